@@ -1,0 +1,43 @@
+"""An inference engine, compatible with vLLM, for reading the log-probabilities of chosen tokens."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "LLM": "vllm.entrypoints.llm",
+    "LLMEngine": "vllm.v1.engine.llm_engine",
+    "EngineArgs": "vllm.engine.arg_utils",
+    "SamplingParams": "vllm.sampling_params",
+    "RequestOutput": "vllm.outputs",
+    "CompletionOutput": "vllm.outputs",
+    "TokensPrompt": "vllm.inputs",
+    "TextPrompt": "vllm.inputs",
+    "PromptType": "vllm.inputs",
+}
+
+__all__ = ["__version__", *_EXPORTS]
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.entrypoints.llm import LLM
+    from vllm.inputs import PromptType, TextPrompt, TokensPrompt
+    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+
+def __getattr__(name: str) -> Any:
+    module = _EXPORTS.get(name)
+    if module is None:
+        raise AttributeError(f"module 'vllm' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

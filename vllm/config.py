@@ -1,0 +1,149 @@
+"""The engine's configuration: one frozen dataclass a concern, derived values as properties."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
+
+if TYPE_CHECKING:
+    from vllm.transformers_utils.config import HFConfig
+
+DTYPES = ("float32", "bfloat16", "float16")
+POLICIES = ("fcfs", "priority")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model, its tokenizer and the limits that follow from them.
+
+    Attributes:
+        model: what the user named.
+        path: the local folder that holds config.json and the weights (a GGUF file's converted copy).
+        tokenizer: folder of the tokenizer.
+        dtype: "float32", "bfloat16" or "float16": weights and activations; logits are read in float32.
+        max_model_len: longest prompt plus output, in tokens.
+        max_logprobs: cap on `logprobs`; -1 = the vocabulary.
+        max_logprob_token_ids: cap on the length of `logprob_token_ids`; -1 = the vocabulary.
+        logprobs_mode: the mode of requests that name none.
+    """
+
+    model: str
+    path: str
+    tokenizer: str
+    hf_config: HFConfig
+    dtype: str
+    max_model_len: int
+    tokenizer_mode: str = "auto"
+    skip_tokenizer_init: bool = False
+    trust_remote_code: bool = False
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    seed: int = 0
+    max_logprobs: int = 20
+    max_logprob_token_ids: int = MAX_LOGPROB_TOKEN_IDS
+    logprobs_mode: str = "raw_logprobs"
+    enforce_eager: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
+        _one_of("tokenizer_mode", self.tokenizer_mode, ("auto", "slow"))
+        _at_least("max_model_len", self.max_model_len, 1)
+        _at_least("max_logprobs", self.max_logprobs, -1)
+        _at_least("max_logprob_token_ids", self.max_logprob_token_ids, -1)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits a row has."""
+        return self.hf_config.vocab_size
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The paged KV cache.
+
+    Attributes:
+        block_size: tokens a block.
+        enable_prefix_caching: keep full blocks of finished requests and share them by content.
+        num_blocks: blocks in the pool; None = sized from memory when the engine starts.
+        gpu_memory_utilization: fraction of the device's memory that the engine may use (CUDA).
+        swap_space: GiB of host memory for evicted blocks; accepted, not used on CPU.
+    """
+
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    num_blocks: int | None = None
+    gpu_memory_utilization: float = 0.9
+    swap_space: float = 4.0
+
+    def __post_init__(self) -> None:
+        _at_least("block_size", self.block_size, 1)
+        if self.num_blocks is not None:
+            _at_least("num_gpu_blocks_override", self.num_blocks, 1)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        if self.swap_space < 0:
+            raise ValueError(f"swap_space must be at least 0 GiB, got {self.swap_space}")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """How requests share a step.
+
+    Attributes:
+        max_num_seqs: requests in a step, and slots of the model runner.
+        max_num_batched_tokens: tokens in a step.
+        enable_chunked_prefill: split a prompt over steps when it does not fit.
+        policy: "fcfs" or "priority" (lower value first).
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    enable_chunked_prefill: bool = True
+    policy: str = "fcfs"
+
+    def __post_init__(self) -> None:
+        _at_least("max_num_seqs", self.max_num_seqs, 1)
+        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _one_of("scheduling_policy", self.policy, POLICIES)
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How many devices, and who drives them."""
+
+    tensor_parallel_size: int = 1
+    distributed_executor_backend: str | None = None
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """Where the model runs: "cpu" or "cuda"."""
+
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        _one_of("device", self.device, ("cpu", "cuda"))
+
+
+@dataclass(frozen=True)
+class VllmConfig:
+    """Everything an engine is built from."""
+
+    model_config: ModelConfig
+    cache_config: CacheConfig = field(default_factory=CacheConfig)
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
+    device_config: DeviceConfig = field(default_factory=DeviceConfig)
+
+
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def _at_least(name: str, value: Any, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")

@@ -1,0 +1,36 @@
+"""Errors that users of the engine see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class VLLMValidationError(ValueError):
+    """A request field (or an engine argument) has a value that cannot be honoured.
+
+    Raised before anything is queued, so the other requests of a call and the engine itself are unaffected.
+
+    Attributes:
+        parameter: name of the offending field, as the user wrote it; None when several are involved.
+        value: the offending value.
+    """
+
+    def __init__(self, message: str, *, parameter: str | None = None, value: Any = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+        self.value = value
+
+    def __str__(self) -> str:
+        base = super().__str__()
+        if self.parameter is None:
+            return base
+        return f"{base} (parameter={self.parameter}, value={_shorten(self.value)})"
+
+
+class EngineDeadError(RuntimeError):
+    """The engine stopped for good after a fault of its own; the message holds the cause."""
+
+
+def _shorten(value: Any, limit: int = 120) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

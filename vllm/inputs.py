@@ -1,0 +1,25 @@
+"""The shapes a prompt may have."""
+
+from __future__ import annotations
+
+from typing import TypedDict, Union
+
+from typing_extensions import NotRequired
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text; `cache_salt` keeps its cached prefix from being shared with other salts."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+PromptType = Union[str, list[int], TextPrompt, TokensPrompt]

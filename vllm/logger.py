@@ -1,0 +1,44 @@
+"""Logging: one logger tree named `vllm`, quiet offline unless VLLM_LOGGING_LEVEL says otherwise."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from vllm import envs
+
+_FORMAT = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
+_DEFAULT_LEVEL = "WARNING"
+_seen: set[str] = set()
+
+
+def _configure_root() -> logging.Logger:
+    root = logging.getLogger("vllm")
+    if root.handlers:
+        return root
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
+    root.addHandler(handler)
+    root.propagate = False
+    wanted = envs.logging_level() or _DEFAULT_LEVEL
+    level = logging.getLevelNamesMapping().get(wanted) if sys.version_info >= (3, 11) else getattr(logging, wanted, None)
+    if isinstance(level, int):
+        root.setLevel(level)
+    else:
+        root.setLevel(_DEFAULT_LEVEL)
+        root.warning("VLLM_LOGGING_LEVEL=%s is not a level name; using %s", wanted, _DEFAULT_LEVEL)
+    return root
+
+
+def init_logger(name: str) -> logging.Logger:
+    """The logger of a module; `name` is its `__name__`."""
+    _configure_root()
+    return logging.getLogger(name)
+
+
+def warn_once(logger: logging.Logger, message: str, *args: object) -> None:
+    """Log a warning the first time this message (after formatting) is seen in the process."""
+    text = message % args if args else message
+    if text not in _seen:
+        _seen.add(text)
+        logger.warning("%s", text)
