@@ -1,0 +1,220 @@
+"""Engine arguments: one dataclass for `LLM(...)`, and the command-line flags made from it."""
+
+from __future__ import annotations
+
+import argparse
+import types
+import typing
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal
+
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
+from vllm.logger import init_logger, warn_once
+from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
+
+logger = init_logger(__name__)
+
+_DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+
+
+def _arg(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class EngineArgs:
+    """Arguments of `LLM` and of the command line. Names and defaults are vLLM's unless the help says otherwise.
+
+    `create_engine_config` resolves and checks them.
+    """
+
+    model: str | None = _arg(None, "model folder, .gguf file or hub name; the embedded small model when left out")
+    tokenizer: str | None = _arg(None, "tokenizer folder or hub name; the model's when left out")
+    tokenizer_mode: Literal["auto", "slow"] = _arg("auto", "auto: the fast tokenizer; slow: the Python one")
+    skip_tokenizer_init: bool = _arg(False, "do without a tokenizer: prompts are token ids, outputs have no text")
+    trust_remote_code: bool = _arg(False, "let the tokenizer's repository run its own code")
+    tensor_parallel_size: int = _arg(1, "number of devices to split the model over")
+    dtype: str = _arg("auto", "auto, float32, float16 (half) or bfloat16; auto is the checkpoint's own")
+    quantization: str | None = _arg(None, "None or gguf (whose weights are dequantised on loading)")
+    revision: str | None = _arg(None, "revision of a hub model")
+    tokenizer_revision: str | None = _arg(None, "revision of a hub tokenizer")
+    seed: int = _arg(0, "seed of requests that bring none")
+    device: Literal["auto", "cpu", "cuda"] = _arg("auto", "auto: cuda where there is one, else cpu")
+    gpu_memory_utilization: float = _arg(0.9, "fraction of the GPU's memory that the engine may use")
+    swap_space: float = _arg(4.0, "GiB of host memory for evicted blocks; not used on CPU")
+    enforce_eager: bool = _arg(False, "never record CUDA graphs")
+    max_context_len_to_capture: int | None = _arg(None, "accepted for older callers; has no effect")
+    max_seq_len_to_capture: int | None = _arg(None, "accepted for older callers; has no effect")
+    disable_custom_all_reduce: bool = _arg(False, "accepted for older callers; has no effect")
+    max_model_len: int | None = _arg(None, "longest prompt plus output, in tokens; the model's own when left out")
+    max_num_seqs: int = _arg(256, "requests in a step")
+    max_num_batched_tokens: int | None = _arg(None, "tokens in a step; 2048 when left out")
+    enable_chunked_prefill: bool = _arg(True, "split a prompt over steps when it does not fit in one")
+    scheduling_policy: Literal["fcfs", "priority"] = _arg("fcfs", "fcfs: first come; priority: lower value first")
+    max_logprobs: int = _arg(20, "cap on logprobs; -1 = the vocabulary")
+    max_logprob_token_ids: int = _arg(
+        MAX_LOGPROB_TOKEN_IDS, "cap on the length of logprob_token_ids; -1 = the vocabulary"
+    )
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = _arg(
+        "raw_logprobs", "what readings are read from, for requests that name no mode"
+    )
+    block_size: int = _arg(16, "tokens a KV block")
+    num_gpu_blocks_override: int | None = _arg(None, "KV blocks in the pool, instead of sizing it from memory")
+    enable_prefix_caching: bool = _arg(True, "share KV blocks between prompts that begin alike")
+    distributed_executor_backend: Literal["uni"] | None = _arg(None, "uni: in the caller's process")
+    hf_overrides: dict[str, Any] | None = _arg(None, "values to replace in the model's config.json")
+
+    def create_engine_config(self) -> VllmConfig:
+        """Find the model, read its configuration, check every argument.
+
+        Raises:
+            ValueError: an argument that cannot be honoured; the message names it, its value and the limit.
+            FileNotFoundError: the model is not there.
+        """
+        # Loading code needs torch; flags and checks elsewhere should not wait for it.
+        from vllm.model_executor.model_loader import resolve_model
+
+        self._check_supported()
+        device = self._resolve_device()
+        source = resolve_model(
+            self.model, requested_dtype=self._requested_dtype(), device=device, revision=self.revision,
+            hf_overrides=self.hf_overrides,
+        )
+        max_model_len = self._resolve_max_model_len(source.hf_config.max_position_embeddings)
+        model_config = ModelConfig(
+            model=self.model or source.name,
+            path=str(source.path),
+            tokenizer=self.tokenizer or str(source.path),
+            hf_config=source.hf_config,
+            dtype=source.dtype,
+            max_model_len=max_model_len,
+            tokenizer_mode=self.tokenizer_mode,
+            skip_tokenizer_init=self.skip_tokenizer_init,
+            trust_remote_code=self.trust_remote_code,
+            revision=self.revision,
+            tokenizer_revision=self.tokenizer_revision,
+            seed=self.seed,
+            max_logprobs=self.max_logprobs,
+            max_logprob_token_ids=self.max_logprob_token_ids,
+            logprobs_mode=self.logprobs_mode,
+            enforce_eager=self.enforce_eager,
+        )
+        return VllmConfig(
+            model_config=model_config,
+            cache_config=CacheConfig(
+                block_size=self.block_size,
+                enable_prefix_caching=self.enable_prefix_caching,
+                num_blocks=self.num_gpu_blocks_override,
+                gpu_memory_utilization=self.gpu_memory_utilization,
+                swap_space=self.swap_space,
+            ),
+            scheduler_config=self._scheduler_config(max_model_len),
+            parallel_config=ParallelConfig(self.tensor_parallel_size, self.distributed_executor_backend),
+            device_config=DeviceConfig(device),
+        )
+
+    def _scheduler_config(self, max_model_len: int) -> SchedulerConfig:
+        budget = self.max_num_batched_tokens
+        if budget is None:
+            budget = 2048 if self.enable_chunked_prefill else max(2048, max_model_len)
+        if not self.enable_chunked_prefill and budget < max_model_len:
+            raise ValueError(
+                f"max_num_batched_tokens must be at least max_model_len={max_model_len} when chunked prefill is off, "
+                f"got {budget}"
+            )
+        return SchedulerConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=budget,
+            enable_chunked_prefill=self.enable_chunked_prefill,
+            policy=self.scheduling_policy,
+        )
+
+    def _check_supported(self) -> None:
+        if self.tensor_parallel_size != 1:
+            raise ValueError(f"tensor_parallel_size must be 1: one device is supported, got {self.tensor_parallel_size}")
+        if self.quantization not in (None, "gguf"):
+            raise ValueError(f"quantization must be None or 'gguf', got {self.quantization!r}")
+        if self.distributed_executor_backend not in (None, "uni"):
+            raise ValueError(
+                f"distributed_executor_backend must be None or 'uni', got {self.distributed_executor_backend!r}"
+            )
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
+        for name in ("max_context_len_to_capture", "max_seq_len_to_capture"):
+            if getattr(self, name) is not None:
+                warn_once(logger, "%s has no effect: decode graphs cover every context length", name)
+        if self.disable_custom_all_reduce:
+            warn_once(logger, "disable_custom_all_reduce has no effect on one device")
+
+    def _requested_dtype(self) -> str:
+        import torch
+
+        dtype = str(self.dtype).removeprefix("torch.") if isinstance(self.dtype, torch.dtype) else self.dtype
+        dtype = _DTYPE_ALIASES.get(dtype, dtype)
+        if dtype not in ("auto", "float32", "float16", "bfloat16"):
+            raise ValueError(f"dtype must be one of auto, float32, float16 (half), bfloat16, got {self.dtype!r}")
+        return dtype
+
+    def _resolve_device(self) -> str:
+        import torch
+
+        if self.device == "auto":
+            return "cuda" if torch.cuda.is_available() else "cpu"
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device='cuda', but torch finds no usable CUDA device")
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f"device must be one of auto, cpu, cuda, got {self.device!r}")
+        return self.device
+
+    def _resolve_max_model_len(self, longest: int) -> int:
+        if self.max_model_len is None:
+            return longest
+        if isinstance(self.max_model_len, bool) or not isinstance(self.max_model_len, int) or self.max_model_len < 1:
+            raise ValueError(f"max_model_len must be a positive integer, got {self.max_model_len!r}")
+        if self.max_model_len > longest:
+            raise ValueError(
+                f"max_model_len must be at most the model's max_position_embeddings={longest}, got {self.max_model_len}"
+            )
+        return self.max_model_len
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add one flag a field to `parser`."""
+        group = parser.add_argument_group("engine")
+        hints = typing.get_type_hints(EngineArgs)
+        for item in fields(EngineArgs):
+            flag = "--" + item.name.replace("_", "-")
+            default = None if item.default is MISSING else item.default
+            group.add_argument(
+                flag, dest=item.name, default=default, help=item.metadata["help"], **_flag_options(hints[item.name])
+            )
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> EngineArgs:
+        """Read the flags back from a parsed command line."""
+        return cls(**{item.name: getattr(args, item.name) for item in fields(cls)})
+
+
+def _flag_options(hint: Any) -> dict[str, Any]:
+    """argparse options for a field's type."""
+    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    (kind,) = [member for member in members if member is not type(None)]
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if typing.get_origin(kind) is Literal:
+        return {"choices": typing.get_args(kind)}
+    if typing.get_origin(kind) is dict:
+        return {"type": _json_object, "metavar": "JSON"}
+    return {"type": kind, "metavar": kind.__name__.upper()}
+
+
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    import json
+
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return value

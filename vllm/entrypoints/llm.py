@@ -1,0 +1,154 @@
+"""Offline inference: a model, a list of prompts, a list of results."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMValidationError
+from vllm.inputs import PromptType
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.llm_engine import LLMEngine
+
+
+class LLM:
+    """A model that generates for lists of prompts and reads chosen tokens' logprobs.
+
+    Args:
+        model: a model folder, a .gguf file or a hub name; None = the embedded small model, if installed.
+        use_tqdm_on_load: show a progress bar while loading.
+        **kwargs: the other fields of EngineArgs (tokenizer, dtype, max_model_len, max_num_seqs, ...).
+
+    Raises:
+        TypeError: an argument that EngineArgs does not have.
+        ValueError: an argument that cannot be honoured; names it, its value and the limit.
+        FileNotFoundError: the model is not there.
+    """
+
+    def __init__(self, model: str | None = None, *, use_tqdm_on_load: bool = False, **kwargs: Any) -> None:
+        known = {item.name for item in fields(EngineArgs)}
+        unknown = sorted(set(kwargs) - known)
+        if unknown:
+            raise TypeError(f"LLM() got an unexpected argument {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        engine_args = EngineArgs(model=None if model is None else str(model), **kwargs)
+        self.llm_engine = LLMEngine.from_engine_args(engine_args, use_tqdm=use_tqdm_on_load)
+        self._request_counter = itertools.count()
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate for every prompt; results come in the order of the prompts.
+
+        Args:
+            prompts: one prompt or many, each a string, a list of token ids, or a TextPrompt / TokensPrompt dict.
+            sampling_params: one for all prompts, or one a prompt; None = SamplingParams().
+            use_tqdm: show a progress bar; or a callable that is used in place of tqdm.
+            priority: one a prompt, lower first, for scheduling_policy="priority".
+
+        Raises:
+            VLLMValidationError: a prompt or parameter that cannot be honoured. Nothing was queued then, and the
+                engine stays usable.
+        """
+        prompt_list = _as_prompt_list(prompts)
+        params_list = _one_each("sampling_params", sampling_params or SamplingParams(), len(prompt_list))
+        priorities = list(priority) if priority is not None else [0] * len(prompt_list)
+        if len(priorities) != len(prompt_list):
+            raise VLLMValidationError(
+                f"priority has {len(priorities)} entries for {len(prompt_list)} prompts",
+                parameter="priority",
+                value=len(priorities),
+            )
+        processor = self.llm_engine.input_processor
+        processed = processor.process_prompts(prompt_list)
+        checked = [
+            processor.process_params(params, len(prompt.token_ids))
+            for params, prompt in zip(params_list, processed, strict=True)
+        ]
+        for params in checked:
+            params.output_kind = RequestOutputKind.FINAL_ONLY
+        request_ids = [str(next(self._request_counter)) for _ in processed]
+        self.llm_engine.add_processed(request_ids, processed, checked, priorities=priorities)
+        return self._run(request_ids, use_tqdm)
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer as transformers knows it.
+
+        Raises:
+            ValueError: skip_tokenizer_init left it out.
+        """
+        tokenizer = self.llm_engine.tokenizer
+        if tokenizer is None:
+            raise ValueError("there is no tokenizer: skip_tokenizer_init left it out")
+        return tokenizer.hf_tokenizer
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prompt prefixes."""
+        return self.llm_engine.reset_prefix_cache()
+
+    def collective_rpc(
+        self, method: str | Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Call a method of every worker (by name, or a function that takes the worker); one result a worker."""
+        return self.llm_engine.collective_rpc(method, args, kwargs)
+
+    def _run(self, request_ids: list[str], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
+        finished: dict[str, RequestOutput] = {}
+        bar = _progress_bar(use_tqdm, len(request_ids))
+        try:
+            while len(finished) < len(request_ids):
+                for output in self.llm_engine.step():
+                    finished[output.request_id] = output
+                    if bar is not None:
+                        bar.update(1)
+        except BaseException:
+            # Interrupted or broken: what is still queued must not surface in the next call.
+            self.llm_engine.abort_request(request_ids)
+            raise
+        finally:
+            if bar is not None:
+                bar.close()
+        return [finished[request_id] for request_id in request_ids]
+
+
+def _as_prompt_list(prompts: Any) -> list[Any]:
+    """One prompt or many, as a list. A flat list of integers is one prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if hasattr(prompts, "tolist"):
+        prompts = prompts.tolist()
+    if not isinstance(prompts, Sequence):
+        raise VLLMValidationError(
+            f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}", parameter="prompts"
+        )
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]
+    return list(prompts)
+
+
+def _one_each(name: str, values: Any, count: int) -> list[Any]:
+    if not isinstance(values, Sequence):
+        return [values] * count
+    if len(values) != count:
+        raise VLLMValidationError(
+            f"{name} has {len(values)} entries for {count} prompts", parameter=name, value=len(values)
+        )
+    return list(values)
+
+
+def _progress_bar(use_tqdm: bool | Callable[..., Any], total: int) -> Any:
+    if not use_tqdm:
+        return None
+    if callable(use_tqdm):
+        return use_tqdm(total=total, desc="Processed prompts", unit="req")
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="Processed prompts", unit="req", dynamic_ncols=True)

@@ -1,0 +1,72 @@
+"""The engine core: schedule, run, postprocess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.executor.uniproc import UniProcExecutor
+from vllm.v1.request import Request
+
+
+class EngineCore:
+    """A scheduler and the workers it feeds."""
+
+    def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
+        self.executor = UniProcExecutor(config, use_tqdm)
+        cache_config = replace(config.cache_config, num_blocks=self.executor.num_blocks)
+        self.scheduler = Scheduler(config.scheduler_config, cache_config, config.model_config.max_model_len)
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: it can never fit in the KV cache.
+        """
+        self.scheduler.add_request(
+            Request(
+                request_id=request.request_id,
+                prompt_token_ids=request.prompt_token_ids,
+                sampling_params=request.sampling_params,
+                eos_token_ids=request.eos_token_ids,
+                arrival_time=request.arrival_time,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+            )
+        )
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """Forget requests; ids that are not there are ignored."""
+        self.scheduler.abort_requests(request_ids)
+
+    def step(self) -> list[EngineCoreOutput]:
+        """Run one step of the batch.
+
+        Raises:
+            Exception: whatever the workers raised; the step's requests are ended and their blocks freed first.
+        """
+        scheduler_output = self.scheduler.schedule()
+        try:
+            runner_output = self.executor.execute_model(scheduler_output)
+        except BaseException:
+            self.scheduler.discard_step(scheduler_output)
+            raise
+        return self.scheduler.update_from_output(scheduler_output, runner_output)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether anything is waiting or running."""
+        return self.scheduler.has_unfinished_requests()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False when requests are running."""
+        return self.scheduler.reset_prefix_cache()
+
+    def collective_rpc(
+        self, method: str | Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """See UniProcExecutor.collective_rpc."""
+        return self.executor.collective_rpc(method, args, kwargs)

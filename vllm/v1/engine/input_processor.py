@@ -1,0 +1,168 @@
+"""From what a user passes to what the engine core takes: tokenise, validate, number."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+from vllm.tokenizer import Tokenizer
+
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+
+
+@dataclass(frozen=True)
+class ProcessedPrompt:
+    """A prompt ready for the engine core."""
+
+    text: str | None
+    token_ids: list[int]
+    cache_salt: str | None
+
+
+class InputProcessor:
+    """Turns prompts and parameters into valid ones, or raises before anything is queued."""
+
+    def __init__(self, config: VllmConfig, tokenizer: Tokenizer | None) -> None:
+        self.model_config = config.model_config
+        self.tokenizer = tokenizer
+        self.eos_token_ids = frozenset(self.model_config.hf_config.eos_token_ids)
+
+    def process_prompts(self, prompts: Sequence[Any]) -> list[ProcessedPrompt]:
+        """Tokenise in one batch what is text, check what is ids.
+
+        Args:
+            prompts: strings, lists of ids, or TextPrompt / TokensPrompt dicts.
+
+        Raises:
+            VLLMValidationError: a prompt of another shape, an empty one, ids outside the vocabulary, or one with no
+                room left for output.
+        """
+        parsed = [self._parse(prompt) for prompt in prompts]
+        missing = [i for i, prompt in enumerate(parsed) if prompt.token_ids is None]
+        encoded: dict[int, list[int]] = {}
+        if missing:
+            if self.tokenizer is None:
+                raise VLLMValidationError(
+                    "a text prompt needs a tokenizer, and skip_tokenizer_init left it out; pass prompt_token_ids",
+                    parameter="prompt",
+                    value=parsed[missing[0]].text,
+                )
+            texts = [parsed[i].text or "" for i in missing]
+            encoded = dict(zip(missing, self.tokenizer.encode_batch(texts), strict=True))
+        result = []
+        for i, prompt in enumerate(parsed):
+            token_ids = encoded[i] if prompt.token_ids is None else prompt.token_ids
+            self._check_length(token_ids)
+            result.append(ProcessedPrompt(prompt.text, token_ids, prompt.cache_salt))
+        return result
+
+    def process_params(self, params: SamplingParams, prompt_len: int) -> SamplingParams:
+        """A validated copy with the engine's defaults filled in and max_tokens set.
+
+        Raises:
+            VLLMValidationError: a value that this model or engine cannot honour.
+        """
+        if not isinstance(params, SamplingParams):
+            raise VLLMValidationError(
+                f"sampling_params must be SamplingParams, got {type(params).__name__}", parameter="sampling_params"
+            )
+        config = self.model_config
+        params.verify(config.vocab_size, config.max_logprobs, config.max_logprob_token_ids)
+        if params.stop and self.tokenizer is None:
+            raise VLLMValidationError(
+                "stop strings need a tokenizer, and skip_tokenizer_init left it out", parameter="stop", value=params.stop
+            )
+        own = params.clone()
+        room = config.max_model_len - prompt_len
+        own.max_tokens = room if own.max_tokens is None else min(own.max_tokens, room)
+        if own.logprobs_mode is None:
+            own.logprobs_mode = config.logprobs_mode  # type: ignore[assignment]
+        return own
+
+    def _parse(self, prompt: Any) -> _ParsedPrompt:
+        if isinstance(prompt, str):
+            return _ParsedPrompt(self._check_text(prompt), None, None)
+        if isinstance(prompt, Mapping):
+            unknown = sorted(set(prompt) - _PROMPT_KEYS)
+            if unknown:
+                raise VLLMValidationError(
+                    f"unknown prompt field {unknown[0]!r}; known: {', '.join(sorted(_PROMPT_KEYS))}",
+                    parameter="prompt",
+                    value=unknown[0],
+                )
+            text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
+            if salt is not None and not isinstance(salt, str):
+                raise VLLMValidationError(
+                    f"cache_salt must be a string, got {type(salt).__name__}", parameter="cache_salt", value=salt
+                )
+            if ids is None:
+                return _ParsedPrompt(self._check_text(text), None, salt)
+            return _ParsedPrompt(text, self._check_ids(ids), salt)
+        return _ParsedPrompt(None, self._check_ids(prompt), None)
+
+    @staticmethod
+    def _check_text(text: Any) -> str:
+        if not isinstance(text, str):
+            raise VLLMValidationError(
+                f"prompt must be a string or a list of token ids, got {type(text).__name__}",
+                parameter="prompt",
+                value=text,
+            )
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise VLLMValidationError("prompt holds a lone surrogate, which is not text", parameter="prompt", value=text)
+        return text
+
+    def _check_ids(self, ids: Any) -> list[int]:
+        elements = ids.tolist() if hasattr(ids, "tolist") else ids
+        if isinstance(elements, (str, bytes)) or not isinstance(elements, Sequence):
+            raise VLLMValidationError(
+                f"prompt_token_ids must be a list of integers, got {type(ids).__name__}",
+                parameter="prompt_token_ids",
+                value=ids,
+            )
+        result: list[int] = []
+        for element in elements:
+            if isinstance(element, bool):
+                raise VLLMValidationError(
+                    "prompt_token_ids must hold integers, got bool", parameter="prompt_token_ids", value=element
+                )
+            try:
+                result.append(operator.index(element))
+            except TypeError:
+                raise VLLMValidationError(
+                    f"prompt_token_ids must hold integers, got {type(element).__name__} {element!r}",
+                    parameter="prompt_token_ids",
+                    value=element,
+                ) from None
+        if result and not (0 <= min(result) and max(result) < self.model_config.vocab_size):
+            worst = min(result) if min(result) < 0 else max(result)
+            raise VLLMValidationError(
+                f"prompt_token_ids must be in [0, {self.model_config.vocab_size}), the model's vocabulary; got {worst}",
+                parameter="prompt_token_ids",
+                value=worst,
+            )
+        return result
+
+    def _check_length(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise VLLMValidationError("the prompt is empty", parameter="prompt", value="")
+        limit = self.model_config.max_model_len
+        if len(token_ids) >= limit:
+            raise VLLMValidationError(
+                f"the prompt has {len(token_ids)} tokens, which leaves no room for output within "
+                f"max_model_len={limit}",
+                parameter="prompt",
+                value=len(token_ids),
+            )
+
+
+@dataclass(frozen=True)
+class _ParsedPrompt:
+    text: str | None
+    token_ids: list[int] | None
+    cache_salt: str | None

@@ -1,0 +1,154 @@
+"""The engine in the caller's process: add requests, step, take outputs."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMValidationError
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.tokenizer import Tokenizer, get_tokenizer
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt
+from vllm.v1.engine.output_processor import OutputProcessor
+
+
+class LLMEngine:
+    """Input processor, engine core, output processor: the road of one request."""
+
+    def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
+        self.vllm_config = config
+        self.model_config = config.model_config
+        self.tokenizer: Tokenizer | None = None
+        if not self.model_config.skip_tokenizer_init:
+            self.tokenizer = get_tokenizer(
+                self.model_config.tokenizer,
+                tokenizer_mode=self.model_config.tokenizer_mode,
+                trust_remote_code=self.model_config.trust_remote_code,
+                revision=self.model_config.tokenizer_revision,
+            )
+        self.input_processor = InputProcessor(config, self.tokenizer)
+        self.output_processor = OutputProcessor(self.tokenizer)
+        self.engine_core = EngineCore(config, use_tqdm)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, use_tqdm: bool = False) -> LLMEngine:
+        """Build the configuration and the engine."""
+        return cls(engine_args.create_engine_config(), use_tqdm)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        priority: int = 0,
+    ) -> None:
+        """Queue one request.
+
+        Args:
+            request_id: a name that no unfinished request has.
+            prompt: a string, a list of ids, or a TextPrompt / TokensPrompt dict.
+            params: what to do with it.
+            arrival_time: seconds on the monotonic clock; None = now.
+            priority: lower runs earlier under the "priority" policy.
+
+        Raises:
+            VLLMValidationError: a bad prompt, parameter or id; nothing is queued then.
+        """
+        (processed,) = self.input_processor.process_prompts([prompt])
+        checked = self.input_processor.process_params(params, len(processed.token_ids))
+        self.add_processed([request_id], [processed], [checked], arrival_time, [priority])
+
+    def add_processed(
+        self,
+        request_ids: Sequence[str],
+        prompts: Sequence[ProcessedPrompt],
+        params: Sequence[SamplingParams],
+        arrival_time: float | None = None,
+        priorities: Sequence[int] | None = None,
+    ) -> None:
+        """Queue requests that went through the input processor; all of them, or, on an error, none."""
+        now = time.monotonic() if arrival_time is None else arrival_time
+        added: list[str] = []
+        try:
+            for request_id, prompt, own, priority in zip(
+                request_ids, prompts, params, priorities or itertools.repeat(0, len(prompts)), strict=True
+            ):
+                self._add_one(request_id, prompt, own, now, priority, added)
+        except BaseException:
+            self.abort_request(added)
+            raise
+
+    def _add_one(
+        self, request_id: str, prompt: ProcessedPrompt, params: SamplingParams, now: float, priority: int, added: list[str]
+    ) -> None:
+        if not isinstance(request_id, str) or not request_id:
+            raise VLLMValidationError(
+                f"request_id must be a non-empty string, got {request_id!r}", parameter="request_id", value=request_id
+            )
+        if self.output_processor.has_request(request_id):
+            raise VLLMValidationError(
+                f"request_id {request_id!r} is in use by an unfinished request", parameter="request_id", value=request_id
+            )
+        children = self.output_processor.add_request(request_id, prompt.text, prompt.token_ids, params, now)
+        added.append(request_id)
+        for child_id, child_params in children:
+            self.engine_core.add_request(
+                EngineCoreRequest(
+                    request_id=child_id,
+                    prompt_token_ids=prompt.token_ids,
+                    sampling_params=child_params,
+                    eos_token_ids=self.input_processor.eos_token_ids,
+                    arrival_time=now,
+                    priority=priority,
+                    cache_salt=prompt.cache_salt,
+                )
+            )
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; returns the requests that have something new to say, as their output_kind wants it.
+
+        Raises:
+            Exception: a fault of the model's step. Its requests are gone; the others may go on.
+        """
+        try:
+            outputs = self.engine_core.step()
+        except BaseException:
+            self.output_processor.forget_missing(self.engine_core.scheduler.has_request)
+            raise
+        processed = self.output_processor.process_outputs(outputs)
+        if processed.requests_to_abort:
+            self.engine_core.abort_requests(processed.requests_to_abort)
+        return processed.request_outputs
+
+    def abort_request(self, request_ids: Iterable[str]) -> None:
+        """Drop requests by the ids they were added with; unknown ids are ignored."""
+        self.engine_core.abort_requests(self.output_processor.abort_requests(request_ids))
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether any request is waiting or running."""
+        return self.output_processor.has_unfinished_requests()
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests not finished yet, by the ids they were added with."""
+        return self.output_processor.num_unfinished_requests
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False (and nothing done) while requests run."""
+        return self.engine_core.reset_prefix_cache()
+
+    def collective_rpc(
+        self, method: str | Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Call a method of every worker; one result a worker."""
+        return self.engine_core.collective_rpc(method, args, kwargs)
+
+
+__all__ = ["LLMEngine", "RequestOutputKind"]

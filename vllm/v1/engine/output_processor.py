@@ -1,0 +1,208 @@
+"""From what the engine core produces to what users get: text, stop strings, readings, samples put together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from vllm.logprobs import FlatLogprobs
+from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.tokenizer import Tokenizer
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine.detokenizer import Detokenizer
+from vllm.v1.engine.logprobs import LogprobsProcessor
+
+
+@dataclass
+class ProcessedOutputs:
+    """One step's news."""
+
+    request_outputs: list[RequestOutput] = field(default_factory=list)
+    requests_to_abort: list[str] = field(default_factory=list)  # core ids ended by a stop string
+
+
+class _Sequence:
+    """One of a request's n sequences."""
+
+    def __init__(self, core_id: str, index: int, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+        self.core_id = core_id
+        self.index = index
+        self.token_ids: list[int] = []
+        self.detokenizer = Detokenizer(tokenizer, params) if tokenizer is not None and params.detokenize else None
+        decode = tokenizer.decode_tokens if tokenizer is not None and params.detokenize else None
+        self.logprobs_processor = LogprobsProcessor.from_params(params, decode)
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.error: str | None = None
+        self._num_sent = 0
+
+    def update(self, output: EngineCoreOutput) -> bool:
+        """Take a step's news; True when a stop string ended the sequence here, which the core does not know yet."""
+        self.token_ids.extend(output.new_token_ids)
+        self.finish_reason = output.finish_reason
+        self.stop_reason = output.stop_reason
+        self.error = output.error
+        if self.logprobs_processor is not None and output.logprobs is not None:
+            self.logprobs_processor.append(output.logprobs)
+        if self.detokenizer is None:
+            return False
+        stopped_by_token = output.finish_reason == "stop"
+        stop = self.detokenizer.update(output.new_token_ids, stopped_by_token)
+        if stop is None:
+            return False
+        self.stop_reason = stop
+        already_finished = self.finish_reason is not None
+        self.finish_reason = "stop"
+        return not already_finished
+
+    def completion(self, delta: bool) -> CompletionOutput:
+        finished = self.finish_reason is not None
+        text = self.detokenizer.take_text(finished, delta) if self.detokenizer is not None else ""
+        token_ids = self.token_ids[self._num_sent :] if delta else list(self.token_ids)
+        self._num_sent = len(self.token_ids)
+        logprobs: FlatLogprobs | None = None
+        cumulative: float | None = None
+        if self.logprobs_processor is not None:
+            cumulative = self.logprobs_processor.cumulative_logprob
+            logprobs = self.logprobs_processor.take() if delta else self.logprobs_processor.logprobs
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=cumulative,
+            logprobs=logprobs,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            error=self.error,
+        )
+
+
+class _RequestState:
+    """A user's request: one or more sequences."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        arrival_time: float,
+        sequences: list[_Sequence],
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = prompt_token_ids
+        self.output_kind = params.output_kind
+        self.metrics = RequestMetrics(arrival_time)
+        self.sequences = sequences
+        self.num_cached_tokens = 0
+
+    @property
+    def finished(self) -> bool:
+        return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    def make_output(self, changed: list[_Sequence]) -> RequestOutput | None:
+        """The output to hand out now, or None when this request's output_kind wants to wait."""
+        finished = self.finished
+        if finished:
+            self.metrics.finished_time = time.monotonic()
+        if self.output_kind is RequestOutputKind.FINAL_ONLY and not finished:
+            return None
+        delta = self.output_kind is RequestOutputKind.DELTA
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[sequence.completion(delta) for sequence in (changed if delta else self.sequences)],
+            finished=finished,
+            metrics=self.metrics,
+            num_cached_tokens=self.num_cached_tokens,
+        )
+
+
+class OutputProcessor:
+    """Keeps the user-side state of every unfinished request."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._requests: dict[str, _RequestState] = {}
+        self._by_core_id: dict[str, tuple[_RequestState, _Sequence]] = {}
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        arrival_time: float,
+    ) -> list[tuple[str, SamplingParams]]:
+        """Register a request; returns the (core id, parameters) of each sequence to queue."""
+        if params.n == 1:
+            children = [(request_id, params)]
+        else:
+            children = [(f"{index}_{request_id}", params.child(index)) for index in range(params.n)]
+        sequences = [
+            _Sequence(core_id, index, child, self._tokenizer) for index, (core_id, child) in enumerate(children)
+        ]
+        state = _RequestState(request_id, prompt, prompt_token_ids, params, arrival_time, sequences)
+        self._requests[request_id] = state
+        for sequence in sequences:
+            self._by_core_id[sequence.core_id] = (state, sequence)
+        return children
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether an unfinished request has this id."""
+        return request_id in self._requests
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self._requests)
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """Number of unfinished requests."""
+        return len(self._requests)
+
+    def process_outputs(self, outputs: list[EngineCoreOutput]) -> ProcessedOutputs:
+        """Take one step's outputs of the core."""
+        result = ProcessedOutputs()
+        changed: dict[str, list[_Sequence]] = {}
+        now = time.monotonic()
+        for output in outputs:
+            entry = self._by_core_id.get(output.request_id)
+            if entry is None:
+                continue  # aborted while the step ran
+            state, sequence = entry
+            if state.metrics.first_token_time is None:
+                state.metrics.first_token_time = now
+                state.num_cached_tokens = output.num_cached_tokens
+            if sequence.update(output):
+                result.requests_to_abort.append(sequence.core_id)
+            if sequence.finish_reason is not None:
+                del self._by_core_id[sequence.core_id]
+            changed.setdefault(state.request_id, []).append(sequence)
+        for request_id, sequences in changed.items():
+            state = self._requests[request_id]
+            request_output = state.make_output(sequences)
+            if request_output is not None:
+                result.request_outputs.append(request_output)
+            if state.finished:
+                del self._requests[request_id]
+        return result
+
+    def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
+        """Forget requests; returns the core ids that were still running."""
+        core_ids: list[str] = []
+        for request_id in list(request_ids):
+            state = self._requests.pop(request_id, None)
+            for sequence in state.sequences if state is not None else ():
+                if self._by_core_id.pop(sequence.core_id, None) is not None:
+                    core_ids.append(sequence.core_id)
+        return core_ids
+
+    def forget_missing(self, is_known: Callable[[str], bool]) -> None:
+        """Drop every request one of whose running sequences the core no longer knows."""
+        lost = {state.request_id for core_id, (state, _) in self._by_core_id.items() if not is_known(core_id)}
+        self.abort_requests(lost)

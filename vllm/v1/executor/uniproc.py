@@ -1,0 +1,34 @@
+"""One worker in the caller's process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.worker import Worker
+
+
+class UniProcExecutor:
+    """The calls that the engine core makes on workers, here on one of them directly."""
+
+    def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
+        self.worker = Worker(config)
+        self.worker.load_model(use_tqdm)
+        self.num_blocks = self.worker.determine_num_blocks()
+        self.worker.initialize_kv_cache(self.num_blocks)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step."""
+        return self.worker.execute_model(scheduler_output)
+
+    def collective_rpc(
+        self, method: str | Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Call a method of every worker by name, or a function with the worker as its first argument; one result a
+        worker."""
+        if isinstance(method, str):
+            return [getattr(self.worker, method)(*args, **(kwargs or {}))]
+        return [method(self.worker, *args, **(kwargs or {}))]

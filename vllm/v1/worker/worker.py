@@ -1,0 +1,94 @@
+"""A worker: one device, its model, its KV cache, its runner."""
+
+from __future__ import annotations
+
+import torch
+
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader import get_model
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+logger = init_logger(__name__)
+
+# Half of what is free leaves room for activations and for the caller's own data; more than this is of use to few
+# CPU workloads, and VLLM_CPU_KVCACHE_SPACE asks for it.
+_CPU_CACHE_LIMIT_BYTES = 4 * 2**30
+_CPU_CACHE_FRACTION = 0.5
+
+
+class Worker:
+    """Drives one device."""
+
+    def __init__(self, config: VllmConfig) -> None:
+        self.config = config
+        self.device = torch.device(config.device_config.device)
+        self.model_runner: GPUModelRunner
+
+    def load_model(self, use_tqdm: bool = False) -> None:
+        """Load the weights and build the runner."""
+        model = get_model(self.config.model_config, self.device, use_tqdm=use_tqdm)
+        self.model_runner = GPUModelRunner(self.config, model, self.device)
+
+    def determine_num_blocks(self) -> int:
+        """How many KV blocks the pool gets: what was asked for, else what the memory budget holds, but no more than
+        max_num_seqs requests of max_model_len can use.
+
+        Raises:
+            ValueError: the budget does not hold one request of max_model_len.
+        """
+        cache = self.config.cache_config
+        model = self.config.model_config
+        blocks_per_request = -(-model.max_model_len // cache.block_size)
+        if cache.num_blocks is not None:
+            return cache.num_blocks
+        budget = self._cache_budget_bytes()
+        num_blocks = min(budget // self._block_bytes(), blocks_per_request * self.config.scheduler_config.max_num_seqs)
+        if num_blocks < blocks_per_request:
+            per_request_gib = blocks_per_request * self._block_bytes() / 2**30
+            raise ValueError(
+                f"The KV cache budget of {budget / 2**30:.2f} GiB does not hold one request of "
+                f"max_model_len={model.max_model_len} ({per_request_gib:.2f} GiB). Lower max_model_len, or raise "
+                + ("VLLM_CPU_KVCACHE_SPACE." if self.device.type == "cpu" else "gpu_memory_utilization.")
+            )
+        return num_blocks
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        """Allocate the KV cache."""
+        logger.info("KV cache: %d blocks of %d tokens", num_blocks, self.config.cache_config.block_size)
+        self.model_runner.initialize_kv_cache(num_blocks)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step."""
+        return self.model_runner.execute_model(scheduler_output)
+
+    def _block_bytes(self) -> int:
+        hf = self.config.model_config.hf_config
+        item_bytes = getattr(torch, self.config.model_config.dtype).itemsize
+        block_size = self.config.cache_config.block_size
+        return 2 * hf.num_hidden_layers * block_size * hf.num_key_value_heads * hf.head_dim * item_bytes
+
+    def _cache_budget_bytes(self) -> int:
+        if self.device.type == "cpu":
+            asked = envs.cpu_kvcache_space_bytes()
+            if asked is not None:
+                return asked
+            return min(_CPU_CACHE_LIMIT_BYTES, int(_available_host_bytes() * _CPU_CACHE_FRACTION))
+        free, total = torch.cuda.mem_get_info(self.device)
+        used = total - free
+        return max(int(total * self.config.cache_config.gpu_memory_utilization) - used, 0)
+
+
+def _available_host_bytes() -> int:
+    """Memory that can be had without swapping, from /proc/meminfo; 8 GiB where there is none."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 8 * 2**30
