@@ -1,0 +1,26 @@
+"""The draw itself."""
+
+from __future__ import annotations
+
+import torch
+
+from vllm.ops.gumbel_sample import gumbel_sample
+
+
+def draw(
+    logits: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """One token a row. The noise is a function of (seed, position, token id) alone, so a request draws the same token
+    whatever shares its batch, however its prompt was chunked and however often it was preempted.
+
+    Args:
+        logits: float32 [R, V]; -inf = ruled out.
+        temperature: float32 [R]; 0 = the most likely token, the lowest id among equals.
+        seeds: int64 [R].
+        positions: int64 [R], the number of tokens before the one that is drawn.
+
+    Returns:
+        int32 [R].
+    """
+    rows = torch.arange(len(logits), dtype=torch.int32, device=logits.device)
+    return gumbel_sample(logits, temperature, seeds, positions, rows)

@@ -1,0 +1,34 @@
+"""What sampling hands to the model runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from vllm.v1.outputs import LogprobsTensors
+
+
+@dataclass
+class SamplerOutput:
+    """Results of L logits rows, on the device: nothing has waited for it yet."""
+
+    sampled_token_ids: torch.Tensor  # int32 [L]
+    health: (
+        torch.Tensor
+    )  # float32 [L]: finite = sound; NaN or +inf: the model's logits are; -inf: no token was left
+    # Readings by group of rows: (int32 [G] rows, their readings in that order). A row is in at most one group; rows that
+    # asked for none are in no group.
+    logprobs: list[tuple[np.ndarray, LogprobsTensors]] = field(default_factory=list)
+
+    def errors(self) -> dict[int, str]:
+        """Row -> why its token and readings must not be used. Waits for the device."""
+        health = self.health.cpu().numpy()
+        return {int(row): _reason(health[row]) for row in np.flatnonzero(~np.isfinite(health))}
+
+
+def _reason(health: float) -> str:
+    if health == -np.inf:
+        return "no token can be sampled: allowed_token_ids, logit_bias and min_tokens together rule out every one"
+    return "the model's logits are not finite (NaN or infinity), so no token can be sampled"

@@ -1,0 +1,79 @@
+"""Penalties on tokens that a request has already seen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu.states import RequestStates
+
+
+class PenaltiesState:
+    """Repetition (over prompt and output), frequency and presence (over output alone) penalties by slot.
+
+    Counts are taken from the request's token ids at every step instead of being kept: there is nothing that a
+    preemption, or the slot's next owner, could find stale.
+    """
+
+    def __init__(self, max_num_reqs: int, device: torch.device) -> None:
+        self.repetition = StagedTensor(max_num_reqs, torch.float32, device, fill=1.0)
+        self.frequency = StagedTensor(max_num_reqs, torch.float32, device)
+        self.presence = StagedTensor(max_num_reqs, torch.float32, device)
+
+    def add_request(self, slot: int, params: SamplingParams) -> None:
+        """Stage the penalties of the request that takes `slot`."""
+        self.repetition.stage(slot, params.repetition_penalty)
+        self.frequency.stage(slot, params.frequency_penalty)
+        self.presence.stage(slot, params.presence_penalty)
+
+    def apply_staged_writes(self) -> None:
+        """Make the staged rows visible to device code."""
+        for table in (self.repetition, self.frequency, self.presence):
+            table.apply_staged_writes()
+
+    def uses(self, slots: np.ndarray) -> np.ndarray:
+        """bool [R]: rows with any penalty."""
+        counted = (self.frequency.np[slots] != 0.0) | (self.presence.np[slots] != 0.0)
+        return counted | (self.repetition.np[slots] != 1.0)
+
+    def apply(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> None:
+        """Penalise in place.
+
+        Args:
+            logits: float32 [R, V].
+            slots: int [R].
+            states: token ids and lengths by slot.
+        """
+        device = logits.device
+        index = upload(slots, device)
+        token_ids = states.token_ids_tensor(slots).to(torch.int64)  # [R, W]
+        position = torch.arange(token_ids.shape[1], device=device)
+        known = (
+            position < upload(states.total_len[slots], device)[:, None]
+        )  # the rest is other rows' length, or stale
+        generated = known & (position >= upload(states.prompt_len[slots], device)[:, None])
+
+        # Each column's new value depends on its token alone, so a token that stands in several columns (known or
+        # stale) is written several times with one value, and only the columns' tokens are touched, not the vocabulary.
+        values = logits.gather(1, token_ids)
+        seen = _occurrences(token_ids, known, logits.shape[1]) > 0
+        repetition = self.repetition.tensor[index][:, None]
+        values = torch.where(seen, torch.where(values > 0, values / repetition, values * repetition), values)
+        count = _occurrences(token_ids, generated, logits.shape[1])
+        values -= self.frequency.tensor[index][:, None] * count
+        values -= self.presence.tensor[index][:, None] * (count > 0)
+        logits.scatter_(1, token_ids, values)
+
+
+def _occurrences(token_ids: torch.Tensor, counted: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """float32 [R, W]: how often each column's token stands in the row's `counted` (bool [R, W]) columns. Exact: counts
+    stay far below 2**24."""
+    counts = torch.zeros((len(token_ids), vocab_size), dtype=torch.float32, device=token_ids.device)
+    counts.scatter_add_(1, token_ids, counted.to(torch.float32))
+    return counts.gather(1, token_ids)

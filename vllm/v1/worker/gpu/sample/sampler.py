@@ -1,0 +1,244 @@
+"""From logits to sampled tokens and readings: each row pays for what its own request asks, and for nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from vllm.ops.token_readings import token_readings
+from vllm.sampling_params import SamplingParams
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.worker.gpu.buffer_utils import upload
+from vllm.v1.worker.gpu.sample.gumbel import draw
+from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
+from vllm.v1.worker.gpu.sample.logprob import LogprobTokenIdsState, compute_topk_logprobs, greedy_readings
+from vllm.v1.worker.gpu.sample.min_p import apply_min_p
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
+from vllm.v1.worker.gpu.sample.states import SamplingStates
+from vllm.v1.worker.gpu.sample.top_k_top_p import apply_top_k, apply_top_p
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+    from vllm.v1.worker.gpu.states import RequestStates
+
+# Rows that want more than this are read, or cut, apart from the others, which would otherwise pay for their width.
+_WIDE_TOPK = 64
+_WIDE_TOKEN_IDS = 128
+_WIDE_TOP_K_CUT = 256
+
+
+class Sampler:
+    """Samples one token for each logits row and reads the logprobs that its request wants.
+
+    Rows split in two. Plain rows (greedy, nothing changes their logits) take one fused pass over the model's logits in
+    the model's dtype. The others are copied to float32 and processed in upstream's order: allowed_token_ids,
+    logit_bias, min_tokens, penalties, temperature, min_p, top_k, top_p. Every step sees only the rows that use it, so
+    a row's result does not depend on its batch.
+    """
+
+    def __init__(self, max_num_reqs: int, model_config: ModelConfig, device: torch.device) -> None:
+        self.states = SamplingStates(max_num_reqs, model_config.vocab_size, device, model_config.seed)
+        self.penalties = PenaltiesState(max_num_reqs, device)
+        self.logit_bias = LogitBiasState(max_num_reqs, device, model_config.hf_config.eos_token_ids)
+        self.token_ids = LogprobTokenIdsState(max_num_reqs, device)
+
+    def add_request(self, slot: int, params: SamplingParams, request_id: str | None = None) -> None:
+        """Stage the state of the request that takes `slot`, over whatever the slot's last owner left.
+
+        Args:
+            request_id: seeds a request that has no seed; see SamplingStates.add_request.
+        """
+        self.states.add_request(slot, params, request_id)
+        self.penalties.add_request(slot, params)
+        self.logit_bias.add_request(slot, params)
+        self.token_ids.add_request(slot, params)
+
+    def remove_request(self, slot: int) -> None:
+        """The slot's request is gone."""
+        self.token_ids.remove_request(slot)
+
+    def apply_staged_writes(self) -> None:
+        """Make what add_request staged visible to device code; once a step, before sampling."""
+        self.states.apply_staged_writes()
+        self.penalties.apply_staged_writes()
+        self.logit_bias.apply_staged_writes()
+        self.token_ids.apply_staged_writes()
+
+    def __call__(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> SamplerOutput:
+        """Sample. Does not wait for the device.
+
+        Args:
+            logits: [L, V] in the model's dtype; left as it is.
+            slots: int64 [L], the slot of each row, distinct.
+            states: token ids and lengths by slot; the token that a row draws is its request's `total_len`-th.
+        """
+        output = SamplerOutput(
+            torch.empty(len(slots), dtype=torch.int32, device=logits.device),
+            torch.empty(len(slots), dtype=torch.float32, device=logits.device),
+        )
+        plain = self._is_plain(slots, states)
+        self._sample_plain(logits, slots, np.flatnonzero(plain), output)
+        others = np.flatnonzero(~plain)
+        if others.size:
+            self._sample_processed(logits, slots, others, states, output)
+        return output
+
+    def _is_plain(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
+        changed = self.penalties.uses(slots) | self.logit_bias.uses(slots, states)
+        return self.states.is_greedy(slots) & ~changed
+
+    # -- plain rows -------------------------------------------------------------------------------------------------
+
+    def _sample_plain(
+        self, logits: torch.Tensor, slots: np.ndarray, plain: np.ndarray, output: SamplerOutput
+    ) -> None:
+        for members, num_topk in self._reading_groups(slots[plain], by_mode=False):
+            rows = plain[members]
+            part = _take(logits, rows)
+            if num_topk is None:
+                no_ids = torch.empty((len(rows), 0), dtype=torch.int32, device=logits.device)
+                readings = token_readings(part, no_ids)
+                token_ids, health = readings.argmax, readings.lse
+            else:
+                mapping = upload(slots[rows], logits.device)
+                widest = self.token_ids.max_num_token_ids(slots[rows])
+                token_ids, tensors = greedy_readings(part, num_topk, self.token_ids, mapping, widest)
+                output.logprobs.append((rows.astype(np.int32), tensors))
+                health = tensors.lse
+            _put(output.sampled_token_ids, rows, token_ids)
+            _put(output.health, rows, health)
+
+    # -- the others -------------------------------------------------------------------------------------------------
+
+    def _sample_processed(
+        self,
+        logits: torch.Tensor,
+        slots: np.ndarray,
+        rows: np.ndarray,
+        states: RequestStates,
+        output: SamplerOutput,
+    ) -> None:
+        device = logits.device
+        own_slots = slots[rows]
+        processed = _float32_copy(logits, rows)
+        # The maximum of a row with a NaN is NaN; processing could hide it.
+        highest = processed.amax(dim=-1)
+        temperature = self._process(processed, own_slots, states)
+        index = upload(own_slots, device)
+        positions = upload(states.total_len[own_slots].astype(np.int64), device)
+        token_ids = draw(processed, temperature, self.states.seeds.tensor[index], positions)
+        drawn = processed.gather(1, token_ids[:, None].to(torch.int64)).squeeze(1)
+        _put(output.sampled_token_ids, rows, token_ids)
+        _put(output.health, rows, torch.where(highest.isfinite(), drawn, highest))
+        for members, num_topk in self._reading_groups(own_slots, by_mode=True):
+            if num_topk is None:
+                continue
+            if self.states.reads_processed[own_slots[members[0]]]:
+                part = _take(processed, members)
+            else:
+                part = _take(logits, rows[members])
+            tensors = self._read(part, num_topk, _take(token_ids, members), own_slots[members])
+            output.logprobs.append((rows[members].astype(np.int32), tensors))
+
+    def _process(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> torch.Tensor:
+        """Process float32 [R, V] in place; returns what is left of the temperature, float32 [R], for the draw.
+
+        The draw divides by the temperature itself, so only rows whose scaled logits are looked at before are divided here.
+        """
+        self.logit_bias.apply(logits, slots, states)
+        _on_rows(
+            logits,
+            self.penalties.uses(slots),
+            lambda part, rows: self.penalties.apply(part, slots[rows], states),
+        )
+
+        params = self.states
+        temperature = params.temperature.tensor[upload(slots, logits.device)]
+        top_k, top_p, min_p = params.uses_top_k(slots), params.uses_top_p(slots), params.uses_min_p(slots)
+        scaled = (top_k | top_p | min_p | params.reads_processed[slots]) & ~params.is_greedy(slots)
+
+        def scale(part: torch.Tensor, rows: np.ndarray) -> None:
+            index = upload(rows, part.device)
+            part.div_(temperature[index][:, None])
+            temperature[index] = 1.0
+
+        def of_rows(table: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+            return table[upload(slots[rows], logits.device)]
+
+        def cut_top_k(part: torch.Tensor, rows: np.ndarray) -> None:
+            widest = int(params.top_k.np[slots[rows]].max())
+            apply_top_k(part, of_rows(params.top_k.tensor, rows), widest, of_rows(params.top_p.tensor, rows))
+
+        _on_rows(logits, scaled, scale)
+        _on_rows(logits, min_p, lambda part, rows: apply_min_p(part, of_rows(params.min_p.tensor, rows)))
+        wide = params.top_k.np[slots] > _WIDE_TOP_K_CUT
+        _on_rows(logits, top_k & ~wide, cut_top_k)
+        _on_rows(logits, top_k & wide, cut_top_k)
+        _on_rows(
+            logits, top_p & ~top_k, lambda part, rows: apply_top_p(part, of_rows(params.top_p.tensor, rows))
+        )
+        return temperature
+
+    # -- readings ---------------------------------------------------------------------------------------------------
+
+    def _read(
+        self, logits: torch.Tensor, num_topk: int, token_ids: torch.Tensor, slots: np.ndarray
+    ) -> LogprobsTensors:
+        return compute_topk_logprobs(
+            logits,
+            num_topk,
+            token_ids,
+            logprob_token_ids_state=self.token_ids,
+            expanded_idx_mapping=upload(slots, logits.device),
+            max_per_req_token_ids=self.token_ids.max_num_token_ids(slots),
+        )
+
+    def _reading_groups(self, slots: np.ndarray, by_mode: bool) -> Iterator[tuple[np.ndarray, int | None]]:
+        """Split rows so that none pays for another's width: int64 [G] rows and the greatest top-k among them, None for
+        the rows that asked for no readings. With `by_mode`, raw and processed modes are apart too."""
+        num_topk = self.states.num_topk[slots]
+        kind = (num_topk > _WIDE_TOPK) + 2 * (self.states.num_token_ids[slots] > _WIDE_TOKEN_IDS)
+        if by_mode:
+            kind = kind + 4 * self.states.reads_processed[slots]
+        kind[num_topk < 0] = -1
+        for each in np.unique(kind):
+            rows = np.flatnonzero(kind == each)
+            yield rows, None if each < 0 else int(num_topk[rows].max())
+
+
+def _take(table: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    """The rows (ascending) of a [L, ...] tensor; a view when they stand together."""
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 == len(rows):
+        return table[first : last + 1]
+    return table[upload(rows, table.device)]
+
+
+def _put(table: torch.Tensor, rows: np.ndarray, values: torch.Tensor) -> None:
+    if len(rows) == len(table):
+        table.copy_(values)
+    else:
+        table[upload(rows, table.device)] = values
+
+
+def _float32_copy(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    part = _take(logits, rows)
+    shares_memory = part.untyped_storage().data_ptr() == logits.untyped_storage().data_ptr()
+    return part.to(torch.float32, copy=shares_memory).contiguous()
+
+
+def _on_rows(
+    logits: torch.Tensor, chosen: np.ndarray, apply: Callable[[torch.Tensor, np.ndarray], None]
+) -> None:
+    """Call `apply(logits of the chosen rows, the rows)`, which works in place, unless no row is chosen (bool [R])."""
+    rows = np.flatnonzero(chosen)
+    if not rows.size:
+        return
+    part = _take(logits, rows)
+    apply(part, rows)
+    if part.untyped_storage().data_ptr() != logits.untyped_storage().data_ptr():
+        logits[upload(rows, logits.device)] = part

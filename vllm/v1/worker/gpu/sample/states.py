@@ -1,0 +1,94 @@
+"""Slot state of sampling: how random, how truncated, and which readings each request wants."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.worker.gpu.buffer_utils import StagedTensor
+
+NO_LOGPROBS = -1
+"""`num_topk` of a request that asked for no readings."""
+
+_UNRESTRICTED_TOP_K = np.iinfo(np.int32).max
+
+
+class SamplingStates:
+    """S slots. Staged tensors feed device code; their `np` mirrors, and the plain arrays, tell the sampler what a
+    batch needs without looking at the device."""
+
+    def __init__(self, max_num_reqs: int, vocab_size: int, device: torch.device, seed: int = 0) -> None:
+        """
+        Args:
+            seed: the engine's; requests without one of their own draw theirs from it.
+        """
+        self.vocab_size = vocab_size
+        self._engine_seed = seed
+        self._generator = np.random.default_rng(seed % 2**64)
+        self.temperature = StagedTensor(max_num_reqs, torch.float32, device)  # 0 = greedy
+        self.top_k = StagedTensor(max_num_reqs, torch.int32, device, fill=_UNRESTRICTED_TOP_K)
+        self.top_p = StagedTensor(max_num_reqs, torch.float32, device, fill=1.0)
+        self.min_p = StagedTensor(max_num_reqs, torch.float32, device)
+        self.seeds = StagedTensor(max_num_reqs, torch.int64, device)
+        self.num_topk = np.full(
+            max_num_reqs, NO_LOGPROBS, dtype=np.int32
+        )  # [S], the request's own k, at most V
+        self.num_token_ids = np.zeros(max_num_reqs, dtype=np.int32)  # [S]
+        self.reads_processed = np.zeros(max_num_reqs, dtype=bool)  # [S], a processed_* mode
+
+    def add_request(self, slot: int, params: SamplingParams, request_id: str | None = None) -> None:
+        """Stage everything of a request that takes `slot`; nothing of the slot's last owner remains.
+
+        Args:
+            request_id: when given and the request has no seed, its seed is a function of the engine's seed and this
+                id: the same after a preemption and in whatever order requests are admitted. Else the next seed of
+                the engine's generator.
+        """
+        greedy = params.is_greedy
+        self.temperature.stage(slot, 0.0 if greedy else params.temperature)
+        # Truncation never removes the most likely token, so for greedy rows it would be work for nothing.
+        top_k = params.top_k if not greedy and 0 < params.top_k < self.vocab_size else _UNRESTRICTED_TOP_K
+        self.top_k.stage(slot, top_k)
+        self.top_p.stage(slot, 1.0 if greedy else params.top_p)
+        self.min_p.stage(slot, 0.0 if greedy else params.min_p)
+        self.seeds.stage(slot, self._draw_seed(request_id) if params.seed is None else params.seed)
+        self.num_topk[slot] = self._own_topk(params)
+        self.num_token_ids[slot] = len(params.logprob_token_ids or ())
+        self.reads_processed[slot] = (params.logprobs_mode or "").startswith("processed")
+
+    def _own_topk(self, params: SamplingParams) -> int:
+        if params.num_logprobs is None:
+            return NO_LOGPROBS
+        if params.logprobs is None:
+            return 0
+        return self.vocab_size if params.logprobs == -1 else min(params.logprobs, self.vocab_size)
+
+    def _draw_seed(self, request_id: str | None) -> int:
+        if request_id is None:
+            return int(self._generator.integers(-(2**63), 2**63))
+        digest = hashlib.blake2b(f"{self._engine_seed}\0{request_id}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little", signed=True)
+
+    def apply_staged_writes(self) -> None:
+        """Make the staged rows visible to device code."""
+        for table in (self.temperature, self.top_k, self.top_p, self.min_p, self.seeds):
+            table.apply_staged_writes()
+
+    def is_greedy(self, slots: np.ndarray) -> np.ndarray:
+        """bool [R]: rows that take the most likely token."""
+        return self.temperature.np[slots] == 0.0
+
+    def uses_top_k(self, slots: np.ndarray) -> np.ndarray:
+        """bool [R]."""
+        return self.top_k.np[slots] != _UNRESTRICTED_TOP_K
+
+    def uses_top_p(self, slots: np.ndarray) -> np.ndarray:
+        """bool [R]."""
+        return self.top_p.np[slots] < 1.0
+
+    def uses_min_p(self, slots: np.ndarray) -> np.ndarray:
+        """bool [R]."""
+        return self.min_p.np[slots] > 0.0
