@@ -73,7 +73,8 @@ def dense_logits(output: SamplerOutput, row: int, vocab_size: int) -> np.ndarray
 
 
 def reading(output: SamplerOutput, row: int, num_topk: int, num_ids: int) -> dict[str, np.ndarray] | None:
-    """The columns that belong to one row: the sampled token, its own top-k, its own ids; None without readings."""
+    """The columns that belong to one row: the sampled token, its own top-k, its own ids; None without
+    readings."""
     for rows, tensors in output.logprobs:
         if row in rows:
             lists, index = tensors.tolists(), rows.tolist().index(row)

@@ -20,7 +20,7 @@ def true_readings(logits: torch.Tensor, token_ids: list[int]) -> tuple[np.ndarra
     return x[token_ids] - lse, np.array([1 + (x > x[token]).sum() for token in token_ids])
 
 
-# -- draws ----------------------------------------------------------------------------------------------------------
+# -- draws ---------------------------------------------------------------------------------------------------
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -74,7 +74,7 @@ def test_logits_are_left_as_they_were(dtype: torch.dtype) -> None:
     assert output.sampled_token_ids[1] == before[1].argmax()
 
 
-# -- seeds ----------------------------------------------------------------------------------------------------------
+# -- seeds ---------------------------------------------------------------------------------------------------
 
 
 def generate(harness: Harness, slots: list[int], steps: int) -> np.ndarray:
@@ -127,7 +127,7 @@ def test_requests_without_a_seed_differ_and_the_engine_seed_repeats_them() -> No
     np.testing.assert_array_equal(run(5, ["0", "1"])[:, ::-1], run(5, ["1", "0"]))
 
 
-# -- readings -------------------------------------------------------------------------------------------------------
+# -- readings ------------------------------------------------------------------------------------------------
 
 READERS: list[dict] = [
     {"temperature": 0},
@@ -280,7 +280,7 @@ def test_a_full_house_in_any_order() -> None:
     assert torch.equal(forward, backward.flip(0))
 
 
-# -- errors ---------------------------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

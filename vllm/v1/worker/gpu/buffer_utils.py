@@ -11,9 +11,9 @@ import torch
 class StagedTensor:
     """A table with one row a slot, in two places.
 
-    `np` is the host's array, where rows are staged and where vectorised decisions are read; `tensor` is what device
-    code reads. On CPU both are the same memory, so staging is the write. On CUDA `apply_staged_writes` uploads every
-    row staged since the last call, in one copy that does not wait.
+    `np` is the host's array, where rows are staged and where vectorised decisions are read; `tensor` is what
+    device code reads. On CPU both are the same memory, so staging is the write. On CUDA `apply_staged_writes`
+    uploads every row staged since the last call, in one copy that does not wait.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class StagedTensor:
             self._dirty.add(row)
 
     def ensure_width(self, width: int) -> None:
-        """Make a [S, W] table at least `width` columns wide, at least doubling it when it grows. Old columns keep
-        their contents; new ones hold the fill value. `np` and `tensor` are new objects afterwards."""
+        """Make a [S, W] table at least `width` columns wide, at least doubling it when it grows. Old columns
+        keep their contents; new ones hold the fill value. `np` and `tensor` are new objects afterwards."""
         rows, old = self.np.shape
         if width <= old:
             return
@@ -81,8 +81,8 @@ class StagedTensor:
 
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """The array as a tensor on `device`, without waiting for the copy: CPU shares the memory, CUDA goes through a
-    pinned copy, so that the caller may reuse the array at once."""
+    """The array as a tensor on `device`, without waiting for the copy: CPU shares the memory, CUDA goes
+    through a pinned copy, so that the caller may reuse the array at once."""
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor

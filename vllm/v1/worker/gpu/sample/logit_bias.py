@@ -15,55 +15,45 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.states import RequestStates
 
 
-class _IdLists:
-    """A list of token ids a slot, optionally with a value for each, as a padded table that grows.
+class _Lists:
+    """A list of numbers a slot, as a padded table that grows.
 
-    Padding repeats a row's first entry: every operation here writes per token id, so writing the first one again changes
-    nothing and no step needs a mask.
+    Padding repeats a row's first entry: every operation here writes one value per token id, so writing the
+    first one again changes nothing and no step needs a mask.
     """
 
-    def __init__(self, max_num_reqs: int, device: torch.device, with_values: bool = False) -> None:
+    def __init__(self, max_num_reqs: int, dtype: torch.dtype, device: torch.device) -> None:
         self.count = np.zeros(max_num_reqs, dtype=np.int32)  # [S]
-        self.ids = StagedTensor((max_num_reqs, 4), torch.int64, device)
-        self.values = StagedTensor((max_num_reqs, 4), torch.float32, device) if with_values else None
+        self.table = StagedTensor((max_num_reqs, 4), dtype, device)
 
-    def set_row(self, slot: int, ids: Sequence[int], values: Sequence[float] = ()) -> None:
-        self.count[slot] = len(ids)
-        if not ids:
+    def set_row(self, slot: int, entries: Sequence[int] | Sequence[float]) -> None:
+        self.count[slot] = len(entries)
+        if not entries:
             return
-        tables: list[tuple[StagedTensor, Sequence[int] | Sequence[float]]] = [(self.ids, ids)]
-        if self.values is not None:
-            tables.append((self.values, values))
-        for table, entries in tables:
-            width = table.np.shape[1]
-            table.ensure_width(len(ids))
-            if table.np.shape[1] != width:
-                self._pad_new_columns(table, width)
-            row = np.full(table.np.shape[1], entries[0], dtype=table.np.dtype)
-            row[: len(entries)] = entries
-            table.stage(slot, row)
+        old_width = self.table.np.shape[1]
+        self.table.ensure_width(len(entries))
+        width = self.table.np.shape[1]
+        if width > old_width:
+            self._pad_new_columns(old_width)
+        row = np.full(width, entries[0], dtype=self.table.np.dtype)
+        row[: len(entries)] = entries
+        self.table.stage(slot, row)
 
-    def _pad_new_columns(self, table: StagedTensor, old_width: int) -> None:
-        for slot in np.flatnonzero(self.count):
-            row = table.np[slot].copy()
+    def _pad_new_columns(self, old_width: int) -> None:
+        for slot in np.flatnonzero(self.count).tolist():
+            row = self.table.np[slot].copy()
             row[old_width:] = row[0]
-            table.stage(slot, row)
+            self.table.stage(slot, row)
 
-    def apply_staged_writes(self) -> None:
-        self.ids.apply_staged_writes()
-        if self.values is not None:
-            self.values.apply_staged_writes()
-
-    def gather(self, slots: np.ndarray, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """ids int64 [R, W] and values float32 [R, W] of some slots, W = the longest list among them."""
-        width = int(self.count[slots].max())
-        values = None if self.values is None else self.values.tensor[index, :width]
-        return self.ids.tensor[index, :width], values
+    def gather(self, slots: np.ndarray) -> torch.Tensor:
+        """[R, W] on the device, W = the longest list among `slots` (int [R], each with a list)."""
+        index = upload(slots, self.table.device)
+        return self.table.tensor[index, : int(self.count[slots].max())]
 
 
 class LogitBiasState:
-    """What a request adds to, or forbids among, the logits, by slot. Applied in upstream's order: allowed_token_ids,
-    then logit_bias, then min_tokens; penalties and temperature come after."""
+    """What a request adds to, or forbids among, the logits, by slot. Applied in upstream's order:
+    allowed_token_ids, then logit_bias, then min_tokens; penalties and temperature come after."""
 
     def __init__(self, max_num_reqs: int, device: torch.device, eos_token_ids: Collection[int] = ()) -> None:
         """
@@ -71,28 +61,30 @@ class LogitBiasState:
             eos_token_ids: the model's; min_tokens forbids them, beside the request's stop_token_ids.
         """
         self._eos_token_ids = list(eos_token_ids)
-        self._allowed = _IdLists(max_num_reqs, device)
-        self._bias = _IdLists(max_num_reqs, device, with_values=True)
-        self._stops = _IdLists(max_num_reqs, device)
+        self._allowed_ids = _Lists(max_num_reqs, torch.int64, device)
+        self._bias_ids = _Lists(max_num_reqs, torch.int64, device)
+        self._bias_values = _Lists(max_num_reqs, torch.float32, device)
+        self._stop_ids = _Lists(max_num_reqs, torch.int64, device)
         self._min_tokens = np.zeros(max_num_reqs, dtype=np.int32)  # [S]
 
     def add_request(self, slot: int, params: SamplingParams) -> None:
         """Stage the lists of the request that takes `slot`; empty ones replace the last owner's too."""
         bias = params.logit_bias or {}
-        self._allowed.set_row(slot, params.allowed_token_ids or ())
-        self._bias.set_row(slot, list(bias), list(bias.values()))
-        stops = [*self._eos_token_ids, *(params.stop_token_ids or ())] if params.min_tokens else []
-        self._stops.set_row(slot, stops)
-        self._min_tokens[slot] = params.min_tokens if stops else 0
+        self._allowed_ids.set_row(slot, params.allowed_token_ids or ())
+        self._bias_ids.set_row(slot, list(bias))
+        self._bias_values.set_row(slot, list(bias.values()))
+        stop_ids = [*self._eos_token_ids, *(params.stop_token_ids or ())] if params.min_tokens else []
+        self._stop_ids.set_row(slot, stop_ids)
+        self._min_tokens[slot] = params.min_tokens if stop_ids else 0
 
     def apply_staged_writes(self) -> None:
         """Make the staged rows visible to device code."""
-        for lists in (self._allowed, self._bias, self._stops):
-            lists.apply_staged_writes()
+        for lists in (self._allowed_ids, self._bias_ids, self._bias_values, self._stop_ids):
+            lists.table.apply_staged_writes()
 
     def uses(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
         """bool [R]: rows that anything applies to at this position."""
-        listed = (self._allowed.count[slots] > 0) | (self._bias.count[slots] > 0)
+        listed = (self._allowed_ids.count[slots] > 0) | (self._bias_ids.count[slots] > 0)
         return listed | self._may_not_stop(slots, states)
 
     def _may_not_stop(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
@@ -106,33 +98,27 @@ class LogitBiasState:
             slots: int [R].
             states: lengths by slot, for min_tokens.
         """
-        self._apply_allowed(logits, slots)
-        self._apply_bias(logits, slots)
-        self._apply_min_tokens(logits, slots, states)
+        for rows, step in (
+            (self._allowed_ids.count[slots] > 0, self._apply_allowed),
+            (self._bias_ids.count[slots] > 0, self._apply_bias),
+            (self._may_not_stop(slots, states), self._apply_min_tokens),
+        ):
+            if rows.any():
+                index = upload(np.flatnonzero(rows), logits.device)[:, None]
+                step(logits, index, slots[rows])
 
-    def _apply_allowed(self, logits: torch.Tensor, slots: np.ndarray) -> None:
-        rows = np.flatnonzero(self._allowed.count[slots])
-        if not rows.size:
-            return
-        ids, _ = self._allowed.gather(slots[rows], upload(slots[rows], logits.device))
-        index = upload(rows, logits.device)
-        at = (index[:, None], ids)
+    # Each of these: logits [R, V], index int64 [G, 1] of the rows that it changes, their slots int [G].
+
+    def _apply_allowed(self, logits: torch.Tensor, index: torch.Tensor, slots: np.ndarray) -> None:
+        at = (index, self._allowed_ids.gather(slots))
         allowed = logits[at]
-        logits.index_fill_(0, index, -torch.inf)
+        logits.index_fill_(0, index.squeeze(1), -torch.inf)
         logits[at] = allowed
 
-    def _apply_bias(self, logits: torch.Tensor, slots: np.ndarray) -> None:
-        rows = np.flatnonzero(self._bias.count[slots])
-        if not rows.size:
-            return
-        ids, values = self._bias.gather(slots[rows], upload(slots[rows], logits.device))
-        at = (upload(rows, logits.device)[:, None], ids)
+    def _apply_bias(self, logits: torch.Tensor, index: torch.Tensor, slots: np.ndarray) -> None:
+        at = (index, self._bias_ids.gather(slots))
         # Not an accumulating add: the padding must not add the first entry's bias again.
-        logits[at] = logits[at] + values
+        logits[at] = logits[at] + self._bias_values.gather(slots)
 
-    def _apply_min_tokens(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> None:
-        rows = np.flatnonzero(self._may_not_stop(slots, states))
-        if not rows.size:
-            return
-        ids, _ = self._stops.gather(slots[rows], upload(slots[rows], logits.device))
-        logits[upload(rows, logits.device)[:, None], ids] = -torch.inf
+    def _apply_min_tokens(self, logits: torch.Tensor, index: torch.Tensor, slots: np.ndarray) -> None:
+        logits[index, self._stop_ids.gather(slots)] = -torch.inf

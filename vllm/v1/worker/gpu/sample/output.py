@@ -15,11 +15,10 @@ class SamplerOutput:
     """Results of L logits rows, on the device: nothing has waited for it yet."""
 
     sampled_token_ids: torch.Tensor  # int32 [L]
-    health: (
-        torch.Tensor
-    )  # float32 [L]: finite = sound; NaN or +inf: the model's logits are; -inf: no token was left
-    # Readings by group of rows: (int32 [G] rows, their readings in that order). A row is in at most one group; rows that
-    # asked for none are in no group.
+    # float32 [L]; finite: sound; NaN or +inf: the model's logits are not; -inf: no token was left.
+    health: torch.Tensor
+    # Readings by group of rows: (int32 [G] rows, their readings in that order). A row is in at most one
+    # group; rows that asked for none are in no group.
     logprobs: list[tuple[np.ndarray, LogprobsTensors]] = field(default_factory=list)
 
     def errors(self) -> dict[int, str]:
@@ -30,5 +29,5 @@ class SamplerOutput:
 
 def _reason(health: float) -> str:
     if health == -np.inf:
-        return "no token can be sampled: allowed_token_ids, logit_bias and min_tokens together rule out every one"
+        return "no token can be sampled: allowed_token_ids and min_tokens together rule out every one"
     return "the model's logits are not finite (NaN or infinity), so no token can be sampled"

@@ -59,8 +59,9 @@ class PenaltiesState:
         )  # the rest is other rows' length, or stale
         generated = known & (position >= upload(states.prompt_len[slots], device)[:, None])
 
-        # Each column's new value depends on its token alone, so a token that stands in several columns (known or
-        # stale) is written several times with one value, and only the columns' tokens are touched, not the vocabulary.
+        # Each column's new value depends on its token alone, so a token that stands in several columns (known
+        # or stale) is written several times with one value, and only the columns' tokens are touched, not the
+        # vocabulary.
         values = logits.gather(1, token_ids)
         seen = _occurrences(token_ids, known, logits.shape[1]) > 0
         repetition = self.repetition.tensor[index][:, None]
@@ -72,8 +73,8 @@ class PenaltiesState:
 
 
 def _occurrences(token_ids: torch.Tensor, counted: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """float32 [R, W]: how often each column's token stands in the row's `counted` (bool [R, W]) columns. Exact: counts
-    stay far below 2**24."""
+    """float32 [R, W]: how often each column's token stands in the row's `counted` (bool [R, W]) columns.
+    Exact: counts stay far below 2**24."""
     counts = torch.zeros((len(token_ids), vocab_size), dtype=torch.float32, device=token_ids.device)
     counts.scatter_add_(1, token_ids, counted.to(torch.float32))
     return counts.gather(1, token_ids)

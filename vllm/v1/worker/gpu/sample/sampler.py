@@ -1,4 +1,4 @@
-"""From logits to sampled tokens and readings: each row pays for what its own request asks, and for nothing else."""
+"""From logits to sampled tokens and readings: each row pays for what its own request asks, no more."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig
     from vllm.v1.worker.gpu.states import RequestStates
 
-# Rows that want more than this are read, or cut, apart from the others, which would otherwise pay for their width.
+# Rows that want more than this are read, or cut, apart from the others, which would otherwise pay for their
+# width.
 _WIDE_TOPK = 64
 _WIDE_TOKEN_IDS = 128
 _WIDE_TOP_K_CUT = 256
@@ -34,10 +35,10 @@ _WIDE_TOP_K_CUT = 256
 class Sampler:
     """Samples one token for each logits row and reads the logprobs that its request wants.
 
-    Rows split in two. Plain rows (greedy, nothing changes their logits) take one fused pass over the model's logits in
-    the model's dtype. The others are copied to float32 and processed in upstream's order: allowed_token_ids,
-    logit_bias, min_tokens, penalties, temperature, min_p, top_k, top_p. Every step sees only the rows that use it, so
-    a row's result does not depend on its batch.
+    Rows split in two. Plain rows (greedy, nothing changes their logits) take one fused pass over the model's
+    logits in the model's dtype. The others are copied to float32 and processed in upstream's order:
+    allowed_token_ids, logit_bias, min_tokens, penalties, temperature, min_p, top_k, top_p. Every step sees
+    only the rows that use it, so a row's result does not depend on its batch.
     """
 
     def __init__(self, max_num_reqs: int, model_config: ModelConfig, device: torch.device) -> None:
@@ -91,7 +92,7 @@ class Sampler:
         changed = self.penalties.uses(slots) | self.logit_bias.uses(slots, states)
         return self.states.is_greedy(slots) & ~changed
 
-    # -- plain rows -------------------------------------------------------------------------------------------------
+    # -- plain rows ------------------------------------------------------------------------------------------
 
     def _sample_plain(
         self, logits: torch.Tensor, slots: np.ndarray, plain: np.ndarray, output: SamplerOutput
@@ -112,7 +113,7 @@ class Sampler:
             _put(output.sampled_token_ids, rows, token_ids)
             _put(output.health, rows, health)
 
-    # -- the others -------------------------------------------------------------------------------------------------
+    # -- the others ------------------------------------------------------------------------------------------
 
     def _sample_processed(
         self,
@@ -145,9 +146,11 @@ class Sampler:
             output.logprobs.append((rows[members].astype(np.int32), tensors))
 
     def _process(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> torch.Tensor:
-        """Process float32 [R, V] in place; returns what is left of the temperature, float32 [R], for the draw.
+        """Process float32 [R, V] in place; returns what is left of the temperature, float32 [R], for the
+        draw.
 
-        The draw divides by the temperature itself, so only rows whose scaled logits are looked at before are divided here.
+        The draw divides by the temperature itself, so only rows whose scaled logits are looked at before are
+        divided here.
         """
         self.logit_bias.apply(logits, slots, states)
         _on_rows(
@@ -183,7 +186,7 @@ class Sampler:
         )
         return temperature
 
-    # -- readings ---------------------------------------------------------------------------------------------------
+    # -- readings --------------------------------------------------------------------------------------------
 
     def _read(
         self, logits: torch.Tensor, num_topk: int, token_ids: torch.Tensor, slots: np.ndarray
@@ -198,8 +201,9 @@ class Sampler:
         )
 
     def _reading_groups(self, slots: np.ndarray, by_mode: bool) -> Iterator[tuple[np.ndarray, int | None]]:
-        """Split rows so that none pays for another's width: int64 [G] rows and the greatest top-k among them, None for
-        the rows that asked for no readings. With `by_mode`, raw and processed modes are apart too."""
+        """Split rows so that none pays for another's width: int64 [G] rows and the greatest top-k among them,
+        None for the rows that asked for no readings. With `by_mode`, raw and processed modes are apart
+        too."""
         num_topk = self.states.num_topk[slots]
         kind = (num_topk > _WIDE_TOPK) + 2 * (self.states.num_token_ids[slots] > _WIDE_TOKEN_IDS)
         if by_mode:
@@ -234,7 +238,8 @@ def _float32_copy(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
 def _on_rows(
     logits: torch.Tensor, chosen: np.ndarray, apply: Callable[[torch.Tensor, np.ndarray], None]
 ) -> None:
-    """Call `apply(logits of the chosen rows, the rows)`, which works in place, unless no row is chosen (bool [R])."""
+    """Call `apply(logits of the chosen rows, the rows)`, which works in place, unless no row is chosen (bool
+    [R])."""
     rows = np.flatnonzero(chosen)
     if not rows.size:
         return

@@ -17,8 +17,8 @@ _UNRESTRICTED_TOP_K = np.iinfo(np.int32).max
 
 
 class SamplingStates:
-    """S slots. Staged tensors feed device code; their `np` mirrors, and the plain arrays, tell the sampler what a
-    batch needs without looking at the device."""
+    """S slots. Staged tensors feed device code; their `np` mirrors, and the plain arrays, tell the sampler
+    what a batch needs without looking at the device."""
 
     def __init__(self, max_num_reqs: int, vocab_size: int, device: torch.device, seed: int = 0) -> None:
         """
@@ -43,9 +43,9 @@ class SamplingStates:
         """Stage everything of a request that takes `slot`; nothing of the slot's last owner remains.
 
         Args:
-            request_id: when given and the request has no seed, its seed is a function of the engine's seed and this
-                id: the same after a preemption and in whatever order requests are admitted. Else the next seed of
-                the engine's generator.
+            request_id: when given and the request has no seed, its seed is a function of the engine's seed
+                and this id: the same after a preemption and in whatever order requests are admitted. Else the
+                next seed of the engine's generator.
         """
         greedy = params.is_greedy
         self.temperature.stage(slot, 0.0 if greedy else params.temperature)
