@@ -1,0 +1,44 @@
+"""Normalisation layers."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension, computed in float32."""
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(hidden_size), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, H] -> [T, H]."""
+        return rms_norm(x, self.weight, self.eps)
+
+    def add_and_norm(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Add x to `residual` in place and return the sum normalised. Both [T, H]."""
+        return fused_add_rms_norm_(x, residual, self.weight, self.eps)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / std * weight + bias over the last dimension; no weight and bias when not affine."""
+
+    def __init__(self, hidden_size: int, affine: bool = True, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.shape = (hidden_size,)
+        self.eps = eps
+        self.weight: nn.Parameter | None = None
+        self.bias: nn.Parameter | None = None
+        if affine:
+            self.weight = nn.Parameter(torch.empty(hidden_size), requires_grad=False)
+            self.bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, H] -> [T, H]."""
+        return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)

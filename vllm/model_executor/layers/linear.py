@@ -1,0 +1,84 @@
+"""Linear layers. Weights are loaded plain, then packed once into the form that the device multiplies fastest."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear
+
+
+class LinearBase(nn.Module):
+    """y = x W^T + b, where W may be several of a checkpoint's matrices stacked so that one product computes them all.
+
+    Args:
+        input_size: width of x.
+        parts: checkpoint name of each stacked matrix and its rows; an unstacked layer has one.
+        bias: every part has a bias.
+    """
+
+    def __init__(self, input_size: int, parts: dict[str, int], bias: bool) -> None:
+        super().__init__()
+        self.parts = parts
+        output_size = sum(parts.values())
+        self.weight: nn.Parameter | None = nn.Parameter(torch.empty(output_size, input_size), requires_grad=False)
+        self.bias: nn.Parameter | None = None
+        if bias:
+            self.bias = nn.Parameter(torch.empty(output_size), requires_grad=False)
+        self.packed: PackedLinear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, input_size] -> [T, sum of the parts' rows]."""
+        return packed_linear(x, self.packed)
+
+    def checkpoint_slots(self) -> dict[str, Tensor]:
+        """Where each checkpoint tensor goes: a view of this layer's weight or bias, by name within the parent."""
+        slots: dict[str, Tensor] = {}
+        start = 0
+        for part, rows in self.parts.items():
+            for kind in ("weight", "bias"):
+                parameter = getattr(self, kind)
+                if parameter is not None:
+                    slots[f"{part}.{kind}"] = parameter.data[start : start + rows]
+            start += rows
+        return slots
+
+    def process_weights_after_loading(self) -> None:
+        """Pack the loaded weight and let go of the plain one."""
+        assert self.weight is not None
+        self.packed = pack_linear(self.weight.data, None if self.bias is None else self.bias.data)
+        self.weight = None
+        self.bias = None
+
+
+class ColumnParallelLinear(LinearBase):
+    """A linear whose outputs would be split over ranks."""
+
+    def __init__(self, input_size: int, output_size: int, bias: bool, name: str) -> None:
+        super().__init__(input_size, {name: output_size}, bias)
+
+
+class RowParallelLinear(LinearBase):
+    """A linear whose inputs would be split over ranks."""
+
+    def __init__(self, input_size: int, output_size: int, bias: bool, name: str) -> None:
+        super().__init__(input_size, {name: output_size}, bias)
+
+
+class ReplicatedLinear(LinearBase):
+    """A linear that every rank would hold whole."""
+
+    def __init__(self, input_size: int, output_size: int, bias: bool, name: str) -> None:
+        super().__init__(input_size, {name: output_size}, bias)
+
+
+class MergedColumnParallelLinear(LinearBase):
+    """Several column-parallel linears of one input, computed as one product; outputs side by side."""
+
+
+class QKVParallelLinear(LinearBase):
+    """The query, key and value projections as one product; outputs side by side, heads whole."""
+
+    def __init__(self, hidden_size: int, head_dim: int, num_heads: int, num_kv_heads: int, bias: bool) -> None:
+        kv_size = num_kv_heads * head_dim
+        super().__init__(hidden_size, {"q_proj": num_heads * head_dim, "k_proj": kv_size, "v_proj": kv_size}, bias)

@@ -1,0 +1,95 @@
+"""Rotary position embeddings: one table of cosines and sines a model, shared by its layers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vllm.ops.rotary import rotary_embedding_
+from vllm.transformers_utils.config import RopeConfig
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotates the halves of each head's query and key by angles that grow with the position.
+
+    Args:
+        head_dim: width of a head, all of it rotated.
+        max_positions: positions in the table; the longest sequence of the engine.
+        rope: kind of frequencies. "dynamic" differs from "default" only beyond the trained length, which is never
+            reached because max_position_embeddings bounds the context.
+    """
+
+    def __init__(self, head_dim: int, max_positions: int, rope: RopeConfig) -> None:
+        super().__init__()
+        inv_freq, attention_factor = rope_frequencies(head_dim, rope)
+        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inv_freq)
+        table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
+        self.cos_sin_cache = table.to(torch.get_default_device())  # float32 [max_positions, head_dim], cos | sin
+
+    def forward(self, positions: Tensor, q: Tensor, k: Tensor) -> None:
+        """Rotate q [T, Hq, D] and k [T, Hkv, D] in place; both may be views into a larger tensor.
+
+        Args:
+            positions: int64 [T].
+        """
+        rotary_embedding_(positions, q, k, self.cos_sin_cache)
+
+
+def rope_frequencies(head_dim: int, rope: RopeConfig) -> tuple[Tensor, float]:
+    """Angle a position (float32 [head_dim / 2], on the CPU), and the factor that scales cosines and sines."""
+    with torch.device("cpu"):
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        inv_freq = 1.0 / rope.theta**exponents
+        params = rope.params
+        if rope.rope_type == "linear":
+            return inv_freq / params["factor"], 1.0
+        if rope.rope_type == "factors":
+            return inv_freq / torch.tensor(params["factors"], dtype=torch.float32), 1.0
+        if rope.rope_type == "llama3":
+            return _llama3_frequencies(inv_freq, params), 1.0
+        if rope.rope_type == "yarn":
+            return _yarn_frequencies(inv_freq, rope.theta, head_dim, params), _yarn_attention_factor(params)
+        return inv_freq, 1.0
+
+
+def _llama3_frequencies(inv_freq: Tensor, params: dict[str, Any]) -> Tensor:
+    """Slow frequencies (few turns within the trained length) are divided by the factor, fast ones kept, those
+    between blended by their number of turns."""
+    low, high = params["low_freq_factor"], params["high_freq_factor"]
+    turns = params["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
+    keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return inv_freq * (keep + (1.0 - keep) / params["factor"])
+
+
+def _yarn_frequencies(inv_freq: Tensor, theta: float, head_dim: int, params: dict[str, Any]) -> Tensor:
+    """Dimensions that turn more than beta_fast times within the trained length are kept, those that turn less than
+    beta_slow times divided by the factor, with a linear ramp over the dimensions between."""
+    trained = params["original_max_position_embeddings"]
+
+    def dimension_of(turns: float) -> float:
+        return head_dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first = dimension_of(params.get("beta_fast") or 32.0)
+    last = dimension_of(params.get("beta_slow") or 1.0)
+    if params.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    width = (last - first) or 0.001
+    keep = 1.0 - ((torch.arange(head_dim // 2, dtype=torch.float32) - first) / width).clamp(0.0, 1.0)
+    return inv_freq * keep + inv_freq / params["factor"] * (1.0 - keep)
+
+
+def _yarn_attention_factor(params: dict[str, Any]) -> float:
+    """sqrt of the softmax temperature that the stretched context wants; 0.1 ln(factor) + 1 unless the config says."""
+    if params.get("attention_factor") is not None:
+        return float(params["attention_factor"])
+
+    def mscale(weight: float) -> float:
+        return 0.1 * weight * math.log(params["factor"]) + 1.0 if params["factor"] > 1 else 1.0
+
+    if params.get("mscale") and params.get("mscale_all_dim"):
+        return mscale(params["mscale"]) / mscale(params["mscale_all_dim"])
+    return mscale(1.0)

@@ -1,0 +1,59 @@
+"""From a resolved model to a module that is ready to run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from vllm.model_executor.model_loader.resolve import (
+    NO_EMBEDDED_MODEL,
+    ResolvedModel,
+    embedded_model_path,
+    resolve_model,
+)
+from vllm.model_executor.model_loader.weights import load_weights
+from vllm.model_executor.models.registry import resolve_model_class
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+
+__all__ = ["NO_EMBEDDED_MODEL", "ResolvedModel", "embedded_model_path", "get_model", "resolve_model"]
+
+
+def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: bool = False) -> nn.Module:
+    """Build the model of `model_config` on `device`, with its weights loaded and packed.
+
+    The module has `forward(input_ids, positions, kv_caches, attn, logits_rows=None)` and `compute_logits(hidden)`; see
+    LlamaForCausalLM.
+
+    Raises:
+        ValueError: an architecture that is not supported, or weights that are missing, unexpected or of another shape.
+    """
+    config = model_config.hf_config
+    model_class = resolve_model_class(config.architectures)
+    with _building(getattr(torch, model_config.dtype), torch.device(device)):
+        model = model_class(config, model_config.max_model_len)
+    with torch.inference_mode():
+        load_weights(model, Path(model_config.path), use_tqdm)
+        for module in model.modules():
+            finish = getattr(module, "process_weights_after_loading", None)
+            if finish is not None:
+                finish()
+    return model.eval()
+
+
+@contextlib.contextmanager
+def _building(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """New parameters get this dtype and device."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            yield
+    finally:
+        torch.set_default_dtype(before)

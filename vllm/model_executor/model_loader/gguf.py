@@ -1,0 +1,155 @@
+"""A GGUF file as an ordinary Hugging Face folder, converted once and kept in the user's cache."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vllm import envs
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader import gguf_names
+from vllm.model_executor.model_loader.gguf_file import GGUFFile
+from vllm.model_executor.model_loader.gguf_tokenizer import write_tokenizer
+from vllm.model_executor.model_loader.safetensors_file import SafetensorsWriter
+
+logger = init_logger(__name__)
+
+# Raise when what a conversion writes changes: older copies are then left alone and new ones made.
+_FORMAT = 1
+_WEIGHTS = "model.safetensors"
+_NUM_THREADS = 2
+
+
+def converted_folder(path: Path, dtype: str, use_tqdm: bool = False) -> Path:
+    """The folder that holds the file's weights in `dtype`, its configuration and its tokenizer; made if not there.
+
+    Several processes may ask at once: each makes its own copy aside and one of them becomes the folder.
+
+    Args:
+        path: the .gguf file.
+        dtype: "float32", "bfloat16" or "float16".
+
+    Raises:
+        ValueError: a file that is not GGUF, is cut, or holds a model or tokenizer that is not supported.
+        OSError: the cache cannot be written.
+    """
+    root = envs.cache_root() / "gguf"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        digest = _remembered_sha256(path, root)
+        folder = root / f"{digest[:32]}-v{_FORMAT}" / dtype
+        if not (folder / _WEIGHTS).is_file():
+            logger.info("converting %s to %s in %s", path.name, dtype, folder)
+            folder.parent.mkdir(exist_ok=True)
+            with _becoming(folder) as temporary:
+                _convert(path, dtype, temporary, folder.parent, use_tqdm)
+    except PermissionError as error:
+        raise PermissionError(
+            f"the cache folder cannot be written ({error}); VLLM_CACHE_ROOT names another one"
+        ) from error
+    return folder
+
+
+def _convert(path: Path, dtype: str, folder: Path, siblings: Path, use_tqdm: bool) -> None:
+    file = GGUFFile(path)
+    config = gguf_names.hf_config(file, dtype)
+    _write_json(folder / "config.json", config)
+    ids = {name: value for name, value in gguf_names.special_ids(file).items() if value is not None}
+    _write_json(folder / "generation_config.json", ids)
+    if not _copy_tokenizer(siblings, folder):
+        write_tokenizer(file, folder)
+    _write_weights(file, config, getattr(torch, dtype), folder / _WEIGHTS, use_tqdm)
+
+
+def _write_weights(file: GGUFFile, config: dict[str, Any], dtype: torch.dtype, target: Path, use_tqdm: bool) -> None:
+    """Dequantise tensor by tensor, a few at a time, so that memory stays far below the model's size."""
+    names = gguf_names.weight_names(file)
+    shapes = {new: file.tensors[old].shape for old, new in names.items()}
+
+    def load(name: str) -> torch.Tensor:
+        value = gguf_names.restore_layout(file, name, file.dequantize(name), config)
+        return torch.from_numpy(np.require(value, requirements="W")).to(dtype)
+
+    with (
+        SafetensorsWriter(target, shapes, dtype) as writer,
+        ThreadPoolExecutor(_NUM_THREADS) as pool,
+        _progress(len(names), use_tqdm) as advance,
+    ):
+        pending: list[Future[torch.Tensor]] = []
+        remaining = iter(names)
+        for _ in names:
+            while len(pending) < 2 * _NUM_THREADS and (name := next(remaining, None)) is not None:
+                pending.append(pool.submit(load, name))
+            writer.write(pending.pop(0).result())
+            advance()
+
+
+@contextlib.contextmanager
+def _progress(total: int, use_tqdm: bool) -> Iterator[Any]:
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc="Converting GGUF", unit="tensor", disable=not use_tqdm, dynamic_ncols=True) as bar:
+        yield bar.update
+
+
+@contextlib.contextmanager
+def _becoming(folder: Path) -> Iterator[Path]:
+    """A temporary folder beside `folder` that takes its name at the end, unless another process was faster."""
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        yield temporary
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not (folder / _WEIGHTS).is_file():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _copy_tokenizer(siblings: Path, folder: Path) -> bool:
+    """Take the tokenizer of the same file's conversion to another dtype, if there is one."""
+    for other in siblings.iterdir():
+        if other.name.startswith(".") or not (other / _WEIGHTS).is_file():
+            continue
+        for item in other.iterdir():
+            if item.name.startswith(("tokenizer", "special_tokens", "chat_template")):
+                shutil.copyfile(item, folder / item.name)
+        return True
+    return False
+
+
+def _remembered_sha256(path: Path, root: Path) -> str:
+    """The file's hash, computed once for each (path, size, modification time)."""
+    path = path.resolve()
+    stat = path.stat()
+    identity = [str(path), stat.st_size, stat.st_mtime_ns]
+    note = root / "hashes" / (hashlib.sha256(str(path).encode()).hexdigest()[:32] + ".json")
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        remembered = json.loads(note.read_text(encoding="utf-8"))
+        if remembered["identity"] == identity:
+            return str(remembered["sha256"])
+    digest = hashlib.sha256()
+    with path.open("rb") as data:
+        while chunk := data.read(1 << 22):
+            digest.update(chunk)
+    note.parent.mkdir(exist_ok=True)
+    temporary = note.with_name(f"{note.name}.{os.getpid()}")
+    _write_json(temporary, {"identity": identity, "sha256": digest.hexdigest()})
+    temporary.replace(note)
+    return digest.hexdigest()
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2), encoding="utf-8")

@@ -1,0 +1,95 @@
+"""Writes a GGUF file's tokenizer as tokenizer.json and tokenizer_config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vllm.model_executor.model_loader.gguf_file import GGUFFile
+
+_CONTROL, _USER_DEFINED = 3, 4
+# Vocabularies whose merges were learned on GPT-2's own split of the text. Building these here spares the several
+# seconds that importing transformers and its reading of the file take; the result is the same.
+_GPT2_SPLITS = ("gpt-2", "smollm")
+_SPECIAL = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+
+
+def write_tokenizer(file: GGUFFile, folder: Path) -> None:
+    """Put tokenizer.json, tokenizer_config.json and, where the file has one, the chat template into `folder`.
+
+    Raises:
+        ValueError: the file holds no tokenizer, or one that transformers cannot read.
+    """
+    meta = file.metadata
+    if "tokenizer.ggml.tokens" not in meta:
+        raise ValueError(f"{file.path.name} holds no tokenizer")
+    if meta.get("tokenizer.ggml.model") == "gpt2" and meta.get("tokenizer.ggml.pre") in _GPT2_SPLITS:
+        _byte_level_tokenizer(meta).save(str(folder / "tokenizer.json"))
+        _write_tokenizer_config(meta, folder)
+        return
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
+    except (ValueError, KeyError, OSError) as error:
+        raise ValueError(f"{file.path.name}: its tokenizer cannot be read: {error}") from error
+    tokenizer.save_pretrained(str(folder))
+
+
+def _byte_level_tokenizer(meta: dict[str, Any]) -> Any:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    tokens: list[str] = meta["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ", 1)) for merge in meta["tokenizer.ggml.merges"]]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    kinds = meta.get("tokenizer.ggml.token_type") or []
+    for special in (True, False):
+        wanted = _CONTROL if special else _USER_DEFINED
+        added = [
+            AddedToken(token, normalized=not special, special=special)
+            for token, kind in zip(tokens, kinds, strict=False)
+            if kind == wanted
+        ]
+        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
+    around = _tokens_around(meta)
+    if around != (None, None):
+        before, after = (f"{text} " if text is not None else "" for text in around)
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{before}$A {after}".strip(),
+            special_tokens=[(text, vocab[text]) for text in around if text is not None],
+        )
+    return tokenizer
+
+
+def _tokens_around(meta: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Texts of the tokens that stand before and after every prompt."""
+    tokens = meta["tokenizer.ggml.tokens"]
+
+    def text(flag: str, which: str) -> str | None:
+        token_id = meta.get(f"tokenizer.ggml.{which}")
+        return tokens[token_id] if meta.get(f"tokenizer.ggml.{flag}") and token_id is not None else None
+
+    return text("add_bos_token", "bos_token_id"), text("add_eos_token", "eos_token_id")
+
+
+def _write_tokenizer_config(meta: dict[str, Any], folder: Path) -> None:
+    tokens = meta["tokenizer.ggml.tokens"]
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    for name, key in _SPECIAL.items():
+        token_id = meta.get(f"tokenizer.ggml.{key}")
+        if token_id is not None:
+            config[name] = tokens[token_id]
+    template = meta.get("tokenizer.chat_template")
+    if template is not None:
+        config["chat_template"] = template
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")

