@@ -11,7 +11,7 @@ import torch
 from vllm.ops.token_readings import token_readings
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
-from vllm.v1.worker.gpu.buffer_utils import upload
+from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload
 from vllm.v1.worker.gpu.sample.gumbel import draw
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.logprob import LogprobTokenIdsState, compute_topk_logprobs, greedy_readings
@@ -146,45 +146,53 @@ class Sampler:
             output.logprobs.append((rows[members].astype(np.int32), tensors))
 
     def _process(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> torch.Tensor:
-        """Process float32 [R, V] in place; returns what is left of the temperature, float32 [R], for the
-        draw.
-
-        The draw divides by the temperature itself, so only rows whose scaled logits are looked at before are
-        divided here.
-        """
+        """Process float32 [R, V] in place; returns the temperature that is left for the draw, float32 [R]."""
         self.logit_bias.apply(logits, slots, states)
-        _on_rows(
-            logits,
-            self.penalties.uses(slots),
-            lambda part, rows: self.penalties.apply(part, slots[rows], states),
-        )
 
+        def penalise(part: torch.Tensor, rows: np.ndarray) -> None:
+            self.penalties.apply(part, slots[rows], states)
+
+        _on_rows(logits, self.penalties.uses(slots), penalise)
+        temperature = self._scale(logits, slots)
+        self._truncate(logits, slots)
+        return temperature
+
+    def _scale(self, logits: torch.Tensor, slots: np.ndarray) -> torch.Tensor:
+        """Divide by the temperature, in place, the rows that somebody looks at before the draw, which divides
+        by what this returns, float32 [R]: 1 for those rows, the request's temperature for the others."""
         params = self.states
         temperature = params.temperature.tensor[upload(slots, logits.device)]
-        top_k, top_p, min_p = params.uses_top_k(slots), params.uses_top_p(slots), params.uses_min_p(slots)
-        scaled = (top_k | top_p | min_p | params.reads_processed[slots]) & ~params.is_greedy(slots)
 
-        def scale(part: torch.Tensor, rows: np.ndarray) -> None:
+        def divide(part: torch.Tensor, rows: np.ndarray) -> None:
             index = upload(rows, part.device)
             part.div_(temperature[index][:, None])
             temperature[index] = 1.0
 
-        def of_rows(table: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-            return table[upload(slots[rows], logits.device)]
+        looked_at = params.cuts(slots) | params.reads_processed[slots]
+        _on_rows(logits, looked_at & ~params.is_greedy(slots), divide)
+        return temperature
+
+    def _truncate(self, logits: torch.Tensor, slots: np.ndarray) -> None:
+        params = self.states
+
+        def of_rows(table: StagedTensor, rows: np.ndarray) -> torch.Tensor:
+            return table.tensor[upload(slots[rows], logits.device)]
+
+        def cut_min_p(part: torch.Tensor, rows: np.ndarray) -> None:
+            apply_min_p(part, of_rows(params.min_p, rows))
 
         def cut_top_k(part: torch.Tensor, rows: np.ndarray) -> None:
             widest = int(params.top_k.np[slots[rows]].max())
-            apply_top_k(part, of_rows(params.top_k.tensor, rows), widest, of_rows(params.top_p.tensor, rows))
+            apply_top_k(part, of_rows(params.top_k, rows), widest, of_rows(params.top_p, rows))
 
-        _on_rows(logits, scaled, scale)
-        _on_rows(logits, min_p, lambda part, rows: apply_min_p(part, of_rows(params.min_p.tensor, rows)))
-        wide = params.top_k.np[slots] > _WIDE_TOP_K_CUT
+        def cut_top_p(part: torch.Tensor, rows: np.ndarray) -> None:
+            apply_top_p(part, of_rows(params.top_p, rows))
+
+        top_k, wide = params.uses_top_k(slots), params.top_k.np[slots] > _WIDE_TOP_K_CUT
+        _on_rows(logits, params.uses_min_p(slots), cut_min_p)
         _on_rows(logits, top_k & ~wide, cut_top_k)
         _on_rows(logits, top_k & wide, cut_top_k)
-        _on_rows(
-            logits, top_p & ~top_k, lambda part, rows: apply_top_p(part, of_rows(params.top_p.tensor, rows))
-        )
-        return temperature
+        _on_rows(logits, params.uses_top_p(slots) & ~top_k, cut_top_p)
 
     # -- readings --------------------------------------------------------------------------------------------
 

@@ -92,3 +92,7 @@ class SamplingStates:
     def uses_min_p(self, slots: np.ndarray) -> np.ndarray:
         """bool [R]."""
         return self.min_p.np[slots] > 0.0
+
+    def cuts(self, slots: np.ndarray) -> np.ndarray:
+        """bool [R]: rows with any truncation."""
+        return self.uses_top_k(slots) | self.uses_top_p(slots) | self.uses_min_p(slots)
