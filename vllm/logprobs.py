@@ -153,10 +153,6 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
         self._pending.append((row, num_token_ids))
         self._length += 1
 
-    def sampled_logprob(self, row: LogprobsRow) -> float:
-        """The sampled token's logprob in a row, without materialising anything."""
-        return float(row.lists.logprobs[row.row, 0])
-
     # -- arrays -------------------------------------------------------------------------------------------------
 
     def _arrays(self) -> _Flat:

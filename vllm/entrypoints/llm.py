@@ -105,6 +105,8 @@ class LLM:
         bar = _progress_bar(use_tqdm, len(request_ids))
         try:
             while len(finished) < len(request_ids):
+                if not self.llm_engine.has_unfinished_requests():
+                    raise RuntimeError("the engine lost requests: " + ", ".join(set(request_ids) - set(finished)))
                 for output in self.llm_engine.step():
                     finished[output.request_id] = output
                     if bar is not None:
