@@ -1,4 +1,4 @@
-"""config.json and generation_config.json as one plain object. transformers is not imported: that alone takes seconds."""
+"""config.json and generation_config.json as one object, without transformers, whose import takes seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class RopeConfig:
     """How rotary positions are made.
 
     Attributes:
-        rope_type: default, linear, dynamic, llama3, yarn, or factors (a GGUF file's explicit frequency divisors).
+        rope_type: default, linear, dynamic, llama3, yarn, or factors (a GGUF file's explicit frequency
+            divisors).
         theta: base of the frequencies.
         params: the other entries of `rope_parameters` (factor, original_max_position_embeddings ...).
     """
@@ -76,12 +77,14 @@ class HFConfig:
     def max_context_len(self) -> int:
         """Longest sequence, in tokens, that the model's positions and attention window allow.
 
-        A linear or yarn scaling stretches the trained length by its factor. A sliding window caps it: up to the
-        window's length full attention gives the same result, beyond it it would not.
+        A linear or yarn scaling stretches the trained length by its factor. A sliding window caps it: up to
+        the window's length full attention gives the same result, beyond it it would not.
         """
         length = float(self.max_position_embeddings)
         if self.rope.rope_type == "yarn":
-            length = max(length, self.rope.params["original_max_position_embeddings"] * self.rope.params["factor"])
+            length = max(
+                length, self.rope.params["original_max_position_embeddings"] * self.rope.params["factor"]
+            )
         elif self.rope.rope_type == "linear":
             length *= self.rope.params["factor"]
         return int(length) if self.sliding_window is None else min(int(length), self.sliding_window)
@@ -123,7 +126,8 @@ def parse_hf_config(raw: dict[str, Any], generation: dict[str, Any], where: str 
     num_kv_heads = fields.integer("num_key_value_heads", 8 if model_type == "mistral" else num_heads)
     if num_heads % num_kv_heads:
         raise ValueError(
-            f"{where}: num_attention_heads={num_heads} is not a multiple of num_key_value_heads={num_kv_heads}"
+            f"{where}: num_attention_heads must be a multiple of num_key_value_heads={num_kv_heads}, "
+            f"got {num_heads}"
         )
     return HFConfig(
         architectures=tuple(raw.get("architectures") or ()),
@@ -142,7 +146,10 @@ def parse_hf_config(raw: dict[str, Any], generation: dict[str, Any], where: str 
         attention_bias=fields.boolean("attention_bias", False),
         mlp_bias=fields.boolean("mlp_bias", False),
         sliding_window=_parse_sliding_window(raw, model_type, fields),
-        hidden_act=str(raw.get("hidden_act" if model_type != "opt" else "activation_function") or _default_act(model_type)),
+        hidden_act=str(
+            raw.get("hidden_act" if model_type != "opt" else "activation_function")
+            or _default_act(model_type)
+        ),
         dtype=_parse_dtype(raw),
         bos_token_id=_first_id(generation.get("bos_token_id"), raw.get("bos_token_id")),
         eos_token_ids=_merge_ids(raw.get("eos_token_id"), generation.get("eos_token_id")),
@@ -227,14 +234,19 @@ def _parse_rope(raw: dict[str, Any], where: str) -> RopeConfig:
     theta = params.pop("rope_theta", raw.get("rope_theta") or _DEFAULT_ROPE_THETA)
     if rope_type not in _ROPE_TYPES:
         raise ValueError(f"{where}: rope_type must be one of {', '.join(_ROPE_TYPES)}, got {rope_type!r}")
-    if params.get("partial_rotary_factor", raw.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ValueError(f"{where}: partial_rotary_factor must be 1.0, got {params['partial_rotary_factor']!r}")
+    partial = params.get("partial_rotary_factor", raw.get("partial_rotary_factor") or 1.0)
+    if partial != 1.0:
+        raise ValueError(f"{where}: partial_rotary_factor must be 1.0, got {partial!r}")
     if rope_type in ("llama3", "yarn"):
-        original = raw.get("original_max_position_embeddings") or params.get("original_max_position_embeddings")
-        params["original_max_position_embeddings"] = original or raw.get("max_position_embeddings")
+        name = "original_max_position_embeddings"
+        params[name] = raw.get(name) or params.get(name) or raw.get("max_position_embeddings")
     if rope_type == "yarn" and "factor" not in params:
         params["factor"] = raw["max_position_embeddings"] / params["original_max_position_embeddings"]
-    needed = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "factors": ("factors",)}
+    needed = {
+        "linear": ("factor",),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+        "factors": ("factors",),
+    }
     for name in needed.get(rope_type, ()):
         if name not in params:
             raise ValueError(f"{where}: rope_parameters of type {rope_type} has no {name}")

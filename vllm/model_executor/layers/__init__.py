@@ -1,1 +1,1 @@
-"""Layers that the models share. Each runs on one rank; the names say how its weight would be split over several."""
+"""Layers that the models share, on one rank; their names say how weights would be split over several."""

@@ -1,4 +1,4 @@
-"""The attention layer: projections and positions are the model's business, the cache and the kernel are here."""
+"""The attention layer: keys and values into the cache, then the kernel. The rest is the model's business."""
 
 from __future__ import annotations
 

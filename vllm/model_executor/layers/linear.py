@@ -1,4 +1,4 @@
-"""Linear layers. Weights are loaded plain, then packed once into the form that the device multiplies fastest."""
+"""Linear layers. Weights are loaded plain, then packed once into what the device multiplies fastest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear
 
 
 class LinearBase(nn.Module):
-    """y = x W^T + b, where W may be several of a checkpoint's matrices stacked so that one product computes them all.
+    """y = x W^T + b, where W may be several of a checkpoint's matrices, stacked to be one product.
 
     Args:
         input_size: width of x.
@@ -21,7 +21,9 @@ class LinearBase(nn.Module):
         super().__init__()
         self.parts = parts
         output_size = sum(parts.values())
-        self.weight: nn.Parameter | None = nn.Parameter(torch.empty(output_size, input_size), requires_grad=False)
+        self.weight: nn.Parameter | None = nn.Parameter(
+            torch.empty(output_size, input_size), requires_grad=False
+        )
         self.bias: nn.Parameter | None = None
         if bias:
             self.bias = nn.Parameter(torch.empty(output_size), requires_grad=False)
@@ -32,7 +34,7 @@ class LinearBase(nn.Module):
         return packed_linear(x, self.packed)
 
     def checkpoint_slots(self) -> dict[str, Tensor]:
-        """Where each checkpoint tensor goes: a view of this layer's weight or bias, by name within the parent."""
+        """Where each checkpoint tensor goes, by its name within the parent: a view of the weight or bias."""
         slots: dict[str, Tensor] = {}
         start = 0
         for part, rows in self.parts.items():
@@ -79,6 +81,10 @@ class MergedColumnParallelLinear(LinearBase):
 class QKVParallelLinear(LinearBase):
     """The query, key and value projections as one product; outputs side by side, heads whole."""
 
-    def __init__(self, hidden_size: int, head_dim: int, num_heads: int, num_kv_heads: int, bias: bool) -> None:
+    def __init__(
+        self, hidden_size: int, head_dim: int, num_heads: int, num_kv_heads: int, bias: bool
+    ) -> None:
         kv_size = num_kv_heads * head_dim
-        super().__init__(hidden_size, {"q_proj": num_heads * head_dim, "k_proj": kv_size, "v_proj": kv_size}, bias)
+        super().__init__(
+            hidden_size, {"q_proj": num_heads * head_dim, "k_proj": kv_size, "v_proj": kv_size}, bias
+        )

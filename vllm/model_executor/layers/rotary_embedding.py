@@ -18,8 +18,8 @@ class RotaryEmbedding(nn.Module):
     Args:
         head_dim: width of a head, all of it rotated.
         max_positions: positions in the table; the longest sequence of the engine.
-        rope: kind of frequencies. "dynamic" differs from "default" only beyond the trained length, which is never
-            reached because max_position_embeddings bounds the context.
+        rope: kind of frequencies. "dynamic" differs from "default" only beyond the trained length, which is
+            never reached because max_position_embeddings bounds the context.
     """
 
     def __init__(self, head_dim: int, max_positions: int, rope: RopeConfig) -> None:
@@ -27,7 +27,8 @@ class RotaryEmbedding(nn.Module):
         inv_freq, attention_factor = rope_frequencies(head_dim, rope)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inv_freq)
         table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
-        self.cos_sin_cache = table.to(torch.get_default_device())  # float32 [max_positions, head_dim], cos | sin
+        # float32 [max_positions, head_dim], cosines | sines
+        self.cos_sin_cache = table.to(torch.get_default_device())
 
     def forward(self, positions: Tensor, q: Tensor, k: Tensor) -> None:
         """Rotate q [T, Hq, D] and k [T, Hkv, D] in place; both may be views into a larger tensor.
@@ -65,8 +66,8 @@ def _llama3_frequencies(inv_freq: Tensor, params: dict[str, Any]) -> Tensor:
 
 
 def _yarn_frequencies(inv_freq: Tensor, theta: float, head_dim: int, params: dict[str, Any]) -> Tensor:
-    """Dimensions that turn more than beta_fast times within the trained length are kept, those that turn less than
-    beta_slow times divided by the factor, with a linear ramp over the dimensions between."""
+    """Dimensions that turn more than beta_fast times within the trained length are kept, those that turn less
+    than beta_slow times divided by the factor, with a linear ramp over the dimensions between."""
     trained = params["original_max_position_embeddings"]
 
     def dimension_of(turns: float) -> float:
@@ -83,7 +84,7 @@ def _yarn_frequencies(inv_freq: Tensor, theta: float, head_dim: int, params: dic
 
 
 def _yarn_attention_factor(params: dict[str, Any]) -> float:
-    """sqrt of the softmax temperature that the stretched context wants; 0.1 ln(factor) + 1 unless the config says."""
+    """What cosines and sines are scaled by, to sharpen attention over the stretched context."""
     if params.get("attention_factor") is not None:
         return float(params["attention_factor"])
 

@@ -27,11 +27,13 @@ class ParallelLMHead(nn.Module):
     Args:
         vocab_size: rows of W.
         hidden_size: width of x.
-        tied_to: embedding whose weight is W. On CPU the head packs a copy of its own: looking rows up wants the plain
-            layout, multiplying the packed one.
+        tied_to: embedding whose weight is W. On CPU the head packs a copy of its own: looking rows up wants
+            the plain layout, multiplying the packed one.
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, tied_to: VocabParallelEmbedding | None = None) -> None:
+    def __init__(
+        self, vocab_size: int, hidden_size: int, tied_to: VocabParallelEmbedding | None = None
+    ) -> None:
         super().__init__()
         self.weight: nn.Parameter | None = None
         if tied_to is None:

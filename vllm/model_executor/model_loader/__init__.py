@@ -28,11 +28,12 @@ __all__ = ["NO_EMBEDDED_MODEL", "ResolvedModel", "embedded_model_path", "get_mod
 def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: bool = False) -> nn.Module:
     """Build the model of `model_config` on `device`, with its weights loaded and packed.
 
-    The module has `forward(input_ids, positions, kv_caches, attn, logits_rows=None)` and `compute_logits(hidden)`; see
-    LlamaForCausalLM.
+    The module has `forward(input_ids, positions, kv_caches, attn, logits_rows=None)` and
+    `compute_logits(hidden)`; see LlamaForCausalLM.
 
     Raises:
-        ValueError: an architecture that is not supported, or weights that are missing, unexpected or of another shape.
+        ValueError: an architecture that is not supported, or weights that are missing, unexpected or of
+            another shape.
     """
     config = model_config.hf_config
     model_class = resolve_model_class(config.architectures)

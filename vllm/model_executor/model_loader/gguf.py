@@ -32,7 +32,7 @@ _NUM_THREADS = 2
 
 
 def converted_folder(path: Path, dtype: str, use_tqdm: bool = False) -> Path:
-    """The folder that holds the file's weights in `dtype`, its configuration and its tokenizer; made if not there.
+    """The folder with the file's weights in `dtype`, its configuration and its tokenizer; made if not there.
 
     Several processes may ask at once: each makes its own copy aside and one of them becomes the folder.
 
@@ -72,7 +72,9 @@ def _convert(path: Path, dtype: str, folder: Path, siblings: Path, use_tqdm: boo
     _write_weights(file, config, getattr(torch, dtype), folder / _WEIGHTS, use_tqdm)
 
 
-def _write_weights(file: GGUFFile, config: dict[str, Any], dtype: torch.dtype, target: Path, use_tqdm: bool) -> None:
+def _write_weights(
+    file: GGUFFile, config: dict[str, Any], dtype: torch.dtype, target: Path, use_tqdm: bool
+) -> None:
     """Dequantise tensor by tensor, a few at a time, so that memory stays far below the model's size."""
     names = gguf_names.weight_names(file)
     shapes = {new: file.tensors[old].shape for old, new in names.items()}
@@ -99,13 +101,15 @@ def _write_weights(file: GGUFFile, config: dict[str, Any], dtype: torch.dtype, t
 def _progress(total: int, use_tqdm: bool) -> Iterator[Any]:
     from tqdm import tqdm
 
-    with tqdm(total=total, desc="Converting GGUF", unit="tensor", disable=not use_tqdm, dynamic_ncols=True) as bar:
+    with tqdm(
+        total=total, desc="Converting GGUF", unit="tensor", disable=not use_tqdm, dynamic_ncols=True
+    ) as bar:
         yield bar.update
 
 
 @contextlib.contextmanager
 def _becoming(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder` that takes its name at the end, unless another process was faster."""
+    """A temporary folder that is renamed to `folder` at the end, unless another process was faster."""
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         yield temporary

@@ -46,19 +46,21 @@ class GGUFFile:
         tensors: the tensors by name, in file order.
 
     Raises:
-        ValueError: not a GGUF file, a version or byte order that is not known, a cut file, or a quantisation that the
-            gguf library does not know.
+        ValueError: not a GGUF file, a version or byte order that is not known, a cut file, or a quantisation
+            that the gguf library does not know.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._data = np.memmap(path, mode="r") if path.stat().st_size else np.empty(0, dtype=np.uint8)
-        cursor = _Cursor(memoryview(self._data), path.name)
+        cursor = _Cursor(self._data.data, path.name)
         if cursor.take(4) != _MAGIC:
             raise ValueError(f"{path.name} is not a GGUF file: it does not begin with 'GGUF'")
         version = cursor.scalar("<I")
         if version not in _VERSIONS:
-            raise ValueError(f"{path.name}: GGUF version must be one of {_VERSIONS} (little-endian), got {version}")
+            raise ValueError(
+                f"{path.name}: GGUF version must be one of {_VERSIONS} (little-endian), got {version}"
+            )
         num_tensors, num_pairs = cursor.scalar("<Q"), cursor.scalar("<Q")
         self.metadata: dict[str, Any] = {}
         for _ in range(num_pairs):
@@ -94,11 +96,15 @@ class GGUFFile:
         for name, shape, ggml_type, offset in entries:
             if ggml_type not in sizes:
                 known = ", ".join(kind.name for kind in GGMLQuantizationType)
-                raise ValueError(f"{self.path.name}: tensor {name} has type {ggml_type}; known types: {known}")
+                raise ValueError(
+                    f"{self.path.name}: tensor {name} has type {ggml_type}; known types: {known}"
+                )
             block, block_bytes = sizes[ggml_type]
             num_bytes = math.prod(shape) // block * block_bytes
             if base + offset + num_bytes > len(self._data):
-                raise ValueError(f"{self.path.name} is cut short: tensor {name} ends beyond the end of the file")
+                raise ValueError(
+                    f"{self.path.name} is cut short: tensor {name} ends beyond the end of the file"
+                )
             tensors[name] = GGUFTensor(name, shape, ggml_type, base + offset, num_bytes)
         return tensors
 

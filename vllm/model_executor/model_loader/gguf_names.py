@@ -54,10 +54,14 @@ def weight_names(file: GGUFFile) -> dict[str, str]:
 
 
 def restore_layout(file: GGUFFile, name: str, value: np.ndarray, config: dict[str, Any]) -> np.ndarray:
-    """Undo GGUF's reordering of Llama's query and key rows: there, the two rows that rotate together stand side by
-    side; here, they stand half a head apart."""
+    """Undo GGUF's reordering of Llama's query and key rows: there, the two rows that rotate together stand
+    side by side; here, they stand half a head apart."""
     match = _BLOCK_NAME.fullmatch(name)
-    if file.metadata["general.architecture"] != "llama" or match is None or match[2] not in ("attn_q", "attn_k"):
+    if (
+        file.metadata["general.architecture"] != "llama"
+        or match is None
+        or match[2] not in ("attn_q", "attn_k")
+    ):
         return value
     heads = config["num_attention_heads" if match[2] == "attn_q" else "num_key_value_heads"]
     pairs = value.reshape(heads, -1, 2, *value.shape[1:])
@@ -98,12 +102,14 @@ def hf_config(file: GGUFFile, dtype: str) -> dict[str, Any]:
             config[name] = value
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if not isinstance(config[name], int):
-            raise ValueError(f"{file.path.name}: layers that differ in {name} are not supported, got {config[name]}")
+            raise ValueError(
+                f"{file.path.name}: layers that differ in {name} are not supported, got {config[name]}"
+            )
     return config
 
 
 def special_ids(file: GGUFFile) -> dict[str, Any]:
-    """bos_token_id, pad_token_id, and eos_token_id (a list when a turn ends by another token than the text)."""
+    """bos_token_id, pad_token_id, and eos_token_id (a list when turns and texts end by different tokens)."""
     get = file.metadata.get
     eos = [get(f"tokenizer.ggml.{name}") for name in ("eos_token_id", "eot_token_id")]
     eos_ids = list(dict.fromkeys(value for value in eos if value is not None))
@@ -132,7 +138,7 @@ class _Reader:
 
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
-        self.architecture = file.metadata.get("general.architecture")
+        self.architecture: str = file.metadata.get("general.architecture", "")
         if self.architecture not in _ARCHITECTURES:
             raise ValueError(
                 f"{file.path.name}: general.architecture must be one of {', '.join(_ARCHITECTURES)}, "

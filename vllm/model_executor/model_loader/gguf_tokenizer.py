@@ -9,8 +9,8 @@ from typing import Any
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 
 _CONTROL, _USER_DEFINED = 3, 4
-# Vocabularies whose merges were learned on GPT-2's own split of the text. Building these here spares the several
-# seconds that importing transformers and its reading of the file take; the result is the same.
+# Vocabularies whose merges were learned on GPT-2's own split of the text. Building these here spares the
+# several seconds that importing transformers and its reading of the file take; the result is the same.
 _GPT2_SPLITS = ("gpt-2", "smollm")
 _SPECIAL = {
     "bos_token": "bos_token_id",
@@ -83,7 +83,10 @@ def _tokens_around(meta: dict[str, Any]) -> tuple[str | None, str | None]:
 
 def _write_tokenizer_config(meta: dict[str, Any], folder: Path) -> None:
     tokens = meta["tokenizer.ggml.tokens"]
-    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
     for name, key in _SPECIAL.items():
         token_id = meta.get(f"tokenizer.ggml.{key}")
         if token_id is not None:
@@ -92,4 +95,6 @@ def _write_tokenizer_config(meta: dict[str, Any], folder: Path) -> None:
     if template is not None:
         config["chat_template"] = template
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8"
+    )

@@ -1,4 +1,4 @@
-"""From what a user names (nothing, a folder, a .gguf file, a hub name) to a local folder and its configuration."""
+"""From what a user names (nothing, a folder, a .gguf file, a hub name) to a folder and its configuration."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ResolvedModel:
 
 
 def embedded_model_path() -> Path | None:
-    """The .gguf file of the embedded small model; None when its package is not installed. Nothing is imported."""
+    """The embedded small model's .gguf file, found without importing its package; None if not installed."""
     spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         for path in sorted(Path(folder).glob("*.gguf")):
@@ -63,8 +63,8 @@ def resolve_model(
 
     Args:
         model: folder, .gguf file or hub name; None = the embedded model.
-        requested_dtype: "auto", "float32", "bfloat16" or "float16". "auto" is the checkpoint's own; for GGUF it is
-            bfloat16 where the device multiplies that fast, else float32.
+        requested_dtype: "auto", "float32", "bfloat16" or "float16". "auto" is the checkpoint's own; for GGUF
+            it is bfloat16 where the device multiplies that fast, else float32.
         device: "cpu" or "cuda".
         revision: branch, tag or commit of a hub name.
         hf_overrides: entries that replace those of config.json.
@@ -106,7 +106,9 @@ def _locate(model: str | None, revision: str | None) -> Path:
         if (path / "config.json").is_file() or not files:
             return path
         if len(files) > 1:
-            raise ValueError(f"{path.name} holds several .gguf files; name one: {', '.join(f.name for f in files)}")
+            raise ValueError(
+                f"{path.name} holds several .gguf files; name one: {', '.join(f.name for f in files)}"
+            )
         return files[0]
     if path.suffix == ".gguf" or not _HUB_NAME.fullmatch(model):
         raise FileNotFoundError(f"model {model!r} is neither a folder nor a .gguf file on this machine")
@@ -127,8 +129,8 @@ def _warn_of_window(config: HFConfig) -> None:
     if config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
         warn_once(
             logger,
-            "the model attends to the last %d tokens only (sliding_window), which is not supported beyond that length: "
-            "max_model_len is at most %d instead of %d",
+            "the model attends to the last %d tokens only (sliding_window), which is not supported beyond "
+            "that length: max_model_len is at most %d instead of %d",
             config.sliding_window,
             config.max_context_len,
             config.max_position_embeddings,

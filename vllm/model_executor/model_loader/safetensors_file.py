@@ -28,8 +28,8 @@ def shard_files(folder: Path) -> list[Path]:
     if not index.is_file():
         if any(folder.glob("pytorch_model*.bin")):
             raise ValueError(
-                f"{folder.name} holds its weights as pytorch_model.bin, which is not supported because loading it can "
-                "run code; convert it to safetensors (save_pretrained of transformers writes them)"
+                f"{folder.name} holds its weights as pytorch_model.bin, which is not supported because loading "
+                "it can run code; convert it to safetensors (save_pretrained of transformers writes them)"
             )
         raise ValueError(f"{folder.name} has neither model.safetensors nor model.safetensors.index.json")
     try:
@@ -60,7 +60,7 @@ def iterate_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
 
 
 def stored_dtype(files: list[Path]) -> str | None:
-    """The dtype of the first floating-point tensor, from the header alone; None when there is none of a known one."""
+    """The dtype of the first tensor that has a known floating-point one, from the header alone, or None."""
     from safetensors import safe_open
 
     for path in files:
@@ -99,7 +99,7 @@ class SafetensorsWriter:
         """Write the next tensor."""
         _, shape = self._remaining.pop()
         assert tuple(tensor.shape) == tuple(shape) and tensor.dtype == self._dtype
-        self._file.write(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+        self._file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
     def __enter__(self) -> SafetensorsWriter:
         return self

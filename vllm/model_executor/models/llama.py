@@ -1,4 +1,4 @@
-"""Llama, and with it SmolLM2 and Mistral: pre-norm blocks, rotary positions, grouped-query attention, gated MLP."""
+"""Llama, SmolLM2, Mistral: pre-norm blocks, rotary positions, grouped-query attention, gated MLP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class LlamaAttention(nn.Module):
         self, config: HFConfig, rotary: RotaryEmbedding, qkv_bias: bool, o_bias: bool, qk_norm: bool = False
     ) -> None:
         super().__init__()
-        heads, kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = config.head_dim
         self.head_counts = [heads, kv_heads, kv_heads]
         self.qkv_proj = QKVParallelLinear(config.hidden_size, self.head_dim, heads, kv_heads, qkv_bias)
         self.o_proj = RowParallelLinear(heads * self.head_dim, config.hidden_size, o_bias, "o_proj")
@@ -42,7 +43,12 @@ class LlamaAttention(nn.Module):
         self.attn = Attention(self.head_dim)
 
     def forward(
-        self, positions: Tensor, hidden: Tensor, kv_cache: KVCache, attn: AttentionMetadata, rows: Tensor | None
+        self,
+        positions: Tensor,
+        hidden: Tensor,
+        kv_cache: KVCache,
+        attn: AttentionMetadata,
+        rows: Tensor | None,
     ) -> Tensor:
         """[T, H] -> [T, H], or [L, H] for the tokens in `rows`."""
         heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
@@ -72,7 +78,7 @@ class LlamaMLP(nn.Module):
 
 
 class LlamaDecoderLayer(nn.Module):
-    """One block. The residual stream is carried beside the block's output so that add and norm are one operation."""
+    """One block. Its output is added to the residual stream by the next norm: one operation for both."""
 
     def __init__(self, config: HFConfig, attention: LlamaAttention) -> None:
         super().__init__()
@@ -169,8 +175,8 @@ class LlamaForCausalLM(nn.Module):
             positions: int64 [T].
             kv_caches: key and value cache of each layer.
             attn: how the tokens belong to requests and blocks.
-            logits_rows: int64 [L], increasing: tokens whose result is wanted, the last block computes no others;
-                None = all.
+            logits_rows: int64 [L], increasing: tokens whose result is wanted, the last block computes no
+                others; None = all.
 
         Returns:
             [L, H], or [T, H] without logits_rows.

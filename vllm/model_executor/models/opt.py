@@ -1,4 +1,4 @@
-"""OPT: learned positions, LayerNorm before or after each part of a block, plain MLP, optionally narrower embeddings."""
+"""OPT: learned positions, LayerNorm before or after each part of a block, plain MLP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from vllm.v1.attention.metadata import AttentionMetadata
 
 KVCache = tuple[Tensor, Tensor]
 
-# Row p + 2 of the position table belongs to position p: the first two rows are a leftover of the model's training code.
+# Row p + 2 of the position table belongs to position p: the first two rows are a leftover of the model's
+# training code.
 _POSITION_OFFSET = 2
 
 
@@ -32,10 +33,14 @@ class OPTAttention(nn.Module):
         heads, self.head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
         self.num_heads = heads
         self.qkv_proj = QKVParallelLinear(config.hidden_size, self.head_dim, heads, heads, config.enable_bias)
-        self.out_proj = RowParallelLinear(config.hidden_size, config.hidden_size, config.enable_bias, "out_proj")
+        self.out_proj = RowParallelLinear(
+            config.hidden_size, config.hidden_size, config.enable_bias, "out_proj"
+        )
         self.attn = Attention(self.head_dim)
 
-    def forward(self, hidden: Tensor, kv_cache: KVCache, attn: AttentionMetadata, rows: Tensor | None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, kv_cache: KVCache, attn: AttentionMetadata, rows: Tensor | None
+    ) -> Tensor:
         """[T, H] -> [T, H], or [L, H] for the tokens in `rows`."""
         heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
         q, k, v = heads.split(self.num_heads, dim=1)
@@ -56,7 +61,9 @@ class OPTDecoderLayer(nn.Module):
         self.final_layer_norm = LayerNorm(hidden, affine)
         self.act_fn = get_act_fn(config.hidden_act)
 
-    def forward(self, hidden: Tensor, kv_cache: KVCache, attn: AttentionMetadata, rows: Tensor | None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, kv_cache: KVCache, attn: AttentionMetadata, rows: Tensor | None
+    ) -> Tensor:
         """[T, H] -> [T, H], or [L, H] for the tokens in `rows`."""
         normed = self.self_attn_layer_norm(hidden) if self.norm_before else hidden
         attended = self.self_attn(normed, kv_cache, attn, rows)
@@ -76,7 +83,9 @@ class OPTDecoder(nn.Module):
         super().__init__()
         hidden, embed = config.hidden_size, config.word_embed_proj_dim
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, embed)
-        self.embed_positions = VocabParallelEmbedding(config.max_position_embeddings + _POSITION_OFFSET, hidden)
+        self.embed_positions = VocabParallelEmbedding(
+            config.max_position_embeddings + _POSITION_OFFSET, hidden
+        )
         self.project_in: ReplicatedLinear | None = None
         self.project_out: ReplicatedLinear | None = None
         if embed != hidden:
@@ -131,8 +140,8 @@ class OPTForCausalLM(nn.Module):
         super().__init__()
         if max_model_len > config.max_position_embeddings:
             raise ValueError(
-                f"max_model_len must be at most max_position_embeddings={config.max_position_embeddings}, the number "
-                f"of learned positions, got {max_model_len}"
+                "max_model_len must be at most the number of learned positions, "
+                f"max_position_embeddings={config.max_position_embeddings}; got {max_model_len}"
             )
         self.model = OPTModel(config)
         tied_to = self.model.decoder.embed_tokens if config.tie_word_embeddings else None
@@ -146,8 +155,8 @@ class OPTForCausalLM(nn.Module):
         attn: AttentionMetadata,
         logits_rows: Tensor | None = None,
     ) -> Tensor:
-        """Final hidden states of T tokens; arguments and result as in LlamaForCausalLM.forward, with the width of the
-        embeddings."""
+        """Final hidden states of T tokens; arguments and result as in LlamaForCausalLM.forward, with the
+        width of the embeddings."""
         if logits_rows is not None and logits_rows.shape[0] == input_ids.shape[0]:
             logits_rows = None
         return self.model.decoder(input_ids, positions, kv_caches, attn, logits_rows)

@@ -11,10 +11,10 @@ from torch import Tensor
 class AttentionMetadata:
     """T tokens of R requests, the requests' tokens one after another.
 
-    Request r's queries are the last `query_start_loc[r + 1] - query_start_loc[r]` of its `seq_lens[r]` tokens.
+    Request r's queries are the last (query_start_loc[r + 1] - query_start_loc[r]) of its seq_lens[r] tokens.
     """
 
-    slot_mapping: Tensor  # int64 [T], KV cache slot of each token: block id * block size + offset in the block
+    slot_mapping: Tensor  # int64 [T], KV cache slot of each token: block id * block size + offset
     block_table: Tensor  # int32 [R, blocks of the longest request], KV block ids
     query_start_loc: Tensor  # int32 [R + 1], first token of each request
     seq_lens: Tensor  # int32 [R], tokens with KV after this step

@@ -1,0 +1,433 @@
+"""Text to token ids and back, over the tokenizers library. transformers is imported only where nothing else
+will do."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import tokenizers
+
+from vllm.transformers_utils.hub import download
+
+_SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SENTENCEPIECE_SPACE = "\u2581"
+_REPLACEMENT = "\ufffd"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a tokenizer came from, so that transformers can load it, too."""
+
+    path: str
+    use_fast: bool = True
+    trust_remote_code: bool = False
+    revision: str | None = None
+
+    def load_hf(self) -> Any:
+        """The tokenizer by transformers.
+
+        Raises:
+            ValueError: transformers cannot load it.
+        """
+        from transformers import AutoTokenizer
+
+        options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code, "revision": self.revision}
+        path = Path(self.path)
+        if not self.use_fast:
+            options["use_fast"] = False
+        if path.suffix == ".gguf" and path.is_file():
+            path, options["gguf_file"] = path.parent, path.name
+        try:
+            return AutoTokenizer.from_pretrained(str(path), **options)
+        except (OSError, ValueError, ImportError, KeyError) as error:
+            raise ValueError(f"no tokenizer could be loaded from {path.name}: {error}") from error
+
+
+class Tokenizer:
+    """A tokenizer with the settings of its folder.
+
+    `encode`, `decode` and `apply_chat_template` give what transformers' AutoTokenizer gives for the same
+    folder.
+    """
+
+    is_fast = True
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special_tokens: dict[str, str], source: _Source
+    ) -> None:
+        """
+        Args:
+            backend: the tokenizer proper; truncation and padding are switched off.
+            special_tokens: text of bos_token, eos_token and so on.
+            source: where it came from.
+        """
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self._special_tokens = special_tokens
+        self._source = source
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text; special tokens written in the text are recognised."""
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Ids of each text, computed in parallel."""
+        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of a sequence of ids; bytes that are no whole character show as the replacement character."""
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def decode_batch(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        """Text of each sequence of ids."""
+        return self.backend.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
+
+    def decode_tokens(self, ids: Iterable[int] | np.ndarray) -> list[str]:
+        """Text of each id by itself, with its leading space; special tokens as they are written, bytes that
+        are no whole character as the replacement character, an id without a token as an empty text."""
+        texts: list[str] = []
+        known = self._token_texts
+        for token_id in ids.tolist() if isinstance(ids, np.ndarray) else ids:
+            text = known.get(token_id)
+            if text is None:
+                text = known[token_id] = self.token_bytes(token_id).decode("utf-8", errors="replace")
+            texts.append(text)
+        return texts
+
+    def decode_stream(self, skip_special_tokens: bool = True) -> TokenStream:
+        """A stream that turns ids into text as they come, as a continuation: a leading space is kept."""
+        skipped = frozenset(self.all_special_ids) if skip_special_tokens else frozenset()
+        if self._spelling == "other":
+            return _RedecodingStream(self, skipped)
+        return _ByteStream(self, skipped)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of an id (a byte-level space is written G with a dot); None without a
+        token."""
+        return self.backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a vocabulary spelling; None for what is not in the vocabulary."""
+        return self.backend.token_to_id(token)
+
+    def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str | None]:
+        """`id_to_token` of each id."""
+        return [self.id_to_token(int(token_id)) for token_id in ids]
+
+    def convert_tokens_to_ids(self, tokens: Iterable[str]) -> list[int | None]:
+        """`token_to_id` of each token."""
+        return [self.token_to_id(token) for token in tokens]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that an id adds to a text, possibly a part of a character; empty for an id without a
+        token."""
+        token = self.id_to_token(int(token_id))
+        if token is None:
+            return b""
+        if self._spelling == "other":
+            return self.decode([token_id], skip_special_tokens=False).encode()
+        if self._spelling == "byte-level":
+            byte_of = _byte_of_char()
+            known = [byte_of.get(char) for char in token]
+            return token.encode() if None in known else bytes(known)  # type: ignore[arg-type]
+        match = _BYTE_TOKEN.fullmatch(token)
+        if match is not None:
+            return bytes([int(match[1], 16)])
+        return token.replace(_SENTENCEPIECE_SPACE, " ").encode()
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of the beginning-of-text token."""
+        return self._special_ids.get("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the end-of-text token."""
+        return self._special_ids.get("eos_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Id of the padding token."""
+        return self._special_ids.get("pad_token")
+
+    @cached_property
+    def all_special_ids(self) -> list[int]:
+        """Ids that `skip_special_tokens` leaves out, ascending."""
+        added = self.backend.get_added_tokens_decoder()
+        return sorted(token_id for token_id, token in added.items() if token.special)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template; None when there is none (imports transformers)."""
+        return self.hf_tokenizer.chat_template
+
+    def apply_chat_template(self, messages: Sequence[dict[str, Any]], **kwargs: Any) -> Any:
+        """What transformers' method of this name gives for the same arguments (imports transformers).
+
+        Raises:
+            ValueError: the tokenizer has no chat template.
+        """
+        return self.hf_tokenizer.apply_chat_template(list(messages), **kwargs)
+
+    @cached_property
+    def hf_tokenizer(self) -> Any:
+        """The tokenizer as transformers knows it, loaded on first use."""
+        return self._source.load_hf()
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    @cached_property
+    def _special_ids(self) -> dict[str, int]:
+        ids = {name: self.token_to_id(text) for name, text in self._special_tokens.items()}
+        return {name: token_id for name, token_id in ids.items() if token_id is not None}
+
+    @cached_property
+    def _token_texts(self) -> dict[int, str]:
+        return {}
+
+    @cached_property
+    def _spelling(self) -> str:
+        """How the vocabulary spells bytes: "byte-level", "sentencepiece", or "other"."""
+        decoder = self.backend.decoder
+        kinds = str(decoder.__getstate__()) if decoder is not None else ""
+        if '"ByteLevel"' in kinds:
+            return "byte-level"
+        return "sentencepiece" if '"ByteFallback"' in kinds or '"Metaspace"' in kinds else "other"
+
+
+class SlowTokenizer(Tokenizer):
+    """A tokenizer that exists only as Python code in transformers."""
+
+    is_fast = False
+
+    def __init__(self, hf_tokenizer: Any, source: _Source) -> None:
+        self.hf_tokenizer = hf_tokenizer
+        self._special_tokens = _hf_special_tokens(hf_tokenizer)
+        self._source = source
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """See Tokenizer.encode."""
+        return self.hf_tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """See Tokenizer.encode_batch."""
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """See Tokenizer.decode."""
+        return self.hf_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def decode_batch(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        """See Tokenizer.decode_batch."""
+        return [self.decode(ids, skip_special_tokens) for ids in sequences]
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """See Tokenizer.id_to_token."""
+        return self.hf_tokenizer.convert_ids_to_tokens(token_id) if 0 <= token_id < len(self) else None
+
+    def token_to_id(self, token: str) -> int | None:
+        """See Tokenizer.token_to_id."""
+        return self._vocab.get(token)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return len(self.hf_tokenizer)
+
+    @cached_property
+    def all_special_ids(self) -> list[int]:
+        """See Tokenizer.all_special_ids."""
+        return sorted(self.hf_tokenizer.all_special_ids)
+
+    @cached_property
+    def _vocab(self) -> dict[str, int]:
+        return self.hf_tokenizer.get_vocab()
+
+    @cached_property
+    def _spelling(self) -> str:
+        # A Python tokenizer's decode may do anything; only its own result tells what a token's text is.
+        return "other"
+
+
+class TokenStream(Protocol):
+    """Text of a growing sequence, piece by piece, never cut inside a character."""
+
+    def step(self, ids: Iterable[int]) -> str:
+        """The text that `ids` add. The start of an unfinished character waits for the ids that finish it."""
+
+
+class _ByteStream:
+    """For vocabularies whose tokens stand for bytes."""
+
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def step(self, ids: Iterable[int]) -> str:
+        """See TokenStream.step."""
+        token_bytes = self._tokenizer.token_bytes
+        return self._decoder.decode(b"".join(token_bytes(i) for i in ids if i not in self._skipped))
+
+
+class _RedecodingStream:
+    """For any vocabulary: decodes the last tokens again with the new ones, and gives the difference."""
+
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+        self._context: list[int] = []  # ids whose text is out, kept because spaces depend on the token before
+        self._waiting: list[int] = []
+
+    def step(self, ids: Iterable[int]) -> str:
+        """See TokenStream.step."""
+        self._waiting.extend(i for i in ids if i not in self._skipped)
+        before = self._tokenizer.decode(self._context, skip_special_tokens=False)
+        text = self._tokenizer.decode(self._context + self._waiting, skip_special_tokens=False)
+        if len(text) <= len(before) or text.endswith(_REPLACEMENT):
+            return ""
+        self._context, self._waiting = self._waiting, []
+        return text[len(before) :]
+
+
+def get_tokenizer(
+    path: str | Path,
+    tokenizer_mode: str = "auto",
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+) -> Tokenizer:
+    """Load a tokenizer.
+
+    Args:
+        path: a folder, a .gguf file or a hub name.
+        tokenizer_mode: "auto", or "slow" for the Python implementation where transformers has one.
+        trust_remote_code: let the repository run its own code.
+        revision: branch, tag or commit of a hub name.
+
+    Raises:
+        FileNotFoundError: a hub name that cannot be had.
+        ValueError: a folder or file without a usable tokenizer, or a bad tokenizer_mode.
+    """
+    if tokenizer_mode not in ("auto", "slow"):
+        raise ValueError(f"tokenizer_mode must be one of auto, slow, got {tokenizer_mode!r}")
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        folder = download(str(path), revision, weights=False)
+    source = _Source(str(folder), tokenizer_mode == "auto", trust_remote_code, revision)
+    file = folder / "tokenizer.json"
+    if tokenizer_mode == "slow" or not file.is_file():
+        return _from_transformers(source)
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"{folder.name}/tokenizer.json is not a usable tokenizer: {error}") from error
+    settings = _read_settings(folder)
+    _add_missing_tokens(backend, settings)
+    _set_post_processor(backend, settings)
+    backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
+    return Tokenizer(backend, _named_special_tokens(settings), source)
+
+
+def _from_transformers(source: _Source) -> Tokenizer:
+    hf_tokenizer = source.load_hf()
+    backend = getattr(hf_tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        return SlowTokenizer(hf_tokenizer, source)
+    tokenizer = Tokenizer(backend, _hf_special_tokens(hf_tokenizer), source)
+    tokenizer.hf_tokenizer = hf_tokenizer
+    return tokenizer
+
+
+def _hf_special_tokens(hf_tokenizer: Any) -> dict[str, str]:
+    texts = {name: getattr(hf_tokenizer, name, None) for name in _SPECIAL_KEYS}
+    return {name: str(text) for name, text in texts.items() if text is not None}
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json over special_tokens_map.json."""
+    settings: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = folder / name
+        if path.is_file():
+            try:
+                settings.update(json.loads(path.read_text(encoding="utf-8")))
+            except ValueError as error:
+                raise ValueError(f"{folder.name}/{name} is not a JSON object: {error}") from None
+    return settings
+
+
+def _named_special_tokens(settings: dict[str, Any]) -> dict[str, str]:
+    named = {name: _content(settings.get(name)) for name in _SPECIAL_KEYS}
+    return {name: text for name, text in named.items() if text is not None}
+
+
+def _content(token: Any) -> str | None:
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _add_missing_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
+    """Tokens that the settings name and tokenizer.json does not hold as added ones."""
+    present = {token.content for token in backend.get_added_tokens_decoder().values()}
+    decoder = settings.get("added_tokens_decoder") or {}
+    wanted: list[Any] = [decoder[key] for key in sorted(decoder, key=int)]
+    wanted += [settings.get(name) for name in _SPECIAL_KEYS]
+    for name in _SPECIAL_LISTS:
+        value = settings.get(name) or []
+        wanted += value.values() if isinstance(value, dict) else value
+    for token in wanted:
+        text = _content(token)
+        if text is None or text in present:
+            continue
+        present.add(text)
+        flags = token if isinstance(token, dict) else {}
+        special = flags.get("special", True)
+        added = tokenizers.AddedToken(
+            text,
+            single_word=flags.get("single_word", False),
+            lstrip=flags.get("lstrip", False),
+            rstrip=flags.get("rstrip", False),
+            normalized=flags.get("normalized", not special),
+            special=special,
+        )
+        (backend.add_special_tokens if special else backend.add_tokens)([added])
+
+
+def _set_post_processor(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
+    """add_bos_token and add_eos_token, where the settings have them, win over tokenizer.json."""
+    if "add_bos_token" not in settings and "add_eos_token" not in settings:
+        return
+    named = _named_special_tokens(settings)
+    bos = named.get("bos_token") if settings.get("add_bos_token") else None
+    eos = named.get("eos_token") if settings.get("add_eos_token") else None
+    template = [part for part in (bos, "$A", eos) if part is not None]
+    around = [(text, backend.token_to_id(text)) for text in (bos, eos) if text is not None]
+    backend.post_processor = tokenizers.processors.TemplateProcessing(single=template, special_tokens=around)
+
+
+@cache
+def _byte_of_char() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for: printable Latin-1 stands for
+    itself, the other bytes are, in order, the characters from U+0100 on."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in plain}
+    others = (byte for byte in range(256) if chr(byte) not in table)
+    return table | {chr(0x100 + index): byte for index, byte in enumerate(list(others))}
