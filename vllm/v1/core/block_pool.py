@@ -1,0 +1,135 @@
+"""The pool of KV blocks: who owns which, which are free, and which hold content worth finding again."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from vllm.v1.request import Request
+
+
+def block_hash(parent: bytes, token_ids: list[int]) -> bytes:
+    """Content hash of a full block: its tokens and, through `parent`, everything before them. 16 bytes of BLAKE2b, so
+    that two contents that meet are not a matter of luck that an attacker can work on."""
+    return hashlib.blake2b(array("q", token_ids).tobytes(), digest_size=16, key=parent).digest()
+
+
+def extend_block_hashes(request: Request, block_size: int) -> list[bytes]:
+    """Hash the request's full blocks that have not been hashed yet; returns all of them."""
+    hashes = request.block_hashes
+    num_full = request.num_tokens // block_size
+    if len(hashes) < num_full:
+        parent = hashes[-1] if hashes else _root_hash(request.cache_salt)
+        for index in range(len(hashes), num_full):
+            parent = block_hash(parent, request.token_ids[index * block_size : (index + 1) * block_size])
+            hashes.append(parent)
+    return hashes
+
+
+def _root_hash(salt: str | None) -> bytes:
+    return hashlib.blake2b((salt or "").encode("utf-8", "surrogatepass"), digest_size=16, person=b"salt").digest()
+
+
+class BlockPool:
+    """Blocks 0 .. num_blocks - 1, by reference count.
+
+    A free block may still hold content under a hash: it can be taken back by that content until it is handed out
+    for another. Blocks without content are handed out first (latest freed first, so that memory never touched stays
+    untouched), then those with content, least recently used first.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
+        self.num_blocks = num_blocks
+        self.ref_counts = [0] * num_blocks
+        self._blank = list(range(num_blocks - 1, -1, -1))  # a stack: low ids come first
+        self._reusable: OrderedDict[int, None] = OrderedDict()  # free, with content; oldest first
+        self._hash_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody owns."""
+        return len(self._blank) + len(self._reusable)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that can be found by content."""
+        return len(self._block_of)
+
+    def find(self, content_hash: bytes) -> int | None:
+        """The block that holds this content, if any."""
+        return self._block_of.get(content_hash)
+
+    def is_reusable(self, block_id: int) -> bool:
+        """Whether the block is free and holds content."""
+        return block_id in self._reusable
+
+    def allocate(self, count: int) -> list[int]:
+        """Hand out `count` blocks, each with one owner; content that they held is forgotten.
+
+        Raises:
+            RuntimeError: fewer are free.
+        """
+        if count > self.num_free:
+            raise RuntimeError(f"{count} blocks asked for, {self.num_free} free")
+        blocks = []
+        for _ in range(count):
+            if self._blank:
+                block_id = self._blank.pop()
+            else:
+                block_id, _ = self._reusable.popitem(last=False)
+                self._forget(block_id)
+            self.ref_counts[block_id] = 1
+            blocks.append(block_id)
+        return blocks
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Add an owner to each block, taking back those that are free."""
+        for block_id in block_ids:
+            if self.ref_counts[block_id] == 0:
+                del self._reusable[block_id]
+            self.ref_counts[block_id] += 1
+
+    def release(self, block_ids: Iterable[int]) -> None:
+        """Take one owner from each block. Earlier ones in `block_ids` are handed out again sooner."""
+        for block_id in block_ids:
+            count = self.ref_counts[block_id] - 1
+            if count < 0:
+                raise RuntimeError(f"block {block_id} was released more often than owned")
+            self.ref_counts[block_id] = count
+            if count == 0:
+                if block_id in self._hash_of:
+                    self._reusable[block_id] = None
+                else:
+                    self._blank.append(block_id)
+
+    def register(self, block_id: int, content_hash: bytes) -> None:
+        """Make an owned block findable by its content. A second block of equal content stays unregistered."""
+        if content_hash not in self._block_of and block_id not in self._hash_of:
+            self._block_of[content_hash] = block_id
+            self._hash_of[block_id] = content_hash
+
+    def unregister(self, block_id: int) -> None:
+        """The block does not hold what it was registered for."""
+        if block_id in self._hash_of:
+            self._forget(block_id)
+            if block_id in self._reusable:
+                del self._reusable[block_id]
+                self._blank.append(block_id)
+
+    def reset(self) -> bool:
+        """Forget all content; False, and nothing done, while any block is owned."""
+        if self.num_free != self.num_blocks:
+            return False
+        while self._reusable:
+            self._blank.append(self._reusable.popitem()[0])
+        self._hash_of.clear()
+        self._block_of.clear()
+        return True
+
+    def _forget(self, block_id: int) -> None:
+        del self._block_of[self._hash_of.pop(block_id)]

@@ -1,0 +1,40 @@
+"""The border between the scheduler and the workers: what one step does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm.sampling_params import SamplingParams
+
+
+@dataclass
+class NewRequestData:
+    """A request that gets a slot in this step: newly admitted, or resumed after a preemption."""
+
+    req_id: str
+    prefill_token_ids: list[int]  # the prompt, and what was generated before a preemption
+    num_prompt_tokens: int
+    sampling_params: SamplingParams
+    block_ids: list[int]  # all blocks owned so far, cached prefix first
+    num_computed_tokens: int  # tokens whose KV stands in those blocks, or is written there by this very step
+
+
+@dataclass
+class CachedRequestData:
+    """Requests that own a slot already, in batch order."""
+
+    req_ids: list[str] = field(default_factory=list)
+    new_block_ids: list[list[int]] = field(default_factory=list)  # appended in this step, often none
+    num_computed_tokens: list[int] = field(default_factory=list)
+
+
+@dataclass
+class SchedulerOutput:
+    """One step."""
+
+    scheduled_new_reqs: list[NewRequestData]
+    scheduled_cached_reqs: CachedRequestData
+    num_scheduled_tokens: dict[str, int]  # request id -> tokens in this step; its order is the batch's
+    total_num_scheduled_tokens: int
+    finished_req_ids: list[str]  # ended since the last step: their slots are free
+    preempted_req_ids: list[str]  # lost slot and blocks in this step; they come back as NewRequestData

@@ -1,0 +1,298 @@
+"""The scheduler: which requests run in a step, how many tokens of each, in which blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vllm.config import CacheConfig, SchedulerConfig
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.request_queue import make_queue
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+
+@dataclass
+class SchedulerStats:
+    """A look at the scheduler between two steps."""
+
+    num_running: int
+    num_waiting: int
+    kv_cache_usage: float  # share of blocks owned, in [0, 1]
+    num_prefix_queried_tokens: int
+    num_prefix_hit_tokens: int
+    num_preemptions: int
+
+
+class Scheduler:
+    """Continuous batching under a token budget, with chunked prefill, prefix caching and preemption by recomputation.
+
+    It knows tokens, blocks and budgets. A step serves running requests first, in the order of their admission (so a
+    prompt that is being prefilled over several steps, always the last one admitted, comes after the decodes), then
+    admits waiting ones while slots, budget and blocks last. No request is admitted in a step that preempts one: a
+    block registered in the cache by a request that then loses its place is therefore shared by nobody.
+    """
+
+    def __init__(self, scheduler_config: SchedulerConfig, cache_config: CacheConfig, max_model_len: int) -> None:
+        """
+        Raises:
+            ValueError: cache_config.num_blocks is not set, or chunked prefill is off and a prompt of max_model_len
+                does not fit in a step.
+        """
+        if cache_config.num_blocks is None:
+            raise ValueError("num_blocks must be set before the scheduler is built")
+        if not scheduler_config.enable_chunked_prefill and scheduler_config.max_num_batched_tokens < max_model_len:
+            raise ValueError(
+                f"max_num_batched_tokens must be at least max_model_len={max_model_len} when chunked prefill is off, "
+                f"got {scheduler_config.max_num_batched_tokens}"
+            )
+        self.config = scheduler_config
+        self.max_model_len = max_model_len
+        self.kv = KVCacheManager(
+            cache_config.num_blocks, cache_config.block_size, cache_config.enable_prefix_caching
+        )
+        self.requests: dict[str, Request] = {}
+        self.waiting = make_queue(scheduler_config.policy)
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+        self._finished_req_ids: list[str] = []
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: the id is in use, the prompt is empty or longer than max_model_len, or the prompt and
+                max_tokens together need more blocks than the pool has (so that a lone request never runs dry).
+        """
+        if request.request_id in self.requests:
+            raise ValueError(f"request_id {request.request_id!r} is in use by an unfinished request")
+        if not 0 < request.num_tokens < self.max_model_len + 1:
+            raise ValueError(
+                f"request {request.request_id!r}: the prompt must have 1 to {self.max_model_len} tokens, "
+                f"got {request.num_tokens}"
+            )
+        # The last generated token is never fed back, so it needs no place.
+        longest = min(request.num_tokens + request.max_tokens - 1, self.max_model_len)
+        block_size, num_blocks = self.kv.block_size, self.kv.pool.num_blocks
+        if longest > num_blocks * block_size:
+            raise ValueError(
+                f"request {request.request_id!r} may need {longest} tokens of KV cache (prompt {request.num_tokens}, "
+                f"max_tokens {request.max_tokens}), but the cache holds {num_blocks * block_size}"
+            )
+        self.requests[request.request_id] = request
+        self.waiting.add(request)
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether the request is waiting or running."""
+        return request_id in self.requests
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """Forget requests in any state; ids that are not there are ignored."""
+        aborted_running = False
+        for request_id in list(request_ids):
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            if request.status is RequestStatus.WAITING:
+                self.waiting.remove(request)
+            else:
+                aborted_running = True
+            self._end(request)
+        if aborted_running:
+            self._drop_finished_from_running()
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether anything is waiting or running."""
+        return bool(self.requests)
+
+    def get_num_unfinished_requests(self) -> int:
+        """How many are waiting or running."""
+        return len(self.requests)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False, and nothing done, while requests run."""
+        return self.kv.reset_prefix_cache()
+
+    def stats(self) -> SchedulerStats:
+        """Counts for logs and metrics."""
+        cache = self.kv.stats
+        return SchedulerStats(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            kv_cache_usage=self.kv.usage,
+            num_prefix_queried_tokens=cache.num_queried_tokens,
+            num_prefix_hit_tokens=cache.num_hit_tokens,
+            num_preemptions=self.num_preemptions,
+        )
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        """Choose the next step. Its tokens count as computed from here on."""
+        step = SchedulerOutput([], CachedRequestData(), {}, 0, self._finished_req_ids, [])
+        self._finished_req_ids = []
+        self._schedule_running(step)
+        if not step.preempted_req_ids:
+            self._admit_waiting(step)
+        return step
+
+    def _schedule_running(self, step: SchedulerOutput) -> None:
+        budget = self.config.max_num_batched_tokens
+        cached, scheduled = step.scheduled_cached_reqs, step.num_scheduled_tokens
+        index = 0
+        # Preemption shortens the list while it is walked.
+        while index < len(self.running) and budget > 0:
+            request = self.running[index]
+            num_new = min(request.num_tokens - request.num_computed_tokens, budget)
+            added = self.kv.grow(request, num_new)
+            if added is None:
+                victim = self._choose_victim()
+                position = self.running.index(victim)
+                budget += self._preempt(victim, step)
+                if position < index:
+                    index -= 1
+                continue
+            cached.req_ids.append(request.request_id)
+            cached.new_block_ids.append(added)
+            cached.num_computed_tokens.append(request.num_computed_tokens)
+            scheduled[request.request_id] = num_new
+            request.num_computed_tokens += num_new
+            budget -= num_new
+            index += 1
+        step.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget
+
+    def _choose_victim(self) -> Request:
+        if self.config.policy == "priority":
+            return max(self.running, key=Request.sort_key)
+        return self.running[-1]
+
+    def _preempt(self, victim: Request, step: SchedulerOutput) -> int:
+        """Take the victim's slot and blocks; returns the tokens that it had been given in this step."""
+        request_id = victim.request_id
+        num_scheduled = step.num_scheduled_tokens.pop(request_id, 0)
+        if num_scheduled:
+            cached = step.scheduled_cached_reqs
+            where = cached.req_ids.index(request_id)
+            for column in (cached.req_ids, cached.new_block_ids, cached.num_computed_tokens):
+                del column[where]  # type: ignore[attr-defined]
+            begun_at = victim.num_computed_tokens - num_scheduled
+            self.kv.forget_content(self.kv.blocks_filled_by(victim, begun_at))
+        self.running.remove(victim)
+        self.kv.free(victim)
+        victim.status = RequestStatus.WAITING
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.put_back(victim)
+        step.preempted_req_ids.append(request_id)
+        return num_scheduled
+
+    def _admit_waiting(self, step: SchedulerOutput) -> None:
+        budget = self.config.max_num_batched_tokens - step.total_num_scheduled_tokens
+        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self.waiting.peek()
+            prefix = self.kv.find_prefix(request)
+            num_cached = len(prefix) * self.kv.block_size
+            num_new = request.num_tokens - num_cached
+            if num_new > budget:
+                if not self.config.enable_chunked_prefill:
+                    break
+                num_new = budget
+            if not self.kv.admit(request, prefix, num_new):
+                break
+            self.waiting.pop()
+            self.running.append(request)
+            request.status = RequestStatus.RUNNING
+            if request.num_cached_tokens < 0:
+                request.num_cached_tokens = num_cached
+            request.num_computed_tokens = num_cached + num_new
+            step.scheduled_new_reqs.append(
+                NewRequestData(
+                    req_id=request.request_id,
+                    prefill_token_ids=list(request.token_ids),
+                    num_prompt_tokens=request.num_prompt_tokens,
+                    sampling_params=request.sampling_params,
+                    block_ids=list(self.kv.blocks_of(request.request_id)),
+                    num_computed_tokens=num_cached,
+                )
+            )
+            step.num_scheduled_tokens[request.request_id] = num_new
+            budget -= num_new
+        step.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> list[EngineCoreOutput]:
+        """Take a step's results: append tokens, end what is done, slice the readings."""
+        outputs = []
+        any_finished = False
+        logprobs = model_runner_output.logprobs
+        token_ids = model_runner_output.sampled_token_ids.tolist()
+        for index, request_id in enumerate(model_runner_output.req_ids):
+            request = self.requests.get(request_id)
+            if request is None:
+                continue  # aborted while the step ran
+            token_id = token_ids[index]
+            request.token_ids.append(token_id)
+            output = EngineCoreOutput(request_id, [token_id], num_cached_tokens=request.num_cached_tokens)
+            if request.sampling_params.num_logprobs is not None:
+                row = logprobs[index]
+                assert row is not None
+                output.logprobs = [row]
+            self._check_stop(request, token_id, output)
+            if output.finish_reason is not None:
+                self._end(request)
+                any_finished = True
+            outputs.append(output)
+        for request_id, message in model_runner_output.errors.items():
+            request = self.requests.get(request_id)
+            if request is not None:
+                outputs.append(EngineCoreOutput(request_id, [], finish_reason="error", error=message))
+                # What the broken request wrote may be as broken as its logits.
+                self.kv.forget_content(self.kv.blocks_of(request_id))
+                self._end(request)
+                any_finished = True
+        if any_finished:
+            self._drop_finished_from_running()
+        return outputs
+
+    def discard_step(self, scheduler_output: SchedulerOutput) -> list[str]:
+        """The step failed: end its requests and forget what it would have written. Returns their ids."""
+        lost = []
+        for request_id, num_scheduled in scheduler_output.num_scheduled_tokens.items():
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            begun_at = request.num_computed_tokens - num_scheduled
+            self.kv.forget_content(self.kv.blocks_filled_by(request, begun_at))
+            self._end(request)
+            lost.append(request_id)
+        self._drop_finished_from_running()
+        # The workers may not have got as far as freeing these; freeing a slot twice is harmless.
+        self._finished_req_ids += scheduler_output.finished_req_ids + scheduler_output.preempted_req_ids
+        return lost
+
+    def _check_stop(self, request: Request, token_id: int, output: EngineCoreOutput) -> None:
+        """Fill in why the request ends with this token, if it does."""
+        if request.num_output_tokens >= request.min_tokens:
+            if token_id in request.eos_token_ids:
+                output.finish_reason = "stop"
+                return
+            if token_id in request.stop_token_ids:
+                output.finish_reason, output.stop_reason = "stop", token_id
+                return
+        if request.num_output_tokens >= request.max_tokens or request.num_tokens >= self.max_model_len:
+            output.finish_reason = "length"
+
+    def _end(self, request: Request) -> None:
+        request.status = RequestStatus.FINISHED
+        del self.requests[request.request_id]
+        self.kv.free(request)
+        self._finished_req_ids.append(request.request_id)
+
+    def _drop_finished_from_running(self) -> None:
+        self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]

@@ -1,0 +1,77 @@
+"""A request as the scheduler sees it: tokens, lengths, blocks of its prefix; nothing of logprobs or text."""
+
+from __future__ import annotations
+
+import enum
+
+from vllm.sampling_params import SamplingParams
+
+
+class RequestStatus(enum.Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Request:
+    """One sequence.
+
+    Attributes:
+        token_ids: the prompt and what was generated, in order.
+        num_computed_tokens: leading tokens whose KV is written, or is being written by the step in flight.
+        block_hashes: content hashes of its full blocks, as far as they have been computed.
+        num_cached_tokens: prompt tokens that the prefix cache gave at first admission; -1 before it.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams,
+        eos_token_ids: frozenset[int] = frozenset(),
+        arrival_time: float = 0.0,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        if sampling_params.max_tokens is None:
+            raise ValueError(f"request {request_id}: max_tokens must be set when it reaches the scheduler")
+        self.request_id = request_id
+        self.sampling_params = sampling_params
+        self.eos_token_ids = frozenset() if sampling_params.ignore_eos else eos_token_ids
+        self.stop_token_ids = frozenset(sampling_params.stop_token_ids or ())
+        self.max_tokens = sampling_params.max_tokens
+        self.min_tokens = sampling_params.min_tokens
+        self.arrival_time = arrival_time
+        self.priority = priority
+        self.cache_salt = cache_salt
+        self.status = RequestStatus.WAITING
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = -1
+        self.num_preemptions = 0
+        self.block_hashes: list[bytes] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and generated."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The generated tokens."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    def sort_key(self) -> tuple[int, float, str]:
+        """Order under the priority policy: lower runs earlier; ties by arrival."""
+        return (self.priority, self.arrival_time, self.request_id)
+
+    def __repr__(self) -> str:
+        return f"Request({self.request_id}, {self.status.value}, {self.num_computed_tokens}/{self.num_tokens} tokens)"
