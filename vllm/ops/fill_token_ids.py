@@ -1,0 +1,54 @@
+"""Copy each row's requested token ids from their slot's list into a step's table of columns."""
+
+from __future__ import annotations
+
+import torch
+
+from vllm.ops._dispatch import implementation
+
+
+def fill_logprob_token_ids(
+    columns: torch.Tensor,
+    first_column: int,
+    expanded_idx_mapping: torch.Tensor,
+    token_ids: torch.Tensor,
+    list_idx: torch.Tensor,
+    num_token_ids: torch.Tensor,
+) -> torch.Tensor:
+    """Fill `columns[:, first_column:]` in place with each row's ids, padded with 0.
+
+    Args:
+        columns: int32 [L, first_column + M], the last dimension contiguous; M is at least every row's count.
+        first_column: where the ids start; earlier columns stay as they are.
+        expanded_idx_mapping: int32 or int64 [L], each row's slot.
+        token_ids: int32 [lists, width], the stored lists.
+        list_idx: int32 [S], by slot: the list it uses.
+        num_token_ids: int32 [S], by slot: how many ids of that list count.
+
+    Returns:
+        int32 [L]: each row's number of ids.
+    """
+    which = implementation(columns)
+    if which == "cpp":
+        return torch.ops.vllm_cpu.fill_logprob_token_ids(
+            columns, first_column, expanded_idx_mapping, token_ids, list_idx, num_token_ids
+        )
+    return _reference(columns, first_column, expanded_idx_mapping, token_ids, list_idx, num_token_ids)
+
+
+def _reference(
+    columns: torch.Tensor,
+    first_column: int,
+    expanded_idx_mapping: torch.Tensor,
+    token_ids: torch.Tensor,
+    list_idx: torch.Tensor,
+    num_token_ids: torch.Tensor,
+) -> torch.Tensor:
+    slots = expanded_idx_mapping.to(torch.int64)
+    counts = num_token_ids[slots]
+    target = columns[:, first_column:].zero_()
+    width = min(target.shape[1], token_ids.shape[1])
+    lists = token_ids[list_idx[slots].to(torch.int64), :width]
+    column = torch.arange(width, dtype=torch.int32, device=columns.device)
+    target[:, :width] = lists.masked_fill(column >= counts[:, None], 0)
+    return counts

@@ -1,0 +1,94 @@
+"""Sampling as an argmax over logits plus Gumbel noise that is a pure function of (seed, position, token id)."""
+
+from __future__ import annotations
+
+import torch
+
+from vllm.ops._dispatch import implementation
+
+_MASK = 0xFFFFFFFF
+_ROUND_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+# The greatest float32 below 1: noise stays finite.
+_BELOW_ONE = 1.0 - 2.0**-24
+
+
+def gumbel_sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    idx_mapping: torch.Tensor,
+) -> torch.Tensor:
+    """Draw one token from softmax(logits / temperature) of each row.
+
+    Token i's noise is a standard Gumbel variable made from 32 random bits: lane i % 4 of Philox4x32-10 with
+    the slot's seed (low word, high word) as key and (i // 4, position low, position high, 0) as counter. So the
+    draw does not depend on the batch, and a draw repeated with the same seed and position is the same.
+
+    Args:
+        logits: float32 [R, V]; the last dimension contiguous, any stride between rows. -inf = ruled out.
+        temperature: float32 [S], by slot; 0 = the greatest logit, the lowest id among equals.
+        seeds: int64 [S], by slot.
+        positions: int64 [R], by row.
+        idx_mapping: int32 [R], each row's slot.
+
+    Returns:
+        int32 [R]. A row of -inf only draws token 0; a NaN is never drawn while there is something else.
+    """
+    which = implementation(logits)
+    if which == "cpp":
+        return torch.ops.vllm_cpu.gumbel_sample(logits, temperature, seeds, positions, idx_mapping)
+    return _reference(logits, temperature, seeds, positions, idx_mapping)
+
+
+def _reference(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    idx_mapping: torch.Tensor,
+) -> torch.Tensor:
+    slots = idx_mapping.to(torch.int64)
+    noise = _gumbel(_random_bits(seeds[slots], positions, logits.shape[1]))
+    # logits + temperature * noise has the argmax of logits / temperature + noise, without overflow when the
+    # temperature is tiny.
+    scores = torch.where(logits.isnan(), -torch.inf, logits) + temperature[slots][:, None] * noise
+    column = torch.arange(logits.shape[1], device=logits.device)
+    best = scores.amax(dim=-1, keepdim=True)
+    return torch.where(scores == best, column, logits.shape[1]).amin(dim=-1).to(torch.int32)
+
+
+def _gumbel(bits: torch.Tensor) -> torch.Tensor:
+    """float32 noise from 32 random bits (int64). The noise's long upper tail comes from small bits, where a
+    float is finest; so rare tokens are drawn as often as they should be."""
+    uniform = (bits.to(torch.float32) + 0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+def _random_bits(seeds: torch.Tensor, positions: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """int64 [R, num_tokens] holding 32 random bits each, from int64 [R] seeds and positions."""
+    groups = torch.arange((num_tokens + 3) // 4, dtype=torch.int64, device=seeds.device)
+    words = [
+        groups[None, :].expand(len(seeds), -1),
+        (positions & _MASK)[:, None],
+        (positions >> 32 & _MASK)[:, None],
+        torch.zeros_like(groups)[None, :],
+    ]
+    keys = [(seeds & _MASK)[:, None], (seeds >> 32 & _MASK)[:, None]]
+    for _ in range(_ROUNDS):
+        high0, low0 = _multiply(words[0], _ROUND_MULTIPLIERS[0])
+        high1, low1 = _multiply(words[2], _ROUND_MULTIPLIERS[1])
+        words = [high1 ^ words[1] ^ keys[0], low1, high0 ^ words[3] ^ keys[1], low0]
+        keys = [key + step & _MASK for key, step in zip(keys, _KEY_INCREMENTS, strict=True)]
+    lanes = torch.stack(torch.broadcast_tensors(*words), dim=-1)
+    return lanes.flatten(1)[:, :num_tokens]
+
+
+def _multiply(words: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The high and low 32 bits of words * factor. int64 would overflow, so the factor goes in two halves."""
+    low = words * (factor & 0xFFFF)
+    high = words * (factor >> 16)
+    middle = high + (low >> 16)
+    return middle >> 16, (middle & 0xFFFF) << 16 | low & 0xFFFF

@@ -1,0 +1,95 @@
+"""Chosen tokens' logits and true ranks, with the row's log-sum-exp and argmax, from one pass over the logits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from vllm.ops._dispatch import implementation
+
+# Above this many columns one sort of the row is cheaper than a comparison of the row with each column.
+_SORT_ABOVE = 64
+
+
+class Readings(NamedTuple):
+    """What one pass over R rows of logits yields. Padding columns hold logit 0.0 and rank 0."""
+
+    logits: torch.Tensor  # float32 [R, W]
+    ranks: torch.Tensor  # int32 [R, W]; 1 + the number of strictly greater logits in the row
+    lse: torch.Tensor  # float32 [R]; log(sum(exp(row)))
+    argmax: torch.Tensor  # int32 [R]; the lowest id among equals
+    max: torch.Tensor  # float32 [R]
+
+
+def token_readings(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None = None
+) -> Readings:
+    """Read chosen tokens of each row.
+
+    A token's logprob is `logits - lse`. -inf stays -inf, and a row of nothing else has lse -inf. A NaN in a row
+    makes its lse NaN, and the row's other results are then meaningless (argmax stays a valid id).
+
+    Args:
+        logits: [R, V], float32, bfloat16 or float16; the last dimension contiguous, any stride between rows.
+        token_ids: int32 [R, W], each in [0, V); the last dimension contiguous. An id may stand twice.
+        num_token_ids: int32 [R], how many leading columns of each row hold an id; the others are padding, whose
+            ids are not looked at. None: all W.
+
+    Raises:
+        ValueError: a shape or dtype is wrong.
+    """
+    _check(logits, token_ids, num_token_ids)
+    which = implementation(logits)
+    if which == "cpp":
+        return Readings(*torch.ops.vllm_cpu.token_readings(logits, token_ids, num_token_ids))
+    return _reference(logits, token_ids, num_token_ids)
+
+
+def _check(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None) -> None:
+    if logits.dim() != 2 or logits.shape[1] == 0 or logits.stride(1) not in (0, 1) and logits.shape[1] > 1:
+        raise ValueError(
+            f"logits must be [R, V] with V > 0 and its last dimension contiguous, got shape {tuple(logits.shape)} "
+            f"with strides {logits.stride()}"
+        )
+    if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f"logits must be float32, bfloat16 or float16, got {logits.dtype}")
+    if token_ids.dim() != 2 or len(token_ids) != len(logits) or token_ids.dtype != torch.int32:
+        raise ValueError(
+            f"token_ids must be int32 [{len(logits)}, W], got {token_ids.dtype} {tuple(token_ids.shape)}"
+        )
+    if num_token_ids is not None and (
+        num_token_ids.shape != logits.shape[:1] or num_token_ids.dtype != torch.int32
+    ):
+        raise ValueError(
+            f"num_token_ids must be int32 [{len(logits)}], got {num_token_ids.dtype} {tuple(num_token_ids.shape)}"
+        )
+
+
+def _reference(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None) -> Readings:
+    values = logits.float()
+    highest = values.amax(dim=-1)
+    lse = values.logsumexp(dim=-1)
+    column = torch.arange(values.shape[1], device=values.device)
+    last = values.shape[1] - 1
+    argmax = torch.where(values == highest[:, None], column, last).amin(dim=-1).to(torch.int32)
+    ids = token_ids.to(torch.int64)
+    if num_token_ids is None:
+        chosen = values.gather(1, ids)
+        return Readings(chosen, _ranks(values, chosen), lse, argmax, highest)
+    valid = torch.arange(ids.shape[1], device=ids.device) < num_token_ids[:, None]
+    chosen = values.gather(1, ids.masked_fill(~valid, 0))
+    ranks = _ranks(values, chosen).masked_fill_(~valid, 0)
+    return Readings(chosen.masked_fill_(~valid, 0.0), ranks, lse, argmax, highest)
+
+
+def _ranks(values: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """int32 [R, W]: 1 + how many of a row's values are greater than each chosen one."""
+    if chosen.shape[1] > _SORT_ABOVE:
+        ascending = values.sort(dim=-1).values
+        not_greater = torch.searchsorted(ascending, chosen.contiguous(), right=True)
+        return (1 + values.shape[1] - not_greater).to(torch.int32)
+    ranks = torch.empty(chosen.shape, dtype=torch.int32, device=chosen.device)
+    for column in range(chosen.shape[1]):
+        ranks[:, column] = 1 + (values > chosen[:, column, None]).sum(dim=-1)
+    return ranks

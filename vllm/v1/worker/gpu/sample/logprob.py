@@ -1,0 +1,239 @@
+"""Readings: which token ids each slot wants, and their logprobs and ranks from a step's logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from vllm.ops.fill_token_ids import fill_logprob_token_ids
+from vllm.ops.token_readings import Readings, token_readings
+from vllm.ops.topk import topk
+from vllm.sampling_params import SamplingParams
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.worker.gpu.buffer_utils import StagedTensor
+
+NO_LOGPROBS = -1
+"""The number of top-k entries of a request that asked for no readings at all; 0 asks for the sampled token."""
+
+_INITIAL_WIDTH = 16
+_NO_IDS = np.empty(0, dtype=np.int32).tobytes()
+
+
+class LogprobTokenIdsState:
+    """The `logprob_token_ids` of every slot.
+
+    Lists are interned: slots with equal lists share one row of `token_ids`, so a hundred requests with the same
+    labels upload them once. `list_idx` maps a slot to its row; row 0 is the empty list.
+    """
+
+    def __init__(self, max_num_reqs: int, device: torch.device) -> None:
+        """
+        Args:
+            max_num_reqs: S, the number of slots.
+            device: where sampling runs.
+        """
+        # Each slot holds at most one list, and row 0 is nobody's.
+        self._token_ids = StagedTensor((max_num_reqs + 1, _INITIAL_WIDTH), torch.int32, device)
+        self._list_idx = StagedTensor(max_num_reqs, torch.int32, device)
+        self._num_token_ids = StagedTensor(max_num_reqs, torch.int32, device)
+        self._free_rows = list(range(max_num_reqs, 0, -1))
+        self._row_of_list: dict[bytes, int] = {}
+        self._list_of_slot: dict[int, bytes] = {}
+        self._num_users: dict[bytes, int] = {}
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """int32 [S + 1, width] on the device: the distinct lists. The width grows by powers of two."""
+        return self._token_ids.tensor
+
+    @property
+    def list_idx(self) -> torch.Tensor:
+        """int32 [S] on the device: each slot's row of `token_ids`."""
+        return self._list_idx.tensor
+
+    @property
+    def num_token_ids(self) -> torch.Tensor:
+        """int32 [S] on the device: how many ids each slot asked for."""
+        return self._num_token_ids.tensor
+
+    @property
+    def num_lists(self) -> int:
+        """Distinct lists stored now, the empty one aside."""
+        return len(self._row_of_list)
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> None:
+        """Stage the ids of the request that takes slot `req_idx`, over its last owner's."""
+        ids = sampling_params.logprob_token_ids_np
+        key = ids.tobytes()
+        if self._list_of_slot.get(req_idx, _NO_IDS) == key:
+            return
+        self.remove_request(req_idx)
+        if not ids.size:
+            return
+        if key not in self._row_of_list:
+            self._store(key, ids)
+        self._num_users[key] = self._num_users.get(key, 0) + 1
+        self._list_of_slot[req_idx] = key
+        self._list_idx.stage(req_idx, self._row_of_list[key])
+        self._num_token_ids.stage(req_idx, ids.size)
+
+    def remove_request(self, req_idx: int) -> None:
+        """The slot's request is gone; a slot without ids is left as it is."""
+        key = self._list_of_slot.pop(req_idx, None)
+        if key is None:
+            return
+        self._list_idx.stage(req_idx, 0)
+        self._num_token_ids.stage(req_idx, 0)
+        self._num_users[key] -= 1
+        if not self._num_users[key]:
+            del self._num_users[key]
+            self._free_rows.append(self._row_of_list.pop(key))
+
+    def _store(self, key: bytes, ids: np.ndarray) -> None:
+        self._token_ids.ensure_width(1 << (ids.size - 1).bit_length())
+        row = self._free_rows.pop()
+        # The tail keeps an older list's ids: nothing reads beyond the slot's count.
+        padded = np.zeros(self._token_ids.np.shape[1], dtype=np.int32)
+        padded[: ids.size] = ids
+        self._token_ids.stage(row, padded)
+        self._row_of_list[key] = row
+
+    def apply_staged_writes(self) -> None:
+        """Make what was staged visible to device code; once a step, before sampling."""
+        self._token_ids.apply_staged_writes()
+        self._list_idx.apply_staged_writes()
+        self._num_token_ids.apply_staged_writes()
+
+    def max_num_token_ids(self, req_indices: np.ndarray) -> int:
+        """The longest list among these slots (int [R]); 0 when none asks for ids."""
+        return int(self._num_token_ids.np[req_indices].max(initial=0))
+
+
+def compute_token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Logprobs of chosen tokens.
+
+    Args:
+        logits: [L, V] in float32, bfloat16 or float16.
+        token_ids: int [L, W], each in [0, V).
+
+    Returns:
+        float32 [L, W].
+    """
+    readings = token_readings(logits, token_ids.to(torch.int32))
+    return readings.logits - readings.lse[:, None]
+
+
+def compute_topk_logprobs(
+    logits: torch.Tensor,
+    num_logprobs: int,
+    sampled_token_ids: torch.Tensor,
+    cu_num_logits: list[int] | None = None,
+    logprob_token_ids_state: LogprobTokenIdsState | None = None,
+    expanded_idx_mapping: torch.Tensor | None = None,
+    max_per_req_token_ids: int = 0,
+) -> LogprobsTensors:
+    """Read the sampled token, the most likely ones and the ids that each row's request asked for.
+
+    Args:
+        logits: [L, V] in float32, bfloat16 or float16.
+        num_logprobs: K, the top-k entries of every row, in [0, V].
+        sampled_token_ids: int [L].
+        cu_num_logits: row bounds of each request, when a request has several rows.
+        logprob_token_ids_state: the ids by slot; needed when `max_per_req_token_ids` > 0.
+        expanded_idx_mapping: int [L], each row's slot; needed when `max_per_req_token_ids` > 0.
+        max_per_req_token_ids: M, the longest list among the rows; 0 takes the fast path without masks.
+
+    Returns:
+        Columns: sampled, top-k, then the ids in the order asked. Cells beyond a row's own ids hold id 0,
+        logprob 0.0, logit 0.0 and rank 0.
+    """
+    columns, num_valid, num_token_ids = _columns(
+        logits, num_logprobs, logprob_token_ids_state, expanded_idx_mapping, max_per_req_token_ids
+    )
+    columns[:, 0] = sampled_token_ids
+    readings = token_readings(logits, columns, num_valid)
+    return _tensors(readings, columns, num_valid, num_logprobs, num_token_ids, cu_num_logits)
+
+
+def greedy_readings(
+    logits: torch.Tensor,
+    num_logprobs: int,
+    logprob_token_ids_state: LogprobTokenIdsState,
+    expanded_idx_mapping: torch.Tensor,
+    max_per_req_token_ids: int,
+) -> tuple[torch.Tensor, LogprobsTensors]:
+    """Sample greedily and read, in one pass: the argmax comes with the readings instead of before them.
+
+    Args:
+        logits: [L, V] in float32, bfloat16 or float16.
+
+    The other arguments, and the second result, are `compute_topk_logprobs`'s.
+
+    Returns:
+        sampled token ids int32 [L] (the lowest id among equals), readings.
+    """
+    columns, num_valid, num_token_ids = _columns(
+        logits, num_logprobs, logprob_token_ids_state, expanded_idx_mapping, max_per_req_token_ids
+    )
+    num_others = None if num_valid is None else num_valid - 1
+    others = token_readings(logits, columns[:, 1:], num_others)
+    columns[:, 0] = others.argmax
+    readings = others._replace(
+        logits=torch.cat((others.max[:, None], others.logits), dim=1),
+        # Nothing is greater than the greatest.
+        ranks=torch.nn.functional.pad(others.ranks, (1, 0), value=1),
+    )
+    return others.argmax, _tensors(readings, columns, num_valid, num_logprobs, num_token_ids, None)
+
+
+def _columns(
+    logits: torch.Tensor,
+    num_logprobs: int,
+    state: LogprobTokenIdsState | None,
+    expanded_idx_mapping: torch.Tensor | None,
+    max_per_req_token_ids: int,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """The ids to read, int32 [L, 1 + K + M], all but column 0; how many columns of each row are valid, and how
+    many of its last M, int32 [L] (None when all are)."""
+    assert 0 <= num_logprobs <= logits.shape[1], f"num_logprobs is {num_logprobs}, V {logits.shape[1]}"
+    width = 1 + num_logprobs + max_per_req_token_ids
+    columns = torch.empty((len(logits), width), dtype=torch.int32, device=logits.device)
+    if num_logprobs:
+        columns[:, 1 : 1 + num_logprobs] = topk(logits, num_logprobs)[1]
+    if not max_per_req_token_ids:
+        return columns, None, None
+    assert state is not None and expanded_idx_mapping is not None, "ids need their state and the rows' slots"
+    num_token_ids = fill_logprob_token_ids(
+        columns,
+        1 + num_logprobs,
+        expanded_idx_mapping,
+        state.token_ids,
+        state.list_idx,
+        state.num_token_ids,
+    )
+    return columns, num_token_ids + (1 + num_logprobs), num_token_ids
+
+
+def _tensors(
+    readings: Readings,
+    columns: torch.Tensor,
+    num_valid: torch.Tensor | None,
+    num_topk: int,
+    num_token_ids: torch.Tensor | None,
+    cu_num_generated_tokens: list[int] | None,
+) -> LogprobsTensors:
+    logprobs = readings.logits - readings.lse[:, None]
+    if num_valid is not None:
+        column = torch.arange(columns.shape[1], dtype=torch.int32, device=columns.device)
+        logprobs.masked_fill_(column >= num_valid[:, None], 0.0)
+    return LogprobsTensors(
+        logprob_token_ids=columns,
+        logprobs=logprobs,
+        selected_token_ranks=readings.ranks[:, 0],
+        cu_num_generated_tokens=cu_num_generated_tokens,
+        logits=readings.logits,
+        ranks=readings.ranks,
+        lse=readings.lse,
+        num_topk=num_topk,
+        num_token_ids=num_token_ids,
+    )
