@@ -1,0 +1,88 @@
+"""Which twin of an operation runs: the only place that knows.
+
+CPU tensors take the C++ kernels of `_cpu_ops.so`, CUDA tensors the Triton kernels, anything else (and anything at
+all under `VLLM_OPS=reference`) the PyTorch references, which every operation has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vllm.logger import init_logger, warn_once
+
+logger = init_logger(__name__)
+
+Implementation = Literal["cpp", "triton", "reference"]
+
+LIBRARY = Path(__file__).resolve().parent.parent / "_cpu_ops.so"
+
+_IMPLEMENTATIONS = ("cpp", "triton", "reference")
+# Narrowest first; the library holds every kernel once for each of them that the compiler could make.
+ISA_LEVELS = ("portable", "avx2", "avx512", "avx512_bf16")
+
+_forced: Implementation | None = None
+
+
+@lru_cache(maxsize=1)
+def cpu_ops() -> Any | None:
+    """The namespace of C++ operators, loaded on first use; None when the library is missing or does not load.
+
+    Raises:
+        ValueError: VLLM_CPU_ISA is not a level of ISA_LEVELS.
+    """
+    wanted = os.environ.get("VLLM_CPU_ISA")
+    if wanted and wanted not in ISA_LEVELS:
+        raise ValueError(f"VLLM_CPU_ISA must be one of {', '.join(ISA_LEVELS)}, got {wanted!r}")
+    try:
+        torch.ops.load_library(str(LIBRARY))
+    except OSError as error:
+        reason = "not built" if not LIBRARY.exists() else f"not loadable ({error})"
+        warn_once(logger, "CPU kernels are %s; using PyTorch, which is slower", reason)
+        return None
+    return torch.ops.vllm_cpu
+
+
+@lru_cache(maxsize=1)
+def _triton_available() -> bool:
+    return find_spec("triton") is not None
+
+
+def implementation(tensor: Tensor) -> Implementation:
+    """The twin that an operation on `tensor` should run. A caller without that twin runs its reference."""
+    if _forced is not None:
+        return _forced
+    if os.environ.get("VLLM_OPS") == "reference":
+        return "reference"
+    if tensor.device.type == "cpu":
+        return "cpp" if cpu_ops() is not None else "reference"
+    if tensor.device.type == "cuda" and _triton_available():
+        return "triton"
+    return "reference"
+
+
+@contextmanager
+def force(name: Implementation) -> Iterator[None]:
+    """Make every operation choose the twin `name` while the context lasts.
+
+    Raises:
+        ValueError: `name` is no twin, or it is "cpp" and the library is missing.
+    """
+    global _forced
+    if name not in _IMPLEMENTATIONS:
+        raise ValueError(f"name must be one of {', '.join(_IMPLEMENTATIONS)}, got {name!r}")
+    if name == "cpp" and cpu_ops() is None:
+        raise ValueError(f"name must not be 'cpp': {LIBRARY} is missing or does not load")
+    before, _forced = _forced, name
+    try:
+        yield
+    finally:
+        _forced = before

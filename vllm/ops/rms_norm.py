@@ -1,0 +1,48 @@
+"""Root-mean-square normalisation, alone and fused with the residual addition before it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vllm.ops._dispatch import implementation
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32, rounded once to x's dtype.
+
+    Args:
+        x: float32, bfloat16 or float16 [..., H]; the last dimension contiguous.
+        weight: [H], of x's dtype.
+
+    Returns:
+        A contiguous tensor of x's shape and dtype.
+    """
+    if implementation(x) == "cpp":
+        # Flattening keeps the view when it can, and a head-strided view of a qkv row cannot.
+        flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        return torch.ops.vllm_cpu.rms_norm(flat, weight, eps).view(x.shape)
+    return _reference(x, weight, eps)
+
+
+def fused_add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """residual += x in place, then the norm of the new residual.
+
+    Args:
+        x: [T, H]; the last dimension contiguous.
+        residual: [T, H] of x's dtype; the last dimension contiguous.
+        weight: [H], of x's dtype.
+
+    Returns:
+        [T, H], contiguous. The norm is of the rounded residual, as it would be unfused.
+    """
+    if implementation(x) == "cpp":
+        return torch.ops.vllm_cpu.fused_add_rms_norm_(x, residual, weight, eps)
+    residual += x
+    return _reference(residual, weight, eps)
+
+
+def _reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * weight.float()).to(x.dtype)
