@@ -1,0 +1,5 @@
+"""Makes the harness importable."""
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

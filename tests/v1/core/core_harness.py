@@ -1,0 +1,144 @@
+"""A model made of nothing: it writes token ids into blocks as a model writes keys and values, and checks what it reads."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+
+import numpy as np
+
+from vllm import SamplingParams
+from vllm.config import CacheConfig, SchedulerConfig
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+
+BLOCK_SIZE = 4
+VOCAB = 7  # small, so that prompts share prefixes by chance
+
+
+def make_scheduler(
+    num_blocks=64, max_num_seqs=4, budget=16, policy="fcfs", chunked=True, caching=True, max_model_len=48
+) -> Scheduler:
+    return Scheduler(
+        SchedulerConfig(max_num_seqs, budget, chunked, policy),
+        CacheConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, enable_prefix_caching=caching),
+        max_model_len,
+    )
+
+
+def make_request(request_id: str, prompt: list[int], max_tokens=4, priority=0, eos=(), salt=None, **params) -> Request:
+    return Request(
+        request_id,
+        prompt,
+        SamplingParams(max_tokens=max_tokens, **params),
+        frozenset(eos),
+        arrival_time=float(request_id.strip("r") or 0),
+        priority=priority,
+        cache_salt=salt,
+    )
+
+
+def next_token(tokens: list[int]) -> int:
+    """What the model says after `tokens`: a pure function of them, as any model's answer."""
+    return hashlib.sha256(bytes(tokens)).digest()[0] % VOCAB
+
+
+class FakeRunner:
+    """Holds slots as the real runner does. Cell (block, offset) holds the whole history that a key depends on."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.max_num_seqs = max_num_seqs
+        self.cells: dict[tuple[int, int], tuple] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.blocks: dict[str, list[int]] = {}
+        self.computed: dict[str, int] = {}
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        self._update(step)
+        for req_id, count in step.num_scheduled_tokens.items():
+            # Writing comes first for all requests: within a layer, attention reads after every write.
+            for position in range(self.computed[req_id], self.computed[req_id] + count):
+                self.cells[self._cell(req_id, position)] = tuple(self.tokens[req_id][: position + 1])
+        req_ids, sampled = [], []
+        for req_id, count in step.num_scheduled_tokens.items():
+            end = self.computed[req_id] + count
+            for position in range(end):
+                expected = tuple(self.tokens[req_id][: position + 1])
+                assert self.cells.get(self._cell(req_id, position)) == expected, (
+                    f"{req_id} reads something else at {position}"
+                )
+            self.computed[req_id] = end
+            if end == len(self.tokens[req_id]):
+                token = next_token(self.tokens[req_id])
+                self.tokens[req_id].append(token)
+                req_ids.append(req_id)
+                sampled.append(token)
+        return ModelRunnerOutput(req_ids, np.array(sampled, np.int32), [None] * len(req_ids))
+
+    def _update(self, step: SchedulerOutput) -> None:
+        for req_id in (*step.finished_req_ids, *step.preempted_req_ids):
+            for table in (self.tokens, self.blocks, self.computed):
+                table.pop(req_id, None)
+        for new in step.scheduled_new_reqs:
+            assert new.req_id not in self.tokens, "a request got a second slot"
+            self.tokens[new.req_id] = list(new.prefill_token_ids)
+            self.blocks[new.req_id] = list(new.block_ids)
+            self.computed[new.req_id] = new.num_computed_tokens
+        assert len(self.tokens) <= self.max_num_seqs, "more requests than slots"
+        cached = step.scheduled_cached_reqs
+        for req_id, added, computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            self.blocks[req_id] += added
+            assert self.computed[req_id] == computed
+        assert [*cached.req_ids, *(new.req_id for new in step.scheduled_new_reqs)] == list(step.num_scheduled_tokens)
+
+    def _cell(self, req_id: str, position: int) -> tuple[int, int]:
+        return self.blocks[req_id][position // BLOCK_SIZE], position % BLOCK_SIZE
+
+
+def run_step(scheduler: Scheduler, runner: FakeRunner) -> list[EngineCoreOutput]:
+    step = scheduler.schedule()
+    check_invariants(scheduler, step)
+    outputs = scheduler.update_from_output(step, runner.execute(step))
+    check_invariants(scheduler)
+    return outputs
+
+
+def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) -> None:
+    """No block is leaked, owned by more or fewer than its count says, or free while referenced."""
+    pool = scheduler.kv.pool
+    owners = Counter(block for blocks in scheduler.kv._blocks.values() for block in blocks)
+    assert {block: count for block, count in enumerate(pool.ref_counts) if count} == owners
+    free = [*pool._blank, *pool._reusable]
+    assert len(free) == len(set(free))
+    assert set(free) == set(range(pool.num_blocks)) - set(owners)
+    assert {content: block for block, content in pool._hash_of.items()} == pool._block_of
+    assert set(pool._reusable) <= set(pool._hash_of)
+    assert not set(pool._blank) & set(pool._hash_of)
+    for blocks in scheduler.kv._blocks.values():
+        assert len(blocks) == len(set(blocks))
+    assert set(scheduler.kv._blocks) == {request.request_id for request in scheduler.running}
+    assert len(scheduler.running) <= scheduler.config.max_num_seqs
+    assert len(scheduler.running) + len(scheduler.waiting) == len(scheduler.requests)
+    for request in scheduler.running:
+        held = len(scheduler.kv.blocks_of(request.request_id)) * BLOCK_SIZE
+        assert request.num_computed_tokens <= held < request.num_computed_tokens + BLOCK_SIZE
+    if step is not None:
+        assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens
+        assert step.total_num_scheduled_tokens <= scheduler.config.max_num_batched_tokens
+        assert all(count > 0 for count in step.num_scheduled_tokens.values())
+        assert not (step.preempted_req_ids and step.scheduled_new_reqs)
+
+
+def expected_output(prompt: list[int], max_tokens: int, max_model_len: int, eos=()) -> list[int]:
+    """What a request generates when it is alone in the world."""
+    tokens = list(prompt)
+    while len(tokens) - len(prompt) < max_tokens and len(tokens) < max_model_len:
+        tokens.append(next_token(tokens))
+        if tokens[-1] in eos:
+            break
+    return tokens[len(prompt) :]
