@@ -24,23 +24,26 @@ def true_readings(logits: torch.Tensor, token_ids: list[int]) -> tuple[np.ndarra
 
 
 def test_draws_follow_the_distribution() -> None:
-    vocab_size, draws = 12, 4000
-    harness = Harness(vocab_size, max_model_len=draws + 8)
-    logits = random_logits(1, vocab_size, seed=4, scale=1.5)
-    params = SamplingParams(temperature=1.3, top_k=9, seed=11, logit_bias={2: 1.0})
-    slot = harness.add(params, [1])
+    vocab_size, steps = 12, 250
+    harness = Harness(vocab_size, max_model_len=steps + 8)
+    row = random_logits(1, vocab_size, seed=4, scale=1.5)
+    slots = [
+        harness.add(SamplingParams(temperature=1.3, top_k=9, seed=seed, logit_bias={2: 1.0}), [1])
+        for seed in range(MAX_NUM_REQS)
+    ]
     counts = np.zeros(vocab_size)
-    for _ in range(draws):
-        token = harness.step(logits, [slot]).sampled_token_ids.numpy()
-        counts[token] += 1
-        harness.states.append_sampled(np.array([slot]), token)
-    x = logits[0].double().numpy().copy()
+    for _ in range(steps):
+        tokens = harness.step(row.expand(len(slots), -1), slots).sampled_token_ids.numpy()
+        counts += np.bincount(tokens, minlength=vocab_size)
+        harness.states.append_sampled(np.array(slots), tokens)
+    x = row[0].double().numpy().copy()
     x[2] += 1.0
     x /= 1.3
     x[np.argsort(-x)[9:]] = -np.inf
     probs = np.exp(x - x.max())
     probs /= probs.sum()
     assert (counts[probs == 0] == 0).all()
+    draws = steps * len(slots)
     error = np.abs(counts / draws - probs)
     assert (error < 4 * np.sqrt(probs * (1 - probs) / draws) + 1e-9).all(), "four standard deviations"
 

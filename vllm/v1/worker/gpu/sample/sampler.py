@@ -14,7 +14,12 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload
 from vllm.v1.worker.gpu.sample.gumbel import draw
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
-from vllm.v1.worker.gpu.sample.logprob import LogprobTokenIdsState, compute_topk_logprobs, greedy_readings
+from vllm.v1.worker.gpu.sample.logprob import (
+    NO_LOGPROBS,
+    LogprobTokenIdsState,
+    compute_topk_logprobs,
+    greedy_readings,
+)
 from vllm.v1.worker.gpu.sample.min_p import apply_min_p
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
@@ -216,7 +221,7 @@ class Sampler:
         kind = (num_topk > _WIDE_TOPK) + 2 * (self.states.num_token_ids[slots] > _WIDE_TOKEN_IDS)
         if by_mode:
             kind = kind + 4 * self.states.reads_processed[slots]
-        kind[num_topk < 0] = -1
+        kind[num_topk == NO_LOGPROBS] = -1
         for each in np.unique(kind):
             rows = np.flatnonzero(kind == each)
             yield rows, None if each < 0 else int(num_topk[rows].max())

@@ -9,9 +9,7 @@ import torch
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import StagedTensor
-
-NO_LOGPROBS = -1
-"""`num_topk` of a request that asked for no readings."""
+from vllm.v1.worker.gpu.sample.logprob import NO_LOGPROBS
 
 _UNRESTRICTED_TOP_K = np.iinfo(np.int32).max
 
@@ -35,7 +33,7 @@ class SamplingStates:
         self.seeds = StagedTensor(max_num_reqs, torch.int64, device)
         self.num_topk = np.full(
             max_num_reqs, NO_LOGPROBS, dtype=np.int32
-        )  # [S], the request's own k, at most V
+        )  # [S], own k, at most V; NO_LOGPROBS = no readings
         self.num_token_ids = np.zeros(max_num_reqs, dtype=np.int32)  # [S]
         self.reads_processed = np.zeros(max_num_reqs, dtype=bool)  # [S], a processed_* mode
 
