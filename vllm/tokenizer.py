@@ -341,7 +341,6 @@ def get_tokenizer(
         raise ValueError(f"{folder.name}/tokenizer.json is not a usable tokenizer: {error}") from error
     settings = _read_settings(folder)
     _add_missing_tokens(backend, settings)
-    _set_post_processor(backend, settings)
     backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
     return Tokenizer(backend, _named_special_tokens(settings), source)
 
@@ -385,7 +384,8 @@ def _content(token: Any) -> str | None:
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
-    """Tokens that the settings name and tokenizer.json does not hold as added ones."""
+    """Add the tokens that the settings name and tokenizer.json lacks. What stands around a text
+    (add_bos_token and the like) is tokenizer.json's business alone, as in transformers."""
     present = {token.content for token in backend.get_added_tokens_decoder().values()}
     decoder = settings.get("added_tokens_decoder") or {}
     wanted: list[Any] = [decoder[key] for key in sorted(decoder, key=int)]
@@ -409,18 +409,6 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any])
             special=special,
         )
         (backend.add_special_tokens if special else backend.add_tokens)([added])
-
-
-def _set_post_processor(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
-    """add_bos_token and add_eos_token, where the settings have them, win over tokenizer.json."""
-    if "add_bos_token" not in settings and "add_eos_token" not in settings:
-        return
-    named = _named_special_tokens(settings)
-    bos = named.get("bos_token") if settings.get("add_bos_token") else None
-    eos = named.get("eos_token") if settings.get("add_eos_token") else None
-    template = [part for part in (bos, "$A", eos) if part is not None]
-    around = [(text, backend.token_to_id(text)) for text in (bos, eos) if text is not None]
-    backend.post_processor = tokenizers.processors.TemplateProcessing(single=template, special_tokens=around)
 
 
 @cache

@@ -123,7 +123,7 @@ def parse_hf_config(raw: dict[str, Any], generation: dict[str, Any], where: str 
     model_type = raw.get("model_type") or ""
     hidden_size = fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")
-    num_kv_heads = fields.integer("num_key_value_heads", 8 if model_type == "mistral" else num_heads)
+    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise ValueError(
             f"{where}: num_attention_heads must be a multiple of num_key_value_heads={num_kv_heads}, "

