@@ -80,7 +80,7 @@ class EngineArgs:
             self.model, requested_dtype=self._requested_dtype(), device=device, revision=self.revision,
             hf_overrides=self.hf_overrides,
         )
-        max_model_len = self._resolve_max_model_len(source.hf_config.max_position_embeddings)
+        max_model_len = self._resolve_max_model_len(source.hf_config.max_context_len)
         model_config = ModelConfig(
             model=self.model or source.name,
             path=str(source.path),

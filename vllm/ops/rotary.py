@@ -28,5 +28,6 @@ def rotary_embedding_(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Te
 def _rotate_reference_(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     half = cos.shape[-1]
     first, second = heads[..., :half].float(), heads[..., half : 2 * half].float()
-    heads[..., :half] = (first * cos - second * sin).to(heads.dtype)
-    heads[..., half : 2 * half] = (second * cos + first * sin).to(heads.dtype)
+    # Both halves are computed before either is written: in float32 they are views of the heads themselves.
+    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    heads[..., : 2 * half] = rotated.to(heads.dtype)

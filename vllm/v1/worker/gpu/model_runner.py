@@ -73,7 +73,7 @@ class GPUModelRunner:
                 new.req_id, new.prefill_token_ids, new.num_prompt_tokens, new.num_computed_tokens
             )
             self.block_tables.set_row(slot, new.block_ids)
-            self.sampler.add_request(slot, new.sampling_params)
+            self.sampler.add_request(slot, new.sampling_params, new.req_id)
         cached = step.scheduled_cached_reqs
         for req_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if block_ids:
@@ -81,6 +81,7 @@ class GPUModelRunner:
         self.sampler.apply_staged_writes()
 
     def _finish(self, batch: InputBatch, slots: np.ndarray, sampled: SamplerOutput) -> ModelRunnerOutput:
+        """Bring the step's results to the host. A row whose logits are unsound is an error of its request alone."""
         token_ids = sampled.sampled_token_ids.to("cpu", torch.int32).numpy()
         req_ids = [batch.req_ids[row] for row in batch.sampling_rows_np]
         logprobs: list[LogprobsRow | None] = [None] * len(req_ids)
@@ -89,4 +90,13 @@ class GPUModelRunner:
             for index, row in enumerate(rows.tolist()):
                 logprobs[row] = LogprobsRow(lists, index)
         self.states.append_sampled(slots, token_ids)
-        return ModelRunnerOutput(req_ids, token_ids, logprobs)
+        errors = sampled.errors()
+        if not errors:
+            return ModelRunnerOutput(req_ids, token_ids, logprobs)
+        sound = [row for row in range(len(req_ids)) if row not in errors]
+        return ModelRunnerOutput(
+            [req_ids[row] for row in sound],
+            token_ids[sound],
+            [logprobs[row] for row in sound],
+            {req_ids[row]: f"request {req_ids[row]}: {message}" for row, message in errors.items()},
+        )
