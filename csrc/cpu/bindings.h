@@ -1,0 +1,68 @@
+// What every bindings_*.cpp needs: argument checks that name the tensor, and plain views of tensors.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <initializer_list>
+
+#include "dtype.h"
+
+namespace vllm_cpu {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline DType dtype_of(const Tensor& t, const char* name) {
+  switch (t.scalar_type()) {
+    case ScalarType::Float:
+      return DType::f32;
+    case ScalarType::BFloat16:
+      return DType::bf16;
+    case ScalarType::Half:
+      return DType::f16;
+    default:
+      STD_TORCH_CHECK(false, name, " must be float32, bfloat16 or float16");
+  }
+  return DType::f32;
+}
+
+inline void check_dtype(const Tensor& t, const char* name, ScalarType dtype, const char* wanted) {
+  STD_TORCH_CHECK(t.scalar_type() == dtype, name, " must have dtype ", wanted);
+}
+
+inline void check_same_dtype(const Tensor& t, const char* name, const Tensor& like, const char* like_name) {
+  STD_TORCH_CHECK(t.scalar_type() == like.scalar_type(), name, " must have the dtype of ", like_name);
+}
+
+// Checks the sizes; -1 stands for any.
+inline void check_shape(const Tensor& t, const char* name, std::initializer_list<int64_t> sizes) {
+  STD_TORCH_CHECK(t.dim() == static_cast<int64_t>(sizes.size()), name, " must have ", sizes.size(),
+                  " dimensions, got ", t.dim());
+  int64_t i = 0;
+  for (const int64_t size : sizes) {
+    STD_TORCH_CHECK(size < 0 || t.size(i) == size, name, " must have size ", size, " in dimension ", i,
+                    ", got ", t.size(i));
+    ++i;
+  }
+}
+
+inline void check_contiguous(const Tensor& t, const char* name) {
+  STD_TORCH_CHECK(t.is_contiguous(), name, " must be contiguous");
+}
+
+// A dimension of size 1 may have any stride.
+inline void check_last_contiguous(const Tensor& t, const char* name) {
+  const int64_t last = t.dim() - 1;
+  STD_TORCH_CHECK(t.size(last) <= 1 || t.stride(last) == 1, name, " must be contiguous in its last dimension");
+}
+
+inline bool is_int64(const Tensor& t, const char* name) {
+  const ScalarType type = t.scalar_type();
+  STD_TORCH_CHECK(type == ScalarType::Long || type == ScalarType::Int, name, " must be int32 or int64");
+  return type == ScalarType::Long;
+}
+
+}  // namespace vllm_cpu

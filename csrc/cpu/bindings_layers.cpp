@@ -1,0 +1,67 @@
+// The operators of the model's layers.
+#include "bindings.h"
+#include "kernels.h"
+
+namespace vllm_cpu {
+namespace {
+
+RmsNormArgs norm_args(const Tensor& x, const Tensor& weight, const Tensor& out, double eps) {
+  check_shape(x, "x", {-1, -1});
+  check_last_contiguous(x, "x");
+  check_shape(weight, "weight", {x.size(1)});
+  check_same_dtype(weight, "weight", x, "x");
+  check_contiguous(weight, "weight");
+  RmsNormArgs args{};
+  args.dtype = dtype_of(x, "x");
+  args.x = x.data_ptr();
+  args.weight = weight.data_ptr();
+  args.out = out.data_ptr();
+  args.rows = x.size(0);
+  args.hidden = x.size(1);
+  args.x_stride = x.stride(0);
+  args.eps = static_cast<float>(eps);
+  return args;
+}
+
+Tensor rms_norm(Tensor x, Tensor weight, double eps) {
+  Tensor out = torch::stable::new_empty(x, x.sizes());
+  VLLM_KERNEL(rms_norm)(norm_args(x, weight, out, eps));
+  return out;
+}
+
+Tensor fused_add_rms_norm_(Tensor x, Tensor residual, Tensor weight, double eps) {
+  check_shape(residual, "residual", {x.size(0), x.size(1)});
+  check_last_contiguous(residual, "residual");
+  check_same_dtype(residual, "residual", x, "x");
+  Tensor out = torch::stable::new_empty(x, x.sizes());
+  RmsNormArgs args = norm_args(x, weight, out, eps);
+  args.residual = residual.data_ptr();
+  args.residual_stride = residual.stride(0);
+  VLLM_KERNEL(rms_norm)(args);
+  return out;
+}
+
+int64_t set_isa_level(int64_t level) {
+  STD_TORCH_CHECK(level >= -1 && level <= 3, "level must be between -1 and 3, got ", level);
+  if (level < 0) return static_cast<int64_t>(current_isa());
+  return static_cast<int64_t>(set_isa(static_cast<Isa>(level)));
+}
+
+}  // namespace
+}  // namespace vllm_cpu
+
+STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
+  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def("fused_add_rms_norm_(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor");
+  // The index of the level now used; -1 asks without changing it.
+  m.def("set_isa(int level) -> int");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
+  m.impl("rms_norm", TORCH_BOX(&vllm_cpu::rms_norm));
+  m.impl("fused_add_rms_norm_", TORCH_BOX(&vllm_cpu::fused_add_rms_norm_));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CompositeExplicitAutograd, m) {
+  m.impl("set_isa", TORCH_BOX(&vllm_cpu::set_isa_level));
+}

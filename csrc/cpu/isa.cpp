@@ -1,0 +1,64 @@
+#include "isa.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+namespace vllm_cpu {
+namespace {
+
+Isa widest_possible() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_cpu_init();
+  Isa widest = Isa::portable;
+#ifdef VLLM_HAVE_AVX2
+  if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))) return widest;
+  widest = Isa::avx2;
+#endif
+#ifdef VLLM_HAVE_AVX512
+  if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))) {
+    return widest;
+  }
+  widest = Isa::avx512;
+#endif
+#ifdef VLLM_HAVE_AVX512_BF16
+  if (!(__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))) return widest;
+  widest = Isa::avx512_bf16;
+#endif
+  return widest;
+#else
+  return Isa::portable;
+#endif
+}
+
+Isa capped(Isa level) {
+  static const Isa widest = widest_possible();
+  return level < widest ? level : widest;
+}
+
+Isa initial() {
+  const char* wanted = std::getenv("VLLM_CPU_ISA");
+  if (wanted == nullptr) return capped(Isa::avx512_bf16);
+  if (std::strcmp(wanted, "portable") == 0) return Isa::portable;
+  if (std::strcmp(wanted, "avx2") == 0) return capped(Isa::avx2);
+  if (std::strcmp(wanted, "avx512") == 0) return capped(Isa::avx512);
+  return capped(Isa::avx512_bf16);
+}
+
+std::atomic<Isa>& slot() {
+  static std::atomic<Isa> isa{initial()};
+  return isa;
+}
+
+}  // namespace
+
+Isa current_isa() { return slot().load(std::memory_order_relaxed); }
+
+Isa set_isa(Isa level) {
+  const Isa used = capped(level);
+  slot().store(used, std::memory_order_relaxed);
+  return used;
+}
+
+}  // namespace vllm_cpu

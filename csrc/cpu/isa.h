@@ -1,0 +1,69 @@
+// Instruction-set levels. Every kernel is compiled once for each level, in the namespace vllm_cpu::<level>; the level
+// that runs is chosen when the library is first used.
+#pragma once
+
+// A level that was not compiled stands for the next narrower one.
+namespace vllm_cpu {
+namespace portable {}
+#ifdef VLLM_HAVE_AVX2
+namespace avx2 {}
+#else
+namespace avx2 = portable;
+#endif
+#ifdef VLLM_HAVE_AVX512
+namespace avx512 {}
+#else
+namespace avx512 = avx2;
+#endif
+#ifdef VLLM_HAVE_AVX512_BF16
+namespace avx512_bf16 {}
+#else
+namespace avx512_bf16 = avx512;
+#endif
+
+enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3 };
+
+// The level in use: the widest that was compiled, that this machine runs and that VLLM_CPU_ISA allows.
+Isa current_isa();
+
+// Uses `level`, or the widest possible one below it; returns what is in use then.
+Isa set_isa(Isa level);
+
+template <typename F>
+F* pick(F* portable, F* avx2, F* avx512, F* avx512_bf16) {
+  switch (current_isa()) {
+    case Isa::avx512_bf16:
+      return avx512_bf16;
+    case Isa::avx512:
+      return avx512;
+    case Isa::avx2:
+      return avx2;
+    default:
+      return portable;
+  }
+}
+}  // namespace vllm_cpu
+
+// Runs DECLARE(level) for each compiled level: how a header declares its kernels in every namespace.
+#ifdef VLLM_HAVE_AVX2
+#define VLLM_FOR_AVX2(DECLARE) DECLARE(avx2)
+#else
+#define VLLM_FOR_AVX2(DECLARE)
+#endif
+#ifdef VLLM_HAVE_AVX512
+#define VLLM_FOR_AVX512(DECLARE) DECLARE(avx512)
+#else
+#define VLLM_FOR_AVX512(DECLARE)
+#endif
+#ifdef VLLM_HAVE_AVX512_BF16
+#define VLLM_FOR_AVX512_BF16(DECLARE) DECLARE(avx512_bf16)
+#else
+#define VLLM_FOR_AVX512_BF16(DECLARE)
+#endif
+#define VLLM_FOR_EACH_ISA(DECLARE) \
+  DECLARE(portable) VLLM_FOR_AVX2(DECLARE) VLLM_FOR_AVX512(DECLARE) VLLM_FOR_AVX512_BF16(DECLARE)
+
+// The kernel `name` of the level in use.
+#define VLLM_KERNEL(name)                                                                          \
+  (::vllm_cpu::pick(&::vllm_cpu::portable::name, &::vllm_cpu::avx2::name, &::vllm_cpu::avx512::name, \
+                    &::vllm_cpu::avx512_bf16::name))

@@ -1,0 +1,65 @@
+// One float vector for each instruction-set level, so that a kernel is written once.
+//
+// Include only from kernels/*.cpp, which are compiled once a level with VLLM_ISA naming the level's namespace. All
+// of this lives in that namespace: a function shared between levels would be merged by the linker into whichever
+// copy it meets first, wide instructions and all. For the same reason kernels use no std:: containers or algorithms.
+//
+//   Vec           kLanes floats: zero, set1, load, load_n, store, store_n (float, BF16, F16), + - * /, fma, max, min,
+//                 exp, reduce_sum, reduce_max, iota
+//   Mask          lanes: gt, ge, lt, le, eq, lanes_below, count, any, select, operators & | ~
+//   load_n/store_n touch only the first n lanes' memory (0 <= n <= kLanes); lanes beyond read as zero.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "dtype.h"
+
+#if defined(__AVX512F__)
+#include "vec_avx512.h"
+#elif defined(__AVX2__)
+#include "vec_avx2.h"
+#else
+#include "vec_portable.h"
+#endif
+
+namespace vllm_cpu {
+namespace VLLM_ISA {
+
+// e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, n into the exponent. Below the least
+// normal result it is 0, above the greatest finite one infinity; NaN stays NaN.
+inline Vec exp(Vec x) {
+  const Vec low = set1(-87.336544f), high = set1(88.376259f);
+  // The operand order lets NaN pass: on x86 min and max return the second operand then.
+  const Vec clamped = min(high, max(low, x));
+  const Vec n = round(clamped * set1(1.44269504f));
+  // ln 2 in two parts, the first short enough for n times it to be exact.
+  Vec r = fma(n, set1(-0.693359375f), clamped);
+  r = fma(n, set1(2.12194440e-4f), r);
+  Vec p = set1(1.3814465e-3f);
+  p = fma(p, r, set1(8.3687808e-3f));
+  p = fma(p, r, set1(4.1668393e-2f));
+  p = fma(p, r, set1(1.6666520e-1f));
+  p = fma(p, r, set1(5.0000000e-1f));
+  p = fma(p, r, set1(1.0f));
+  p = fma(p, r, set1(1.0f));
+  Vec result = scale_by_power_of_two(p, n);
+  result = select(lt(x, low), zero(), result);
+  return select(gt(x, high), set1(__builtin_inff()), result);
+}
+
+// Scalars go through the same conversions as vectors.
+template <typename T>
+inline float to_float(T value) {
+  return first_lane(load_n(&value, 1));
+}
+
+template <typename T>
+inline T from_float(float value) {
+  T result;
+  store_n(&result, set1(value), 1);
+  return result;
+}
+
+}  // namespace VLLM_ISA
+}  // namespace vllm_cpu

@@ -1,0 +1,94 @@
+// 16 lanes: AVX-512 F, BW, VL, DQ; conversions to bfloat16 by AVX512_BF16 where the level has it.
+#pragma once
+
+#include <immintrin.h>
+
+namespace vllm_cpu {
+namespace VLLM_ISA {
+
+constexpr int kLanes = 16;
+
+struct Vec {
+  __m512 v;
+};
+struct Mask {
+  __mmask16 m;
+};
+
+inline Vec zero() { return {_mm512_setzero_ps()}; }
+inline Vec set1(float x) { return {_mm512_set1_ps(x)}; }
+inline Vec iota() {
+  return {_mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)};
+}
+inline Mask lanes_below(int n) { return {static_cast<__mmask16>((1u << n) - 1u)}; }
+
+inline __m512 widen_bf16(__m256i bits) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+inline __m256i narrow_bf16(__m512 x) {
+#ifdef __AVX512BF16__
+  return (__m256i)_mm512_cvtneps_pbh(x);
+#else
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  rounded = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc00000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+#endif
+}
+
+inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline Vec load(const BF16* p) { return {widen_bf16(_mm256_loadu_si256((const __m256i*)p))}; }
+inline Vec load(const F16* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+inline Vec load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(lanes_below(n).m, p)}; }
+inline Vec load_n(const BF16* p, int n) {
+  return {widen_bf16(_mm256_maskz_loadu_epi16(lanes_below(n).m, p))};
+}
+inline Vec load_n(const F16* p, int n) {
+  return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(lanes_below(n).m, p))};
+}
+
+inline void store(float* p, Vec x) { _mm512_storeu_ps(p, x.v); }
+inline void store(BF16* p, Vec x) { _mm256_storeu_si256((__m256i*)p, narrow_bf16(x.v)); }
+inline void store(F16* p, Vec x) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline void store_n(float* p, Vec x, int n) { _mm512_mask_storeu_ps(p, lanes_below(n).m, x.v); }
+inline void store_n(BF16* p, Vec x, int n) {
+  _mm256_mask_storeu_epi16(p, lanes_below(n).m, narrow_bf16(x.v));
+}
+inline void store_n(F16* p, Vec x, int n) {
+  _mm256_mask_storeu_epi16(p, lanes_below(n).m,
+                           _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Vec round(Vec a) {
+  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+inline Vec scale_by_power_of_two(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+inline float reduce_sum(Vec a) { return _mm512_reduce_add_ps(a.v); }
+inline float reduce_max(Vec a) { return _mm512_reduce_max_ps(a.v); }
+inline float first_lane(Vec a) { return _mm512_cvtss_f32(a.v); }
+
+inline Mask gt(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ)}; }
+inline Mask ge(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ)}; }
+inline Mask lt(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
+inline Mask le(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ)}; }
+inline Mask eq(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ)}; }
+inline Mask operator&(Mask a, Mask b) { return {static_cast<__mmask16>(a.m & b.m)}; }
+inline Mask operator|(Mask a, Mask b) { return {static_cast<__mmask16>(a.m | b.m)}; }
+inline Mask operator~(Mask a) { return {static_cast<__mmask16>(~a.m)}; }
+inline int count(Mask a) { return __builtin_popcount(a.m); }
+inline bool any(Mask a) { return a.m != 0; }
+inline Vec select(Mask m, Vec a, Vec b) { return {_mm512_mask_mov_ps(b.v, m.m, a.v)}; }
+
+}  // namespace VLLM_ISA
+}  // namespace vllm_cpu
