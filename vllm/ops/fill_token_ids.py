@@ -33,6 +33,12 @@ def fill_logprob_token_ids(
         return torch.ops.vllm_cpu.fill_logprob_token_ids(
             columns, first_column, expanded_idx_mapping, token_ids, list_idx, num_token_ids
         )
+    if which == "triton":
+        from vllm.ops.triton import fill_token_ids as kernels
+
+        return kernels.fill_logprob_token_ids(
+            columns, first_column, expanded_idx_mapping, token_ids, list_idx, num_token_ids
+        )
     return _reference(columns, first_column, expanded_idx_mapping, token_ids, list_idx, num_token_ids)
 
 

@@ -40,6 +40,10 @@ def gumbel_sample(
     which = implementation(logits)
     if which == "cpp":
         return torch.ops.vllm_cpu.gumbel_sample(logits, temperature, seeds, positions, idx_mapping)
+    if which == "triton":
+        from vllm.ops.triton import gumbel_sample as kernels
+
+        return kernels.gumbel_sample(logits, temperature, seeds, positions, idx_mapping)
     return _reference(logits, temperature, seeds, positions, idx_mapping)
 
 

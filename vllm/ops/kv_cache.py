@@ -29,8 +29,14 @@ def reshape_and_cache_(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, s
         k_cache, v_cache: contiguous, of `kv_cache_shape`.
         slot_mapping: int32 or int64 [T], distinct; a negative slot is skipped.
     """
-    if implementation(k) == "cpp":
+    which = implementation(k)
+    if which == "cpp":
         torch.ops.vllm_cpu.reshape_and_cache_(k, v, k_cache, v_cache, slot_mapping)
+        return
+    if which == "triton":
+        from vllm.ops.triton import kv_cache as kernels
+
+        kernels.reshape_and_cache_(k, v, k_cache, v_cache, slot_mapping)
         return
     keys, values = cache_views(k_cache, v_cache, k.shape[-1])
     kept = slot_mapping >= 0

@@ -18,10 +18,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         A contiguous tensor of x's shape and dtype.
     """
-    if implementation(x) == "cpp":
+    which = implementation(x)
+    if which == "cpp":
         # Flattening keeps the view when it can, and a head-strided view of a qkv row cannot.
         flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         return torch.ops.vllm_cpu.rms_norm(flat, weight, eps).view(x.shape)
+    if which == "triton":
+        from vllm.ops.triton import rms_norm as kernels
+
+        return kernels.rms_norm(x, weight, eps)
     return _reference(x, weight, eps)
 
 
@@ -36,8 +41,13 @@ def fused_add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
     Returns:
         [T, H], contiguous. The norm is of the rounded residual, as it would be unfused.
     """
-    if implementation(x) == "cpp":
+    which = implementation(x)
+    if which == "cpp":
         return torch.ops.vllm_cpu.fused_add_rms_norm_(x, residual, weight, eps)
+    if which == "triton":
+        from vllm.ops.triton import rms_norm as kernels
+
+        return kernels.fused_add_rms_norm_(x, residual, weight, eps)
     residual += x
     return _reference(residual, weight, eps)
 

@@ -17,8 +17,14 @@ def rotary_embedding_(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Te
         k: [T, Hkv, D], of q's dtype, likewise.
         cos_sin_cache: float32 [max_positions, rot_dim], the cosines of rot_dim / 2 angles, then the sines.
     """
-    if implementation(q) == "cpp":
+    which = implementation(q)
+    if which == "cpp":
         torch.ops.vllm_cpu.rotary_embedding_(positions, q, k, cos_sin_cache)
+        return
+    if which == "triton":
+        from vllm.ops.triton import rotary as kernels
+
+        kernels.rotary_embedding_(positions, q, k, cos_sin_cache)
         return
     cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)
     for heads in (q, k):

@@ -18,7 +18,12 @@ def silu_and_mul(x: Tensor) -> Tensor:
     Returns:
         [T, I], contiguous.
     """
-    if implementation(x) == "cpp":
+    which = implementation(x)
+    if which == "cpp":
         return torch.ops.vllm_cpu.silu_and_mul(x)
+    if which == "triton":
+        from vllm.ops.triton import silu_and_mul as kernels
+
+        return kernels.silu_and_mul(x)
     gate, up = x.float().chunk(2, dim=-1)
     return (F.silu(gate) * up).to(x.dtype)

@@ -43,6 +43,10 @@ def token_readings(
     which = implementation(logits)
     if which == "cpp":
         return Readings(*torch.ops.vllm_cpu.token_readings(logits, token_ids, num_token_ids))
+    if which == "triton":
+        from vllm.ops.triton import token_readings as kernels
+
+        return Readings(*kernels.token_readings(logits, token_ids, num_token_ids))
     return _reference(logits, token_ids, num_token_ids)
 
 

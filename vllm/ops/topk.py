@@ -27,9 +27,14 @@ def topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         )
     if not 0 <= k <= logits.shape[1]:
         raise ValueError(f"k must be in [0, {logits.shape[1]}], got {k}")
-    if implementation(logits) == "cpp" and (logits.shape[1] <= 1 or logits.stride(1) == 1):
-        values, ids = torch.ops.vllm_cpu.topk(logits, k)
-        return values, ids
+    which = implementation(logits)
+    if which != "reference" and (logits.shape[1] <= 1 or logits.stride(1) == 1):
+        if which == "cpp":
+            values, ids = torch.ops.vllm_cpu.topk(logits, k)
+            return values, ids
+        from vllm.ops.triton import topk as kernels
+
+        return kernels.topk(logits, k)
     return _reference(logits, k)
 
 
