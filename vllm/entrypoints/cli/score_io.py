@@ -1,0 +1,163 @@
+"""Reading the texts to score, and writing what came out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from vllm.entrypoints.cli.errors import CliError
+
+
+@dataclass(frozen=True)
+class Item:
+    """One text of the input.
+
+    Attributes:
+        line: where it begins in the file, counted from 1.
+        text: the text to score.
+        fields: all fields of its object or row, the text's own included.
+    """
+
+    line: int
+    text: str
+    fields: dict[str, Any]
+
+
+def read_items(path: Path, text_field: str, limit: int | None = None) -> list[Item]:
+    """Read JSONL (a line is an object or a string) or, if the file's name ends in .csv, CSV with a header.
+
+    Args:
+        path: the file, in UTF-8.
+        text_field: name of the field that holds the text.
+        limit: read this many texts and no more; None = all.
+
+    Raises:
+        CliError: the file cannot be read, has no texts, or has a bad line; names the file, line and fault.
+    """
+    content = read_text(path)
+    reader = _csv_items if path.suffix.lower() == ".csv" else _jsonl_items
+    items = list(islice(reader(path.name, content, text_field), limit))
+    if not items:
+        raise CliError(f"{path.name}: there are no texts in it")
+    return items
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file, or replace it, so that no reader ever sees half of it.
+
+    Raises:
+        CliError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise CliError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def to_jsonl(records: Sequence[dict[str, Any]]) -> bytes:
+    """One JSON object a line, in UTF-8."""
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
+
+
+def read_text(path: Path) -> str:
+    """A file's text, without a byte order mark.
+
+    Raises:
+        CliError: it cannot be read, or is not UTF-8; names the line.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CliError(f"cannot read {path}: {error.strerror or error}") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # What the decoder saw is what `start` counts in: the byte order mark is not part of it.
+        line = error.object[: error.start].count(b"\n") + 1
+        raise CliError(f"{path.name}:{line}: not UTF-8 ({error.reason})") from None
+
+
+def _jsonl_items(name: str, content: str, text_field: str) -> Iterator[Item]:
+    # Not splitlines(): JSON strings may hold U+2028 and the like as they are.
+    for line, source in enumerate(content.split("\n"), start=1):
+        if not source.strip():
+            continue
+        try:
+            value = json.loads(source)
+        except ValueError as error:
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+            column = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+            raise CliError(f"{name}:{line}: not JSON: {reason}{column}") from None
+        except RecursionError:
+            raise CliError(f"{name}:{line}: not usable JSON: nested too deeply") from None
+        if isinstance(value, str):
+            value = {text_field: value}
+        if not isinstance(value, dict):
+            raise CliError(f"{name}:{line}: must be a JSON object or a JSON string, got {_kind(value)}")
+        yield _item(name, line, value, text_field)
+
+
+def _csv_items(name: str, content: str, text_field: str) -> Iterator[Item]:
+    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
+    header: list[str] | None = None
+    while True:
+        line = reader.line_num + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise CliError(f"{name}:{line}: not CSV: {error}") from None
+        if row is None:
+            return
+        if not row:
+            continue
+        if header is None:
+            header = row
+            _check_header(name, line, header, text_field)
+            continue
+        if len(row) != len(header):
+            raise CliError(f"{name}:{line}: {len(row)} values, but the header has {len(header)}")
+        yield _item(name, line, dict(zip(header, row, strict=True)), text_field)
+
+
+def _check_header(name: str, line: int, header: list[str], text_field: str) -> None:
+    repeated = sorted({field for field in header if header.count(field) > 1})
+    if repeated:
+        raise CliError(f"{name}:{line}: the header has {repeated[0]!r} more than once")
+    if text_field not in header:
+        raise CliError(
+            f"{name}:{line}: no field {text_field!r} in the header, which has {_listed(header)} "
+            "(see --text-field)"
+        )
+
+
+def _item(name: str, line: int, fields: dict[str, Any], text_field: str) -> Item:
+    if text_field not in fields:
+        raise CliError(
+            f"{name}:{line}: no field {text_field!r}; there is {_listed(fields)} (see --text-field)"
+        )
+    text = fields[text_field]
+    if not isinstance(text, str):
+        raise CliError(f"{name}:{line}: field {text_field!r} must be a string, got {_kind(text)}")
+    if any("\ud800" <= char <= "\udfff" for char in json.dumps(fields, ensure_ascii=False)):
+        raise CliError(f"{name}:{line}: half of a surrogate pair, which is not text")
+    return Item(line, text, fields)
+
+
+def _listed(names: Sequence[str] | dict[str, Any]) -> str:
+    return ", ".join(repr(name) for name in names) or "none"
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

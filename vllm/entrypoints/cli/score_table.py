@@ -1,0 +1,110 @@
+"""What `vllm score` prints: one line a text, cut to the terminal's width."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+MAX_ROWS = 60
+_MIN_TEXT = 20
+_LABEL_WIDTH = 16
+
+
+def format_table(
+    records: Sequence[dict[str, Any]],
+    labels: Sequence[str],
+    headings: Sequence[str],
+    correct: Sequence[bool | None],
+    width: int,
+) -> str:
+    """The first MAX_ROWS records as a table.
+
+    Args:
+        records: what is written to the output file.
+        labels: the labels' names; the first two get a column.
+        headings: what to call the labels.
+        correct: one a record: whether the prediction is right, None = unknown.
+        width: columns of the terminal.
+    """
+    header = [*(f"P({name})" for name in short_names(headings)[:2]), "logprob", "rank", "mass", ""]
+    shown = list(zip(records, correct, strict=True))[:MAX_ROWS]
+    rows = [_row(record, labels[:2], verdict) for record, verdict in shown]
+    if not any(row[-1] for row in rows):
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    widths = [max(display_width(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+    longest = max(display_width(one_line(record["text"])) for record in records[:MAX_ROWS])
+    text_width = max(_MIN_TEXT, min(width - sum(widths) - 2 * len(widths), longest))
+
+    def line(text: str, cells: Sequence[str]) -> str:
+        columns = [_pad(cut(text, text_width), text_width)]
+        columns += [
+            " " * (size - display_width(cell)) + cell for cell, size in zip(cells, widths, strict=True)
+        ]
+        return "  ".join(columns).rstrip()
+
+    lines = [line("text", header)]
+    lines += [line(record["text"], row) for record, row in zip(records, rows, strict=False)]
+    if len(records) > MAX_ROWS:
+        lines.append(f"... and {len(records) - MAX_ROWS} more")
+    lines.append("logprob and rank: of the likeliest label; mass: the probability of all labels together")
+    return "\n".join(lines)
+
+
+def short_names(labels: Sequence[str]) -> list[str]:
+    """Labels as headings: without the space around them where they stay distinct so, and cut when long."""
+    stripped = [label.strip() for label in labels]
+    names = (
+        stripped if all(stripped) and len(set(stripped)) == len(labels) else [repr(label) for label in labels]
+    )
+    return [cut(name, _LABEL_WIDTH) for name in names]
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks and other control characters, which could steer a terminal."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+def cut(text: str, width: int) -> str:
+    """The text on one line, in at most `width` columns of a terminal."""
+    text = one_line(text)
+    if display_width(text) <= width:
+        return text
+    kept, used = [], 1
+    for char in text:
+        used += display_width(char)
+        if used > width:
+            break
+        kept.append(char)
+    return "".join(kept).rstrip(" .,") + "…"
+
+
+def display_width(text: str) -> int:
+    """Columns that a terminal gives to a text: two to a wide one, none to a combining one."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        for char in text
+    )
+
+
+def _row(record: dict[str, Any], labels: Sequence[str], correct: bool | None) -> list[str]:
+    if "error" in record:
+        return [*("-" for _ in labels), "-", "-", "-", "failed"]
+    prediction = record["prediction"]
+    return [
+        *(_number(record["probs"][label], 3) for label in labels),
+        _number(record["logprobs"].get(prediction), 2),
+        str(record["ranks"].get(prediction, "-")),
+        _number(record["label_mass"], 3),
+        "wrong" if correct is False else "",
+    ]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _pad(text: str, width: int) -> str:
+    return text + " " * (width - display_width(text))
