@@ -1,0 +1,140 @@
+"""transformers, used as somebody who knows it well would.
+
+Scoring: prompts sorted by length, left-padded batches of similar lengths, logits of the last position only; a
+shared prefix is computed once, its keys and values repeated for each batch of suffixes. Decoding: `generate` on
+one batch, the readings taken by a logits processor while the logits are at hand.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from workloads import LABEL_IDS, STARTUP_PROMPT, Workload
+
+SCORE_BATCH = 32
+SUFFIX_BATCH = 32
+
+
+class TransformersAdapter:
+    """A causal model and its tokenizer."""
+
+    def __init__(self, model: str, dtype: str) -> None:
+        self.version = transformers.__version__
+        self.notes = {
+            "score": f"batches of {SCORE_BATCH} by length, last position's logits only",
+            "score_prefix": f"prefix computed once, then repeated for suffixes in batches of {SUFFIX_BATCH}",
+            "fullvocab": f"log-softmax over the vocabulary, batches of {SCORE_BATCH} by length",
+            "decode64_ids": "ids read in a logits processor",
+        }
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(
+            model, dtype=getattr(torch, dtype)
+        ).eval()
+        self._model.generation_config.eos_token_id = None
+
+    @torch.inference_mode()
+    def run(self, work: Workload) -> np.ndarray | None:
+        """See Adapter."""
+        if work.max_tokens > 1:
+            return self._decode(work)
+        return self._score_suffixes(work) if work.shared else self._score(work)
+
+    @torch.inference_mode()
+    def score_text(self) -> list[float]:
+        """See Adapter."""
+        encoded = self._tokenizer(STARTUP_PROMPT, return_tensors="pt")
+        logits = self._model(**encoded, use_cache=False, logits_to_keep=1).logits
+        return _chosen(logits[:, -1], LABEL_IDS)[0].tolist()
+
+    def _score(self, work: Workload) -> np.ndarray:
+        readings = np.empty((len(work.prompts), 1, len(work.read_ids)), np.float32)
+        order = sorted(range(len(work.prompts)), key=lambda i: len(work.prompts[i]))
+        for start in range(0, len(order), SCORE_BATCH):
+            batch = order[start : start + SCORE_BATCH]
+            ids, mask = _left_padded([work.prompts[i] for i in batch])
+            logits = self._model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=_positions(mask),
+                use_cache=False,
+                logits_to_keep=1,
+            ).logits[:, -1]
+            if work.full_vocabulary:
+                every = torch.log_softmax(logits.float(), -1).numpy()
+                readings[batch, 0] = every[:, list(work.read_ids)]
+            else:
+                readings[batch, 0] = _chosen(logits, work.read_ids).numpy()
+        return readings
+
+    def _score_suffixes(self, work: Workload) -> np.ndarray:
+        prefix = torch.tensor([work.prompts[0][: work.shared]])
+        cached = self._model(input_ids=prefix, use_cache=True, logits_to_keep=1).past_key_values
+        suffixes = [prompt[work.shared :] for prompt in work.prompts]
+        readings = np.empty((len(suffixes), 1, len(work.read_ids)), np.float32)
+        order = sorted(range(len(suffixes)), key=lambda i: len(suffixes[i]))
+        for start in range(0, len(order), SUFFIX_BATCH):
+            batch = order[start : start + SUFFIX_BATCH]
+            ids, mask = _left_padded([suffixes[i] for i in batch])
+            past = copy.deepcopy(cached)
+            past.batch_repeat_interleave(len(batch))
+            logits = self._model(
+                input_ids=ids,
+                attention_mask=torch.cat([mask.new_ones(len(batch), work.shared), mask], dim=1),
+                position_ids=_positions(mask) + work.shared,
+                past_key_values=past,
+                logits_to_keep=1,
+            ).logits[:, -1]
+            readings[batch, 0] = _chosen(logits, work.read_ids).numpy()
+        return readings
+
+    def _decode(self, work: Workload) -> np.ndarray | None:
+        ids, mask = _left_padded(work.prompts)
+        reader = _Reader(work.read_ids)
+        output = self._model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=work.max_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            logits_processor=transformers.LogitsProcessorList([reader] if work.read_ids else []),
+        )
+        new = output[:, ids.shape[1] :]
+        if new.shape[1] != work.max_tokens:
+            raise RuntimeError(f"asked for {work.max_tokens} tokens a prompt, got {new.shape[1]}")
+        self._tokenizer.batch_decode(new)
+        return torch.stack(reader.readings, dim=1).numpy() if work.read_ids else None
+
+
+class _Reader(transformers.LogitsProcessor):
+    """Keeps the chosen ids' logprobs of every step and leaves the logits alone."""
+
+    def __init__(self, ids: tuple[int, ...]) -> None:
+        self._ids = ids
+        self.readings: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        self.readings.append(_chosen(scores, self._ids))
+        return scores
+
+
+def _chosen(logits: torch.Tensor, ids: tuple[int, ...]) -> torch.Tensor:
+    """float32 [rows, ids]: logprobs without a normalised copy of the logits [rows, vocabulary]."""
+    logits = logits.float()
+    return logits[:, list(ids)] - logits.logsumexp(-1, keepdim=True)
+
+
+def _left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids, mask
+
+
+def _positions(mask: torch.Tensor) -> torch.Tensor:
+    return (mask.cumsum(-1) - 1).clamp(min=0)
