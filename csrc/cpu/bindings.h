@@ -9,6 +9,7 @@
 #include <initializer_list>
 
 #include "dtype.h"
+#include "kernels.h"
 
 namespace vllm_cpu {
 
@@ -63,6 +64,13 @@ inline bool is_int64(const Tensor& t, const char* name) {
   const ScalarType type = t.scalar_type();
   STD_TORCH_CHECK(type == ScalarType::Long || type == ScalarType::Int, name, " must be int32 or int64");
   return type == ScalarType::Long;
+}
+
+// [tokens, heads, head_dim], the last dimension contiguous.
+inline Heads heads_of(const Tensor& t, const char* name) {
+  check_shape(t, name, {-1, -1, -1});
+  check_last_contiguous(t, name);
+  return {t.data_ptr(), t.size(1), t.stride(0), t.stride(1)};
 }
 
 }  // namespace vllm_cpu

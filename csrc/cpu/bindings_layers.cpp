@@ -1,4 +1,6 @@
 // The operators of the model's layers.
+#include <optional>
+
 #include "bindings.h"
 #include "kernels.h"
 
@@ -30,14 +32,101 @@ Tensor rms_norm(Tensor x, Tensor weight, double eps) {
 }
 
 Tensor fused_add_rms_norm_(Tensor x, Tensor residual, Tensor weight, double eps) {
+  Tensor out = torch::stable::new_empty(x, x.sizes());
+  RmsNormArgs args = norm_args(x, weight, out, eps);
   check_shape(residual, "residual", {x.size(0), x.size(1)});
   check_last_contiguous(residual, "residual");
   check_same_dtype(residual, "residual", x, "x");
-  Tensor out = torch::stable::new_empty(x, x.sizes());
-  RmsNormArgs args = norm_args(x, weight, out, eps);
   args.residual = residual.data_ptr();
   args.residual_stride = residual.stride(0);
   VLLM_KERNEL(rms_norm)(args);
+  return out;
+}
+
+Tensor silu_and_mul(Tensor x) {
+  check_shape(x, "x", {-1, -1});
+  check_last_contiguous(x, "x");
+  STD_TORCH_CHECK(x.size(1) % 2 == 0, "x must have an even number of columns, got ", x.size(1));
+  SiluAndMulArgs args{};
+  args.dtype = dtype_of(x, "x");
+  args.rows = x.size(0);
+  args.width = x.size(1) / 2;
+  args.x_stride = x.stride(0);
+  Tensor out = torch::stable::new_empty(x, {args.rows, args.width});
+  args.x = x.data_ptr();
+  args.out = out.data_ptr();
+  VLLM_KERNEL(silu_and_mul)(args);
+  return out;
+}
+
+void rotary_embedding_(Tensor positions, Tensor q, Tensor k, Tensor cos_sin_cache) {
+  RotaryArgs args{};
+  args.dtype = dtype_of(q, "q");
+  check_same_dtype(k, "k", q, "q");
+  args.q = heads_of(q, "q");
+  args.k = heads_of(k, "k");
+  args.tokens = q.size(0);
+  check_shape(k, "k", {args.tokens, -1, q.size(2)});
+  check_shape(positions, "positions", {args.tokens});
+  check_contiguous(positions, "positions");
+  check_shape(cos_sin_cache, "cos_sin_cache", {-1, -1});
+  check_dtype(cos_sin_cache, "cos_sin_cache", ScalarType::Float, "float32");
+  check_contiguous(cos_sin_cache, "cos_sin_cache");
+  args.rot_dim = cos_sin_cache.size(1);
+  args.max_positions = cos_sin_cache.size(0);
+  STD_TORCH_CHECK(args.rot_dim % 2 == 0 && args.rot_dim <= q.size(2), "cos_sin_cache must have an even width of at most ",
+                  q.size(2), ", got ", args.rot_dim);
+  if (is_int64(positions, "positions")) {
+    args.positions_int64 = static_cast<const int64_t*>(positions.data_ptr());
+  } else {
+    args.positions_int32 = static_cast<const int32_t*>(positions.data_ptr());
+  }
+  args.cos_sin = static_cast<const float*>(cos_sin_cache.data_ptr());
+  VLLM_KERNEL(rotary)(args);
+}
+
+// [N, K] -> [ceil(N / 32), K, 32]; see kernels/linear.cpp.
+Tensor pack_linear(Tensor weight) {
+  check_shape(weight, "weight", {-1, -1});
+  check_last_contiguous(weight, "weight");
+  PackLinearArgs args{};
+  args.dtype = dtype_of(weight, "weight");
+  args.columns = weight.size(0);
+  args.inner = weight.size(1);
+  args.weight_stride = weight.stride(0);
+  Tensor packed = torch::stable::new_empty(weight, {(args.columns + 31) / 32, args.inner, 32});
+  args.weight = weight.data_ptr();
+  args.packed = packed.data_ptr();
+  VLLM_KERNEL(pack_linear)(args);
+  return packed;
+}
+
+Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t columns, bool float_out) {
+  check_shape(x, "x", {-1, -1});
+  check_last_contiguous(x, "x");
+  check_shape(packed, "packed", {(columns + 31) / 32, x.size(1), 32});
+  check_contiguous(packed, "packed");
+  check_same_dtype(packed, "packed", x, "x");
+  LinearArgs args{};
+  args.dtype = dtype_of(x, "x");
+  if (bias.has_value()) {
+    check_shape(*bias, "bias", {columns});
+    check_contiguous(*bias, "bias");
+    check_same_dtype(*bias, "bias", x, "x");
+    args.bias = bias->data_ptr();
+  }
+  args.rows = x.size(0);
+  args.columns = columns;
+  args.inner = x.size(1);
+  args.x_stride = x.stride(0);
+  args.out_stride = columns;
+  args.float_out = float_out;
+  Tensor out = float_out ? torch::stable::new_empty(x, {args.rows, columns}, ScalarType::Float)
+                         : torch::stable::new_empty(x, {args.rows, columns});
+  args.x = x.data_ptr();
+  args.weight = packed.data_ptr();
+  args.out = out.data_ptr();
+  if (args.rows > 0) VLLM_KERNEL(linear)(args);
   return out;
 }
 
@@ -53,15 +142,25 @@ int64_t set_isa_level(int64_t level) {
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("fused_add_rms_norm_(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor");
+  m.def("silu_and_mul(Tensor x) -> Tensor");
+  m.def("rotary_embedding_(Tensor positions, Tensor(a!) q, Tensor(b!) k, Tensor cos_sin_cache) -> ()");
+  m.def("pack_linear(Tensor weight) -> Tensor");
+  m.def("linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out) -> Tensor");
   // The index of the level now used; -1 asks without changing it.
   m.def("set_isa(int level) -> int");
+  m.def("has_fast_bf16_dot() -> bool");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("rms_norm", TORCH_BOX(&vllm_cpu::rms_norm));
   m.impl("fused_add_rms_norm_", TORCH_BOX(&vllm_cpu::fused_add_rms_norm_));
+  m.impl("silu_and_mul", TORCH_BOX(&vllm_cpu::silu_and_mul));
+  m.impl("rotary_embedding_", TORCH_BOX(&vllm_cpu::rotary_embedding_));
+  m.impl("pack_linear", TORCH_BOX(&vllm_cpu::pack_linear));
+  m.impl("linear", TORCH_BOX(&vllm_cpu::linear));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CompositeExplicitAutograd, m) {
   m.impl("set_isa", TORCH_BOX(&vllm_cpu::set_isa_level));
+  m.impl("has_fast_bf16_dot", TORCH_BOX(&vllm_cpu::has_fast_bf16_dot));
 }

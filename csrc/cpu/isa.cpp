@@ -4,6 +4,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+#endif
+
 namespace vllm_cpu {
 namespace {
 
@@ -52,6 +56,18 @@ std::atomic<Isa>& slot() {
 }
 
 }  // namespace
+
+bool has_fast_bf16_dot() {
+#if defined(__x86_64__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+  if ((d & kAmxBf16) && (d & kAmxTile)) return true;
+  return __builtin_cpu_is("amd") && capped(Isa::avx512_bf16) == Isa::avx512_bf16;
+#else
+  return false;
+#endif
+}
 
 Isa current_isa() { return slot().load(std::memory_order_relaxed); }
 

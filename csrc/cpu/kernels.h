@@ -1,5 +1,6 @@
-// The kernels of the model's layers, declared in every level's namespace. Sizes and strides count elements; the last
-// dimension of every tensor is contiguous. The bindings have checked everything: kernels trust their arguments.
+// The kernels, declared in every level's namespace. Sizes and strides count elements; the last dimension of every
+// tensor is contiguous, and so is what has no stride here. The bindings have checked everything: kernels trust their
+// arguments.
 #pragma once
 
 #include <cstdint>
@@ -9,23 +10,128 @@
 
 namespace vllm_cpu {
 
-// x [rows, hidden] -> out [rows, hidden] contiguous.
 struct RmsNormArgs {
   DType dtype;
-  const void* x;
-  void* residual;  // [rows, hidden] to add x to first, or null
+  const void* x;       // [rows, hidden]
+  void* residual;      // [rows, hidden] to add x to first, or null
   const void* weight;  // [hidden]
-  void* out;
+  void* out;           // [rows, hidden]
   int64_t rows, hidden, x_stride, residual_stride;
   float eps;
 };
 
+struct SiluAndMulArgs {
+  DType dtype;
+  const void* x;  // [rows, 2 * width]
+  void* out;      // [rows, width]
+  int64_t rows, width, x_stride;
+};
+
+// Heads of queries or keys: [tokens, heads, head_dim].
+struct Heads {
+  void* data;
+  int64_t num_heads, token_stride, head_stride;
+};
+
+struct RotaryArgs {
+  DType dtype;
+  const int64_t* positions_int64;  // [tokens], or null
+  const int32_t* positions_int32;  // [tokens], used when the other is null
+  Heads q, k;
+  const float* cos_sin;  // [max positions, rot_dim]
+  int64_t tokens, rot_dim, max_positions;
+};
+
+// Caches are [num_blocks, num_kv_heads, head_dim * block_size]; see ops/kv_cache.py for a cell's layout.
+struct CacheArgs {
+  DType dtype;
+  Heads k, v;
+  void* k_cache;
+  void* v_cache;
+  const int64_t* slots_int64;  // [tokens], or null
+  const int32_t* slots_int32;
+  int64_t tokens, head_dim, block_size, num_blocks;
+};
+
+struct AttentionArgs {
+  DType dtype;
+  Heads q;
+  const void* k_cache;
+  const void* v_cache;
+  void* out;  // [tokens, heads, head_dim]
+  const int32_t* block_table;      // [requests, table_stride]
+  const int32_t* query_start_loc;  // [requests + 1]
+  const int32_t* seq_lens;         // [requests]
+  int64_t requests, table_stride, num_kv_heads, head_dim, block_size;
+  float scale;
+};
+
+struct PackLinearArgs {
+  DType dtype;
+  const void* weight;  // [columns, inner]
+  void* packed;        // [ceil(columns / 32), inner, 32]
+  int64_t columns, inner, weight_stride;
+};
+
+struct LinearArgs {
+  DType dtype;
+  const void* x;       // [rows, inner]
+  const void* weight;  // packed
+  const void* bias;    // [columns], or null
+  void* out;           // [rows, columns], float32 when float_out
+  int64_t rows, columns, inner, x_stride, out_stride;
+  bool float_out;
+};
+
+struct Logits {
+  DType dtype;
+  const void* data;  // [rows, vocab]
+  int64_t rows, vocab, stride;
+};
+
+struct TokenReadingsArgs {
+  Logits logits;
+  const int32_t* token_ids;  // [rows, width]
+  int64_t width, ids_stride;
+  const int32_t* num_token_ids;  // [rows], or null: all of them
+  float* chosen;                 // [rows, width]
+  int32_t* ranks;                // [rows, width]
+  float* lse;                    // [rows]
+  int32_t* argmax;               // [rows]
+  float* max;                    // [rows]
+};
+
+struct TopkArgs {
+  Logits logits;
+  int64_t k;
+  float* values;  // [rows, k]
+  int32_t* ids;   // [rows, k]
+};
+
+struct GumbelArgs {
+  Logits logits;              // float32
+  const float* temperature;   // [slots]
+  const int64_t* seeds;       // [slots]
+  const int64_t* positions;   // [rows]
+  const int32_t* slots;       // [rows]
+  int32_t* sampled;           // [rows]
+};
+
 }  // namespace vllm_cpu
 
-#define VLLM_DECLARE_LAYER_KERNELS(ISA)     \
-  namespace vllm_cpu {                      \
-  namespace ISA {                           \
-  void rms_norm(const RmsNormArgs& args);   \
-  }                                         \
+#define VLLM_DECLARE_KERNELS(ISA)                     \
+  namespace vllm_cpu {                                \
+  namespace ISA {                                     \
+  void rms_norm(const RmsNormArgs& args);             \
+  void silu_and_mul(const SiluAndMulArgs& args);      \
+  void rotary(const RotaryArgs& args);                \
+  void write_cache(const CacheArgs& args);            \
+  void paged_attention(const AttentionArgs& args);    \
+  void pack_linear(const PackLinearArgs& args);       \
+  void linear(const LinearArgs& args);                \
+  void token_readings(const TokenReadingsArgs& args); \
+  void topk(const TopkArgs& args);                    \
+  void gumbel_sample(const GumbelArgs& args);         \
+  }                                                   \
   }
-VLLM_FOR_EACH_ISA(VLLM_DECLARE_LAYER_KERNELS)
+VLLM_FOR_EACH_ISA(VLLM_DECLARE_KERNELS)

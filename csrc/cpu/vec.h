@@ -5,8 +5,9 @@
 // copy it meets first, wide instructions and all. For the same reason kernels use no std:: containers or algorithms.
 //
 //   Vec           kLanes floats: zero, set1, load, load_n, store, store_n (float, BF16, F16), + - * /, fma, max, min,
-//                 exp, reduce_sum, reduce_max, iota
-//   Mask          lanes: gt, ge, lt, le, eq, lanes_below, count, any, select, operators & | ~
+//                 exp, log, reduce_sum, reduce_max, iota
+//   Mask          lanes: gt, ge, lt, le, eq, lanes_below, count, any, select, add_where, operators & | ~
+//   load_bf16_pair   kLanes words of two bfloat16 each: the low halves and the high halves
 //   load_n/store_n touch only the first n lanes' memory (0 <= n <= kLanes); lanes beyond read as zero.
 #pragma once
 
@@ -46,6 +47,35 @@ inline Vec exp(Vec x) {
   Vec result = scale_by_power_of_two(p, n);
   result = select(lt(x, low), zero(), result);
   return select(gt(x, high), set1(__builtin_inff()), result);
+}
+
+// ln x for normal x > 0, to about 1 ulp. With s = (m - 1) / (m + 1) of the mantissa m in [3/4, 3/2):
+// ln m = 2 (s + s^3 / 3 + s^5 / 5 + ...), whose terms beyond s^11 are below a float's last bit.
+inline Vec log(Vec x) {
+  Vec m, n;
+  split_exponent(x, &m, &n);
+  const Vec f = m - set1(1.0f);
+  const Vec s = f / (m + set1(1.0f));
+  const Vec s2 = s * s;
+  Vec p = set1(2.0f / 11.0f);
+  p = fma(p, s2, set1(2.0f / 9.0f));
+  p = fma(p, s2, set1(2.0f / 7.0f));
+  p = fma(p, s2, set1(2.0f / 5.0f));
+  p = fma(p, s2, set1(2.0f / 3.0f));
+  // 2 s = f - s f, and f is exact.
+  const Vec tail = fma(p * s2, s, zero() - s * f);
+  return fma(n, set1(0.693359375f), fma(n, set1(-2.12194440e-4f), tail) + f);
+}
+
+// Row `k` of a packed panel holds 32 columns (see kernels/linear.cpp): columns c and c + 16 for the kLanes columns from
+// group * kLanes. In bfloat16 the two share a 32-bit word, so one load and two bit operations widen both.
+template <typename T>
+inline void load_pair(const T* row, int group, Vec* low, Vec* high) {
+  *low = load(row + group * kLanes);
+  *high = load(row + 16 + group * kLanes);
+}
+inline void load_pair(const BF16* row, int group, Vec* low, Vec* high) {
+  load_bf16_pair(row + 2 * group * kLanes, low, high);
 }
 
 // Scalars go through the same conversions as vectors.

@@ -50,6 +50,11 @@ inline void store_halves_n(void* p, __m128i x, int n) {
 inline Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
 inline Vec load(const BF16* p) { return {widen_bf16(_mm_loadu_si128((const __m128i*)p))}; }
 inline Vec load(const F16* p) { return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p))}; }
+inline void load_bf16_pair(const BF16* p, Vec* low, Vec* high) {
+  const __m256i words = _mm256_loadu_si256((const __m256i*)p);
+  *low = {_mm256_castsi256_ps(_mm256_slli_epi32(words, 16))};
+  *high = {_mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
 inline Vec load_n(const float* p, int n) { return {_mm256_maskload_ps(p, lane_bits_below(n))}; }
 inline Vec load_n(const BF16* p, int n) { return {widen_bf16(load_halves_n(p, n))}; }
 inline Vec load_n(const F16* p, int n) { return {_mm256_cvtph_ps(load_halves_n(p, n))}; }
@@ -79,6 +84,12 @@ inline Vec scale_by_power_of_two(Vec a, Vec n) {
   const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n.v), 23);
   return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.v), exponent))};
 }
+inline void split_exponent(Vec a, Vec* mantissa, Vec* exponent) {
+  const __m256i bits = _mm256_castps_si256(a.v), three_quarters = _mm256_set1_epi32(0x3f400000);
+  const __m256i whole = _mm256_srai_epi32(_mm256_sub_epi32(bits, three_quarters), 23);
+  mantissa->v = _mm256_castsi256_ps(_mm256_sub_epi32(bits, _mm256_slli_epi32(whole, 23)));
+  exponent->v = _mm256_cvtepi32_ps(whole);
+}
 inline float reduce_sum(Vec a) {
   __m128 half = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
   half = _mm_add_ps(half, _mm_movehl_ps(half, half));
@@ -103,6 +114,7 @@ inline Mask operator~(Mask a) {
 }
 inline int count(Mask a) { return __builtin_popcount(_mm256_movemask_ps(a.m)); }
 inline bool any(Mask a) { return _mm256_movemask_ps(a.m) != 0; }
+inline Vec add_where(Mask m, Vec a, Vec b) { return {_mm256_add_ps(a.v, _mm256_and_ps(m.m, b.v))}; }
 inline Vec select(Mask m, Vec a, Vec b) { return {_mm256_blendv_ps(b.v, a.v, m.m)}; }
 
 }  // namespace VLLM_ISA

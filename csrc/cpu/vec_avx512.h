@@ -41,6 +41,11 @@ inline __m256i narrow_bf16(__m512 x) {
 inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline Vec load(const BF16* p) { return {widen_bf16(_mm256_loadu_si256((const __m256i*)p))}; }
 inline Vec load(const F16* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+inline void load_bf16_pair(const BF16* p, Vec* low, Vec* high) {
+  const __m512i words = _mm512_loadu_si512(p);
+  *low = {_mm512_castsi512_ps(_mm512_slli_epi32(words, 16))};
+  *high = {_mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
 inline Vec load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(lanes_below(n).m, p)}; }
 inline Vec load_n(const BF16* p, int n) {
   return {widen_bf16(_mm256_maskz_loadu_epi16(lanes_below(n).m, p))};
@@ -74,6 +79,12 @@ inline Vec round(Vec a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 inline Vec scale_by_power_of_two(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+inline void split_exponent(Vec a, Vec* mantissa, Vec* exponent) {
+  mantissa->v = _mm512_getmant_ps(a.v, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);
+  const __mmask16 below_one = _mm512_cmp_ps_mask(mantissa->v, _mm512_set1_ps(1.0f), _CMP_LT_OQ);
+  const __m512 whole = _mm512_getexp_ps(a.v);
+  exponent->v = _mm512_mask_add_ps(whole, below_one, whole, _mm512_set1_ps(1.0f));
+}
 inline float reduce_sum(Vec a) { return _mm512_reduce_add_ps(a.v); }
 inline float reduce_max(Vec a) { return _mm512_reduce_max_ps(a.v); }
 inline float first_lane(Vec a) { return _mm512_cvtss_f32(a.v); }
@@ -88,6 +99,7 @@ inline Mask operator|(Mask a, Mask b) { return {static_cast<__mmask16>(a.m | b.m
 inline Mask operator~(Mask a) { return {static_cast<__mmask16>(~a.m)}; }
 inline int count(Mask a) { return __builtin_popcount(a.m); }
 inline bool any(Mask a) { return a.m != 0; }
+inline Vec add_where(Mask m, Vec a, Vec b) { return {_mm512_mask_add_ps(a.v, m.m, a.v, b.v)}; }
 inline Vec select(Mask m, Vec a, Vec b) { return {_mm512_mask_mov_ps(b.v, m.m, a.v)}; }
 
 }  // namespace VLLM_ISA

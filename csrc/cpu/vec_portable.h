@@ -72,6 +72,12 @@ inline Vec load(const float* p) {
   std::memcpy(&x.v, p, 16);
   return x;
 }
+inline void load_bf16_pair(const BF16* p, Vec* low, Vec* high) {
+  for (int i = 0; i < kLanes; ++i) {
+    low->v[i] = widen(p[2 * i]);
+    high->v[i] = widen(p[2 * i + 1]);
+  }
+}
 template <typename T>
 inline Vec load_n(const T* p, int n) {
   Vec x = zero();
@@ -107,6 +113,7 @@ inline bool any(Mask a) { return (a.m[0] | a.m[1] | a.m[2] | a.m[3]) != 0; }
 inline Vec select(Mask m, Vec a, Vec b) {
   return {(Float4)(((Int4)a.v & m.m) | ((Int4)b.v & ~m.m))};
 }
+inline Vec add_where(Mask m, Vec a, Vec b) { return {a.v + (Float4)((Int4)b.v & m.m)}; }
 inline Vec max(Vec a, Vec b) { return select(gt(a, b), a, b); }
 inline Vec min(Vec a, Vec b) { return select(lt(a, b), a, b); }
 
@@ -119,6 +126,11 @@ inline Vec scale_by_power_of_two(Vec a, Vec n) {
   const Vec magic = set1(12582912.0f);
   const Int4 exponent = ((Int4)(n + magic).v - (Int4)magic.v) << 23;
   return {(Float4)((Int4)a.v + exponent)};
+}
+inline void split_exponent(Vec a, Vec* mantissa, Vec* exponent) {
+  const Int4 whole = ((Int4)a.v - 0x3f400000) >> 23;
+  mantissa->v = (Float4)((Int4)a.v - (whole << 23));
+  for (int i = 0; i < kLanes; ++i) exponent->v[i] = static_cast<float>(whole[i]);
 }
 inline float reduce_sum(Vec a) { return (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]); }
 inline float reduce_max(Vec a) {

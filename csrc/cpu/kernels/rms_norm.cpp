@@ -34,21 +34,21 @@ void norm_row(const T* x, T* residual, const T* weight, T* out, int64_t hidden, 
   }
 }
 
+template <typename T>
+void norm_rows(const RmsNormArgs& a) {
+  const T* x = static_cast<const T*>(a.x);
+  T* residual = static_cast<T*>(a.residual);
+#pragma omp parallel for schedule(static) if (a.rows * a.hidden > 32768)
+  for (int64_t row = 0; row < a.rows; ++row) {
+    T* sum = residual == nullptr ? nullptr : residual + row * a.residual_stride;
+    norm_row(x + row * a.x_stride, sum, static_cast<const T*>(a.weight), static_cast<T*>(a.out) + row * a.hidden,
+             a.hidden, a.eps);
+  }
+}
+
 }  // namespace
 
-void rms_norm(const RmsNormArgs& a) {
-  VLLM_DISPATCH_DTYPE(a.dtype, {
-    const auto* x = static_cast<const scalar_t*>(a.x);
-    auto* residual = static_cast<scalar_t*>(a.residual);
-    const auto* weight = static_cast<const scalar_t*>(a.weight);
-    auto* out = static_cast<scalar_t*>(a.out);
-#pragma omp parallel for schedule(static) if (a.rows * a.hidden > 32768)
-    for (int64_t row = 0; row < a.rows; ++row) {
-      scalar_t* sum = residual == nullptr ? nullptr : residual + row * a.residual_stride;
-      norm_row(x + row * a.x_stride, sum, weight, out + row * a.hidden, a.hidden, a.eps);
-    }
-  });
-}
+void rms_norm(const RmsNormArgs& a) { VLLM_DISPATCH_DTYPE(a.dtype, norm_rows<scalar_t>(a)); }
 
 }  // namespace VLLM_ISA
 }  // namespace vllm_cpu

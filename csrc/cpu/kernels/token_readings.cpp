@@ -7,12 +7,10 @@
 // The ranks are the dear part: W comparisons an element. Of the chosen logits, sorted, a block of elements needs
 // only those between its minimum and its maximum; above them nothing counts, below them everything does. Beyond
 // kSortAbove columns a sort of the row is cheaper.
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <new>
+#include <math.h>
 
-#include "logits.h"
+#include "../kernels.h"
+#include "../logits.h"
 
 namespace vllm_cpu {
 namespace VLLM_ISA {
@@ -35,37 +33,27 @@ struct Chosen {
   int32_t column;
 };
 
-// Adds to each lane of counts[w] how many of the block's elements exceed thresholds[w], for G of them.
+// Adds to each lane of counts[g] how many of the elements exceed thresholds[g], for G of them. Floats count exactly
+// up to a segment's size.
 template <int G>
-inline void count_group(const float* x, int64_t n, const float* thresholds, IntVec* counts) {
-#if defined(__AVX512F__)
-  __m512i count[G];
-  __m512 limit[G];
-  const __m512i minus_one = _mm512_set1_epi32(-1);
+inline void count_group(const float* x, int64_t n, const float* thresholds, Vec* counts) {
+  Vec count[G], limit[G];
+#pragma GCC unroll 8
   for (int g = 0; g < G; ++g) {
-    count[g] = (__m512i)counts[g];
-    limit[g] = _mm512_set1_ps(thresholds[g]);
+    count[g] = counts[g];
+    limit[g] = set1(thresholds[g]);
   }
+  const Vec one = set1(1.0f);
   for (int64_t i = 0; i < n; i += kLanes) {
-    const __m512 v = _mm512_loadu_ps(x + i);
-    for (int g = 0; g < G; ++g) {
-      const __mmask16 above = _mm512_cmp_ps_mask(v, limit[g], _CMP_GT_OQ);
-      count[g] = _mm512_mask_sub_epi32(count[g], above, count[g], minus_one);
-    }
+    const Vec v = load(x + i);
+#pragma GCC unroll 8
+    for (int g = 0; g < G; ++g) count[g] = add_where(gt(v, limit[g]), count[g], one);
   }
-  for (int g = 0; g < G; ++g) counts[g] = (IntVec)count[g];
-#else
-  IntVec count[G];
-  for (int g = 0; g < G; ++g) count[g] = counts[g];
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const FloatVec v = load(x + i);
-    for (int g = 0; g < G; ++g) count[g] -= (IntVec)(v > splat(thresholds[g]));
-  }
+#pragma GCC unroll 8
   for (int g = 0; g < G; ++g) counts[g] = count[g];
-#endif
 }
 
-inline void count_above(const float* x, int64_t n, const float* thresholds, IntVec* counts, int64_t width) {
+inline void count_above(const float* x, int64_t n, const float* thresholds, Vec* counts, int64_t width) {
   constexpr int kGroup = kLanes == 16 ? 8 : 4;
   int64_t w = 0;
   for (; w + kGroup <= width; w += kGroup) count_group<kGroup>(x, n, thresholds + w, counts + w);
@@ -83,30 +71,33 @@ inline int64_t num_at_least(const float* thresholds, int64_t padded, float value
 // Extremes of each block of the segment.
 inline void block_extremes(const float* x, int64_t n, float* block_max, float* block_min) {
   for (int64_t first = 0, block = 0; first < n; first += kBlock, ++block) {
-    const int64_t end = std::min(first + kBlock, n);
-    FloatVec high = splat(-kInfinity), low = splat(kInfinity);
+    const int64_t end = least(first + kBlock, n);
+    Vec high = set1(-kInfinity), low = set1(kInfinity);
     for (int64_t i = first; i < end; i += kLanes) {
-      const FloatVec v = load(x + i);
-      high = max_vec(high, v);
-      low = min_vec(low, v);
+      // In this order the vector operations drop a NaN.
+      const Vec v = load(x + i);
+      high = max(v, high);
+      low = min(v, low);
     }
-    block_max[block] = max_lane(high);
-    block_min[block] = min_lane(low);
+    block_max[block] = reduce_max(high);
+    block_min[block] = -reduce_max(zero() - low);
   }
 }
 
 inline double sum_exp(const float* x, int64_t n, float offset) {
-  FloatVec sums[4] = {};
+  Vec sums[4] = {zero(), zero(), zero(), zero()};
+  const Vec shift = set1(offset);
   int64_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-    for (int u = 0; u < 4; ++u) sums[u] += exp_nonpositive(load(x + i + u * kLanes) - offset);
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; ++u) sums[u] = sums[u] + exp(load(x + i + u * kLanes) - shift);
   }
-  for (; i < n; i += kLanes) sums[0] += exp_nonpositive(load(x + i) - offset);
-  return sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (; i < n; i += kLanes) sums[0] = sums[0] + exp(load(x + i) - shift);
+  return reduce_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
 // One segment: `size` logits from `first`; `ranks` gets, by threshold, how many of them exceed it.
-Segment read_segment(const LogitsView& logits, int64_t row, int64_t first, int64_t size, const float* thresholds,
+Segment read_segment(const Logits& logits, int64_t row, int64_t first, int64_t size, const float* thresholds,
                      int64_t width, int32_t* ranks) {
   alignas(64) float buffer[kSegment];
   float block_max[kSegment / kBlock], block_min[kSegment / kBlock];
@@ -131,16 +122,16 @@ Segment read_segment(const LogitsView& logits, int64_t row, int64_t first, int64
   if (width == 0) return result;
 
   const int64_t padded = (width + kThresholdPad - 1) / kThresholdPad * kThresholdPad;
-  IntVec counts[kSortAbove];
+  Vec counts[kSortAbove];
   for (int64_t w = 0; w < width; ++w) {
-    counts[w] = IntVec{};
+    counts[w] = zero();
     ranks[w] = 0;
   }
   // ranks[w] first holds what blocks wholly above threshold w add to it and to all that follow.
   for (int64_t start = 0, block = 0; start < size; start += kBlock, ++block) {
     const int64_t low = num_at_least(thresholds, padded, block_max[block]);
-    const int64_t high = std::min(num_at_least(thresholds, padded, block_min[block]), width);
-    const int64_t in_block = std::min(kBlock, size - start);
+    const int64_t high = least(num_at_least(thresholds, padded, block_min[block]), width);
+    const int64_t in_block = least(kBlock, size - start);
     if (low < high) {
       const int64_t whole = (in_block + kLanes - 1) / kLanes * kLanes;
       count_above(x + start, whole, thresholds + low, counts + low, high - low);
@@ -150,9 +141,7 @@ Segment read_segment(const LogitsView& logits, int64_t row, int64_t first, int64
   int32_t below = 0;
   for (int64_t w = 0; w < width; ++w) {
     below += ranks[w];
-    int32_t count = 0;
-    for (int lane = 0; lane < kLanes; ++lane) count += counts[w][lane];
-    ranks[w] = below + count;
+    ranks[w] = below + static_cast<int32_t>(reduce_sum(counts[w]));
   }
   return result;
 }
@@ -169,7 +158,7 @@ int64_t num_valid(const TokenReadingsArgs& args, int64_t row) {
 }
 
 void gather(const TokenReadingsArgs& args, int64_t row, int64_t valid) {
-  const int32_t* ids = args.token_ids + row * args.token_ids_stride;
+  const int32_t* ids = args.token_ids + row * args.ids_stride;
   for (int64_t w = 0; w < valid; ++w) args.chosen[row * args.width + w] = logit_at(args.logits, row, ids[w]);
   write_padding(args, row, valid);
 }
@@ -200,19 +189,19 @@ void join_segments(const TokenReadingsArgs& args, int64_t row, const Segment* se
   bool has_nan = false;
   for (int64_t s = 0; s < num_segments; ++s) {
     has_nan |= segments[s].sum != segments[s].sum;
-    if (segments[s].max > -kInfinity) sum += segments[s].sum * std::exp(double(segments[s].max) - double(best->max));
+    if (segments[s].max > -kInfinity) sum += segments[s].sum * ::exp(double(segments[s].max) - double(best->max));
   }
   args.max[row] = best->max;
   args.argmax[row] = best->argmax;
-  args.lse[row] = static_cast<float>(best->max + std::log(sum));
-  if (has_nan) args.lse[row] = std::numeric_limits<float>::quiet_NaN();
+  args.lse[row] = static_cast<float>(best->max + ::log(sum));
+  if (has_nan) args.lse[row] = __builtin_nanf("");
 }
 
 // Ranks from the sorted row. Neighbouring columns often hold neighbouring values (top-k, the whole vocabulary), so
 // each search gallops from where the last one ended.
 void ranks_by_sort(const TokenReadingsArgs& args, int64_t row, int64_t valid, uint32_t* keys, uint32_t* spare,
                    float* values) {
-  const int64_t n = args.logits.vocab_size;
+  const int64_t n = args.logits.vocab;
   const float* x = as_floats(args.logits, row, 0, n, values);
   for (int64_t i = 0; i < n; ++i) keys[i] = descending_key(x[i]);
   const uint32_t* sorted = radix_sort<uint32_t, 0>(keys, spare, n);
@@ -222,14 +211,14 @@ void ranks_by_sort(const TokenReadingsArgs& args, int64_t row, int64_t valid, ui
     // Invariant: everything before `low` is less than the key, nothing from `high` on is.
     int64_t low = 0, high = n;
     int64_t step = 1;
-    if (sorted[std::min(at, n - 1)] < key) {
+    if (sorted[least(at, n - 1)] < key) {
       low = at + 1;
       while (low + step < n && sorted[low + step] < key) low += step + 1, step *= 2;
-      high = std::min(n, low + step);
+      high = least(n, low + step);
     } else {
       high = at;
       while (high - step >= 0 && sorted[high - step] >= key) high -= step, step *= 2;
-      low = std::max<int64_t>(0, high - step);
+      low = (high > step ? high - step : 0);
     }
     while (low < high) {
       const int64_t middle = (low + high) / 2;
@@ -247,7 +236,7 @@ void ranks_by_sort(const TokenReadingsArgs& args, int64_t row, int64_t valid, ui
 }  // namespace
 
 void token_readings(const TokenReadingsArgs& args) {
-  const int64_t num_rows = args.logits.num_rows, n = args.logits.vocab_size;
+  const int64_t num_rows = args.logits.rows, n = args.logits.vocab;
   const int64_t num_segments = (n + kSegment - 1) / kSegment;
   const bool sorts = args.width > kSortAbove;
   const int64_t width = sorts ? 0 : args.width;
@@ -271,7 +260,7 @@ void token_readings(const TokenReadingsArgs& args) {
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < num_rows * num_segments; ++task) {
       const int64_t row = task / num_segments, first = task % num_segments * kSegment;
-      segments[task] = read_segment(args.logits, row, first, std::min(kSegment, n - first),
+      segments[task] = read_segment(args.logits, row, first, least(kSegment, n - first),
                                     thresholds.get() + row * padded, sorts ? 0 : num_valid(args, row),
                                     counts.get() + task * width);
     }

@@ -1,0 +1,99 @@
+// The operators of the paged key/value cache. A cell's layout is ops/kv_cache.py's.
+#include "bindings.h"
+#include "kernels.h"
+
+namespace vllm_cpu {
+namespace {
+
+// Checks a pair of caches for keys of `head_dim`; the block size.
+int64_t check_caches(const Tensor& k_cache, const Tensor& v_cache, const Tensor& like, int64_t head_dim) {
+  check_shape(k_cache, "k_cache", {-1, -1, -1});
+  check_shape(v_cache, "v_cache", {k_cache.size(0), k_cache.size(1), k_cache.size(2)});
+  check_contiguous(k_cache, "k_cache");
+  check_contiguous(v_cache, "v_cache");
+  check_same_dtype(k_cache, "k_cache", like, "q and k");
+  check_same_dtype(v_cache, "v_cache", like, "q and k");
+  STD_TORCH_CHECK(head_dim > 0 && k_cache.size(2) % head_dim == 0 && k_cache.size(2) > 0,
+                  "k_cache must have cells of a multiple of ", head_dim, " values, got ", k_cache.size(2));
+  return k_cache.size(2) / head_dim;
+}
+
+void reshape_and_cache_(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor slot_mapping) {
+  CacheArgs args{};
+  args.dtype = dtype_of(k, "k");
+  check_same_dtype(v, "v", k, "k");
+  args.k = heads_of(k, "k");
+  args.v = heads_of(v, "v");
+  args.tokens = k.size(0);
+  args.head_dim = k.size(2);
+  check_shape(v, "v", {args.tokens, k.size(1), k.size(2)});
+  args.block_size = check_caches(k_cache, v_cache, k, args.head_dim);
+  args.num_blocks = k_cache.size(0);
+  check_shape(k_cache, "k_cache", {-1, k.size(1), -1});
+  check_shape(slot_mapping, "slot_mapping", {args.tokens});
+  check_contiguous(slot_mapping, "slot_mapping");
+  if (is_int64(slot_mapping, "slot_mapping")) {
+    args.slots_int64 = static_cast<const int64_t*>(slot_mapping.data_ptr());
+  } else {
+    args.slots_int32 = static_cast<const int32_t*>(slot_mapping.data_ptr());
+  }
+  args.k_cache = k_cache.data_ptr();
+  args.v_cache = v_cache.data_ptr();
+  VLLM_KERNEL(write_cache)(args);
+}
+
+const int32_t* int32_row(const Tensor& t, const char* name, int64_t size) {
+  check_shape(t, name, {size});
+  check_dtype(t, name, ScalarType::Int, "int32");
+  check_contiguous(t, name);
+  return static_cast<const int32_t*>(t.data_ptr());
+}
+
+void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start_loc,
+                     Tensor seq_lens, double scale, Tensor out) {
+  AttentionArgs args{};
+  args.dtype = dtype_of(q, "q");
+  args.q = heads_of(q, "q");
+  args.head_dim = q.size(2);
+  args.block_size = check_caches(k_cache, v_cache, q, args.head_dim);
+  args.num_kv_heads = k_cache.size(1);
+  STD_TORCH_CHECK(q.size(1) % args.num_kv_heads == 0 && q.size(1) / args.num_kv_heads <= 256,
+                  "q must have a multiple of the cache's ", args.num_kv_heads, " heads, at most 256 times as many, got ",
+                  q.size(1));
+  check_same_dtype(out, "out", q, "q");
+  check_shape(out, "out", {q.size(0), q.size(1), q.size(2)});
+  check_contiguous(out, "out");
+  check_shape(block_table, "block_table", {-1, -1});
+  check_dtype(block_table, "block_table", ScalarType::Int, "int32");
+  check_last_contiguous(block_table, "block_table");
+  args.requests = block_table.size(0);
+  args.table_stride = block_table.stride(0);
+  args.query_start_loc = int32_row(query_start_loc, "query_start_loc", args.requests + 1);
+  args.seq_lens = int32_row(seq_lens, "seq_lens", args.requests);
+  for (int64_t r = 0; r < args.requests; ++r) {
+    STD_TORCH_CHECK(args.seq_lens[r] <= block_table.size(1) * args.block_size, "block_table must have blocks for ",
+                    args.seq_lens[r], " tokens in row ", r);
+  }
+  args.scale = static_cast<float>(scale);
+  args.k_cache = k_cache.data_ptr();
+  args.v_cache = v_cache.data_ptr();
+  args.block_table = static_cast<const int32_t*>(block_table.data_ptr());
+  args.out = out.data_ptr();
+  VLLM_KERNEL(paged_attention)(args);
+}
+
+}  // namespace
+}  // namespace vllm_cpu
+
+STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
+  m.def(
+      "reshape_and_cache_(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping) -> ()");
+  m.def(
+      "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start_loc, "
+      "Tensor seq_lens, float scale, Tensor(a!) out) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
+  m.impl("reshape_and_cache_", TORCH_BOX(&vllm_cpu::reshape_and_cache_));
+  m.impl("paged_attention", TORCH_BOX(&vllm_cpu::paged_attention));
+}

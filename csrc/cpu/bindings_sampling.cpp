@@ -1,0 +1,163 @@
+// The operators that read and sample from logits.
+#include <cstring>
+#include <optional>
+#include <tuple>
+
+#include "bindings.h"
+#include "kernels.h"
+
+namespace vllm_cpu {
+namespace {
+
+Logits logits_of(const Tensor& t) {
+  check_shape(t, "logits", {-1, -1});
+  check_last_contiguous(t, "logits");
+  STD_TORCH_CHECK(t.size(1) > 0, "logits must have at least one column");
+  return {dtype_of(t, "logits"), t.data_ptr(), t.size(0), t.size(1), t.stride(0)};
+}
+
+template <typename T>
+T* data_of(const Tensor& t) {
+  return static_cast<T*>(t.data_ptr());
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> token_readings(Tensor logits, Tensor token_ids,
+                                                                  std::optional<Tensor> num_token_ids) {
+  TokenReadingsArgs args{};
+  args.logits = logits_of(logits);
+  const int64_t rows = args.logits.rows;
+  check_shape(token_ids, "token_ids", {rows, -1});
+  check_dtype(token_ids, "token_ids", ScalarType::Int, "int32");
+  check_last_contiguous(token_ids, "token_ids");
+  args.token_ids = data_of<const int32_t>(token_ids);
+  args.width = token_ids.size(1);
+  args.ids_stride = token_ids.stride(0);
+  if (num_token_ids.has_value()) {
+    check_shape(*num_token_ids, "num_token_ids", {rows});
+    check_dtype(*num_token_ids, "num_token_ids", ScalarType::Int, "int32");
+    check_contiguous(*num_token_ids, "num_token_ids");
+    args.num_token_ids = data_of<const int32_t>(*num_token_ids);
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t count = args.num_token_ids == nullptr ? args.width : args.num_token_ids[row];
+    STD_TORCH_CHECK(count >= 0 && count <= args.width, "num_token_ids must be in [0, ", args.width, "], got ", count,
+                    " in row ", row);
+    for (int64_t w = 0; w < count; ++w) {
+      const int32_t id = args.token_ids[row * args.ids_stride + w];
+      STD_TORCH_CHECK(id >= 0 && id < args.logits.vocab, "token_ids must be in [0, ", args.logits.vocab, "), got ", id,
+                      " in row ", row);
+    }
+  }
+  Tensor chosen = torch::stable::new_empty(logits, {rows, args.width}, ScalarType::Float);
+  Tensor ranks = torch::stable::new_empty(logits, {rows, args.width}, ScalarType::Int);
+  Tensor lse = torch::stable::new_empty(logits, {rows}, ScalarType::Float);
+  Tensor argmax = torch::stable::new_empty(logits, {rows}, ScalarType::Int);
+  Tensor max = torch::stable::new_empty(logits, {rows}, ScalarType::Float);
+  args.chosen = data_of<float>(chosen);
+  args.ranks = data_of<int32_t>(ranks);
+  args.lse = data_of<float>(lse);
+  args.argmax = data_of<int32_t>(argmax);
+  args.max = data_of<float>(max);
+  VLLM_KERNEL(token_readings)(args);
+  return {chosen, ranks, lse, argmax, max};
+}
+
+std::tuple<Tensor, Tensor> topk(Tensor logits, int64_t k) {
+  TopkArgs args{};
+  args.logits = logits_of(logits);
+  STD_TORCH_CHECK(k >= 0 && k <= args.logits.vocab, "k must be in [0, ", args.logits.vocab, "], got ", k);
+  args.k = k;
+  Tensor values = torch::stable::new_empty(logits, {args.logits.rows, k}, ScalarType::Float);
+  Tensor ids = torch::stable::new_empty(logits, {args.logits.rows, k}, ScalarType::Int);
+  args.values = data_of<float>(values);
+  args.ids = data_of<int32_t>(ids);
+  VLLM_KERNEL(topk)(args);
+  return {values, ids};
+}
+
+Tensor gumbel_sample(Tensor logits, Tensor temperature, Tensor seeds, Tensor positions, Tensor idx_mapping) {
+  GumbelArgs args{};
+  args.logits = logits_of(logits);
+  check_dtype(logits, "logits", ScalarType::Float, "float32");
+  check_dtype(temperature, "temperature", ScalarType::Float, "float32");
+  check_dtype(seeds, "seeds", ScalarType::Long, "int64");
+  check_dtype(positions, "positions", ScalarType::Long, "int64");
+  check_dtype(idx_mapping, "idx_mapping", ScalarType::Int, "int32");
+  check_shape(temperature, "temperature", {-1});
+  check_shape(seeds, "seeds", {temperature.size(0)});
+  check_shape(positions, "positions", {args.logits.rows});
+  check_shape(idx_mapping, "idx_mapping", {args.logits.rows});
+  for (const Tensor* t : {&temperature, &seeds, &positions, &idx_mapping}) check_contiguous(*t, "each argument");
+  args.temperature = data_of<const float>(temperature);
+  args.seeds = data_of<const int64_t>(seeds);
+  args.positions = data_of<const int64_t>(positions);
+  args.slots = data_of<const int32_t>(idx_mapping);
+  for (int64_t row = 0; row < args.logits.rows; ++row) {
+    STD_TORCH_CHECK(args.slots[row] >= 0 && args.slots[row] < temperature.size(0), "idx_mapping must be in [0, ",
+                    temperature.size(0), "), got ", args.slots[row]);
+  }
+  Tensor sampled = torch::stable::new_empty(logits, {args.logits.rows}, ScalarType::Int);
+  args.sampled = data_of<int32_t>(sampled);
+  VLLM_KERNEL(gumbel_sample)(args);
+  return sampled;
+}
+
+// A copy of a few integers a row: no level of instructions matters.
+Tensor fill_logprob_token_ids(Tensor columns, int64_t first_column, Tensor expanded_idx_mapping, Tensor token_ids,
+                              Tensor list_idx, Tensor num_token_ids) {
+  const int64_t rows = columns.size(0);
+  check_shape(columns, "columns", {rows, -1});
+  check_shape(expanded_idx_mapping, "expanded_idx_mapping", {rows});
+  check_shape(token_ids, "token_ids", {-1, -1});
+  check_shape(list_idx, "list_idx", {-1});
+  check_shape(num_token_ids, "num_token_ids", {list_idx.size(0)});
+  for (const Tensor* t : {&columns, &token_ids, &list_idx, &num_token_ids}) {
+    check_dtype(*t, "each table", ScalarType::Int, "int32");
+    check_last_contiguous(*t, "each table");
+  }
+  check_contiguous(expanded_idx_mapping, "expanded_idx_mapping");
+  const bool wide = is_int64(expanded_idx_mapping, "expanded_idx_mapping");
+  const int64_t room = columns.size(1) - first_column;
+  STD_TORCH_CHECK(first_column >= 0 && room >= 0, "first_column must be in [0, ", columns.size(1), "], got ",
+                  first_column);
+  Tensor counts = torch::stable::new_empty(columns, {rows});
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t slot = wide ? data_of<const int64_t>(expanded_idx_mapping)[row]
+                              : data_of<const int32_t>(expanded_idx_mapping)[row];
+    STD_TORCH_CHECK(slot >= 0 && slot < list_idx.size(0), "expanded_idx_mapping must be in [0, ", list_idx.size(0),
+                    "), got ", slot);
+    const int64_t count = data_of<const int32_t>(num_token_ids)[slot];
+    const int64_t list = data_of<const int32_t>(list_idx)[slot];
+    STD_TORCH_CHECK(count >= 0 && count <= room && count <= token_ids.size(1), "num_token_ids must be in [0, ", room,
+                    "], got ", count, " in slot ", slot);
+    STD_TORCH_CHECK(list >= 0 && list < token_ids.size(0), "list_idx must be in [0, ", token_ids.size(0), "), got ",
+                    list);
+    int32_t* out = data_of<int32_t>(columns) + row * columns.stride(0) + first_column;
+    std::memcpy(out, data_of<const int32_t>(token_ids) + list * token_ids.stride(0), count * sizeof(int32_t));
+    std::memset(out + count, 0, (room - count) * sizeof(int32_t));
+    data_of<int32_t>(counts)[row] = static_cast<int32_t>(count);
+  }
+  return counts;
+}
+
+}  // namespace
+}  // namespace vllm_cpu
+
+STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
+  m.def(
+      "token_readings(Tensor logits, Tensor token_ids, Tensor? num_token_ids) -> "
+      "(Tensor logits, Tensor ranks, Tensor lse, Tensor argmax, Tensor max)");
+  m.def("topk(Tensor logits, int k) -> (Tensor values, Tensor ids)");
+  m.def(
+      "gumbel_sample(Tensor logits, Tensor temperature, Tensor seeds, Tensor positions, Tensor idx_mapping) -> Tensor");
+  m.def(
+      "fill_logprob_token_ids(Tensor(a!) columns, int first_column, Tensor expanded_idx_mapping, Tensor token_ids, "
+      "Tensor list_idx, Tensor num_token_ids) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
+  m.impl("token_readings", TORCH_BOX(&vllm_cpu::token_readings));
+  m.impl("topk", TORCH_BOX(&vllm_cpu::topk));
+  m.impl("gumbel_sample", TORCH_BOX(&vllm_cpu::gumbel_sample));
+  m.impl("fill_logprob_token_ids", TORCH_BOX(&vllm_cpu::fill_logprob_token_ids));
+}

@@ -1,0 +1,214 @@
+// x W^T + bias with a weight packed once, float32 accumulation whatever the dtype.
+//
+// A packed weight is a row of panels, each 32 output columns wide: panel [K][32]. In bfloat16 columns c and c + 16 stand
+// side by side, so that one 64-byte load and two bit operations give both as float32; on CPUs without matrix tiles that
+// beats the bfloat16 dot-product instructions, whose rate is half that of float32 multiply-adds.
+//
+// Each output is one chain of multiply-adds over k, in order, whichever tile or thread computes it: a row's results do
+// not depend on the other rows of the batch.
+#include "../kernels.h"
+#include "../vec.h"
+#include "../scratch.h"
+
+namespace vllm_cpu {
+namespace VLLM_ISA {
+namespace {
+
+constexpr int kPanel = 32;
+constexpr int kGroups = 16 / kLanes;
+// Rows of a tile times the panel's two vectors, plus operands, fill the register file.
+constexpr int kMaxRows = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4;
+// Packed rows that stay in the second-level cache while all panels pass by.
+constexpr int64_t kBlockBytes = 512 * 1024;
+
+// Few rows leave registers free: several panels at once keep enough chains in flight to hide latency.
+constexpr int panels_at_once(int rows) {
+  return 8 * rows <= 2 * kMaxRows ? 4 : 4 * rows <= 2 * kMaxRows ? 2 : 1;
+}
+
+template <typename T>
+void store_columns(const LinearArgs& a, const Vec& low, const Vec& high, int64_t row, int64_t column, int group) {
+  T* out = static_cast<T*>(a.out) + row * a.out_stride;
+  const Vec values[2] = {low, high};
+  for (int half = 0; half < 2; ++half) {
+    const int64_t first = column + half * 16 + group * kLanes;
+    const int64_t left = a.columns - first;
+    if (left >= kLanes) {
+      store(out + first, values[half]);
+    } else if (left > 0) {
+      store_n(out + first, values[half], static_cast<int>(left));
+    }
+  }
+}
+
+template <typename T>
+void add_bias(const LinearArgs& a, Vec* low, Vec* high, int64_t column, int group) {
+  const T* bias = static_cast<const T*>(a.bias);
+  Vec* values[2] = {low, high};
+  for (int half = 0; half < 2; ++half) {
+    const int64_t first = column + half * 16 + group * kLanes;
+    const int64_t left = a.columns - first;
+    if (left > 0) {
+      *values[half] = *values[half] + load_n(bias + first, left < kLanes ? static_cast<int>(left) : kLanes);
+    }
+  }
+}
+
+// R rows of packed x [K][R] times P panels, kLanes columns of each half of a panel.
+template <typename T, int R, int P>
+inline void multiply(const LinearArgs& a, const float* x, const T* panel, int64_t row, int64_t column, int group) {
+  Vec sums[R][P][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = zero();
+  }
+  const int64_t panel_size = a.inner * kPanel;
+  for (int64_t k = 0; k < a.inner; ++k) {
+    Vec low[P], high[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) load_pair(panel + p * panel_size + k * kPanel, group, &low[p], &high[p]);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Vec value = set1(x[k * R + r]);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        sums[r][p][0] = fma(value, low[p], sums[r][p][0]);
+        sums[r][p][1] = fma(value, high[p], sums[r][p][1]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      const int64_t first = column + p * kPanel;
+      if (a.bias != nullptr) add_bias<T>(a, &sums[r][p][0], &sums[r][p][1], first, group);
+      if (a.float_out) {
+        store_columns<float>(a, sums[r][p][0], sums[r][p][1], row + r, first, group);
+      } else {
+        store_columns<T>(a, sums[r][p][0], sums[r][p][1], row + r, first, group);
+      }
+    }
+  }
+}
+
+// A tile of R rows times panels [begin, end).
+template <typename T, int R>
+void multiply_tile(const LinearArgs& a, const float* x, int64_t row, int64_t begin, int64_t end) {
+  constexpr int P = panels_at_once(R);
+  const T* weight = static_cast<const T*>(a.weight);
+  int64_t panel = begin;
+  for (; panel + P <= end; panel += P) {
+    for (int group = 0; group < kGroups; ++group) {
+      multiply<T, R, P>(a, x, weight + panel * a.inner * kPanel, row, panel * kPanel, group);
+    }
+  }
+  for (; panel < end; ++panel) {
+    for (int group = 0; group < kGroups; ++group) {
+      multiply<T, R, 1>(a, x, weight + panel * a.inner * kPanel, row, panel * kPanel, group);
+    }
+  }
+}
+
+template <typename T, int R>
+struct TileTable {
+  static void run(int rows, const LinearArgs& a, const float* x, int64_t row, int64_t begin, int64_t end) {
+    if (rows == R) return multiply_tile<T, R>(a, x, row, begin, end);
+    TileTable<T, R - 1>::run(rows, a, x, row, begin, end);
+  }
+};
+template <typename T>
+struct TileTable<T, 0> {
+  static void run(int, const LinearArgs&, const float*, int64_t, int64_t, int64_t) {}
+};
+
+// Rows [first, first + rows) of x as [K][rows] floats.
+template <typename T>
+void pack_rows(const LinearArgs& a, int64_t first, int rows, float* out) {
+  const T* x = static_cast<const T*>(a.x) + first * a.x_stride;
+  alignas(64) float line[kMaxRows][kLanes];
+  for (int64_t k = 0; k < a.inner; k += kLanes) {
+    const int n = a.inner - k < kLanes ? static_cast<int>(a.inner - k) : kLanes;
+    for (int r = 0; r < rows; ++r) store(line[r], load_n(x + r * a.x_stride + k, n));
+    for (int i = 0; i < n; ++i) {
+      for (int r = 0; r < rows; ++r) out[(k + i) * rows + r] = line[r][i];
+    }
+  }
+}
+
+// Rows [first, last) times panels [begin, end), a block of rows at a time; `packed` holds one block.
+template <typename T>
+void multiply_block(const LinearArgs& a, int64_t first, int64_t last, int64_t begin, int64_t end, float* packed) {
+  const int64_t tiles = (last - first + kMaxRows - 1) / kMaxRows;
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int64_t start = first + (last - first) * tile / tiles, stop = first + (last - first) * (tile + 1) / tiles;
+    pack_rows<T>(a, start, static_cast<int>(stop - start), packed + (start - first) * a.inner);
+  }
+  // A few panels stay in the first-level cache while the tiles pass; small tiles take several at once.
+  constexpr int64_t kStep = 4;
+  for (int64_t panel = begin; panel < end; panel += kStep) {
+    const int64_t panel_end = panel + kStep < end ? panel + kStep : end;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const int64_t start = first + (last - first) * tile / tiles, stop = first + (last - first) * (tile + 1) / tiles;
+      TileTable<T, kMaxRows>::run(static_cast<int>(stop - start), a, packed + (start - first) * a.inner, start, panel,
+                                  panel_end);
+    }
+  }
+}
+
+template <typename T>
+void multiply_all(const LinearArgs& a) {
+  const int64_t panels = (a.columns + kPanel - 1) / kPanel;
+  const int64_t most = kBlockBytes / (a.inner * 4) / kMaxRows * kMaxRows;
+  const int64_t block = most > kMaxRows ? most : kMaxRows;
+  const int64_t threads = max_threads();
+  // Many rows are shared out by rows, few by panels.
+  const bool by_rows = a.rows >= threads * 4 * kMaxRows;
+  const int64_t row_parts = by_rows ? (a.rows + block * threads - 1) / (block * threads) * threads : 1;
+  const int64_t rows_of_part = (a.rows + row_parts - 1) / row_parts;
+  const int64_t panel_parts = by_rows ? 1 : threads < panels ? threads : panels;
+  const int64_t packed_rows = rows_of_part < block ? rows_of_part : block;
+#pragma omp parallel if (a.rows * a.columns * a.inner > 65536)
+  {
+    Scratch<float> packed(packed_rows * a.inner);
+#pragma omp for schedule(dynamic)
+    for (int64_t part = 0; part < row_parts * panel_parts; ++part) {
+      const int64_t first = part / panel_parts * rows_of_part;
+      const int64_t last = first + rows_of_part < a.rows ? first + rows_of_part : a.rows;
+      const int64_t slice = part % panel_parts;
+      const int64_t begin = panels * slice / panel_parts, end = panels * (slice + 1) / panel_parts;
+      for (int64_t start = first; start < last; start += block) {
+        multiply_block<T>(a, start, start + block < last ? start + block : last, begin, end, packed.get());
+      }
+    }
+  }
+}
+
+inline int64_t place(int64_t column, const float*) { return column; }
+inline int64_t place(int64_t column, const F16*) { return column; }
+inline int64_t place(int64_t column, const BF16*) { return column < 16 ? 2 * column : 2 * (column - 16) + 1; }
+
+template <typename T>
+void pack_all(const PackLinearArgs& a) {
+  const int64_t panels = (a.columns + kPanel - 1) / kPanel;
+#pragma omp parallel for schedule(static)
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    T* out = static_cast<T*>(a.packed) + panel * a.inner * kPanel;
+    for (int64_t column = 0; column < kPanel; ++column) {
+      const int64_t source = panel * kPanel + column;
+      const T* weight = static_cast<const T*>(a.weight) + source * a.weight_stride;
+      const int64_t at = place(column, out);
+      for (int64_t k = 0; k < a.inner; ++k) out[k * kPanel + at] = source < a.columns ? weight[k] : T{};
+    }
+  }
+}
+
+}  // namespace
+
+void pack_linear(const PackLinearArgs& a) { VLLM_DISPATCH_DTYPE(a.dtype, pack_all<scalar_t>(a)); }
+
+void linear(const LinearArgs& a) { VLLM_DISPATCH_DTYPE(a.dtype, multiply_all<scalar_t>(a)); }
+
+}  // namespace VLLM_ISA
+}  // namespace vllm_cpu
