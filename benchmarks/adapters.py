@@ -1,14 +1,15 @@
 """The engines that can do the work: this package, the upstream one of the same interface, transformers.
 
 An adapter's `run` does a Workload and returns float32 readings [prompts, positions, read_ids] (None where
-nothing was asked for). The engines are imported late: each lives in an environment of its own, and the time of
-its import belongs to the start-up row.
+nothing was asked for). Engines are imported late: each lives in an environment of its own, and its import
+belongs to the start-up row.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,6 +40,8 @@ def prepare_process(engine: str, threads: int) -> None:
         # The checkout that this file belongs to, installed or not.
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     elif engine == "vllm":
+        # It starts `python -m vllm...`, which from this checkout's root would be this package.
+        os.chdir(tempfile.gettempdir())
         # Its default leaves one core to a process that only waits.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads - 1}")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")

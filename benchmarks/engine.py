@@ -103,7 +103,7 @@ class _Printer:
             "scale": args.scale,
             "machine": self._machine,
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "command": _command(args),
+            "command": args.command,
         }
         scaled = "" if args.scale == 1 else f", work scaled by {args.scale:g}"
         _say(f"{row}: {fields['value']} {unit} (median {fields['median']} of {len(seconds)}{scaled})")
@@ -145,6 +145,9 @@ def _parse_args() -> argparse.Namespace:
     for name in ("repeats", "threads", "scale"):
         if getattr(args, name) <= 0:
             parser.error(f"--{name} must be above 0, got {getattr(args, name)}")
+    args.command = _command(args)
+    if args.model and Path(args.model).exists():
+        args.model = str(Path(args.model).resolve())
     return args
 
 

@@ -1,7 +1,7 @@
 """transformers, used as somebody who knows it well would.
 
 Scoring: prompts sorted by length, left-padded batches of similar lengths, logits of the last position only; a
-shared prefix is computed once, its keys and values repeated for each batch of suffixes. Decoding: `generate` on
+shared prefix is computed once, its keys and values repeated for every batch. Decoding: `generate` on
 one batch, the readings taken by a logits processor while the logits are at hand.
 """
 
