@@ -12,6 +12,7 @@ from vllm.entrypoints.cli.errors import CliError
 from vllm.entrypoints.cli.score_io import Item
 
 _TEXT = "text"
+_MAX_LISTED = 20
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 # A small model needs examples to answer with a label at all; one of each favours neither.
@@ -54,10 +55,12 @@ class Template:
 
     @classmethod
     def default(cls, labels: Sequence[str]) -> Template:
-        """Sentiment by two examples for the labels positive and negative; else a plain question."""
+        """For positive and negative two examples of sentiment; else a question that names the labels if few."""
         names = [label.strip() for label in labels]
         if {name.lower() for name in names} <= {"positive", "negative"}:
             return cls(_SENTIMENT)
+        if len(names) > _MAX_LISTED:
+            return cls("Text: {text}\nLabel:")
         listed = ", ".join(names).replace("{", "{{").replace("}", "}}")
         return cls(f"Choose the label that fits the text best: {listed}.\n\nText: {{text}}\nLabel:")
 

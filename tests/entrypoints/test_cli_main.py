@@ -1,0 +1,95 @@
+"""The `vllm` command itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import vllm
+from vllm.entrypoints.cli import main as cli
+from vllm.entrypoints.cli.errors import CliError
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["score", "--help"]])
+def test_help_and_version_import_no_torch(arguments: list[str]) -> None:
+    code = (
+        "import sys; from vllm.entrypoints.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as end: assert end.code == 0, end.code\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    assert ("score" in result.stdout) or vllm.__version__ in result.stdout
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"vllm {vllm.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "COMMAND"),
+        (["dance"], "dance"),
+        (["score"], "FILE"),
+        (["score", "a.jsonl"], "--labels --label-ids"),
+        (["score", "a.jsonl", "--labels", "x", "--label-ids", "1"], "not allowed with"),
+        (["score", "a.jsonl", "--label-ids", "1.5"], "1.5"),
+        (["score", "a.jsonl", "--labels"], "--labels"),
+        (["score", "a.jsonl", "--labels", "x", "--dtype"], "--dtype"),
+    ],
+)
+def test_bad_usage_is_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "line"),
+    [
+        (CliError("the file is bad"), 2, "vllm score: error: the file is bad\n"),
+        (KeyboardInterrupt(), 130, "vllm score: interrupted\n"),
+    ],
+)
+def test_errors_are_one_line(
+    raised: BaseException,
+    code: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(args: object) -> int:
+        raise raised
+
+    monkeypatch.setattr("vllm.entrypoints.cli.score.run", run)
+    assert cli.main(["score", "a.jsonl", "--labels", "x"]) == code
+    captured = capsys.readouterr()
+    assert captured.err == line
+    assert captured.out == ""
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    code = (
+        "import sys\nfrom vllm.entrypoints.cli import main, score\n"
+        "score.run = lambda args: print('x' * 100_000) or 0\n"
+        "sys.exit(main.main(['score', 'a', '--labels', 'x']))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141

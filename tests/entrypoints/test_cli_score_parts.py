@@ -1,0 +1,209 @@
+"""Input files, templates, tables and pictures of `vllm score`, without a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm.entrypoints.cli import score_table
+from vllm.entrypoints.cli.errors import CliError
+from vllm.entrypoints.cli.score_io import Item, read_items, to_jsonl, write_atomically
+from vllm.entrypoints.cli.score_labels import Labels, verdicts
+from vllm.entrypoints.cli.score_plot import draw
+from vllm.entrypoints.cli.score_table import cut, display_width, format_table, short_names
+from vllm.entrypoints.cli.score_template import Template
+
+
+def _write(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+# -- files ------
+
+
+def test_jsonl_objects_strings_and_blank_lines(tmp_path: Path) -> None:
+    path = _write(tmp_path, "a.jsonl", '\ufeff{"text": "one", "id": 7}\r\n\n"two \u2028 {x}"\n{"text": ""}')
+    assert read_items(path, "text") == [
+        Item(1, "one", {"text": "one", "id": 7}),
+        Item(3, "two \u2028 {x}", {"text": "two \u2028 {x}"}),
+        Item(4, "", {"text": ""}),
+    ]
+
+
+def test_csv_with_quoted_line_breaks_counts_lines_of_the_file(tmp_path: Path) -> None:
+    path = _write(tmp_path, "a.CSV", 'id,review\n1,"two\nlines, ""quoted"""\n\n2,plain\n')
+    items = read_items(path, "review")
+    assert [(item.line, item.text) for item in items] == [(2, 'two\nlines, "quoted"'), (5, "plain")]
+    assert items[0].fields == {"id": "1", "review": 'two\nlines, "quoted"'}
+
+
+def test_limit_stops_reading(tmp_path: Path) -> None:
+    path = _write(tmp_path, "a.jsonl", '"one"\n"two"\nnot json\n')
+    assert [item.text for item in read_items(path, "text", limit=2)] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '"ok"\n{"text": ', "a.jsonl:2: not JSON: Expecting value at column 10"),
+        ("a.jsonl", '"ok"\n[1]\n', "a.jsonl:2: must be a JSON object or a JSON string, got a list"),
+        ("a.jsonl", "\n12\n", "a.jsonl:2: must be a JSON object or a JSON string, got a number"),
+        ("a.jsonl", '{"body": "x"}\n', "a.jsonl:1: no field 'text'; there is 'body' (see --text-field)"),
+        ("a.jsonl", "{}\n", "a.jsonl:1: no field 'text'; there is none"),
+        ("a.jsonl", '{"text": null}\n', "a.jsonl:1: field 'text' must be a string, got null"),
+        ("a.jsonl", '{"text": 5}\n', "a.jsonl:1: field 'text' must be a string, got a number"),
+        ("a.jsonl", r'"\ud800"', "a.jsonl:1: half of a surrogate pair, which is not text"),
+        ("a.jsonl", "[" * 100_000, "a.jsonl:1: not usable JSON: nested too deeply"),
+        ("a.jsonl", b'"ok"\n"caf\xe9"\n', "a.jsonl:2: not UTF-8"),
+        ("a.jsonl", "\n \n", "a.jsonl: there are no texts in it"),
+        ("a.csv", "", "a.csv: there are no texts in it"),
+        ("a.csv", "text\n", "a.csv: there are no texts in it"),
+        ("a.csv", "id,body\n1,x\n", "a.csv:1: no field 'text' in the header, which has 'id', 'body'"),
+        ("a.csv", "text,id,text\n", "a.csv:1: the header has 'text' more than once"),
+        ("a.csv", "text,id\nx,1\ny\n", "a.csv:3: 1 values, but the header has 2"),
+        ("a.csv", 'text\n"open\n', "a.csv:2: not CSV: unexpected end of data"),
+    ],
+)
+def test_bad_input_names_file_line_and_fault(
+    name: str, content: str | bytes, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CliError) as raised:
+        read_items(_write(tmp_path, name, content), "text")
+    assert message in str(raised.value)
+
+
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.jsonl", tmp_path):
+        with pytest.raises(CliError, match="cannot read"):
+            read_items(path, "text")
+
+
+def test_writing_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text("old")
+    write_atomically(path, to_jsonl([{"text": "é"}, {"n": 1}]))
+    assert path.read_text(encoding="utf-8") == '{"text": "é"}\n{"n": 1}\n'
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(CliError, match="cannot write"):
+        write_atomically(tmp_path / "missing" / "x", b"")
+
+
+# -- templates ------
+
+
+def test_fields_of_the_object_fill_the_template() -> None:
+    item = Item(
+        1, "{title} {0} }{", {"body": "{title} {0} }{", "title": "T", "stars": 4, "old": None, "ok": True}
+    )
+    template = Template("{{{title}}} {stars}{old} {ok}: {text}|{body}")
+    assert template.render("a.jsonl", item) == "{T} 4 true: {title} {0} }{|{title} {0} }{"
+
+
+def test_text_is_the_text_whatever_its_field_is_called() -> None:
+    item = Item(1, "the body", {"body": "the body", "text": "another field"})
+    assert Template("{text}").render("a.jsonl", item) == "the body"
+
+
+def test_unknown_field_names_line_and_field() -> None:
+    with pytest.raises(CliError) as raised:
+        Template("{text} {stars}").render("a.jsonl", Item(9, "x", {"text": "x", "id": 1}))
+    assert str(raised.value) == "a.jsonl:9: the template's field 'stars' is not there; known: id, text"
+
+
+@pytest.mark.parametrize(
+    "source", ["{text", "text}", "{}", "{text!r}", "{text:>4}", "no field", "{{text}}", ""]
+)
+def test_bad_templates_are_errors(source: str) -> None:
+    with pytest.raises(CliError, match="template: "):
+        Template(source)
+
+
+def test_escapes_of_the_command_line() -> None:
+    item = Item(1, r"a\nb", {})
+    assert Template.unescaped(r"{text}\n\t\\n\x").render("a", item) == "a\\nb\n\t\\n\\x"
+
+
+def test_default_template_depends_on_the_labels() -> None:
+    item = Item(1, "Nice.", {})
+    assert (
+        Template.default([" positive", " negative"]).render("a", item).endswith("Review: Nice.\nSentiment:")
+    )
+    other = Template.default([" {a}", " b"]).render("a", item)
+    assert "{a}, b" in other
+    assert other.endswith("Text: Nice.\nLabel:")
+
+
+# -- verdicts, table, picture ------
+
+
+def _record(text: str, p: float | None, prediction: str | None, **more: Any) -> dict[str, Any]:
+    return {
+        "text": text,
+        "probs": {" a": p, " b": None if p is None else 1 - p},
+        "logprobs": {" a": -0.5, " b": None},
+        "ranks": {" a": 1, " b": 4},
+        "label_mass": 0.75,
+        "prediction": prediction,
+        **more,
+    }
+
+
+def test_verdicts_compare_without_the_space() -> None:
+    labels = Labels([" a", " b"], [" a", " b"], [1, 2])
+    items = [
+        Item(i, "x", {"label": gold} if gold else {}) for i, gold in enumerate(("a", "b ", "c", None, "a"))
+    ]
+    records = [_record("x", 0.9, " a")] * 4 + [_record("x", None, None)]
+    assert verdicts(records, items, labels) == [True, False, None, None, None]
+    by_id = Labels(["1", "2"], [" a", " b"], [1, 2])
+    items = [Item(1, "x", {"label": gold}) for gold in ("a", 1, "b", 2)]
+    assert verdicts([_record("x", 0.9, "1")] * 4, items, by_id) == [True, True, False, False]
+
+
+def test_table_fits_the_width() -> None:
+    records = [
+        _record("short", 0.9, " a"),
+        _record("long " * 50 + "\n\x1b[31m", 0.2, " b"),
+        _record("広い" * 40, None, None),
+        {"text": "broken", "error": "NaN"},
+    ]
+    table = format_table(records, [" a", " b"], [" a", " b"], [True, False, None, None], 80)
+    lines = table.split("\n")
+    assert lines[0].split() == ["text", "P(a)", "P(b)", "logprob", "rank", "mass"]
+    assert lines[1].split() == ["short", "0.900", "0.100", "-0.50", "1", "0.750"]
+    assert lines[2].split()[-6:] == ["0.200", "0.800", "-", "4", "0.750", "wrong"]
+    assert lines[3].split()[-5:] == ["-", "-", "-", "-", "0.750"]
+    assert lines[4].split() == ["broken", "-", "-", "-", "-", "-", "failed"]
+    assert "\x1b" not in table
+    assert all(display_width(line) <= 80 for line in lines[:5])
+
+
+def test_long_tables_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score_table, "MAX_ROWS", 2)
+    table = format_table([_record("x", 0.5, " a")] * 5, [" a", " b"], [" a", " b"], [None] * 5, 80)
+    assert table.split("\n")[3] == "... and 3 more"
+
+
+def test_headings_stay_distinct() -> None:
+    assert short_names([" a", " b"]) == ["a", "b"]
+    assert short_names([" a", "a"]) == ["' a'", "'a'"]
+    assert cut("wide 広い", 8) == "wide 広…"
+    assert cut("abc, def", 6) == "abc…"
+
+
+@pytest.mark.parametrize(
+    ("kind", "start"), [("png", b"\x89PNG\r\n\x1a\n"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
+)
+def test_picture_formats_and_awkward_texts(kind: str, start: bytes) -> None:
+    scored = [(_record("costs $5 and $6_x^", 0.9, " a"), True), (_record("広い", None, None), None)]
+    assert draw(scored, {" a": "$a$", " b": "b"}, "title $1", kind).startswith(start)
+
+
+def test_reviews_file_is_balanced() -> None:
+    path = Path(__file__).parents[2] / "examples" / "data" / "reviews.jsonl"
+    labels = [item.fields["label"] for item in read_items(path, "text")]
+    assert labels.count("positive") == labels.count("negative") == 12
