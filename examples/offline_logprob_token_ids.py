@@ -1,8 +1,8 @@
 """Read how likely chosen next tokens are: a Yes/No question and one with the options A to D.
 
 Run it with `python examples/offline_logprob_token_ids.py`; `--model` takes a folder, .gguf file or hub name
-(left out: the embedded small model). A model that small knows little and leans to one answer whatever is asked:
-what it shows here is not knowledge, but its exact inclination.
+(left out: the embedded small model). A model that small leans to one answer whatever is asked: what it shows
+here is not knowledge, but its exact inclination.
 """
 
 from __future__ import annotations

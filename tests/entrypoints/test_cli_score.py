@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +18,8 @@ from vllm.entrypoints.cli.main import main
 from vllm.model_executor.model_loader import resolve
 from vllm.outputs import CompletionOutput, RequestOutput
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-REVIEWS = EXAMPLES / "data" / "reviews.jsonl"
+REVIEWS = Path(__file__).parents[2] / "examples" / "data" / "reviews.jsonl"
 LABELS = [" positive", " negative"]
-
-
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(max_model_len=256)
 
 
 @pytest.fixture
@@ -301,14 +294,3 @@ def test_engine_flags_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["score", "a.jsonl", "--labels", " a", *flags]) == 2
     assert seen.pop("use_tqdm_on_load") is False
     assert EngineArgs(**seen) == EngineArgs(model="m.gguf", max_num_seqs=7, enable_prefix_caching=False)
-
-
-def test_the_offline_example_runs(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["offline_logprob_token_ids.py"])
-    monkeypatch.setattr("vllm.LLM", lambda model: llm)
-    runpy.run_path(str(EXAMPLES / "offline_logprob_token_ids.py"), run_name="__main__")
-    out = capsys.readouterr().out
-    assert all(f"{label!r} " in out for label in (" Yes", " No", " A", " B", " C", " D"))
-    assert out.count("label mass: 0.") == 2

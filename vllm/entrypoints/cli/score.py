@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     labels.add_argument("--labels", nargs="+", metavar="TEXT", help='labels, such as " positive" " negative"')
     labels.add_argument("--label-ids", nargs="+", metavar="ID", type=int, help="labels as token ids")
     parser.add_argument(
-        "--text-field", default="text", metavar="NAME", help="field that holds the text; text"
+        "--text-field", default="text", metavar="NAME", help="field that holds the text (default: text)"
     )
     template = parser.add_mutually_exclusive_group()
     template.add_argument(
@@ -62,11 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--template-file", metavar="FILE", type=Path, help="the prompt from a file, as it is"
     )
     parser.add_argument(
-        "--output", metavar="FILE", type=Path, help="results, as JSONL; ./<FILE's stem>.scores.jsonl"
+        "--output", metavar="FILE", type=Path, help="results, as JSONL (default: <FILE's stem>.scores.jsonl)"
     )
     picture = parser.add_mutually_exclusive_group()
     picture.add_argument(
-        "--picture", metavar="FILE", type=Path, help="chart: .png, .svg or .pdf; a .png beside --output"
+        "--picture",
+        metavar="FILE",
+        type=Path,
+        help="chart, .png, .svg or .pdf (default: .png beside --output)",
     )
     picture.add_argument("--no-picture", action="store_true", help="draw none")
     parser.add_argument("--limit", metavar="N", type=int, help="score the first N texts only")

@@ -55,7 +55,7 @@ class Template:
 
     @classmethod
     def default(cls, labels: Sequence[str]) -> Template:
-        """For positive and negative two examples of sentiment; else a question that names the labels if few."""
+        """For positive and negative two examples of sentiment; else a question naming the labels if few."""
         names = [label.strip() for label in labels]
         if {name.lower() for name in names} <= {"positive", "negative"}:
             return cls(_SENTIMENT)
