@@ -93,10 +93,6 @@ class LLMEngine:
             raise VLLMValidationError(
                 f"request_id must be a non-empty string, got {request_id!r}", parameter="request_id", value=request_id
             )
-        if self.output_processor.has_request(request_id):
-            raise VLLMValidationError(
-                f"request_id {request_id!r} is in use by an unfinished request", parameter="request_id", value=request_id
-            )
         children = self.output_processor.add_request(request_id, prompt.text, prompt.token_ids, params, now)
         added.append(request_id)
         for child_id, child_params in children:

@@ -15,7 +15,7 @@ class LogprobsProcessor:
         self._num_token_ids = len(params.logprob_token_ids or ())
         self._as_logits = (params.logprobs_mode or "").endswith("logits")
         self.cumulative_logprob = 0.0
-        self.logprobs = self._empty()
+        self._rows: list[LogprobsRow] = []
 
     @classmethod
     def from_params(cls, params: SamplingParams, decode: TokenDecoder | None) -> LogprobsProcessor | None:
@@ -24,14 +24,19 @@ class LogprobsProcessor:
 
     def append(self, rows: list[LogprobsRow]) -> None:
         """Add one row for each newly generated token."""
+        self._rows += rows
         for row in rows:
-            self.logprobs.append_row(row, self._num_token_ids)
             self.cumulative_logprob += float(row.lists.logprobs[row.row, 0])
+
+    def readings(self) -> FlatLogprobs:
+        """The readings so far; what is returned stays as it is when more come."""
+        readings = FlatLogprobs(self._decode, self._num_topk, self._as_logits)
+        for row in self._rows:
+            readings.append_row(row, self._num_token_ids)
+        return readings
 
     def take(self) -> FlatLogprobs:
         """The readings since the last take, which then start afresh (for streamed deltas)."""
-        taken, self.logprobs = self.logprobs, self._empty()
-        return taken
-
-    def _empty(self) -> FlatLogprobs:
-        return FlatLogprobs(self._decode, self._num_topk, self._as_logits)
+        readings = self.readings()
+        self._rows = []
+        return readings

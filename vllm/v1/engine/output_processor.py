@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -66,7 +67,7 @@ class _Sequence:
         cumulative: float | None = None
         if self.logprobs_processor is not None:
             cumulative = self.logprobs_processor.cumulative_logprob
-            logprobs = self.logprobs_processor.take() if delta else self.logprobs_processor.logprobs
+            logprobs = self.logprobs_processor.take() if delta else self.logprobs_processor.readings()
         return CompletionOutput(
             index=self.index,
             text=text,
@@ -138,11 +139,21 @@ class OutputProcessor:
         params: SamplingParams,
         arrival_time: float,
     ) -> list[tuple[str, SamplingParams]]:
-        """Register a request; returns the (core id, parameters) of each sequence to queue."""
+        """Register a request; returns the (core id, parameters) of each sequence to queue.
+
+        Raises:
+            VLLMValidationError: the id is in use, or is what a sample of an unfinished request is called inside.
+        """
         if params.n == 1:
             children = [(request_id, params)]
         else:
             children = [(f"{index}_{request_id}", params.child(index)) for index in range(params.n)]
+        taken = [core_id for core_id, _ in children if core_id in self._by_core_id]
+        if taken or request_id in self._requests:
+            name = taken[0] if taken else request_id
+            raise VLLMValidationError(
+                f"request_id {name!r} is in use by an unfinished request", parameter="request_id", value=request_id
+            )
         sequences = [
             _Sequence(core_id, index, child, self._tokenizer) for index, (core_id, child) in enumerate(children)
         ]
@@ -151,10 +162,6 @@ class OutputProcessor:
         for sequence in sequences:
             self._by_core_id[sequence.core_id] = (state, sequence)
         return children
-
-    def has_request(self, request_id: str) -> bool:
-        """Whether an unfinished request has this id."""
-        return request_id in self._requests
 
     def has_unfinished_requests(self) -> bool:
         """Whether any request is unfinished."""
