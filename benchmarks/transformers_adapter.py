@@ -16,7 +16,7 @@ import transformers
 from workloads import LABEL_IDS, STARTUP_PROMPT, Workload
 
 SCORE_BATCH = 32
-SUFFIX_BATCH = 32
+SUFFIX_BATCH = 16
 
 
 class TransformersAdapter:
