@@ -179,9 +179,11 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
         columns = np.concatenate(
             [np.arange(1 + own), np.arange(1 + widest, 1 + widest + num_ids)], dtype=np.int64, casting="unsafe"
         )
+        stop = columns[-1] + 1
 
         def gather(name: str) -> np.ndarray:
-            return np.stack([getattr(row.lists, name)[row.row] for row, _ in pending])[:, columns]
+            # Steps differ in width by what the neighbours asked for.
+            return np.stack([getattr(row.lists, name)[row.row, :stop] for row, _ in pending])[:, columns]
 
         token_ids = gather("token_ids")
         order = np.argsort(token_ids, axis=1, kind="stable")

@@ -198,7 +198,9 @@ class EngineArgs:
 
 def _flag_options(hint: Any) -> dict[str, Any]:
     """argparse options for a field's type."""
-    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    # A Literal joined with None becomes a typing.Union, everything else a types.UnionType.
+    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    members = typing.get_args(hint) if union else (hint,)
     (kind,) = [member for member in members if member is not type(None)]
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
@@ -207,7 +209,6 @@ def _flag_options(hint: Any) -> dict[str, Any]:
     if typing.get_origin(kind) is dict:
         return {"type": _json_object, "metavar": "JSON"}
     return {"type": kind, "metavar": kind.__name__.upper()}
-
 
 
 

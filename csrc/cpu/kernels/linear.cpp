@@ -4,8 +4,8 @@
 // side by side, so that one 64-byte load and two bit operations give both as float32; on CPUs without matrix tiles that
 // beats the bfloat16 dot-product instructions, whose rate is half that of float32 multiply-adds.
 //
-// Each output is one chain of multiply-adds over k, in order, whichever tile or thread computes it: a row's results do
-// not depend on the other rows of the batch.
+// Each output is a sum of chains of kChain multiply-adds over k, in order, whichever tile or thread computes it: a row's
+// results do not depend on the other rows of the batch. Short chains keep the rounding error small.
 #include "../kernels.h"
 #include "../vec.h"
 #include "../scratch.h"
@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kPanel = 32;
 constexpr int kGroups = 16 / kLanes;
+constexpr int64_t kChain = 256;
 // Rows of a tile times the panel's two vectors, plus operands, fill the register file.
 constexpr int kMaxRows = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4;
 // Packed rows that stay in the second-level cache while all panels pass by.
@@ -54,17 +55,16 @@ void add_bias(const LinearArgs& a, Vec* low, Vec* high, int64_t column, int grou
   }
 }
 
-// R rows of packed x [K][R] times P panels, kLanes columns of each half of a panel.
+// sums[R][P][2] = R rows of packed x [K][R] times P panels over `inner` values of k, kLanes columns of each half.
 template <typename T, int R, int P>
-inline void multiply(const LinearArgs& a, const float* x, const T* panel, int64_t row, int64_t column, int group) {
-  Vec sums[R][P][2];
+inline void multiply_chain(const float* x, const T* panel, int64_t panel_size, int64_t inner, int group,
+                           Vec (&sums)[R][P][2]) {
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = zero();
   }
-  const int64_t panel_size = a.inner * kPanel;
-  for (int64_t k = 0; k < a.inner; ++k) {
+  for (int64_t k = 0; k < inner; ++k) {
     Vec low[P], high[P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) load_pair(panel + p * panel_size + k * kPanel, group, &low[p], &high[p]);
@@ -78,16 +78,31 @@ inline void multiply(const LinearArgs& a, const float* x, const T* panel, int64_
       }
     }
   }
-#pragma GCC unroll 16
+}
+
+template <typename T, int R, int P>
+inline void multiply(const LinearArgs& a, const float* x, const T* panel, int64_t row, int64_t column, int group) {
+  const int64_t panel_size = a.inner * kPanel;
+  Vec totals[R][P][2];
+  multiply_chain<T, R, P>(x, panel, panel_size, least(kChain, a.inner), group, totals);
+  for (int64_t k = kChain; k < a.inner; k += kChain) {
+    Vec sums[R][P][2];
+    multiply_chain<T, R, P>(x + k * R, panel + k * kPanel, panel_size, least(kChain, a.inner - k), group, sums);
+    for (int r = 0; r < R; ++r) {
+      for (int p = 0; p < P; ++p) {
+        totals[r][p][0] = totals[r][p][0] + sums[r][p][0];
+        totals[r][p][1] = totals[r][p][1] + sums[r][p][1];
+      }
+    }
+  }
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
       const int64_t first = column + p * kPanel;
-      if (a.bias != nullptr) add_bias<T>(a, &sums[r][p][0], &sums[r][p][1], first, group);
+      if (a.bias != nullptr) add_bias<T>(a, &totals[r][p][0], &totals[r][p][1], first, group);
       if (a.float_out) {
-        store_columns<float>(a, sums[r][p][0], sums[r][p][1], row + r, first, group);
+        store_columns<float>(a, totals[r][p][0], totals[r][p][1], row + r, first, group);
       } else {
-        store_columns<T>(a, sums[r][p][0], sums[r][p][1], row + r, first, group);
+        store_columns<T>(a, totals[r][p][0], totals[r][p][1], row + r, first, group);
       }
     }
   }

@@ -43,8 +43,8 @@ class ParallelLMHead(nn.Module):
         self.packed: PackedLinear
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[L, H] -> [L, V]."""
-        return packed_linear(hidden, self.packed)
+        """[L, H] -> [L, V], in float32 where the kernel can: unrounded sums leave no ties that the model did not make."""
+        return packed_linear(hidden, self.packed, float_out=True)
 
     def process_weights_after_loading(self) -> None:
         """Pack the loaded weight and let go of the plain one (an embedding keeps its own)."""

@@ -186,5 +186,5 @@ class LlamaForCausalLM(nn.Module):
         return self.model(input_ids, positions, kv_caches, attn, logits_rows)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[L, H] -> logits [L, V] in the model's dtype."""
+        """[L, H] -> logits [L, V] in the model's dtype, or float32 where the head's kernel can."""
         return self.lm_head(hidden)

@@ -41,7 +41,7 @@ class Sampler:
     """Samples one token for each logits row and reads the logprobs that its request wants.
 
     Rows split in two. Plain rows (greedy, nothing changes their logits) take one fused pass over the model's
-    logits in the model's dtype. The others are copied to float32 and processed in upstream's order:
+    logits as they are. The others are copied to float32 and processed in upstream's order:
     allowed_token_ids, logit_bias, min_tokens, penalties, temperature, min_p, top_k, top_p. Every step sees
     only the rows that use it, so a row's result does not depend on its batch.
     """
@@ -78,7 +78,7 @@ class Sampler:
         """Sample. Does not wait for the device.
 
         Args:
-            logits: [L, V] in the model's dtype; left as it is.
+            logits: [L, V] in float32, bfloat16 or float16; left as it is.
             slots: int64 [L], the slot of each row, distinct.
             states: token ids and lengths by slot; the token that a row draws is its request's `total_len`-th.
         """
