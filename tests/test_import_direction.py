@@ -49,7 +49,9 @@ def imports(name: str) -> Iterator[tuple[str, str, int]]:
     """(module, imported name, line) of every import of our own modules, those inside functions included."""
     for node in ast.walk(TREES[name]):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, "", node.lineno) for alias in node.names if alias.name.startswith("vllm"))
+            yield from (
+                (alias.name, "", node.lineno) for alias in node.names if alias.name.startswith("vllm")
+            )
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}:{node.lineno}: a relative import hides where it points"
             for alias in node.names if (node.module or "").split(".")[0] == "vllm" else ():
@@ -90,7 +92,8 @@ def test_the_borders_hold_dataclasses_only():
 
 
 @pytest.mark.parametrize(
-    "module", ["vllm.v1.core.sched.scheduler", "vllm.v1.engine", "vllm.config", "vllm.outputs", "vllm.v1.outputs"]
+    "module",
+    ["vllm.v1.core.sched.scheduler", "vllm.v1.engine", "vllm.config", "vllm.outputs", "vllm.v1.outputs"],
 )
 def test_the_core_needs_no_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"

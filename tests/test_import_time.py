@@ -10,13 +10,26 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HEAVY = {"torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy", "tqdm", "triton", "jinja2", "matplotlib"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "gguf",
+    "numpy",
+    "tqdm",
+    "triton",
+    "jinja2",
+    "matplotlib",
+}
 
 
 def imported_by(code: str) -> set[str]:
     """Top-level packages in sys.modules after a fresh interpreter ran `code`."""
     code += "\nimport json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return set(json.loads(result.stdout.splitlines()[-1]))
 
 

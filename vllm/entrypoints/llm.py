@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from numbers import Integral
 from typing import Any
 
 from vllm.engine.arg_utils import EngineArgs
@@ -33,7 +34,9 @@ class LLM:
         known = {item.name for item in fields(EngineArgs)}
         unknown = sorted(set(kwargs) - known)
         if unknown:
-            raise TypeError(f"LLM() got an unexpected argument {unknown[0]!r}; known: {', '.join(sorted(known))}")
+            raise TypeError(
+                f"LLM() got an unexpected argument {unknown[0]!r}; known: {', '.join(sorted(known))}"
+            )
         engine_args = EngineArgs(model=None if model is None else str(model), **kwargs)
         self.llm_engine = LLMEngine.from_engine_args(engine_args, use_tqdm=use_tqdm_on_load)
         self._request_counter = itertools.count()
@@ -59,7 +62,9 @@ class LLM:
                 engine stays usable.
         """
         prompt_list = _as_prompt_list(prompts)
-        params_list = _one_each("sampling_params", sampling_params or SamplingParams(), len(prompt_list))
+        if sampling_params is None:
+            sampling_params = SamplingParams()
+        params_list = _one_each("sampling_params", sampling_params, len(prompt_list))
         priorities = list(priority) if priority is not None else [0] * len(prompt_list)
         if len(priorities) != len(prompt_list):
             raise VLLMValidationError(
@@ -102,12 +107,16 @@ class LLM:
 
     def _run(self, request_ids: list[str], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
         finished: dict[str, RequestOutput] = {}
-        bar = _progress_bar(use_tqdm, len(request_ids))
+        own = set(request_ids)  # the engine may hold requests of others, too
+        bar = None
         try:
-            while len(finished) < len(request_ids):
+            bar = _progress_bar(use_tqdm, len(request_ids))
+            while len(finished) < len(own):
                 if not self.llm_engine.has_unfinished_requests():
-                    raise RuntimeError("the engine lost requests: " + ", ".join(set(request_ids) - set(finished)))
+                    raise RuntimeError("the engine lost requests: " + ", ".join(own - set(finished)))
                 for output in self.llm_engine.step():
+                    if output.request_id not in own:
+                        continue
                     finished[output.request_id] = output
                     if bar is not None:
                         bar.update(1)
@@ -129,9 +138,10 @@ def _as_prompt_list(prompts: Any) -> list[Any]:
         prompts = prompts.tolist()
     if not isinstance(prompts, Sequence):
         raise VLLMValidationError(
-            f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}", parameter="prompts"
+            f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}",
+            parameter="prompts",
         )
-    if prompts and isinstance(prompts[0], int):
+    if prompts and isinstance(prompts[0], Integral):
         return [prompts]
     return list(prompts)
 

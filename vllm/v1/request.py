@@ -22,6 +22,7 @@ class Request:
         token_ids: the prompt and what was generated, in order.
         num_computed_tokens: leading tokens whose KV is written, or is being written by the step in flight.
         block_hashes: content hashes of its full blocks, as far as they have been computed.
+        arrival_index: its number among the scheduler's requests, set when it is queued.
         num_cached_tokens: prompt tokens that the prefix cache gave at first admission; -1 before it.
     """
 
@@ -44,6 +45,7 @@ class Request:
         self.max_tokens = sampling_params.max_tokens
         self.min_tokens = sampling_params.min_tokens
         self.arrival_time = arrival_time
+        self.arrival_index = 0
         self.priority = priority
         self.cache_salt = cache_salt
         self.status = RequestStatus.WAITING
@@ -69,9 +71,10 @@ class Request:
         """The generated tokens."""
         return self.token_ids[self.num_prompt_tokens :]
 
-    def sort_key(self) -> tuple[int, float, str]:
-        """Order under the priority policy: lower runs earlier; ties by arrival."""
-        return (self.priority, self.arrival_time, self.request_id)
+    def sort_key(self) -> tuple[int, float, int]:
+        """Order under the priority policy: lower runs earlier; ties by arrival. No two requests of a scheduler have
+        the same."""
+        return (self.priority, self.arrival_time, self.arrival_index)
 
     def __repr__(self) -> str:
         return f"Request({self.request_id}, {self.status.value}, {self.num_computed_tokens}/{self.num_tokens} tokens)"

@@ -1,4 +1,5 @@
 """Makes the harness importable."""
+
 import sys
 from pathlib import Path
 

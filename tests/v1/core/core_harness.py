@@ -29,7 +29,9 @@ def make_scheduler(
     )
 
 
-def make_request(request_id: str, prompt: list[int], max_tokens=4, priority=0, eos=(), salt=None, **params) -> Request:
+def make_request(
+    request_id: str, prompt: list[int], max_tokens=4, priority=0, eos=(), salt=None, **params
+) -> Request:
     return Request(
         request_id,
         prompt,
@@ -94,7 +96,9 @@ class FakeRunner:
         ):
             self.blocks[req_id] += added
             assert self.computed[req_id] == computed
-        assert [*cached.req_ids, *(new.req_id for new in step.scheduled_new_reqs)] == list(step.num_scheduled_tokens)
+        assert [*cached.req_ids, *(new.req_id for new in step.scheduled_new_reqs)] == list(
+            step.num_scheduled_tokens
+        )
 
     def _cell(self, req_id: str, position: int) -> tuple[int, int]:
         return self.blocks[req_id][position // BLOCK_SIZE], position % BLOCK_SIZE

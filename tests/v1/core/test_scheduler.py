@@ -131,6 +131,25 @@ def test_priority_decides_who_runs_and_who_is_preempted():
     assert "r0" in preempted
 
 
+def test_priority_ties_go_by_arrival_not_by_name():
+    scheduler = make_scheduler(budget=100, num_blocks=100, policy="priority", max_num_seqs=20)
+    for i in range(12):
+        request = make_request(f"r{i}", [1] * 3)
+        request.arrival_time = 0.0
+        scheduler.add_request(request)
+    assert list(scheduler.schedule().num_scheduled_tokens) == [f"r{i}" for i in range(12)]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_an_aborted_name_can_be_used_again(policy):
+    scheduler = make_scheduler(policy=policy)
+    for _ in range(3):
+        scheduler.add_request(make_request("r0", [1] * 3, max_tokens=1))
+        scheduler.abort_requests(["r0"])
+    scheduler.add_request(make_request("r0", [1] * 3, max_tokens=1))
+    assert list(drain(scheduler, FakeRunner(4))) == ["r0"]
+
+
 def test_what_can_never_fit_is_refused_with_the_numbers():
     scheduler = make_scheduler(num_blocks=4)
     scheduler.add_request(make_request("r0", [1] * 13, max_tokens=4))

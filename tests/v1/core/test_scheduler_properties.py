@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 prompts = st.one_of(
     st.lists(st.integers(0, 6), min_size=1, max_size=30),
     # Shared beginnings, so that blocks are found by content.
-    st.builds(lambda shared, tail: [1] * shared + tail, st.integers(4, 20), st.lists(st.integers(0, 2), max_size=6)),
+    st.builds(
+        lambda shared, tail: [1] * shared + tail, st.integers(4, 20), st.lists(st.integers(0, 2), max_size=6)
+    ),
 )
 arrivals = st.tuples(
     st.just("add"), prompts, st.integers(1, 12), st.integers(-2, 2), st.sampled_from([(), (3,)]),

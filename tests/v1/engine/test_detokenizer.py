@@ -13,7 +13,16 @@ from vllm import SamplingParams
 from vllm.tokenizer import Tokenizer, get_tokenizer
 from vllm.v1.engine.detokenizer import Detokenizer
 
-TEXTS = ["plain", "naïve café", "🙂🤗", "a🇩🇪b👨‍👩‍👧c", "नमस्ते 你好", "\n\t the stop\x00", " the 🙂 stop", "\U0010ffffx"]
+TEXTS = [
+    "plain",
+    "naïve café",
+    "🙂🤗",
+    "a🇩🇪b👨‍👩‍👧c",
+    "नमस्ते 你好",
+    "\n\t the stop\x00",
+    " the 🙂 stop",
+    "\U0010ffffx",
+]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +33,17 @@ def byte_level(tmp_path_factory) -> Tokenizer:
 @pytest.fixture(scope="module")
 def byte_fallback(tmp_path_factory) -> Tokenizer:
     """A sentencepiece-like vocabulary: words with their space, bytes for what it cannot spell."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁the", "▁stop", "é", "🙂", *"abcplinxvst▁"]
+    pieces = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{b:02X}>" for b in range(256)),
+        "▁the",
+        "▁stop",
+        "é",
+        "🙂",
+        *"abcplinxvst▁",
+    ]
     vocab = {piece: i for i, piece in enumerate(pieces)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
     backend.decoder = decoders.Sequence(
@@ -132,7 +151,11 @@ def test_stop_strings(byte_level, text, stop, expected, found, sizes, included):
 
 
 def test_the_stop_string_that_begins_first_wins_and_of_equals_the_one_named_first(byte_level):
-    for stop, expected in ((["d", "bcd"], ("a", "bcd")), (["bcd", "bc"], ("a", "bcd")), (["bc", "bcd"], ("a", "bc"))):
+    for stop, expected in (
+        (["d", "bcd"], ("a", "bcd")),
+        (["bcd", "bc"], ("a", "bcd")),
+        (["bc", "bcd"], ("a", "bc")),
+    ):
         pieces, match = stream(byte_level, byte_ids("abcde"), params(stop=stop), sizes=(100,))
         assert ("".join(pieces), match) == expected
 

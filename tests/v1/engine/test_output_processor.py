@@ -66,7 +66,14 @@ def test_output_kinds_tell_one_story(tokenizer, stop):
             readings = list(completions[-1].logprobs)
         assert len(completions) == (1 if kind is RequestOutputKind.FINAL_ONLY else len(token_ids))
         last = completions[-1]
-        told[kind] = (text, token_ids, readings, last.cumulative_logprob, last.finish_reason, last.stop_reason)
+        told[kind] = (
+            text,
+            token_ids,
+            readings,
+            last.cumulative_logprob,
+            last.finish_reason,
+            last.stop_reason,
+        )
     assert told[KINDS[0]] == told[KINDS[1]] == told[KINDS[2]]
     assert told[KINDS[0]][0] == ("a 🙂 sto, b " if stop else "a 🙂 sto, b stop now")
     assert told[KINDS[0]][4:] == (("stop", "stop") if stop else ("length", None))
@@ -77,7 +84,11 @@ def test_an_output_stays_what_it_was_when_the_request_goes_on(tokenizer):
     outputs, _ = run(tokenizer, params, "four", readings=True)
     for count, output in enumerate(outputs, 1):
         completion = output.outputs[0]
-        assert (len(completion.token_ids), len(completion.logprobs), len(completion.text)) == (count, count, count)
+        assert (len(completion.token_ids), len(completion.logprobs), len(completion.text)) == (
+            count,
+            count,
+            count,
+        )
         assert completion.cumulative_logprob == -sum(range(count))
         assert [next(iter(position)) for position in completion.logprobs] == completion.token_ids
 
@@ -87,14 +98,20 @@ def test_a_stop_string_ends_the_core_unless_it_has_ended_itself(tokenizer):
     outputs, aborts = run(tokenizer, params, "abc")
     assert (aborts, outputs[-1].outputs[0].finish_reason) == (["r"], "stop")
     outputs, aborts = run(tokenizer, params, "ab")
-    assert (aborts, outputs[-1].outputs[0].finish_reason, outputs[-1].outputs[0].stop_reason) == ([], "stop", "b")
+    assert (aborts, outputs[-1].outputs[0].finish_reason, outputs[-1].outputs[0].stop_reason) == (
+        [],
+        "stop",
+        "b",
+    )
 
 
 def test_the_end_of_sequence_token_is_an_id_but_no_text(tokenizer):
     processor = OutputProcessor(tokenizer)
     processor.add_request("r", None, [1], SamplingParams(max_tokens=9, skip_special_tokens=False), 0.0)
     processor.process_outputs([EngineCoreOutput("r", byte_ids("ab"))])
-    (output,) = processor.process_outputs([EngineCoreOutput("r", [EOS], finish_reason="stop")]).request_outputs
+    (output,) = processor.process_outputs(
+        [EngineCoreOutput("r", [EOS], finish_reason="stop")]
+    ).request_outputs
     completion = output.outputs[0]
     assert (completion.text, completion.token_ids) == ("ab", [*byte_ids("ab"), EOS])
     assert (completion.finish_reason, completion.stop_reason, output.finished) == ("stop", None, True)
@@ -106,7 +123,9 @@ def test_without_detokenizing_there_is_no_text(tokenizer):
         outputs, _ = run(own, params, "ab", readings=True)
         completion = outputs[-1].outputs[0]
         assert (completion.text, completion.token_ids) == ("", byte_ids("ab"))
-        assert [entry.decoded_token for position in completion.logprobs for entry in position.values()] == [None] * 2
+        assert [entry.decoded_token for position in completion.logprobs for entry in position.values()] == [
+            None
+        ] * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -25,7 +25,7 @@ class EngineCore:
         """Queue a request.
 
         Raises:
-            ValueError: it can never fit in the KV cache.
+            VLLMValidationError: it can never fit in the KV cache.
         """
         self.scheduler.add_request(
             Request(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -29,6 +30,7 @@ class InputProcessor:
 
     def __init__(self, config: VllmConfig, tokenizer: Tokenizer | None) -> None:
         self.model_config = config.model_config
+        self._policy = config.scheduler_config.policy
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(self.model_config.hf_config.eos_token_ids)
 
@@ -69,13 +71,16 @@ class InputProcessor:
         """
         if not isinstance(params, SamplingParams):
             raise VLLMValidationError(
-                f"sampling_params must be SamplingParams, got {type(params).__name__}", parameter="sampling_params"
+                f"sampling_params must be SamplingParams, got {type(params).__name__}",
+                parameter="sampling_params",
             )
         config = self.model_config
         params.verify(config.vocab_size, config.max_logprobs, config.max_logprob_token_ids)
         if params.stop and self.tokenizer is None:
             raise VLLMValidationError(
-                "stop strings need a tokenizer, and skip_tokenizer_init left it out", parameter="stop", value=params.stop
+                "stop strings need a tokenizer, and skip_tokenizer_init left it out",
+                parameter="stop",
+                value=params.stop,
             )
         own = params.clone()
         room = config.max_model_len - prompt_len
@@ -83,6 +88,24 @@ class InputProcessor:
         if own.logprobs_mode is None:
             own.logprobs_mode = config.logprobs_mode  # type: ignore[assignment]
         return own
+
+    def check_priority(self, priority: Any) -> None:
+        """
+        Raises:
+            VLLMValidationError: it is no integer, or the scheduling policy would ignore it.
+        """
+        if isinstance(priority, bool) or not isinstance(priority, Integral):
+            raise VLLMValidationError(
+                f"priority must be an integer, got {type(priority).__name__}",
+                parameter="priority",
+                value=priority,
+            )
+        if priority != 0 and self._policy != "priority":
+            raise VLLMValidationError(
+                f"priority {priority} needs scheduling_policy='priority', and this engine's is {self._policy!r}",
+                parameter="priority",
+                value=priority,
+            )
 
     def _parse(self, prompt: Any) -> _ParsedPrompt:
         if isinstance(prompt, str):
@@ -98,7 +121,9 @@ class InputProcessor:
             text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
             if salt is not None and not isinstance(salt, str):
                 raise VLLMValidationError(
-                    f"cache_salt must be a string, got {type(salt).__name__}", parameter="cache_salt", value=salt
+                    f"cache_salt must be a string, got {type(salt).__name__}",
+                    parameter="cache_salt",
+                    value=salt,
                 )
             if ids is None:
                 return _ParsedPrompt(self._check_text(text), None, salt)
@@ -114,7 +139,9 @@ class InputProcessor:
                 value=text,
             )
         if any("\ud800" <= char <= "\udfff" for char in text):
-            raise VLLMValidationError("prompt holds a lone surrogate, which is not text", parameter="prompt", value=text)
+            raise VLLMValidationError(
+                "prompt holds a lone surrogate, which is not text", parameter="prompt", value=text
+            )
         return text
 
     def _check_ids(self, ids: Any) -> list[int]:
@@ -129,7 +156,9 @@ class InputProcessor:
         for element in elements:
             if isinstance(element, bool):
                 raise VLLMValidationError(
-                    "prompt_token_ids must hold integers, got bool", parameter="prompt_token_ids", value=element
+                    "prompt_token_ids must hold integers, got bool",
+                    parameter="prompt_token_ids",
+                    value=element,
                 )
             try:
                 result.append(operator.index(element))

@@ -87,12 +87,21 @@ class LLMEngine:
             raise
 
     def _add_one(
-        self, request_id: str, prompt: ProcessedPrompt, params: SamplingParams, now: float, priority: int, added: list[str]
+        self,
+        request_id: str,
+        prompt: ProcessedPrompt,
+        params: SamplingParams,
+        now: float,
+        priority: int,
+        added: list[str],
     ) -> None:
         if not isinstance(request_id, str) or not request_id:
             raise VLLMValidationError(
-                f"request_id must be a non-empty string, got {request_id!r}", parameter="request_id", value=request_id
+                f"request_id must be a non-empty string, got {request_id!r}",
+                parameter="request_id",
+                value=request_id,
             )
+        self.input_processor.check_priority(priority)
         children = self.output_processor.add_request(request_id, prompt.text, prompt.token_ids, params, now)
         added.append(request_id)
         for child_id, child_params in children:

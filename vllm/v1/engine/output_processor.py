@@ -31,7 +31,9 @@ class _Sequence:
         self.core_id = core_id
         self.index = index
         self.token_ids: list[int] = []
-        self.detokenizer = Detokenizer(tokenizer, params) if tokenizer is not None and params.detokenize else None
+        self.detokenizer = (
+            Detokenizer(tokenizer, params) if tokenizer is not None and params.detokenize else None
+        )
         decode = tokenizer.decode_tokens if tokenizer is not None and params.detokenize else None
         self.logprobs_processor = LogprobsProcessor.from_params(params, decode)
         self.finish_reason: str | None = None
@@ -152,10 +154,13 @@ class OutputProcessor:
         if taken or request_id in self._requests:
             name = taken[0] if taken else request_id
             raise VLLMValidationError(
-                f"request_id {name!r} is in use by an unfinished request", parameter="request_id", value=request_id
+                f"request_id {name!r} is in use by an unfinished request",
+                parameter="request_id",
+                value=request_id,
             )
         sequences = [
-            _Sequence(core_id, index, child, self._tokenizer) for index, (core_id, child) in enumerate(children)
+            _Sequence(core_id, index, child, self._tokenizer)
+            for index, (core_id, child) in enumerate(children)
         ]
         state = _RequestState(request_id, prompt, prompt_token_ids, params, arrival_time, sequences)
         self._requests[request_id] = state

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vllm.config import CacheConfig, SchedulerConfig
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.request_queue import make_queue
@@ -35,7 +37,9 @@ class Scheduler:
     block registered in the cache by a request that then loses its place is therefore shared by nobody.
     """
 
-    def __init__(self, scheduler_config: SchedulerConfig, cache_config: CacheConfig, max_model_len: int) -> None:
+    def __init__(
+        self, scheduler_config: SchedulerConfig, cache_config: CacheConfig, max_model_len: int
+    ) -> None:
         """
         Raises:
             ValueError: cache_config.num_blocks is not set, or chunked prefill is off and a prompt of max_model_len
@@ -43,7 +47,10 @@ class Scheduler:
         """
         if cache_config.num_blocks is None:
             raise ValueError("num_blocks must be set before the scheduler is built")
-        if not scheduler_config.enable_chunked_prefill and scheduler_config.max_num_batched_tokens < max_model_len:
+        if (
+            not scheduler_config.enable_chunked_prefill
+            and scheduler_config.max_num_batched_tokens < max_model_len
+        ):
             raise ValueError(
                 f"max_num_batched_tokens must be at least max_model_len={max_model_len} when chunked prefill is off, "
                 f"got {scheduler_config.max_num_batched_tokens}"
@@ -58,6 +65,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.num_preemptions = 0
         self._finished_req_ids: list[str] = []
+        self._arrivals = itertools.count()
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -65,8 +73,9 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            ValueError: the id is in use, the prompt is empty or longer than max_model_len, or the prompt and
-                max_tokens together need more blocks than the pool has (so that a lone request never runs dry).
+            ValueError: the id is in use, or the prompt is empty or longer than max_model_len.
+            VLLMValidationError: the prompt and max_tokens together need more blocks than the pool has (so that a
+                lone request never runs dry).
         """
         if request.request_id in self.requests:
             raise ValueError(f"request_id {request.request_id!r} is in use by an unfinished request")
@@ -79,10 +88,13 @@ class Scheduler:
         longest = min(request.num_tokens + request.max_tokens - 1, self.max_model_len)
         block_size, num_blocks = self.kv.block_size, self.kv.pool.num_blocks
         if longest > num_blocks * block_size:
-            raise ValueError(
+            raise VLLMValidationError(
                 f"request {request.request_id!r} may need {longest} tokens of KV cache (prompt {request.num_tokens}, "
-                f"max_tokens {request.max_tokens}), but the cache holds {num_blocks * block_size}"
+                f"max_tokens {request.max_tokens}), but the cache holds {num_blocks * block_size}",
+                parameter="max_tokens",
+                value=request.max_tokens,
             )
+        request.arrival_index = next(self._arrivals)
         self.requests[request.request_id] = request
         self.waiting.add(request)
 
