@@ -67,9 +67,7 @@ def _gumbel_kernel(
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     token = chunk * BLOCK + tl.arange(0, BLOCK)
-    logits = tl.load(
-        logits_ptr + row * logits_stride + token, mask=token < vocab_size, other=float("-inf")
-    )
+    logits = tl.load(logits_ptr + row * logits_stride + token, mask=token < vocab_size, other=float("-inf"))
     # A NaN is not equal to itself, and must never win.
     scores = tl.where(logits == logits, logits, float("-inf"))
     slot = tl.load(idx_mapping_ptr + row)

@@ -56,9 +56,12 @@ def paged_attention(
         GROUP=group,
         BLOCK_SIZE=k_cache.shape[2] // head_dim,
         ROWS=rows,
-        KEYS=32 if q.element_size() == 4 or dims > 128 else 64,
+        # The interpreter computes with NumPy, which has no bfloat16.
+        WIDEN=triton.knobs.runtime.interpret and q.dtype == torch.bfloat16,
+        # The widest tiles that spill no register.
+        KEYS=min(64 if q.element_size() == 2 else 32, 8192 // dims),
         DIMS=dims,
-        num_warps=4 if dims <= 64 and q.element_size() == 2 else 8,
+        num_warps=4 if dims <= 64 else 8,
         num_stages=2,
     )
     return out
@@ -81,6 +84,7 @@ def _paged_attention_kernel(
     head_dim,
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    WIDEN: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     DIMS: tl.constexpr,
@@ -105,6 +109,8 @@ def _paged_attention_kernel(
     q = tl.load(
         q_ptr + (token * q_token_stride + head * q_head_stride)[:, None] + dim[None, :], mask=mask, other=0.0
     )
+    if WIDEN:
+        q = q.to(tl.float32)
     position = seq_len - num_tokens + query
     end = tl.minimum(seq_len, seq_len - num_tokens + first_query + TOKENS)
     table_row_ptr = block_table_ptr + request.to(tl.int64) * table_stride
@@ -122,17 +128,20 @@ def _paged_attention_kernel(
             mask=inside[None, :] & (dim < head_dim)[:, None],
             other=0.0,
         )
+        values = tl.load(
+            v_cache_ptr + (cell + offset * head_dim)[:, None] + dim[None, :],
+            mask=inside[:, None] & (dim < head_dim)[None, :],
+            other=0.0,
+        )
+        if WIDEN:
+            keys = keys.to(tl.float32)
+            values = values.to(tl.float32)
         scores = tl.dot(q, keys, input_precision="ieee") * scale
         # Key 0 is seen by every row, so no row's maximum stays -inf.
         scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=1))
         shrink = tl.exp2(highest - higher)
         weights = tl.exp2(scores - higher[:, None])
-        values = tl.load(
-            v_cache_ptr + (cell + offset * head_dim)[:, None] + dim[None, :],
-            mask=inside[:, None] & (dim < head_dim)[None, :],
-            other=0.0,
-        )
         total = total * shrink + tl.sum(weights, axis=1)
         sums = tl.dot(weights.to(values.dtype), values, sums * shrink[:, None], input_precision="ieee")
         highest = higher

@@ -15,9 +15,7 @@ def silu_and_mul(x: Tensor) -> Tensor:
     width = x.shape[1] // 2
     out = torch.empty((len(x), width), dtype=x.dtype, device=x.device)
     if out.numel():
-        _silu_and_mul_kernel[(len(x), triton.cdiv(width, _BLOCK))](
-            x, x.stride(0), out, width, BLOCK=_BLOCK
-        )
+        _silu_and_mul_kernel[(len(x), triton.cdiv(width, _BLOCK))](x, x.stride(0), out, width, BLOCK=_BLOCK)
     return out
 
 

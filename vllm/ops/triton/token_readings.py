@@ -22,7 +22,7 @@ _GROUP = 8
 # Above this many columns one sort of the row is cheaper than a comparison of the row with each column.
 _SORT_ABOVE = 256
 _MERGED_COLUMNS = 32
-_MERGED_CHUNKS = 64
+_MERGED_CHUNKS = 32
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 

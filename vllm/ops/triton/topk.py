@@ -22,8 +22,10 @@ def topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         _ordered_keys_kernel[(num_rows, triton.cdiv(vocab_size, _BLOCK))](
             logits, logits.stride(0), vocab_size, keys, BLOCK=_BLOCK
         )
-    ids = 0xFFFFFFFF - (keys.topk(k, dim=-1).values & 0xFFFFFFFF)
-    return logits.gather(1, ids).float(), ids.to(torch.int32)
+    best = keys.topk(k, dim=-1).values
+    ordered = (best >> 32).to(torch.int32)
+    values = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(torch.float32)
+    return values, (0xFFFFFFFF - (best & 0xFFFFFFFF)).to(torch.int32)
 
 
 @triton.jit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -17,6 +19,15 @@ NO_LOGPROBS = -1
 
 _INITIAL_WIDTH = 16
 _NO_IDS = np.empty(0, dtype=np.int32).tobytes()
+
+
+def __getattr__(name: str) -> Any:
+    # The kernel is also found here, but Triton is imported only for those who ask: the module works without.
+    if name == "_fill_logprob_token_ids_kernel":
+        from vllm.ops.triton.fill_token_ids import _fill_logprob_token_ids_kernel
+
+        return _fill_logprob_token_ids_kernel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class LogprobTokenIdsState:

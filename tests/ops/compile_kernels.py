@@ -1,0 +1,133 @@
+"""Compile every Triton kernel, as its wrapper launches it, to cubins; print one JSON line a kernel.
+
+Run as a program: Triton must not interpret here, and needs no device. A stand-in driver names the target, and each
+launch becomes a compilation, so types, constants and alignments are those of real calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from vllm.ops._dispatch import force
+from vllm.ops.fill_token_ids import fill_logprob_token_ids
+from vllm.ops.gumbel_sample import gumbel_sample
+from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
+from vllm.ops.paged_attention import paged_attention
+from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
+from vllm.ops.rotary import rotary_embedding_
+from vllm.ops.silu_and_mul import silu_and_mul
+from vllm.ops.token_readings import token_readings
+from vllm.ops.topk import topk
+
+CAPABILITIES = (80, 90, 100)
+
+
+class _Driver:
+    """As much of a driver as compiling asks for; the device's number is its capability."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def _int32(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def _calls() -> Iterator[Callable[[], Any]]:
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.empty(4, 49152, dtype=dtype)
+        odd_logits = torch.empty(4, 50257, dtype=dtype)
+        yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4))
+        yield lambda x=odd_logits: token_readings(x, _int32(4, 1))
+        yield lambda x=logits: topk(x, 20)
+        x, weight = torch.empty(8, 4096, dtype=dtype), torch.empty(4096, dtype=dtype)
+        yield lambda x=x, weight=weight: rms_norm(x, weight, 1e-5)
+        yield lambda x=x, weight=weight: fused_add_rms_norm_(x, x.clone(), weight, 1e-5)
+        yield lambda x=x, weight=weight: rms_norm(x.view(8, 32, 128), weight[:128], 1e-5)
+        yield lambda x=x: silu_and_mul(x)
+        for heads, kv_heads, head_dim in ((9, 3, 64), (32, 8, 128)):
+            yield from _attention_calls(dtype, heads, kv_heads, head_dim)
+    logits = torch.empty(4, 49152)
+    slots = torch.zeros(4, dtype=torch.int64)
+    yield lambda: gumbel_sample(logits, torch.ones(8), slots, slots, _int32(4))
+    yield lambda: fill_logprob_token_ids(_int32(4, 21), 1, slots, _int32(9, 32), _int32(8), _int32(8))
+
+
+def _attention_calls(
+    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
+) -> Iterator[Callable[[], Any]]:
+    qkv = torch.empty(8, heads + 2 * kv_heads, head_dim, dtype=dtype)
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
+    caches = [torch.empty(kv_cache_shape(4, 16, kv_heads, head_dim), dtype=dtype) for _ in range(2)]
+    positions = torch.zeros(8, dtype=torch.int64)
+    yield lambda: rotary_embedding_(positions, q, k, torch.empty(64, head_dim))
+    yield lambda: reshape_and_cache_(k, v, *caches, positions)
+    yield lambda: paged_attention(q, *caches, _int32(2, 4), _int32(3), _int32(2), 0.125)
+
+
+def _compile(capability: int) -> Iterator[dict[str, Any]]:
+    """A report on each kernel that the calls launch on a device of this capability, each variant once."""
+    triton.runtime.driver.set_active(_Driver(capability))
+    reports: dict[str, dict[str, Any]] = {}
+
+    def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        log = io.StringIO()
+        with contextlib.redirect_stdout(log):
+            compiled = run(kernel, *args, grid=grid, warmup=True, **kwargs)
+        if log.getvalue():
+            found = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", log.getvalue(), re.DOTALL)
+            assert found, f"the assembler's log says nothing of spills: {log.getvalue()}"
+            reports[compiled.hash] = {
+                "kernel": kernel.__name__,
+                "capability": capability,
+                "spilled_bytes": int(found[1]),
+                "registers": int(found[2]),
+                "shared_bytes": compiled.metadata.shared,
+                "num_warps": compiled.metadata.num_warps,
+                "cubin_bytes": len(compiled.asm["cubin"]),
+            }
+
+    run, JITFunction.run = JITFunction.run, compile_only
+    try:
+        with force("triton"):
+            for call in _calls():
+                call()
+    finally:
+        JITFunction.run = run
+    yield from reports.values()
+
+
+def main() -> None:
+    """Compile for the capabilities named, or for all, and print the reports."""
+    triton.knobs.nvidia.dump_ptxas_log = True
+    with tempfile.TemporaryDirectory() as folder:
+        # A kernel found in a cache leaves no log.
+        triton.knobs.cache.dir = folder
+        for capability in [int(each) for each in sys.argv[1:]] or CAPABILITIES:
+            for report in _compile(capability):
+                print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""paged_attention against float64, over caches that are poisoned wherever no token was written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from twins import DTYPES, assert_accurate, run, twins
+
+from vllm.ops._dispatch import force
+from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
+from vllm.ops.paged_attention import paged_attention
+
+TWINS = twins("paged_attention")
+
+
+@dataclass
+class Batch:
+    """The arguments of a call, and every request's keys and values [tokens, heads, dim] in order."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    block_table: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    scale: float
+    keys: list[Tensor]
+    values: list[Tensor]
+
+    def run(self, twin: str, out: Tensor | None = None) -> Tensor:
+        arguments = (self.block_table, self.query_start_loc, self.seq_lens, self.scale, out)
+        return run(twin, paged_attention, self.q, self.k_cache, self.v_cache, *arguments)
+
+
+def make_batch(
+    lengths: list[tuple[int, int]],
+    dtype: torch.dtype,
+    heads: tuple[int, int] = (6, 2),
+    head_dim: int = 16,
+    block_size: int = 16,
+    sharpness: float = 1.0,
+) -> Batch:
+    """A request for each (queries, tokens)."""
+    torch.manual_seed(len(lengths))
+    q_heads, kv_heads = heads
+    blocks = [-(-tokens // block_size) for _, tokens in lengths]
+    num_blocks = sum(blocks) + 2
+    shape = kv_cache_shape(num_blocks, block_size, kv_heads, head_dim)
+    caches = [torch.full(shape, torch.nan, dtype=dtype) for _ in "kv"]
+    # Entries past a request's blocks must not be followed.
+    table = torch.full((len(lengths), max(blocks) + 1), 2**30, dtype=torch.int32)
+    free, keys, values = torch.randperm(num_blocks).to(torch.int32), [], []
+    for row, (_, tokens) in enumerate(lengths):
+        table[row, : blocks[row]], free = free[: blocks[row]], free[blocks[row] :]
+        keys.append(torch.randn(tokens, kv_heads, head_dim).to(dtype))
+        values.append(torch.randn(tokens, kv_heads, head_dim).to(dtype))
+        position = torch.arange(tokens)
+        slots = table[row, position // block_size].long() * block_size + position % block_size
+        with force("reference"):
+            reshape_and_cache_(keys[row], values[row], *caches, slots)
+    starts = torch.tensor([0, *(queries for queries, _ in lengths)]).cumsum(0).to(torch.int32)
+    qkv = torch.randn(int(starts[-1]), q_heads + 2 * kv_heads, head_dim).mul_(sharpness).to(dtype)
+    seq_lens = torch.tensor([tokens for _, tokens in lengths], dtype=torch.int32)
+    return Batch(qkv[:, :q_heads], *caches, table, starts, seq_lens, head_dim**-0.5, keys, values)
+
+
+def attend(batch: Batch, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Softmax over all scores, in the given dtype."""
+    out = torch.empty(batch.q.shape, dtype=dtype)
+    starts = batch.query_start_loc.tolist()
+    for row, (keys, values) in enumerate(zip(batch.keys, batch.values, strict=True)):
+        q = batch.q[starts[row] : starts[row + 1]].to(dtype)
+        group = q.shape[1] // keys.shape[1]
+        keys, values = (part.to(dtype).repeat_interleave(group, dim=1) for part in (keys, values))
+        scores = torch.einsum("qhd,khd->hqk", q, keys) * batch.scale
+        position = len(keys) - len(q) + torch.arange(len(q))
+        scores.masked_fill_(torch.arange(len(keys)) > position[:, None], -torch.inf)
+        out[starts[row] : starts[row + 1]] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+    return out
+
+
+def check(twin: str, batch: Batch) -> None:
+    got, truth = batch.run(twin), attend(batch)
+    assert got.dtype == batch.q.dtype
+    plain = attend(batch, batch.q.dtype)
+    # The compiled kernels round the softmax to 16 bits before it meets the values.
+    slack = 2e-6 if got.dtype == torch.float32 else torch.finfo(got.dtype).eps
+    assert_accurate(got, truth, plain, slack)
+
+
+RAGGED = [(1, 1), (5, 5), (0, 9), (1, 40), (20, 33), (3, 64), (1, 16), (2, 17)]
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_size", [16, 5])
+def test_ragged_batch(twin: str, dtype: torch.dtype, block_size: int) -> None:
+    check(twin, make_batch(RAGGED, dtype, block_size=block_size))
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "head_dim"),
+    [((1, 1), 1), ((9, 3), 64), ((7, 1), 40), ((4, 4), 80), ((2, 1), 128), ((40, 1), 8)],
+)
+def test_heads(twin: str, dtype: torch.dtype, heads: tuple[int, int], head_dim: int) -> None:
+    check(twin, make_batch([(1, 37), (12, 12), (2, 3)], dtype, heads, head_dim))
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_peaked_scores(twin: str, dtype: torch.dtype) -> None:
+    check(twin, make_batch(RAGGED, dtype, sharpness=30.0))
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_one_request_alone(twin: str, dtype: torch.dtype) -> None:
+    for queries, tokens in [(1, 1), (1, 300), (300, 300), (70, 200)]:
+        check(twin, make_batch([(queries, tokens)], dtype))
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_writes_where_it_is_told(twin: str) -> None:
+    batch = make_batch(RAGGED, torch.float32)
+    out = torch.full(batch.q.shape, torch.nan)
+    result = batch.run(twin, out)
+    assert torch.equal(out, result)
+    assert_accurate(out, attend(batch))
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_does_not_depend_on_its_batch(twin: str, dtype: torch.dtype) -> None:
+    batch = make_batch(RAGGED, dtype)
+    together, starts = batch.run(twin), batch.query_start_loc.tolist()
+    for row in range(len(RAGGED)):
+        alone = Batch(
+            batch.q[starts[row] : starts[row + 1]],
+            batch.k_cache,
+            batch.v_cache,
+            batch.block_table[row : row + 1],
+            torch.tensor([0, starts[row + 1] - starts[row]], dtype=torch.int32),
+            batch.seq_lens[row : row + 1],
+            batch.scale,
+            batch.keys[row : row + 1],
+            batch.values[row : row + 1],
+        )
+        assert torch.equal(alone.run(twin), together[starts[row] : starts[row + 1]])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_real_sizes_on_a_device(dtype: torch.dtype) -> None:
+    lengths = [(1, 1000), (300, 300), (64, 700), *[(1, 50 + row) for row in range(20)]]
+    check("triton", make_batch(lengths, dtype, (32, 8), 128))

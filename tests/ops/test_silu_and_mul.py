@@ -1,0 +1,35 @@
+"""silu_and_mul against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from twins import DTYPES, assert_accurate, run, strided, twins
+
+from vllm.ops.silu_and_mul import silu_and_mul
+
+
+def truth(x: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    gate, up = x.to(dtype).chunk(2, dim=-1)
+    return gate * torch.sigmoid(gate) * up
+
+
+@pytest.mark.parametrize("twin", twins("silu_and_mul"))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("num_rows", "width"), [(0, 4), (1, 1), (3, 7), (2, 64), (2, 1536), (1, 1500)])
+def test_silu_and_mul(twin: str, dtype: torch.dtype, num_rows: int, width: int) -> None:
+    torch.manual_seed(width)
+    x = strided(torch.randn(num_rows, 2 * width).mul_(3).to(dtype))
+    got = run(twin, silu_and_mul, x)
+    assert got.dtype == dtype and got.is_contiguous()
+    assert_accurate(got, truth(x), truth(x, dtype))
+
+
+@pytest.mark.parametrize("twin", twins("silu_and_mul"))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gates_beyond_the_exponential(twin: str, dtype: torch.dtype) -> None:
+    gate = torch.tensor([-1e4, -200.0, -90.0, -20.0, -0.0, 0.0, 1e-3, 20.0, 90.0, 200.0, 1e4])
+    x = torch.cat([gate, torch.ones_like(gate)])[None].to(dtype)
+    got = run(twin, silu_and_mul, x)
+    for column in range(len(gate)):
+        assert_accurate(got[:, column], truth(x)[:, column])

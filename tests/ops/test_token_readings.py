@@ -1,0 +1,232 @@
+"""token_readings against float64: lse near, chosen logits, ranks, argmax and maximum exact."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+import torch
+from torch import Tensor
+from twins import DTYPES, run, strided, twins
+
+from vllm.ops.token_readings import Readings, token_readings
+
+TWINS = twins("token_readings")
+
+
+def truth(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> tuple[Tensor, ...]:
+    """float64 chosen logits, int ranks, float64 lse, argmax, maximum."""
+    values = logits.double()
+    counts = [token_ids.shape[1]] * len(values) if num_token_ids is None else num_token_ids.tolist()
+    chosen = torch.zeros(token_ids.shape, dtype=torch.float64)
+    ranks = torch.zeros(token_ids.shape, dtype=torch.int32)
+    for row, count in enumerate(counts):
+        for column, token in enumerate(token_ids[row, :count].tolist()):
+            chosen[row, column] = values[row, token]
+            ranks[row, column] = 1 + (values[row] > values[row, token]).sum()
+    highest = values.amax(dim=-1)
+    first = torch.tensor(
+        [int((row == top).nonzero()[0, 0]) for row, top in zip(values, highest, strict=True)]
+    )
+    return chosen, ranks, values.logsumexp(dim=-1), first.to(torch.int32), highest
+
+
+def assert_true(got: Readings, logits: Tensor, ids: Tensor, num_ids: Tensor | None = None) -> None:
+    chosen, ranks, lse, argmax, highest = truth(logits, ids, num_ids)
+    assert [part.dtype for part in got] == [
+        torch.float32,
+        torch.int32,
+        torch.float32,
+        torch.int32,
+        torch.float32,
+    ]
+    assert torch.equal(got.logits.double(), chosen)
+    assert torch.equal(got.ranks, ranks)
+    assert torch.equal(got.argmax, argmax)
+    assert torch.equal(got.max.double(), highest)
+    infinite = lse.isinf()
+    assert torch.equal(got.lse.double()[infinite], lse[infinite])
+    got_lse, lse = got.lse.double()[~infinite], lse[~infinite]
+    plain = logits.float().logsumexp(dim=-1).double()[~infinite]
+    assert not got_lse.isnan().any()
+    allowed = (plain - lse).abs() + 4 * torch.finfo(torch.float32).eps * lse.abs().clamp(min=1)
+    assert ((got_lse - lse).abs() <= allowed).all()
+
+
+def ids_for(num_rows: int, vocab_size: int, width: int) -> Tensor:
+    return torch.randint(0, vocab_size, (num_rows, width), dtype=torch.int32)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("num_rows", "vocab_size", "width"),
+    [
+        (0, 5, 2),
+        (1, 1, 0),
+        (1, 1, 3),
+        (3, 7, 7),
+        (1, 4096, 1),
+        (2, 4097, 9),
+        (2, 12345, 64),
+        (2, 601, 65),
+        (2, 601, 257),
+    ],
+)
+def test_shapes(twin: str, dtype: torch.dtype, num_rows: int, vocab_size: int, width: int) -> None:
+    torch.manual_seed(width)
+    logits = torch.randn(num_rows, vocab_size).mul_(4).to(dtype)
+    ids = ids_for(num_rows, vocab_size, width)
+    assert_true(run(twin, token_readings, logits, ids, None), logits, ids)
+
+
+def _normal() -> Tensor:
+    return torch.randn(4, 4099) * 3
+
+
+def _peaked() -> Tensor:
+    logits = _normal()
+    logits[:, 4098] = 60.0
+    return logits
+
+
+def _ties() -> Tensor:
+    return torch.randint(-2, 3, (4, 4099)).float()
+
+
+def _all_equal() -> Tensor:
+    return torch.full((4, 4099), 0.1)
+
+
+def _some_minus_infinity() -> Tensor:
+    logits = _normal()
+    return logits.masked_fill_(torch.rand(logits.shape) < 0.5, -torch.inf)
+
+
+def _ruled_out() -> Tensor:
+    """Whole rows, whole chunks, and all but one token."""
+    logits = _normal()
+    logits[0] = -torch.inf
+    logits[1, :4096] = -torch.inf
+    logits[2, 4096:] = -torch.inf
+    logits[3] = -torch.inf
+    logits[3, 7] = -1e4
+    return logits
+
+
+def _large() -> Tensor:
+    return _normal() + torch.tensor([6e4, -6e4, 1e4, -1e4])[:, None]
+
+
+HOSTILE = [_normal, _peaked, _ties, _all_equal, _some_minus_infinity, _ruled_out, _large]
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("make", HOSTILE)
+@pytest.mark.parametrize("width", [20, 70])
+def test_hostile_values(twin: str, dtype: torch.dtype, make, width: int) -> None:
+    torch.manual_seed(0)
+    logits = strided(make().to(dtype))
+    ids = ids_for(4, 4099, width)
+    ids[:, 0], ids[:, 1] = 4098, 4098
+    num_ids = torch.tensor([width, 0, 5, 1], dtype=torch.int32)
+    # What stands in padding columns must not be looked at.
+    for row, count in enumerate(num_ids.tolist()):
+        ids[row, count:] = -1 if row % 2 else 2**31 - 1
+    assert_true(run(twin, token_readings, logits, strided(ids), num_ids), logits, ids, num_ids)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_every_token_of_the_vocabulary(twin: str) -> None:
+    torch.manual_seed(1)
+    logits = torch.randint(-50, 50, (2, 1000)).to(torch.bfloat16)
+    ids = torch.stack([torch.randperm(1000), torch.arange(1000)]).to(torch.int32)
+    num_ids = torch.tensor([1000, 400], dtype=torch.int32)
+    assert_true(run(twin, token_readings, logits, ids, num_ids), logits, ids, num_ids)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_nan_marks_its_own_row_only(twin: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    logits = torch.randn(4, 4500).to(dtype)
+    logits[0, 4499], logits[2, 0], logits[3] = torch.nan, torch.nan, torch.nan
+    ids = ids_for(4, 4500, 3)
+    got = run(twin, token_readings, logits, ids, None)
+    assert got.lse.isnan().tolist() == [True, False, True, True]
+    assert ((got.argmax >= 0) & (got.argmax < 4500)).all()
+    assert_true(Readings(*(part[1:2] for part in got)), logits[1:2], ids[1:2])
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_a_row_does_not_depend_on_its_batch(twin: str) -> None:
+    torch.manual_seed(3)
+    logits, ids = torch.randn(5, 5003), ids_for(5, 5003, 6)
+    together = run(twin, token_readings, logits, ids, None)
+    for row in range(5):
+        alone = run(twin, token_readings, logits[row : row + 1], ids[row : row + 1], None)
+        for all_rows, one_row in zip(together, alone, strict=True):
+            assert torch.equal(all_rows[row : row + 1], one_row)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_one_row_seen_as_many(twin: str) -> None:
+    torch.manual_seed(4)
+    logits, ids = torch.randn(1, 300).expand(3, 300), ids_for(3, 300, 2)
+    assert_true(run(twin, token_readings, logits, ids, None), logits, ids)
+
+
+@pytest.mark.parametrize(
+    "twin", [twin for twin in TWINS if not (twin == "triton" and torch.cuda.is_available())]
+)
+def test_rows_further_apart_than_an_int32_counts(twin: str) -> None:
+    torch.manual_seed(5)
+    stride, vocab_size = 2**31 + 64, 500
+    # Mapped, not allocated: only the pages of the two rows come to exist.
+    memory = mmap.mmap(-1, 2 * (stride + vocab_size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    logits = torch.frombuffer(memory, dtype=torch.bfloat16).as_strided((2, vocab_size), (stride, 1))
+    logits.copy_(torch.randn(2, vocab_size))
+    ids = ids_for(2, vocab_size, 4)
+    assert_true(run(twin, token_readings, logits, ids, None), logits, ids)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_real_sizes_on_a_device(dtype: torch.dtype) -> None:
+    torch.manual_seed(6)
+    logits = torch.randn(256, 151936, device="cuda").mul_(4).to(dtype)
+    ids = ids_for(256, 151936, 20)
+    with_kernels = token_readings(logits, ids.cuda())
+    expected = run("reference", token_readings, logits, ids.cuda(), None)
+    for got, wanted in zip(with_kernels[:2], expected[:2], strict=True):
+        assert torch.equal(got.cpu(), wanted)
+    torch.testing.assert_close(with_kernels.lse.cpu(), expected.lse, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_more_than_two_billion_logits_on_a_device() -> None:
+    torch.manual_seed(7)
+    num_rows, vocab_size = 2**31 // 151936 + 2, 151936
+    logits = torch.zeros(num_rows, vocab_size, dtype=torch.bfloat16, device="cuda")
+    last = torch.randn(1, vocab_size).to(torch.bfloat16)
+    logits[-1] = last
+    ids = ids_for(num_rows, vocab_size, 4)
+    got = token_readings(logits, ids.cuda())
+    assert_true(Readings(*(part[-1:].cpu() for part in got)), last, ids[-1:])
+
+
+@pytest.mark.parametrize(
+    ("logits", "ids", "num_ids", "field"),
+    [
+        (torch.zeros(2, 0), torch.zeros(2, 1, dtype=torch.int32), None, "logits"),
+        (torch.zeros(3, 2).t(), torch.zeros(2, 1, dtype=torch.int32), None, "logits"),
+        (torch.zeros(2, 3).double(), torch.zeros(2, 1, dtype=torch.int32), None, "logits"),
+        (torch.zeros(2, 3), torch.zeros(2, 1, dtype=torch.int64), None, "token_ids"),
+        (torch.zeros(2, 3), torch.zeros(3, 1, dtype=torch.int32), None, "token_ids"),
+        (torch.zeros(2, 3), torch.zeros(2, 1, dtype=torch.int32), torch.zeros(2), "num_token_ids"),
+    ],
+)
+def test_wrong_arguments_are_named(logits: Tensor, ids: Tensor, num_ids: Tensor | None, field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be"):
+        token_readings(logits, ids, num_ids)

@@ -1,0 +1,69 @@
+"""Every Triton kernel compiles to a cubin for each supported generation and spills no register."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+KERNELS = sorted(
+    {
+        "_token_readings_kernel",
+        "_merge_kernel",
+        "_ordered_keys_kernel",
+        "_gumbel_kernel",
+        "_best_kernel",
+        "_fill_logprob_token_ids_kernel",
+        "_rms_norm_kernel",
+        "_silu_and_mul_kernel",
+        "_rotary_kernel",
+        "_write_cache_kernel",
+        "_paged_attention_kernel",
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def reports() -> list[dict[str, int | str]]:
+    # In a process of its own: here Triton interprets.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(FOLDER.parent.parent)
+    done = subprocess.run(
+        [sys.executable, FOLDER / "compile_kernels.py"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_no_kernel_spills(reports: list[dict[str, int | str]]) -> None:
+    assert [report for report in reports if report["spilled_bytes"]] == []
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_every_kernel_is_compiled(reports: list[dict[str, int | str]], capability: int) -> None:
+    here = Counter(report["kernel"] for report in reports if report["capability"] == capability)
+    assert sorted(here) == KERNELS
+    sizes = [report["cubin_bytes"] for report in reports if report["capability"] == capability]
+    assert all(int(size) > 0 for size in sizes)
+
+
+def test_the_list_of_kernels_is_whole() -> None:
+    """A kernel is a jitted function that a wrapper launches with a grid."""
+    folder = FOLDER.parent.parent / "vllm" / "ops" / "triton"
+    launched = {
+        line.split("[")[0].strip()
+        for path in folder.glob("*.py")
+        for line in path.read_text().splitlines()
+        if "_kernel[" in line
+    }
+    assert sorted(launched) == KERNELS

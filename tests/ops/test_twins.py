@@ -1,0 +1,66 @@
+"""The choice of twins, and what may be imported when."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from twins import OPERATIONS, twins
+
+from vllm.ops import _dispatch
+from vllm.ops._dispatch import force, implementation
+from vllm.ops.topk import topk
+
+
+def test_a_built_library_has_every_operation() -> None:
+    expected = ["reference", "cpp", "triton"] if _dispatch.LIBRARY.exists() else ["reference", "triton"]
+    assert {name: twins(name) for name in OPERATIONS} == dict.fromkeys(OPERATIONS, expected)
+
+
+def test_force_chooses_and_gives_back() -> None:
+    tensor = torch.zeros(1)
+    before = implementation(tensor)
+    with force("triton"):
+        with force("reference"):
+            assert implementation(tensor) == "reference"
+        assert implementation(tensor) == "triton"
+    assert implementation(tensor) == before
+
+
+def test_force_rejects_what_is_no_twin() -> None:
+    with (
+        pytest.raises(ValueError, match="name must be one of cpp, triton, reference, got 'cuda'"),
+        force("cuda"),
+    ):
+        pass
+
+
+def test_the_environment_forces_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_OPS", "reference")
+    assert implementation(torch.zeros(1)) == "reference"
+
+
+def test_without_a_library_references_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_dispatch, "cpu_ops", lambda: None)
+    assert implementation(torch.zeros(1)) == "reference"
+    assert topk(torch.tensor([[1.0, 3.0, 2.0]]), 2)[1].tolist() == [[1, 2]]
+    with pytest.raises(ValueError, match="name must not be 'cpp'"), force("cpp"):
+        pass
+
+
+def test_triton_is_imported_only_when_it_runs() -> None:
+    program = """
+import sys
+import vllm.v1.worker.gpu.sample.sampler, vllm.ops.paged_attention, vllm.ops.rms_norm
+import vllm.ops.rotary, vllm.ops.silu_and_mul
+assert "triton" not in sys.modules
+assert not any(name.startswith("vllm.ops.triton") for name in sys.modules)
+from vllm.v1.worker.gpu.sample import logprob
+assert logprob._fill_logprob_token_ids_kernel.__name__ == "_fill_logprob_token_ids_kernel"
+assert "triton" in sys.modules
+assert not hasattr(logprob, "_no_such_kernel")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,96 @@
+"""Which twins of an operation can run here, running one of them, and how near to the truth it must come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm.ops._dispatch import Implementation, cpu_ops, force
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+OPERATIONS = (
+    "rms_norm",
+    "fused_add_rms_norm_",
+    "rotary_embedding_",
+    "silu_and_mul",
+    "reshape_and_cache_",
+    "paged_attention",
+    "token_readings",
+    "topk",
+    "gumbel_sample",
+    "fill_logprob_token_ids",
+)
+
+# float32 sums in another order, relative to the greatest value.
+_SLACK = 2e-6
+
+
+def twins(operation: str) -> list[Implementation]:
+    """The reference, the C++ operator if it is built, and the Triton kernels: in the interpreter, which
+    tests/conftest.py switched on, or compiled where there is a CUDA device."""
+    assert operation in OPERATIONS
+    found: list[Implementation] = ["reference"]
+    operators = cpu_ops()
+    if operators is not None and hasattr(operators, operation):
+        found.append("cpp")
+    return [*found, "triton"]
+
+
+def run(twin: Implementation, operation: Callable[..., Any], *args: Any) -> Any:
+    """Call the operation's twin where it lives. Tensors that it changes in place are changed here too."""
+    there = [_to_device(twin, arg) if isinstance(arg, Tensor) else arg for arg in args]
+    with force(twin):
+        result = operation(*there)
+    for arg, moved in zip(args, there, strict=True):
+        if isinstance(arg, Tensor) and moved is not arg:
+            # An expanded tensor, whose rows are one memory, is input only.
+            if 0 not in arg.stride():
+                arg.copy_(moved)
+    return _to_host(result)
+
+
+def _to_device(twin: Implementation, tensor: Tensor) -> Tensor:
+    if twin != "triton" or not torch.cuda.is_available():
+        return tensor
+    # Strides, and what lies between the rows, are part of the test.
+    length = tensor.untyped_storage().nbytes() // tensor.element_size()
+    storage = tensor.as_strided((length,), (1,), 0).cuda()
+    return storage.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _to_host(result: Any) -> Any:
+    if isinstance(result, Tensor):
+        return result.cpu()
+    if isinstance(result, tuple):
+        parts = [_to_host(part) for part in result]
+        return type(result)(*parts) if hasattr(result, "_fields") else tuple(parts)
+    return result
+
+
+def strided(tensor: Tensor, gap: int = 3) -> Tensor:
+    """Equal rows with NaN (or huge integers) between them."""
+    shape = (*tensor.shape[:-1], tensor.shape[-1] + gap)
+    filler = float("nan") if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max
+    wide = torch.full(shape, filler, dtype=tensor.dtype)
+    wide[..., : tensor.shape[-1]] = tensor
+    return wide[..., : tensor.shape[-1]]
+
+
+def assert_accurate(got: Tensor, truth: Tensor, plain: Tensor | None = None, slack: float = _SLACK) -> None:
+    """Hold a result to the float64 truth: off by little more than one rounding to its dtype, and no further than
+    a plain computation in that dtype is."""
+    assert got.shape == truth.shape
+    assert not got.isnan().any()
+    eps, scale = torch.finfo(got.dtype).eps, truth.abs().max().item() if truth.numel() else 0.0
+    error = (got.double() - truth).abs()
+    allowed = 0.505 * eps * truth.abs() + slack * scale
+    # Below the smallest normal number a rounding is absolute.
+    allowed += torch.finfo(got.dtype).smallest_normal * eps
+    assert (error <= allowed).all(), f"off by {(error - allowed).max()} more than allowed at scale {scale}"
+    if plain is not None and truth.numel():
+        plain_error = (plain.double() - truth).abs().max().item()
+        assert error.max().item() <= plain_error + 0.505 * eps * scale
