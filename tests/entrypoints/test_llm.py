@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +15,7 @@ from byte_tokenizer import EOS, byte_ids
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams, TokensPrompt
+from vllm.entrypoints.interrupts import InterruptsBetweenSteps
 from vllm.exceptions import VLLMValidationError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -118,39 +125,97 @@ class TestErrors:
 
 
 class TestInterruptions:
-    def test_a_keyboard_interrupt_leaves_the_engine_usable_and_empty(self, llm, monkeypatch):
+    def test_an_interrupted_step_leaves_the_engine_usable_and_empty(self, llm, monkeypatch):
         before = ids_of(llm.generate(["a", "b"], GREEDY, use_tqdm=False))
         core = llm.llm_engine.engine_core
         places = (
             (core.scheduler, "schedule"),
             (core.executor, "execute_model"),
             (core.executor.worker.model_runner.model, "compute_logits"),
-            (core.executor.worker.model_runner, "sampler"),
+            (core.executor.worker.model_runner.states, "append_sampled"),
             (core.scheduler, "update_from_output"),
             (llm.llm_engine.output_processor, "process_outputs"),
         )
         for owner, name in places:
             for at in (1, 3):
-                calls = 0
+                calls = itertools.count(1)
                 inner = getattr(owner, name)
 
-                def interrupt(*args, inner=inner, at=at, **kwargs):
-                    nonlocal calls
-                    calls += 1
-                    if calls == at:
+                def interrupt(*args, inner=inner, at=at, calls=calls, **kwargs):
+                    if next(calls) == at:
                         raise KeyboardInterrupt
                     return inner(*args, **kwargs)
 
                 with monkeypatch.context() as patch:
-                    if isinstance(owner, torch.nn.Module) or name != "sampler":
-                        patch.setattr(owner, name, interrupt)
-                    else:
-                        patch.setattr(type(inner), "__call__", lambda self, *a, i=interrupt, **k: i(*a, **k))
-                        interrupt.__kwdefaults__["inner"] = type(inner).__dict__["__call__"].__get__(inner)
+                    patch.setattr(owner, name, interrupt)
                     with pytest.raises(KeyboardInterrupt):
                         llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False)
                 assert is_empty(llm), (name, at)
                 assert ids_of(llm.generate(["a", "b"], GREEDY, use_tqdm=False)) == before, (name, at)
+
+    def test_control_c_at_any_line_leaves_the_engine_whole(self, folder):
+        """A signal at every so many lines of the engine's code, preemptions included."""
+        llm = make_tiny_llm(folder, num_gpu_blocks_override=8, max_num_batched_tokens=40)
+        prompts = [[5] * 30, [6] * 20, [7] * 33]
+        params = [
+            SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprob_token_ids=[3, 4]),
+            SamplingParams(seed=1, max_tokens=8, ignore_eos=True, logit_bias={3: 1.0}),
+            SamplingParams(seed=1, max_tokens=3, n=2, stop=["never"]),
+        ]
+        before = ids_of(llm.generate(prompts, params, use_tqdm=False))
+        lines, target = 0, -1
+
+        def trace(frame, event, arg):
+            nonlocal lines
+            if f"{os.sep}vllm{os.sep}" not in frame.f_code.co_filename:
+                return None
+            if event == "line":
+                lines += 1
+                if lines == target:
+                    signal.raise_signal(signal.SIGINT)
+            return trace
+
+        def run() -> None:
+            nonlocal lines
+            lines, tracer = 0, sys.gettrace()
+            sys.settrace(trace)
+            try:
+                llm.generate(prompts, params, use_tqdm=False)
+            finally:
+                sys.settrace(tracer)
+
+        run()
+        # Preparing a call is not part of a step, and nothing to clean up after.
+        total, step = lines, lines // 41
+        for target in range(step, total, step):
+            with pytest.raises(KeyboardInterrupt):
+                run()
+            assert is_empty(llm), target
+            assert ids_of(llm.generate(prompts, params, use_tqdm=False)) == before, target
+
+    def test_the_second_control_c_does_not_wait(self):
+        with pytest.raises(KeyboardInterrupt), InterruptsBetweenSteps() as interrupts:
+            signal.raise_signal(signal.SIGINT)
+            noted = True
+            signal.raise_signal(signal.SIGINT)
+            noted = False
+        assert noted and interrupts
+
+    def test_control_c_waits_for_the_check_or_the_end(self):
+        before = signal.getsignal(signal.SIGINT)
+        with InterruptsBetweenSteps() as interrupts:
+            interrupts.check()
+            signal.raise_signal(signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                interrupts.check()
+            interrupts.check()
+        with pytest.raises(KeyboardInterrupt), InterruptsBetweenSteps():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is before
+
+    def test_generate_works_outside_the_main_thread(self, llm):
+        with ThreadPoolExecutor(1) as pool:
+            assert len(pool.submit(llm.generate, ["a"], GREEDY, use_tqdm=False).result()) == 1
 
     def test_a_fault_of_the_model_reaches_the_caller_and_the_next_call_works(self, llm, monkeypatch):
         model = llm.llm_engine.engine_core.executor.worker.model_runner.model

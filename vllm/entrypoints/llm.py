@@ -9,6 +9,7 @@ from numbers import Integral
 from typing import Any
 
 from vllm.engine.arg_utils import EngineArgs
+from vllm.entrypoints.interrupts import InterruptsBetweenSteps
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType
 from vllm.outputs import RequestOutput
@@ -81,8 +82,9 @@ class LLM:
         for params in checked:
             params.output_kind = RequestOutputKind.FINAL_ONLY
         request_ids = [str(next(self._request_counter)) for _ in processed]
-        self.llm_engine.add_processed(request_ids, processed, checked, priorities=priorities)
-        return self._run(request_ids, use_tqdm)
+        with InterruptsBetweenSteps() as interrupts:
+            self.llm_engine.add_processed(request_ids, processed, checked, priorities=priorities)
+            return self._run(request_ids, use_tqdm, interrupts)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer as transformers knows it.
@@ -105,7 +107,12 @@ class LLM:
         """Call a method of every worker (by name, or a function that takes the worker); one result a worker."""
         return self.llm_engine.collective_rpc(method, args, kwargs)
 
-    def _run(self, request_ids: list[str], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
+    def _run(
+        self,
+        request_ids: list[str],
+        use_tqdm: bool | Callable[..., Any],
+        interrupts: InterruptsBetweenSteps,
+    ) -> list[RequestOutput]:
         finished: dict[str, RequestOutput] = {}
         own = set(request_ids)  # the engine may hold requests of others, too
         bar = None
@@ -120,6 +127,7 @@ class LLM:
                     finished[output.request_id] = output
                     if bar is not None:
                         bar.update(1)
+                interrupts.check()
         except BaseException:
             # Interrupted or broken: what is still queued must not surface in the next call.
             self.llm_engine.abort_request(request_ids)
