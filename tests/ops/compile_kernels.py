@@ -1,7 +1,7 @@
 """Compile every Triton kernel, as its wrapper launches it, to cubins; print one JSON line a kernel.
 
-Run as a program: Triton must not interpret here, and needs no device. A stand-in driver names the target, and each
-launch becomes a compilation, so types, constants and alignments are those of real calls.
+Run as a program: Triton must not interpret here, and needs no device. A stand-in driver names the target, and
+each launch becomes a compilation, so types, constants and alignments are those of real calls.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ def _int32(*shape: int) -> torch.Tensor:
 def _calls() -> Iterator[Callable[[], Any]]:
     for dtype in (torch.float32, torch.bfloat16):
         logits = torch.empty(4, 49152, dtype=dtype)
-        odd_logits = torch.empty(4, 50257, dtype=dtype)
         yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4))
-        yield lambda x=odd_logits: token_readings(x, _int32(4, 1))
-        yield lambda x=logits: topk(x, 20)
         x, weight = torch.empty(8, 4096, dtype=dtype), torch.empty(4096, dtype=dtype)
-        yield lambda x=x, weight=weight: rms_norm(x, weight, 1e-5)
         yield lambda x=x, weight=weight: fused_add_rms_norm_(x, x.clone(), weight, 1e-5)
-        yield lambda x=x, weight=weight: rms_norm(x.view(8, 32, 128), weight[:128], 1e-5)
-        yield lambda x=x: silu_and_mul(x)
         for heads, kv_heads, head_dim in ((9, 3, 64), (32, 8, 128)):
             yield from _attention_calls(dtype, heads, kv_heads, head_dim)
-    logits = torch.empty(4, 49152)
+    # An odd vocabulary: rows that are not aligned.
+    logits = torch.empty(4, 50257, dtype=torch.bfloat16)
+    yield lambda: token_readings(logits, _int32(4, 1))
+    yield lambda: topk(logits, 20)
+    yield lambda: rms_norm(x, weight, 1e-5)
+    yield lambda: rms_norm(x.view(8, 32, 128), weight[:128], 1e-5)
+    yield lambda: silu_and_mul(x)
     slots = torch.zeros(4, dtype=torch.int64)
-    yield lambda: gumbel_sample(logits, torch.ones(8), slots, slots, _int32(4))
+    yield lambda: gumbel_sample(logits.float(), torch.ones(8), slots, slots, _int32(4))
     yield lambda: fill_logprob_token_ids(_int32(4, 21), 1, slots, _int32(9, 32), _int32(8), _int32(8))
 
 
@@ -81,9 +81,10 @@ def _attention_calls(
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
     caches = [torch.empty(kv_cache_shape(4, 16, kv_heads, head_dim), dtype=dtype) for _ in range(2)]
     positions = torch.zeros(8, dtype=torch.int64)
-    yield lambda: rotary_embedding_(positions, q, k, torch.empty(64, head_dim))
-    yield lambda: reshape_and_cache_(k, v, *caches, positions)
     yield lambda: paged_attention(q, *caches, _int32(2, 4), _int32(3), _int32(2), 0.125)
+    if dtype == torch.bfloat16:
+        yield lambda: rotary_embedding_(positions, q, k, torch.empty(64, head_dim))
+        yield lambda: reshape_and_cache_(k, v, *caches, positions)
 
 
 def _compile(capability: int) -> Iterator[dict[str, Any]]:

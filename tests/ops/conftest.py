@@ -1,4 +1,4 @@
-"""Every operation test runs each twin that exists here, into memory that was filled with NaN and huge numbers."""
+"""Operations write into memory that was filled with NaN and huge numbers; tests that need a device stay out."""
 
 from __future__ import annotations
 

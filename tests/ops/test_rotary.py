@@ -54,6 +54,6 @@ def test_rotary(
     v_before = v.clone()
     run(twin, rotary_embedding_, positions, q, k, table)
     for part in range(2):
-        assert_accurate((q, k)[part], expected[part], plain[part])
+        assert_accurate(twin, (q, k)[part], expected[part], plain[part])
         assert torch.equal((q, k)[part][..., rot_dim:], untouched[part])
     assert torch.equal(v, v_before)

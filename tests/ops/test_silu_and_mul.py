@@ -22,7 +22,7 @@ def test_silu_and_mul(twin: str, dtype: torch.dtype, num_rows: int, width: int) 
     x = strided(torch.randn(num_rows, 2 * width).mul_(3).to(dtype))
     got = run(twin, silu_and_mul, x)
     assert got.dtype == dtype and got.is_contiguous()
-    assert_accurate(got, truth(x), truth(x, dtype))
+    assert_accurate(twin, got, truth(x), truth(x, dtype))
 
 
 @pytest.mark.parametrize("twin", twins("silu_and_mul"))
@@ -32,4 +32,4 @@ def test_gates_beyond_the_exponential(twin: str, dtype: torch.dtype) -> None:
     x = torch.cat([gate, torch.ones_like(gate)])[None].to(dtype)
     got = run(twin, silu_and_mul, x)
     for column in range(len(gate)):
-        assert_accurate(got[:, column], truth(x)[:, column])
+        assert_accurate(twin, got[:, column], truth(x)[:, column])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -43,13 +44,14 @@ def twins(operation: str) -> list[Implementation]:
 def run(twin: Implementation, operation: Callable[..., Any], *args: Any) -> Any:
     """Call the operation's twin where it lives. Tensors that it changes in place are changed here too."""
     there = [_to_device(twin, arg) if isinstance(arg, Tensor) else arg for arg in args]
-    with force(twin):
+    with force(twin), warnings.catch_warnings():
+        # The interpreter's NumPy remarks on infinities and NaN, which are on purpose.
+        warnings.simplefilter("ignore", RuntimeWarning)
         result = operation(*there)
     for arg, moved in zip(args, there, strict=True):
-        if isinstance(arg, Tensor) and moved is not arg:
-            # An expanded tensor, whose rows are one memory, is input only.
-            if 0 not in arg.stride():
-                arg.copy_(moved)
+        # An expanded tensor, whose rows are one memory, is input only.
+        if isinstance(arg, Tensor) and moved is not arg and 0 not in arg.stride():
+            arg.copy_(moved)
     return _to_host(result)
 
 
@@ -80,17 +82,32 @@ def strided(tensor: Tensor, gap: int = 3) -> Tensor:
     return wide[..., : tensor.shape[-1]]
 
 
-def assert_accurate(got: Tensor, truth: Tensor, plain: Tensor | None = None, slack: float = _SLACK) -> None:
-    """Hold a result to the float64 truth: off by little more than one rounding to its dtype, and no further than
-    a plain computation in that dtype is."""
+def assert_accurate(
+    twin: Implementation, got: Tensor, truth: Tensor, plain: Tensor | None = None, slack: float = _SLACK
+) -> None:
+    """Hold a result to the float64 truth: off by little more than one rounding to its dtype, and no further
+    than a plain computation in that dtype is.
+
+    `slack` is what sums in another order may add, relative to the greatest value.
+    """
     assert got.shape == truth.shape
     assert not got.isnan().any()
-    eps, scale = torch.finfo(got.dtype).eps, truth.abs().max().item() if truth.numel() else 0.0
+    if not truth.numel():
+        return
+    rounding, scale = _rounding(twin, got.dtype), truth.abs().max().item()
     error = (got.double() - truth).abs()
-    allowed = 0.505 * eps * truth.abs() + slack * scale
-    # Below the smallest normal number a rounding is absolute.
-    allowed += torch.finfo(got.dtype).smallest_normal * eps
+    # Below the smallest normal number roundings are absolute, and float32 exponentials overflow.
+    smallest = max(1e-37, torch.finfo(got.dtype).smallest_normal * torch.finfo(got.dtype).eps)
+    allowed = rounding * truth.abs() + slack * scale + smallest
     assert (error <= allowed).all(), f"off by {(error - allowed).max()} more than allowed at scale {scale}"
-    if plain is not None and truth.numel():
+    if plain is not None:
         plain_error = (plain.double() - truth).abs().max().item()
-        assert error.max().item() <= plain_error + 0.505 * eps * scale
+        assert error.max().item() <= plain_error + (rounding + _SLACK) * scale
+
+
+def _rounding(twin: Implementation, dtype: torch.dtype) -> float:
+    """The relative error of rounding once."""
+    eps = torch.finfo(dtype).eps
+    # The interpreter cuts bfloat16 off where the compiled kernel rounds.
+    cuts = twin == "triton" and dtype == torch.bfloat16 and not torch.cuda.is_available()
+    return 1.01 * eps if cuts else 0.505 * eps

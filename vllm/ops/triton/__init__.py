@@ -1,1 +1,1 @@
-"""The operations' Triton kernels: a module each, imported only when its kernel runs, so Triton stays optional."""
+"""The operations' Triton kernels: a module each, imported only when it runs, so Triton stays optional."""

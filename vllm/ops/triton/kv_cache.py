@@ -1,8 +1,8 @@
 """Triton twin of `reshape_and_cache_`: a program writes one token's keys and values for a few heads.
 
-A token's keys land block_size apart (see the layout in `vllm.ops.kv_cache`); neighbouring tokens of a step fill
-the gaps while the lines are in the L2 cache. Negative slots are skipped on the device: filtering them in the
-wrapper would wait for it.
+A token's keys land block_size apart (see the layout in `vllm.ops.kv_cache`); neighbouring tokens of a step
+fill the gaps while the lines are in the L2 cache. Negative slots are skipped on the device: filtering them
+in the wrapper would wait for it.
 """
 
 from __future__ import annotations

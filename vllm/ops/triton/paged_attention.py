@@ -1,12 +1,13 @@
-"""Triton twin of `paged_attention`: online softmax over tiles of the paged cache, which is read once a program.
+"""Triton twin of `paged_attention`: online softmax over tiles of the paged cache, read once a program.
 
-A program owns one key head and a tile of _ROWS query rows: consecutive tokens of one request, each with all the
-query heads that share the key head, so grouped heads share the reads. Which tile it owns follows from its number:
-request r's tiles start at query_start_loc[r] // tokens + r, a bound the grid can be sized by without looking at
-the lengths on the device (programs beyond a request's last tile leave at once).
+A program owns one key head and a tile of _ROWS query rows: consecutive tokens of one request, each with all
+the query heads that share the key head, so grouped heads share the reads. Which tile it owns follows from
+its number: request r's tiles start at query_start_loc[r] // tokens + r, a bound the grid can be sized by
+without looking at the lengths on the device (programs beyond a request's last tile leave at once).
 
-The tile's shape depends on the model alone, never on the batch, so a row's result does not either. Products run in
-the tensors' dtype (float32 without TF32) and are summed in float32. The kernel masks the ends of all tiles.
+The tile's shape depends on the model alone, never on the batch, so a row's result does not either. Products
+run in the tensors' dtype (float32 without TF32) and are summed in float32. The kernel masks the ends of all
+tiles.
 """
 
 from __future__ import annotations

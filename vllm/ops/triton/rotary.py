@@ -1,7 +1,7 @@
 """Triton twin of `rotary_embedding_`: one launch turns the heads of q and of k.
 
-A program holds both halves of its heads before it writes either, because it works in place. It masks head counts
-and angles that are no powers of two.
+A program holds both halves of its heads before it writes either, because it works in place. It masks head
+counts and angles that are no powers of two.
 """
 
 from __future__ import annotations

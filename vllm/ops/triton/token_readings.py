@@ -1,13 +1,13 @@
 """Triton twin of `token_readings`: the logits are read from memory once.
 
-A row is cut into chunks of _BLOCK logits and a program keeps one chunk in registers, so even one row fills the
-device. First the program gathers the row's requested logits (a handful of scattered reads, from the L2 cache for
-all chunks but one). With the thresholds known in advance, the one read of the chunk yields its maximum, sum of
-exponentials, argmax, and, for each requested logit, how many are greater. A second kernel merges the chunks'
-results in a fixed order: no atomics, so equal inputs give equal bits.
+A row is cut into chunks of _BLOCK logits and a program keeps one chunk in registers, so even one row fills
+the device. First the program gathers the row's requested logits (a handful of scattered reads, from the L2
+cache for all chunks but one). With the thresholds known in advance, the one read of the chunk yields its
+maximum, sum of exponentials, argmax, and, for each requested logit, how many are greater. A second kernel
+merges the chunks' results in a fixed order: no atomics, so equal inputs give equal bits.
 
-The kernels mask: the last chunk's tail counts as -inf, and padding columns as +inf, which nothing exceeds. The
-wrapper must not look at a value on the device: that would wait for it.
+The kernels mask: the last chunk's tail counts as -inf, and padding columns as +inf, which nothing exceeds.
+The wrapper must not look at a value on the device: that would wait for it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Triton twin of `topk`: torch.topk over integers whose order is (logit, then lower id).
 
-torch.topk promises nothing about equals, neither which of them make the cut nor in what order. A kernel writes
-each logit as a signed 32-bit integer of the same order, above the complement of its id: all distinct, so the
-selection has one right answer.
+torch.topk promises nothing about equals, neither which of them make the cut nor in what order. A kernel
+writes each logit as a signed 32-bit integer of the same order, above the complement of its id: all
+distinct, so the selection has one right answer.
 """
 
 from __future__ import annotations
