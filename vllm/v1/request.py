@@ -22,6 +22,9 @@ class Request:
         token_ids: the prompt and what was generated, in order.
         num_computed_tokens: leading tokens whose KV is written, or is being written by the step in flight.
         block_hashes: content hashes of its full blocks, as far as they have been computed.
+        end_token_ids: any of these ends it, from min_tokens on.
+        reads_logprobs: whether its tokens come with readings.
+        length_limit: most tokens that it may generate, by max_tokens and, once it is queued, by the context.
         arrival_index: its number among the scheduler's requests, set when it is queued.
         num_cached_tokens: prompt tokens that the prefix cache gave at first admission; -1 before it.
     """
@@ -42,7 +45,10 @@ class Request:
         self.sampling_params = sampling_params
         self.eos_token_ids = frozenset() if sampling_params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(sampling_params.stop_token_ids or ())
+        self.end_token_ids = self.eos_token_ids | self.stop_token_ids
+        self.reads_logprobs = sampling_params.num_logprobs is not None
         self.max_tokens = sampling_params.max_tokens
+        self.length_limit = self.max_tokens
         self.min_tokens = sampling_params.min_tokens
         self.arrival_time = arrival_time
         self.arrival_index = 0

@@ -74,9 +74,13 @@ class KVCacheManager:
         return True
 
     def grow(self, request: Request, num_new_tokens: int) -> list[int] | None:
-        """Room for `num_new_tokens` beyond the computed ones: the blocks added (maybe none), or None without room."""
-        blocks = self._blocks[request.request_id]
+        """Room for `num_new_tokens` beyond the computed ones: the blocks added (maybe none), or None without
+        room."""
         num_tokens = request.num_computed_tokens + num_new_tokens
+        if num_new_tokens == 1 and num_tokens % self.block_size > 1:
+            # Most decodes: the last block neither begins nor becomes full.
+            return []
+        blocks = self._blocks[request.request_id]
         missing = self._num_blocks_for(num_tokens) - len(blocks)
         if missing > self.pool.num_free:
             return None

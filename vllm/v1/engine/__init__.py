@@ -21,7 +21,7 @@ class EngineCoreRequest:
     cache_salt: str | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class EngineCoreOutput:
     """What one step added to a request."""
 

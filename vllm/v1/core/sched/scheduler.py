@@ -95,6 +95,7 @@ class Scheduler:
                 value=request.max_tokens,
             )
         request.arrival_index = next(self._arrivals)
+        request.length_limit = min(request.max_tokens, self.max_model_len - request.num_prompt_tokens)
         self.requests[request.request_id] = request
         self.waiting.add(request)
 
@@ -154,25 +155,30 @@ class Scheduler:
 
     def _schedule_running(self, step: SchedulerOutput) -> None:
         budget = self.config.max_num_batched_tokens
-        cached, scheduled = step.scheduled_cached_reqs, step.num_scheduled_tokens
+        cached, scheduled, running, grow = (
+            step.scheduled_cached_reqs, step.num_scheduled_tokens, self.running, self.kv.grow
+        )  # fmt: skip
         index = 0
         # Preemption shortens the list while it is walked.
-        while index < len(self.running) and budget > 0:
-            request = self.running[index]
-            num_new = min(request.num_tokens - request.num_computed_tokens, budget)
-            added = self.kv.grow(request, num_new)
+        while index < len(running) and budget > 0:
+            request = running[index]
+            num_computed = request.num_computed_tokens
+            num_new = len(request.token_ids) - num_computed
+            if num_new > budget:
+                num_new = budget
+            added = grow(request, num_new)
             if added is None:
                 victim = self._choose_victim()
-                position = self.running.index(victim)
+                position = running.index(victim)
                 budget += self._preempt(victim, step)
                 if position < index:
                     index -= 1
                 continue
             cached.req_ids.append(request.request_id)
             cached.new_block_ids.append(added)
-            cached.num_computed_tokens.append(request.num_computed_tokens)
+            cached.num_computed_tokens.append(num_computed)
             scheduled[request.request_id] = num_new
-            request.num_computed_tokens += num_new
+            request.num_computed_tokens = num_computed + num_new
             budget -= num_new
             index += 1
         step.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget
@@ -251,14 +257,16 @@ class Scheduler:
             token_id = token_ids[index]
             request.token_ids.append(token_id)
             output = EngineCoreOutput(request_id, [token_id], num_cached_tokens=request.num_cached_tokens)
-            if request.sampling_params.num_logprobs is not None:
+            if request.reads_logprobs:
                 row = logprobs[index]
                 assert row is not None
                 output.logprobs = [row]
-            self._check_stop(request, token_id, output)
-            if output.finish_reason is not None:
-                self._end(request)
-                any_finished = True
+            num_output_tokens = len(request.token_ids) - request.num_prompt_tokens
+            if token_id in request.end_token_ids or num_output_tokens >= request.length_limit:
+                self._check_stop(request, token_id, output)
+                if output.finish_reason is not None:
+                    self._end(request)
+                    any_finished = True
             outputs.append(output)
         for request_id, message in model_runner_output.errors.items():
             request = self.requests.get(request_id)
@@ -289,7 +297,7 @@ class Scheduler:
         return lost
 
     def _check_stop(self, request: Request, token_id: int, output: EngineCoreOutput) -> None:
-        """Fill in why the request ends with this token, if it does."""
+        """Fill in why the request ends with this token, if it does (min_tokens may keep it going)."""
         if request.num_output_tokens >= request.min_tokens:
             if token_id in request.eos_token_ids:
                 output.finish_reason = "stop"
@@ -297,7 +305,7 @@ class Scheduler:
             if token_id in request.stop_token_ids:
                 output.finish_reason, output.stop_reason = "stop", token_id
                 return
-        if request.num_output_tokens >= request.max_tokens or request.num_tokens >= self.max_model_len:
+        if request.num_output_tokens >= request.length_limit:
             output.finish_reason = "length"
 
     def _end(self, request: Request) -> None:
