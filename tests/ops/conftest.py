@@ -1,4 +1,4 @@
-"""Operations write into memory that was filled with NaN and huge numbers; tests that need a device stay out."""
+"""Operations write into memory filled with NaN and huge numbers; tests that need a device stay out."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Triton twin of `paged_attention`: online softmax over tiles of the paged cache, read once a program.
 
-A program owns one key head and a tile of _ROWS query rows: consecutive tokens of one request, each with all
+A program owns one key head and a tile of query rows: consecutive tokens of one request, each with all
 the query heads that share the key head, so grouped heads share the reads. Which tile it owns follows from
 its number: request r's tiles start at query_start_loc[r] // tokens + r, a bound the grid can be sized by
 without looking at the lengths on the device (programs beyond a request's last tile leave at once).
@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ROWS = 32
 _LOG2_E = 1.4426950408889634
 
 
@@ -38,8 +37,9 @@ def paged_attention(
     if not tokens or not requests:
         return out
     group = num_heads // num_kv_heads
-    rows = max(_ROWS, triton.next_power_of_2(group))
     dims = max(16, triton.next_power_of_2(head_dim))
+    rows, keys, num_warps = _tile(dims, q.element_size())
+    rows = max(rows, triton.next_power_of_2(group))
     _paged_attention_kernel[(tokens // (rows // group) + requests, num_kv_heads)](
         q,
         q.stride(0),
@@ -59,13 +59,22 @@ def paged_attention(
         ROWS=rows,
         # The interpreter computes with NumPy, which has no bfloat16.
         WIDEN=triton.knobs.runtime.interpret and q.dtype == torch.bfloat16,
-        # The widest tiles that spill no register.
-        KEYS=min(64 if q.element_size() == 2 else 32, 8192 // dims),
+        KEYS=keys,
         DIMS=dims,
-        num_warps=4 if dims <= 64 else 8,
+        num_warps=num_warps,
         num_stages=2,
     )
     return out
+
+
+def _tile(dims: int, element_size: int) -> tuple[int, int, int]:
+    """Query rows, keys and warps: as many as spill no register. float32 is multiplied without tensor cores,
+    which takes more registers."""
+    if element_size == 2:
+        return 32, 64 if dims <= 128 else 32, 4 if dims <= 64 else 8
+    if dims <= 64:
+        return 32, 16, 4
+    return 16, 32 if dims <= 128 else 16, 8
 
 
 @triton.jit(do_not_specialize=["requests"])
