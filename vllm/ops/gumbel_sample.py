@@ -1,4 +1,4 @@
-"""Sampling as an argmax over logits plus Gumbel noise that is a pure function of (seed, position, token id)."""
+"""Sampling as an argmax over logits plus Gumbel noise, a pure function of (seed, position, token id)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def gumbel_sample(
     """Draw one token from softmax(logits / temperature) of each row.
 
     Token i's noise is a standard Gumbel variable made from 32 random bits: lane i % 4 of Philox4x32-10 with
-    the slot's seed (low word, high word) as key and (i // 4, position low, position high, 0) as counter. So the
-    draw does not depend on the batch, and a draw repeated with the same seed and position is the same.
+    the slot's seed (low word, high word) as key and (i // 4, position low, position high, 0) as counter. So
+    the draw does not depend on the batch, and a draw repeated with the same seed and position is the same.
 
     Args:
         logits: float32 [R, V]; the last dimension contiguous, any stride between rows. -inf = ruled out.

@@ -1,9 +1,10 @@
 """The paged key/value cache: its layout, and the writing of new tokens.
 
-A cache is [num_blocks, num_kv_heads, block_size * head_dim]: one cell a (block, head). In the key cache a cell is
-[head_dim, block_size], in the value cache [block_size, head_dim]. So attention reads both along memory: scores of
-neighbouring tokens come from one vector of keys for each dimension, with no reduction across lanes, and outputs
-from one vector of dimensions for each token. A slot is block * block_size + offset in the block.
+A cache is [num_blocks, num_kv_heads, block_size * head_dim]: one cell a (block, head). In the key cache a
+cell is [head_dim, block_size], in the value cache [block_size, head_dim]. So attention reads both along
+memory: scores of neighbouring tokens come from one vector of keys for each dimension, with no reduction
+across lanes, and outputs from one vector of dimensions for each token. A slot is block * block_size + offset
+in the block.
 """
 
 from __future__ import annotations

@@ -26,8 +26,10 @@ def paged_attention(
         q: float32, bfloat16 or float16 [T, Hq, D]; may be a view whose last dimension is contiguous. Hq is a
             multiple of Hkv; query head h reads key head h // (Hq / Hkv).
         k_cache, v_cache: contiguous, of `kv_cache_shape`, of q's dtype.
-        block_table: int32 [R, max_blocks]; the first ceil(seq_lens[r] / block_size) entries of row r are read.
-        query_start_loc: int32 [R + 1]; row r owns the tokens query_start_loc[r] to query_start_loc[r + 1] of q.
+        block_table: int32 [R, max_blocks]; the first ceil(seq_lens[r] / block_size) entries of row r are
+            read.
+        query_start_loc: int32 [R + 1]; row r owns the tokens query_start_loc[r] to query_start_loc[r + 1]
+            of q.
         seq_lens: int32 [R], tokens of each sequence, this step's included.
         scale: factor on the scores.
         out: contiguous [T, Hq, D] of q's dtype to write into; allocated when None.

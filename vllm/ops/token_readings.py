@@ -1,4 +1,4 @@
-"""Chosen tokens' logits and true ranks, with the row's log-sum-exp and argmax, from one pass over the logits."""
+"""Chosen tokens' logits and true ranks, with the row's log-sum-exp and argmax, from one pass over logits."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def token_readings(
 ) -> Readings:
     """Read chosen tokens of each row.
 
-    A token's logprob is `logits - lse`. -inf stays -inf, and a row of nothing else has lse -inf. A NaN in a row
-    makes its lse NaN, and the row's other results are then meaningless (argmax stays a valid id).
+    A token's logprob is `logits - lse`. -inf stays -inf, and a row of nothing else has lse -inf. A NaN in a
+    row makes its lse NaN, and the row's other results are then meaningless (argmax stays a valid id).
 
     Args:
         logits: [R, V], float32, bfloat16 or float16; the last dimension contiguous, any stride between rows.
         token_ids: int32 [R, W], each in [0, V); the last dimension contiguous. An id may stand twice.
-        num_token_ids: int32 [R], how many leading columns of each row hold an id; the others are padding, whose
-            ids are not looked at. None: all W.
+        num_token_ids: int32 [R], how many leading columns of each row hold an id; the others are padding,
+            whose ids are not looked at. None: all W.
 
     Raises:
         ValueError: a shape or dtype is wrong.
@@ -51,10 +51,10 @@ def token_readings(
 
 
 def _check(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None) -> None:
-    if logits.dim() != 2 or logits.shape[1] == 0 or logits.stride(1) not in (0, 1) and logits.shape[1] > 1:
+    if logits.dim() != 2 or logits.shape[1] == 0 or (logits.stride(1) not in (0, 1) and logits.shape[1] > 1):
         raise ValueError(
-            f"logits must be [R, V] with V > 0 and its last dimension contiguous, got shape {tuple(logits.shape)} "
-            f"with strides {logits.stride()}"
+            "logits must be [R, V] with V > 0 and its last dimension contiguous, got shape "
+            f"{tuple(logits.shape)} with strides {logits.stride()}"
         )
     if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"logits must be float32, bfloat16 or float16, got {logits.dtype}")
@@ -66,7 +66,8 @@ def _check(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.T
         num_token_ids.shape != logits.shape[:1] or num_token_ids.dtype != torch.int32
     ):
         raise ValueError(
-            f"num_token_ids must be int32 [{len(logits)}], got {num_token_ids.dtype} {tuple(num_token_ids.shape)}"
+            f"num_token_ids must be int32 [{len(logits)}], got {num_token_ids.dtype} "
+            f"{tuple(num_token_ids.shape)}"
         )
 
 

@@ -24,9 +24,9 @@ _NO_IDS = np.empty(0, dtype=np.int32).tobytes()
 def __getattr__(name: str) -> Any:
     # The kernel is also found here, but Triton is imported only for those who ask: the module works without.
     if name == "_fill_logprob_token_ids_kernel":
-        from vllm.ops.triton.fill_token_ids import _fill_logprob_token_ids_kernel
+        from vllm.ops.triton import fill_token_ids
 
-        return _fill_logprob_token_ids_kernel
+        return getattr(fill_token_ids, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
