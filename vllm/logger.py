@@ -21,7 +21,7 @@ def _configure_root() -> logging.Logger:
     root.addHandler(handler)
     root.propagate = False
     wanted = envs.logging_level() or _DEFAULT_LEVEL
-    level = logging.getLevelNamesMapping().get(wanted) if sys.version_info >= (3, 11) else getattr(logging, wanted, None)
+    level = getattr(logging, wanted, None)
     if isinstance(level, int):
         root.setLevel(level)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import OrderedDict
 from typing import Protocol
 
@@ -65,33 +66,38 @@ class PriorityQueue:
     """Lowest priority value first, ties by arrival; a preempted request takes its old place again."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, float, str], Request]] = []
-        self._members: dict[str, Request] = {}
+        # By number, not by id: an entry of a request that left stays in the heap while its id may come back.
+        self._heap: list[tuple[tuple[int, float, int], int]] = []
+        self._members: dict[int, Request] = {}
+        self._number_of: dict[str, int] = {}
+        self._numbers = itertools.count()
 
     def add(self, request: Request) -> None:
         """By its sort key."""
-        self._members[request.request_id] = request
-        heapq.heappush(self._heap, (request.sort_key(), request))
+        number = next(self._numbers)
+        self._members[number] = request
+        self._number_of[request.request_id] = number
+        heapq.heappush(self._heap, (request.sort_key(), number))
 
     put_back = add
 
     def peek(self) -> Request:
         """The one with the lowest key."""
         # Removed requests stay in the heap until they surface.
-        while self._members.get(self._heap[0][1].request_id) is not self._heap[0][1]:
+        while self._heap[0][1] not in self._members:
             heapq.heappop(self._heap)
-        return self._heap[0][1]
+        return self._members[self._heap[0][1]]
 
     def pop(self) -> Request:
         """Take it out."""
         request = self.peek()
         heapq.heappop(self._heap)
-        del self._members[request.request_id]
+        self.remove(request)
         return request
 
     def remove(self, request: Request) -> None:
         """Take out any."""
-        del self._members[request.request_id]
+        del self._members[self._number_of.pop(request.request_id)]
 
     def __len__(self) -> int:
         return len(self._members)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -23,7 +25,7 @@ class GPUModelRunner:
     Slot state (RequestStates, BlockTables, the sampler's states) outlives a step; an InputBatch lives for one.
     """
 
-    def __init__(self, config: VllmConfig, model: torch.nn.Module, device: torch.device) -> None:
+    def __init__(self, config: VllmConfig, model: Any, device: torch.device) -> None:
         self.model = model
         self.device = device
         self.model_config = config.model_config
