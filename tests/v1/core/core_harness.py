@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -57,21 +58,20 @@ class FakeRunner:
         self.tokens: dict[str, list[int]] = {}
         self.blocks: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
+        self.salts: dict[str, str | None] = {}  # set by tests that use them
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         self._update(step)
         for req_id, count in step.num_scheduled_tokens.items():
             # Writing comes first for all requests: within a layer, attention reads after every write.
             for position in range(self.computed[req_id], self.computed[req_id] + count):
-                self.cells[self._cell(req_id, position)] = tuple(self.tokens[req_id][: position + 1])
+                self.cells[self._cell(req_id, position)] = self._key(req_id, position)
         req_ids, sampled = [], []
         for req_id, count in step.num_scheduled_tokens.items():
             end = self.computed[req_id] + count
             for position in range(end):
-                expected = tuple(self.tokens[req_id][: position + 1])
-                assert self.cells.get(self._cell(req_id, position)) == expected, (
-                    f"{req_id} reads something else at {position}"
-                )
+                found = self.cells.get(self._cell(req_id, position))
+                assert found == self._key(req_id, position), f"{req_id} reads something else at {position}"
             self.computed[req_id] = end
             if end == len(self.tokens[req_id]):
                 token = next_token(self.tokens[req_id])
@@ -79,6 +79,15 @@ class FakeRunner:
                 req_ids.append(req_id)
                 sampled.append(token)
         return ModelRunnerOutput(req_ids, np.array(sampled, np.int32), [None] * len(req_ids))
+
+    def spoil(self, blocks: Iterable[int]) -> None:
+        """What stands in these blocks is wrong from now on."""
+        for block in blocks:
+            for offset in range(BLOCK_SIZE):
+                self.cells[block, offset] = ("wrong",)
+
+    def _key(self, req_id: str, position: int) -> tuple:
+        return (self.salts.get(req_id), *self.tokens[req_id][: position + 1])
 
     def _update(self, step: SchedulerOutput) -> None:
         for req_id in (*step.finished_req_ids, *step.preempted_req_ids):
@@ -104,12 +113,36 @@ class FakeRunner:
         return self.blocks[req_id][position // BLOCK_SIZE], position % BLOCK_SIZE
 
 
-def run_step(scheduler: Scheduler, runner: FakeRunner) -> list[EngineCoreOutput]:
+def run_step(scheduler: Scheduler, runner: FakeRunner, seen: Counter | None = None) -> list[EngineCoreOutput]:
+    computed = {request.request_id: request.num_computed_tokens for request in scheduler.running}
+    content = set(scheduler.kv.pool._block_of)
     step = scheduler.schedule()
     check_invariants(scheduler, step)
+    if seen is not None:
+        _count(scheduler, step, content, computed, seen)
     outputs = scheduler.update_from_output(step, runner.execute(step))
     check_invariants(scheduler)
     return outputs
+
+
+def _count(
+    scheduler: Scheduler, step: SchedulerOutput, content: set[bytes], computed: dict[str, int], seen: Counter
+) -> None:
+    """Which of the hard cases the step met."""
+    order = [*computed]
+    seen["preemptions"] += len(step.preempted_req_ids)
+    for req_id in step.preempted_req_ids:
+        # Somebody who came later goes on: this one had had its turn when it lost its place.
+        later = order[order.index(req_id) + 1 :]
+        seen["preemptions of scheduled requests"] += any(other in step.num_scheduled_tokens for other in later)
+    for new in step.scheduled_new_reqs:
+        request = scheduler.requests[new.req_id]
+        hits = new.num_computed_tokens // BLOCK_SIZE
+        seen["prefix hits"] += hits
+        seen["shared within a step"] += any(content_hash not in content for content_hash in request.block_hashes[:hits])
+        seen["resumed with cached blocks"] += bool(request.num_preemptions and hits)
+        seen["split prompts"] += request.num_computed_tokens < request.num_tokens
+    seen["evictions"] += len(content - set(scheduler.kv.pool._block_of))
 
 
 def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) -> None:
@@ -131,11 +164,16 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
     for request in scheduler.running:
         held = len(scheduler.kv.blocks_of(request.request_id)) * BLOCK_SIZE
         assert request.num_computed_tokens <= held < request.num_computed_tokens + BLOCK_SIZE
+    if scheduler.config.policy == "fcfs":
+        line = [request.arrival_index for request in (*scheduler.running, *scheduler.waiting._requests.values())]
+        assert line == sorted(line), "somebody jumped the queue"
     if step is not None:
         assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens
         assert step.total_num_scheduled_tokens <= scheduler.config.max_num_batched_tokens
         assert all(count > 0 for count in step.num_scheduled_tokens.values())
         assert not (step.preempted_req_ids and step.scheduled_new_reqs)
+        if step.total_num_scheduled_tokens < scheduler.config.max_num_batched_tokens:
+            assert [request.request_id for request in scheduler.running] == list(step.num_scheduled_tokens)
 
 
 def expected_output(prompt: list[int], max_tokens: int, max_model_len: int, eos=()) -> list[int]:
