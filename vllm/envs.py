@@ -37,3 +37,37 @@ def cpu_kvcache_space_bytes() -> int | None:
     if not gib > 0:
         raise ValueError(f"VLLM_CPU_KVCACHE_SPACE must be a positive number of GiB, got {text!r}")
     return int(gib * 2**30)
+
+
+def ops_reference() -> bool:
+    """VLLM_OPS=reference: every operation runs its PyTorch reference.
+
+    Raises:
+        ValueError: another value.
+    """
+    return _one_of("VLLM_OPS", ("reference",)) is not None
+
+
+def cpu_isa(levels: tuple[str, ...]) -> str | None:
+    """VLLM_CPU_ISA: the widest of the instruction-set `levels` to use; None when unset.
+
+    Raises:
+        ValueError: not one of them.
+    """
+    return _one_of("VLLM_CPU_ISA", levels)
+
+
+def cpu_gemm() -> str | None:
+    """VLLM_CPU_GEMM: who multiplies bfloat16 on CPU, "panels" (our kernel) or "onednn"; None when unset.
+
+    Raises:
+        ValueError: another value.
+    """
+    return _one_of("VLLM_CPU_GEMM", ("panels", "onednn"))
+
+
+def _one_of(name: str, choices: tuple[str, ...]) -> str | None:
+    value = os.environ.get(name) or None
+    if value is not None and value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+    return value

@@ -15,8 +15,11 @@ from vllm.ops.topk import topk
 
 
 def test_a_built_library_has_every_operation() -> None:
-    expected = ["reference", "cpp", "triton"] if _dispatch.LIBRARY.exists() else ["reference", "triton"]
-    assert {name: twins(name) for name in OPERATIONS} == dict.fromkeys(OPERATIONS, expected)
+    for name in OPERATIONS:
+        found = [twin for twin in twins(name) if not twin.startswith("cpp-")]
+        assert found == (
+            ["reference", "cpp", "triton"] if _dispatch.LIBRARY.exists() else ["reference", "triton"]
+        )
 
 
 def test_force_chooses_and_gives_back() -> None:
@@ -37,11 +40,21 @@ def test_force_rejects_what_is_no_twin() -> None:
         pass
 
 
+@pytest.fixture
+def fresh_choice():
+    """The choice of twins is made once a process; here it is made anew, and again afterwards."""
+    _dispatch._of_device.cache_clear()
+    yield
+    _dispatch._of_device.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_choice")
 def test_the_environment_forces_references(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_OPS", "reference")
     assert implementation(torch.zeros(1)) == "reference"
 
 
+@pytest.mark.usefixtures("fresh_choice")
 def test_without_a_library_references_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_dispatch, "cpu_ops", lambda: None)
     assert implementation(torch.zeros(1)) == "reference"

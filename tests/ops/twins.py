@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import Implementation, cpu_ops, force
+from vllm.ops._dispatch import ISA_LEVELS, Implementation, cpu_ops, force
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -30,21 +31,41 @@ OPERATIONS = (
 _SLACK = 2e-6
 
 
-def twins(operation: str) -> list[Implementation]:
+def twins(operation: str) -> list[str]:
     """The reference, the C++ operator if it is built, and the Triton kernels: in the interpreter, which
-    tests/conftest.py switched on, or compiled where there is a CUDA device."""
+    tests/conftest.py switched on, or compiled where there is a CUDA device.
+
+    "cpp" is the widest instruction set that this machine runs, "cpp-avx2" and so on are the narrower ones."""
     assert operation in OPERATIONS
-    found: list[Implementation] = ["reference"]
+    found = ["reference"]
     operators = cpu_ops()
     if operators is not None and hasattr(operators, operation):
-        found.append("cpp")
+        found += ["cpp", *(f"cpp-{level}" for level in ISA_LEVELS[: operators.set_isa(-1)])]
     return [*found, "triton"]
 
 
-def run(twin: Implementation, operation: Callable[..., Any], *args: Any) -> Any:
+@contextmanager
+def chosen(twin: str) -> Iterator[None]:
+    """Operations run this twin while the context lasts."""
+    kind, _, level = twin.partition("-")
+    with force(cast(Implementation, kind)):
+        if not level:
+            yield
+            return
+        operators = cpu_ops()
+        assert operators is not None
+        widest = operators.set_isa(-1)
+        assert operators.set_isa(ISA_LEVELS.index(level)) == ISA_LEVELS.index(level)
+        try:
+            yield
+        finally:
+            operators.set_isa(widest)
+
+
+def run(twin: str, operation: Callable[..., Any], *args: Any) -> Any:
     """Call the operation's twin where it lives. Tensors that it changes in place are changed here too."""
     there = [_to_device(twin, arg) if isinstance(arg, Tensor) else arg for arg in args]
-    with force(twin), warnings.catch_warnings():
+    with chosen(twin), warnings.catch_warnings():
         # The interpreter's NumPy remarks on infinities and NaN, which are on purpose.
         warnings.simplefilter("ignore", RuntimeWarning)
         result = operation(*there)
@@ -55,7 +76,7 @@ def run(twin: Implementation, operation: Callable[..., Any], *args: Any) -> Any:
     return _to_host(result)
 
 
-def _to_device(twin: Implementation, tensor: Tensor) -> Tensor:
+def _to_device(twin: str, tensor: Tensor) -> Tensor:
     if twin != "triton" or not torch.cuda.is_available():
         return tensor
     # Strides, and what lies between the rows, are part of the test.
@@ -83,7 +104,7 @@ def strided(tensor: Tensor, gap: int = 3) -> Tensor:
 
 
 def assert_accurate(
-    twin: Implementation, got: Tensor, truth: Tensor, plain: Tensor | None = None, slack: float = _SLACK
+    twin: str, got: Tensor, truth: Tensor, plain: Tensor | None = None, slack: float = _SLACK
 ) -> None:
     """Hold a result to the float64 truth: off by little more than one rounding to its dtype, and no further
     than a plain computation in that dtype is.
@@ -105,7 +126,7 @@ def assert_accurate(
         assert error.max().item() <= plain_error + (rounding + _SLACK) * scale
 
 
-def _rounding(twin: Implementation, dtype: torch.dtype) -> float:
+def _rounding(twin: str, dtype: torch.dtype) -> float:
     """The relative error of rounding once."""
     eps = torch.finfo(dtype).eps
     # The interpreter cuts bfloat16 off where the compiled kernel rounds.

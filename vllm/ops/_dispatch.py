@@ -6,7 +6,6 @@ all under `VLLM_OPS=reference`) the PyTorch references, which every operation ha
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -17,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from vllm import envs
 from vllm.logger import init_logger, warn_once
 
 logger = init_logger(__name__)
@@ -39,9 +39,7 @@ def cpu_ops() -> Any | None:
     Raises:
         ValueError: VLLM_CPU_ISA is not a level of ISA_LEVELS.
     """
-    wanted = os.environ.get("VLLM_CPU_ISA")
-    if wanted and wanted not in ISA_LEVELS:
-        raise ValueError(f"VLLM_CPU_ISA must be one of {', '.join(ISA_LEVELS)}, got {wanted!r}")
+    envs.cpu_isa(ISA_LEVELS)  # the library reads the variable itself, and would ignore a bad value
     try:
         torch.ops.load_library(str(LIBRARY))
     except OSError as error:
@@ -49,6 +47,18 @@ def cpu_ops() -> Any | None:
         warn_once(logger, "CPU kernels are %s; using PyTorch, which is slower", reason)
         return None
     return torch.ops.vllm_cpu
+
+
+@lru_cache(maxsize=None)
+def _of_device(device_type: str) -> Implementation:
+    # Asked hundreds of times a step, so the environment is read once.
+    if envs.ops_reference():
+        return "reference"
+    if device_type == "cpu" and cpu_ops() is not None:
+        return "cpp"
+    if device_type == "cuda" and _triton_available():
+        return "triton"
+    return "reference"
 
 
 @lru_cache(maxsize=1)
@@ -60,13 +70,7 @@ def implementation(tensor: Tensor) -> Implementation:
     """The twin that an operation on `tensor` should run. A caller without that twin runs its reference."""
     if _forced is not None:
         return _forced
-    if os.environ.get("VLLM_OPS") == "reference":
-        return "reference"
-    if tensor.device.type == "cpu":
-        return "cpp" if cpu_ops() is not None else "reference"
-    if tensor.device.type == "cuda" and _triton_available():
-        return "triton"
-    return "reference"
+    return _of_device(tensor.device.type)
 
 
 @contextmanager

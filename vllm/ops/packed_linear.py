@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -11,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vllm import envs
 from vllm.ops._dispatch import cpu_ops, implementation
 
 Layout = Literal["plain", "panels", "onednn"]
@@ -86,9 +86,7 @@ def _layout(weight: Tensor) -> Layout:
 
 @lru_cache(maxsize=1)
 def _onednn_takes_bf16() -> bool:
-    wanted = os.environ.get("VLLM_CPU_GEMM")
-    if wanted not in (None, "panels", "onednn"):
-        raise ValueError(f"VLLM_CPU_GEMM must be 'panels' or 'onednn', got {wanted!r}")
+    wanted = envs.cpu_gemm()
     ops = cpu_ops()
     assert ops is not None
     fastest = wanted == "onednn" if wanted else ops.has_fast_bf16_dot()

@@ -17,6 +17,7 @@ namespace {
 constexpr int kPanel = 32;
 constexpr int kGroups = 16 / kLanes;
 constexpr int64_t kChain = 256;
+constexpr int kRun = 16;
 // Rows of a tile times the panel's two vectors, plus operands, fill the register file.
 constexpr int kMaxRows = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4;
 // Packed rows that stay in the second-level cache while all panels pass by.
@@ -55,7 +56,7 @@ void add_bias(const LinearArgs& a, Vec* low, Vec* high, int64_t column, int grou
   }
 }
 
-// sums[R][P][2] = R rows of packed x [K][R] times P panels over `inner` values of k, kLanes columns of each half.
+// sums[R][P][2] = R rows of packed x times P panels over `inner` values of k, kLanes columns of each half.
 template <typename T, int R, int P>
 inline void multiply_chain(const float* x, const T* panel, int64_t panel_size, int64_t inner, int group,
                            Vec (&sums)[R][P][2]) {
@@ -64,17 +65,20 @@ inline void multiply_chain(const float* x, const T* panel, int64_t panel_size, i
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = zero();
   }
-  for (int64_t k = 0; k < inner; ++k) {
-    Vec low[P], high[P];
+  for (; inner > 0; inner -= kRun, x += R * kRun) {
+    const int run = static_cast<int>(least(kRun, inner));
+    for (int k = 0; k < run; ++k, panel += kPanel) {
+      Vec low[P], high[P];
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) load_pair(panel + p * panel_size + k * kPanel, group, &low[p], &high[p]);
+      for (int p = 0; p < P; ++p) load_pair(panel + p * panel_size, group, &low[p], &high[p]);
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const Vec value = set1(x[k * R + r]);
+      for (int r = 0; r < R; ++r) {
+        const Vec value = set1(x[r * kRun + k]);
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) {
-        sums[r][p][0] = fma(value, low[p], sums[r][p][0]);
-        sums[r][p][1] = fma(value, high[p], sums[r][p][1]);
+        for (int p = 0; p < P; ++p) {
+          sums[r][p][0] = fma(value, low[p], sums[r][p][0]);
+          sums[r][p][1] = fma(value, high[p], sums[r][p][1]);
+        }
       }
     }
   }
@@ -138,65 +142,95 @@ struct TileTable<T, 0> {
   static void run(int, const LinearArgs&, const float*, int64_t, int64_t, int64_t) {}
 };
 
-// Rows [first, first + rows) of x as [K][rows] floats.
+inline int64_t padded_inner(const LinearArgs& a) { return (a.inner + kRun - 1) / kRun * kRun; }
+
+// Rows [first, first + rows) of x as floats [ceil(K / kRun)][rows][kRun]: whole vectors to write here, and neighbours
+// to read for the product.
 template <typename T>
-void pack_rows(const LinearArgs& a, int64_t first, int rows, float* out) {
-  const T* x = static_cast<const T*>(a.x) + first * a.x_stride;
-  alignas(64) float line[kMaxRows][kLanes];
-  for (int64_t k = 0; k < a.inner; k += kLanes) {
-    const int n = a.inner - k < kLanes ? static_cast<int>(a.inner - k) : kLanes;
-    for (int r = 0; r < rows; ++r) store(line[r], load_n(x + r * a.x_stride + k, n));
-    for (int i = 0; i < n; ++i) {
-      for (int r = 0; r < rows; ++r) out[(k + i) * rows + r] = line[r][i];
+void pack_rows(const LinearArgs& a, int64_t first, int64_t rows, float* out) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const T* x = static_cast<const T*>(a.x) + (first + r) * a.x_stride;
+    for (int64_t k = 0; k < a.inner; k += kRun) {
+      float* run = out + k * rows + r * kRun;
+      for (int i = 0; i < kRun && k + i < a.inner; i += kLanes) {
+        store(run + i, load_n(x + k + i, static_cast<int>(least(kLanes, a.inner - k - i))));
+      }
     }
   }
 }
 
-// Rows [first, last) times panels [begin, end), a block of rows at a time; `packed` holds one block.
+// How rows [first, last) fall into tiles of about equal height.
+struct Tiles {
+  int64_t first, last, count;
+  Tiles(int64_t first, int64_t last) : first(first), last(last), count((last - first + kMaxRows - 1) / kMaxRows) {}
+  int64_t start(int64_t tile) const { return first + (last - first) * tile / count; }
+};
+
+// The tiles' packed rows times panels [begin, end).
 template <typename T>
-void multiply_block(const LinearArgs& a, int64_t first, int64_t last, int64_t begin, int64_t end, float* packed) {
-  const int64_t tiles = (last - first + kMaxRows - 1) / kMaxRows;
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    const int64_t start = first + (last - first) * tile / tiles, stop = first + (last - first) * (tile + 1) / tiles;
-    pack_rows<T>(a, start, static_cast<int>(stop - start), packed + (start - first) * a.inner);
-  }
-  // A few panels stay in the first-level cache while the tiles pass; small tiles take several at once.
+void multiply_block(const LinearArgs& a, const Tiles& tiles, int64_t begin, int64_t end, const float* packed) {
+  // A few panels stay in the second-level cache while the tiles pass; small tiles take several at once.
   constexpr int64_t kStep = 4;
   for (int64_t panel = begin; panel < end; panel += kStep) {
-    const int64_t panel_end = panel + kStep < end ? panel + kStep : end;
-    for (int64_t tile = 0; tile < tiles; ++tile) {
-      const int64_t start = first + (last - first) * tile / tiles, stop = first + (last - first) * (tile + 1) / tiles;
-      TileTable<T, kMaxRows>::run(static_cast<int>(stop - start), a, packed + (start - first) * a.inner, start, panel,
-                                  panel_end);
+    for (int64_t tile = 0; tile < tiles.count; ++tile) {
+      const int64_t start = tiles.start(tile);
+      TileTable<T, kMaxRows>::run(static_cast<int>(tiles.start(tile + 1) - start), a,
+                                  packed + (start - tiles.first) * padded_inner(a), start, panel,
+                                  least(panel + kStep, end));
+    }
+  }
+}
+
+// Many rows: each thread takes blocks of them, and all panels.
+template <typename T>
+void multiply_by_rows(const LinearArgs& a, int64_t block) {
+  const int64_t panels = (a.columns + kPanel - 1) / kPanel, threads = max_threads();
+  // A whole number of rounds, so that no thread waits for a last block.
+  const int64_t blocks = (a.rows + block * threads - 1) / (block * threads) * threads;
+#pragma omp parallel
+  {
+    Scratch<float> packed((a.rows / blocks + 1) * padded_inner(a));
+#pragma omp for schedule(dynamic)
+    for (int64_t part = 0; part < blocks; ++part) {
+      const Tiles tiles(a.rows * part / blocks, a.rows * (part + 1) / blocks);
+      for (int64_t tile = 0; tile < tiles.count; ++tile) {
+        const int64_t start = tiles.start(tile);
+        pack_rows<T>(a, start, tiles.start(tile + 1) - start, packed.get() + (start - tiles.first) * padded_inner(a));
+      }
+      multiply_block<T>(a, tiles, 0, panels, packed.get());
+    }
+  }
+}
+
+// Few rows: all are packed once, by all threads, and the panels are shared out.
+template <typename T>
+void multiply_by_panels(const LinearArgs& a) {
+  const int64_t panels = (a.columns + kPanel - 1) / kPanel;
+  const int64_t parts = least(max_threads(), panels);
+  const Tiles tiles(0, a.rows);
+  Scratch<float> packed(a.rows * padded_inner(a));
+#pragma omp parallel if (a.rows * a.columns * a.inner > 65536)
+  {
+#pragma omp for schedule(static)
+    for (int64_t tile = 0; tile < tiles.count; ++tile) {
+      const int64_t start = tiles.start(tile);
+      pack_rows<T>(a, start, tiles.start(tile + 1) - start, packed.get() + start * padded_inner(a));
+    }
+#pragma omp for schedule(static)
+    for (int64_t part = 0; part < parts; ++part) {
+      multiply_block<T>(a, tiles, panels * part / parts, panels * (part + 1) / parts, packed.get());
     }
   }
 }
 
 template <typename T>
 void multiply_all(const LinearArgs& a) {
-  const int64_t panels = (a.columns + kPanel - 1) / kPanel;
-  const int64_t most = kBlockBytes / (a.inner * 4) / kMaxRows * kMaxRows;
+  const int64_t most = kBlockBytes / (padded_inner(a) * 4) / kMaxRows * kMaxRows;
   const int64_t block = most > kMaxRows ? most : kMaxRows;
-  const int64_t threads = max_threads();
-  // Many rows are shared out by rows, few by panels.
-  const bool by_rows = a.rows >= threads * 4 * kMaxRows;
-  const int64_t row_parts = by_rows ? (a.rows + block * threads - 1) / (block * threads) * threads : 1;
-  const int64_t rows_of_part = (a.rows + row_parts - 1) / row_parts;
-  const int64_t panel_parts = by_rows ? 1 : threads < panels ? threads : panels;
-  const int64_t packed_rows = rows_of_part < block ? rows_of_part : block;
-#pragma omp parallel if (a.rows * a.columns * a.inner > 65536)
-  {
-    Scratch<float> packed(packed_rows * a.inner);
-#pragma omp for schedule(dynamic)
-    for (int64_t part = 0; part < row_parts * panel_parts; ++part) {
-      const int64_t first = part / panel_parts * rows_of_part;
-      const int64_t last = first + rows_of_part < a.rows ? first + rows_of_part : a.rows;
-      const int64_t slice = part % panel_parts;
-      const int64_t begin = panels * slice / panel_parts, end = panels * (slice + 1) / panel_parts;
-      for (int64_t start = first; start < last; start += block) {
-        multiply_block<T>(a, start, start + block < last ? start + block : last, begin, end, packed.get());
-      }
-    }
+  if (a.rows >= max_threads() * 4 * kMaxRows) {
+    multiply_by_rows<T>(a, block);
+  } else {
+    multiply_by_panels<T>(a);
   }
 }
 
