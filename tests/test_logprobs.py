@@ -94,7 +94,35 @@ def test_select_is_rectangular_and_in_the_order_asked(rng):
     with pytest.raises(KeyError, match="49"):
         flat.select([6, 49])
     with pytest.raises(KeyError):
-        FlatLogprobs().select([])[0][0] if False else build(lists, 0, ids).select([0, 1, 3, 5])
+        build(lists, 0, ids).select([0, 1, 3, 5])
+    assert FlatLogprobs().select([]).logprobs.shape == (0, 0)
+
+
+@pytest.mark.parametrize("few", [0, 3, 64])
+def test_every_way_of_merging_and_finding_agrees(rng, few, monkeypatch):
+    monkeypatch.setattr("vllm.logprobs._FEW", few)
+    for _ in range(100):
+        num_topk, num_ids = rng.integers(0, 8, 2)
+        ids = [rng.permutation(VOCAB)[:num_ids].tolist() for _ in range(3)]
+        lists, logits = make_lists(rng, 3, num_topk, ids)
+        flat = build(lists, num_topk, ids)
+        for row, position in enumerate(flat):
+            assert list(position) == list(dict.fromkeys(lists.token_ids[row].tolist()))
+        common = sorted(set.intersection(*(set(position) for position in flat)))
+        np.testing.assert_array_equal(flat.select(common).logits, logits[:, common])
+        for token in set(range(VOCAB)) - set(common):
+            with pytest.raises(KeyError):
+                flat.select([*common, token])
+
+
+def test_steps_of_different_widths_make_one_sequence(rng):
+    narrow, _ = make_lists(rng, 1, 2, [[7, 3]])
+    wide, _ = make_lists(rng, 2, 2, [[7, 3], [1, 2, 4, 5]])
+    flat = FlatLogprobs(texts, 2)
+    flat.append_row(LogprobsRow(narrow, 0), 2)
+    flat.append_row(LogprobsRow(wide, 0), 2)
+    for lists, position in zip((narrow, wide), flat, strict=True):
+        assert list(position) == list(dict.fromkeys(lists.token_ids[0, :5].tolist()))
 
 
 def test_growth_after_a_look_is_seen(rng):

@@ -122,6 +122,28 @@ _EMPTY = _Flat(
 
 TokenDecoder = Callable[[np.ndarray], list[str]]
 
+# Up to so many ids, a comparison with each is cheaper than a sort.
+_FEW = 64
+
+
+def _repeated(token_ids: np.ndarray, num_ranked: int) -> np.ndarray:
+    """bool [P, W]: entries whose token stands in an earlier column. Columns: the sampled token, top-k up to
+    `num_ranked`, requested ids; the top-k are distinct, and so are the requested ids."""
+    repeated = np.zeros(token_ids.shape, dtype=bool)
+    repeated[:, 1:] = token_ids[:, 1:] == token_ids[:, :1]
+    ranked, requested = token_ids[:, 1:num_ranked], token_ids[:, num_ranked:]
+    if min(ranked.shape[1], requested.shape[1]) <= _FEW:
+        if requested.shape[1] <= ranked.shape[1]:
+            for column, token in enumerate(requested.T, start=num_ranked):
+                repeated[:, column] |= (ranked == token[:, None]).any(axis=1)
+        else:
+            for token in ranked.T:
+                repeated[:, num_ranked:] |= requested == token[:, None]
+        return repeated
+    for row, (own_ranked, own_requested) in enumerate(zip(ranked, requested, strict=True)):
+        repeated[row, num_ranked:] |= np.isin(own_requested, own_ranked)
+    return repeated
+
 
 class FlatLogprobs(Sequence[PositionLogprobs]):
     """The readings of one completion: a sequence with one `{token_id: Logprob}` a position, over numpy arrays.
@@ -186,12 +208,7 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
             return np.stack([getattr(row.lists, name)[row.row, :stop] for row, _ in pending])[:, columns]
 
         token_ids = gather("token_ids")
-        order = np.argsort(token_ids, axis=1, kind="stable")
-        ordered = np.take_along_axis(token_ids, order, axis=1)
-        repeated = np.zeros(token_ids.shape, dtype=bool)
-        # A stable sort leaves the earliest column first among equals, so each later one is the repetition.
-        np.put_along_axis(repeated, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
-        keep = ~repeated
+        keep = ~_repeated(token_ids, 1 + own)
         logits = gather("logits")
         return _Flat(
             token_ids[keep],
@@ -256,17 +273,33 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
         """
         flat = self._arrays()
         wanted = np.asarray(ids, dtype=np.int64)
+        where = self._find_few(wanted) if len(wanted) <= _FEW else self._find_many(wanted)
+        return Readings(flat.logprobs[where], flat.logits[where], flat.ranks[where])
+
+    def _find_few(self, wanted: np.ndarray) -> np.ndarray:
+        """Indices [P, W] into the flat arrays. An id stands once a position, so as many finds as positions are one
+        in each."""
+        where = np.empty((len(self), len(wanted)), dtype=np.int64)
+        for column, token_id in enumerate(wanted.tolist()):
+            found = np.flatnonzero(self._flat.token_ids == token_id)
+            if len(found) != len(self):
+                raise KeyError(token_id)
+            where[:, column] = found
+        return where
+
+    def _find_many(self, wanted: np.ndarray) -> np.ndarray:
+        """The same by one sort."""
+        flat = self._flat
         position = np.repeat(np.arange(len(self), dtype=np.int64), flat.counts)
         keys = (position << 32) | flat.token_ids.astype(np.int64)
         order = np.argsort(keys, kind="stable")
         targets = (np.arange(len(self), dtype=np.int64)[:, None] << 32) | wanted[None, :]
-        found = np.searchsorted(keys[order], targets)
-        found = np.minimum(found, max(len(keys) - 1, 0))
+        found = np.minimum(np.searchsorted(keys[order], targets), max(len(keys) - 1, 0))
         where = order[found] if len(keys) else found
         missing = keys[where] != targets if len(keys) else np.ones_like(targets, dtype=bool)
         if missing.any():
             raise KeyError(int(wanted[np.argwhere(missing)[0, 1]]))
-        return Readings(flat.logprobs[where], flat.logits[where], flat.ranks[where])
+        return where
 
     # -- sequence -----------------------------------------------------------------------------------------------
 
