@@ -1,4 +1,4 @@
-"""A small tokenizer whose tokens are bytes, and words made of them: every text has ids, every id has bytes."""
+"""A small tokenizer of bytes, and words made of them: every text has ids, every id has bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree is the architecture: imports point one way, private names stay at home, files and functions stay small."""
+"""Imports point one way, private names stay at home, files and functions stay small."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# A module may import its own layer and the ones below; first match wins. v1/engine and v1/core/sched/output are the
-# borders between layers: dataclasses that both sides of a call know.
+# A module may import its own layer and the ones below; first match wins. v1/engine and v1/core/sched/output
+# are the borders between layers: dataclasses that both sides of a call know.
 LAYERS = (
-    ("vllm.v1.core.sched.output", 0), ("vllm.v1.outputs", 0), ("vllm.v1.request", 0), ("vllm.transformers_utils", 0),
-    ("vllm.ops", 1), ("vllm.distributed", 1), ("vllm.v1.attention", 2), ("vllm.model_executor", 2),
-    ("vllm.v1.worker", 3), ("vllm.v1.sample", 3), ("vllm.v1.executor", 4), ("vllm.v1.core", 4), ("vllm.engine", 5),
-    ("vllm.v1.engine", 5), ("vllm.entrypoints", 6),
+    ("vllm.v1.core.sched.output", 0), ("vllm.v1.outputs", 0), ("vllm.v1.request", 0),
+    ("vllm.transformers_utils", 0), ("vllm.ops", 1), ("vllm.distributed", 1), ("vllm.v1.attention", 2),
+    ("vllm.model_executor", 2), ("vllm.v1.worker", 3), ("vllm.v1.sample", 3), ("vllm.v1.executor", 4),
+    ("vllm.v1.core", 4), ("vllm.engine", 5), ("vllm.v1.engine", 5), ("vllm.entrypoints", 6),
 )  # fmt: skip
 BORDERS = {"vllm.v1.engine"}
 # Layers of one height that have no business with each other.

@@ -1,4 +1,4 @@
-"""`import vllm` and looking at its names cost next to nothing; what is heavy is imported by those who use it."""
+"""`import vllm` costs next to nothing; what is heavy is imported by those who use it."""
 
 from __future__ import annotations
 

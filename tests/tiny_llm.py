@@ -24,8 +24,8 @@ def make_tiny_llm(folder: Path, **fields: Any) -> LLM:
 
 
 def is_empty(llm: LLM) -> bool:
-    """Whether the engine holds nothing: no request at any level, no slot once the next step has told the runner, no
-    block that is not free."""
+    """Whether the engine holds nothing: no request at any level, no slot once the next step has told the
+    runner, no block that is not free."""
     engine = llm.llm_engine
     core, output = engine.engine_core, engine.output_processor
     core.step()

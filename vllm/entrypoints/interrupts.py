@@ -12,10 +12,10 @@ from typing import Any
 class InterruptsBetweenSteps:
     """Within this context Ctrl-C takes effect when `check` is called, or at the end.
 
-    A KeyboardInterrupt may come between any two operations, and no bookkeeping is safe from one that stops it half
-    way: a block taken from the pool and not yet entered anywhere is lost for good. A second Ctrl-C takes effect at
-    once, for those who cannot wait for a long step. Does nothing outside the main thread, which gets all signals, and
-    where Ctrl-C means something else than a Python handler.
+    A KeyboardInterrupt may come between any two operations, and no bookkeeping is safe from one that stops it
+    half way: a block taken from the pool and not yet entered anywhere is lost for good. A second Ctrl-C takes
+    effect at once, for those who cannot wait for a long step. Does nothing outside the main thread, which
+    gets all signals, and where Ctrl-C means something else than a Python handler.
     """
 
     def __init__(self) -> None:

@@ -53,14 +53,15 @@ class LLM:
         """Generate for every prompt; results come in the order of the prompts.
 
         Args:
-            prompts: one prompt or many, each a string, a list of token ids, or a TextPrompt / TokensPrompt dict.
+            prompts: one prompt or many, each a string, a list of token ids, or a TextPrompt / TokensPrompt
+                dict.
             sampling_params: one for all prompts, or one a prompt; None = SamplingParams().
             use_tqdm: show a progress bar; or a callable that is used in place of tqdm.
             priority: one a prompt, lower first, for scheduling_policy="priority".
 
         Raises:
-            VLLMValidationError: a prompt or parameter that cannot be honoured. Nothing was queued then, and the
-                engine stays usable.
+            VLLMValidationError: a prompt or parameter that cannot be honoured. Nothing was queued then, and
+                the engine stays usable.
         """
         prompt_list = _as_prompt_list(prompts)
         if sampling_params is None:
@@ -104,7 +105,7 @@ class LLM:
     def collective_rpc(
         self, method: str | Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> list[Any]:
-        """Call a method of every worker (by name, or a function that takes the worker); one result a worker."""
+        """Call a method of every worker (its name, or a function of the worker); one result a worker."""
         return self.llm_engine.collective_rpc(method, args, kwargs)
 
     def _run(

@@ -78,9 +78,10 @@ class Request:
         return self.token_ids[self.num_prompt_tokens :]
 
     def sort_key(self) -> tuple[int, float, int]:
-        """Order under the priority policy: lower runs earlier; ties by arrival. No two requests of a scheduler have
-        the same."""
+        """Order under the priority policy: lower runs earlier; ties by arrival. No two requests of a
+        scheduler have the same."""
         return (self.priority, self.arrival_time, self.arrival_index)
 
     def __repr__(self) -> str:
-        return f"Request({self.request_id}, {self.status.value}, {self.num_computed_tokens}/{self.num_tokens} tokens)"
+        progress = f"{self.num_computed_tokens}/{self.num_tokens} tokens"
+        return f"Request({self.request_id}, {self.status.value}, {progress})"

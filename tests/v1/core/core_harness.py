@@ -1,4 +1,4 @@
-"""A model made of nothing: it writes token ids into blocks as a model writes keys and values, and checks what it reads."""
+"""A model made of nothing: it writes token ids into blocks as a model writes keys, and checks its reads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def next_token(tokens: list[int]) -> int:
 
 
 class FakeRunner:
-    """Holds slots as the real runner does. Cell (block, offset) holds the whole history that a key depends on."""
+    """Holds slots as the real runner does. Cell (block, offset) holds the history that a key depends on."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self.max_num_seqs = max_num_seqs
@@ -134,12 +134,16 @@ def _count(
     for req_id in step.preempted_req_ids:
         # Somebody who came later goes on: this one had had its turn when it lost its place.
         later = order[order.index(req_id) + 1 :]
-        seen["preemptions of scheduled requests"] += any(other in step.num_scheduled_tokens for other in later)
+        seen["preemptions of scheduled requests"] += any(
+            other in step.num_scheduled_tokens for other in later
+        )
     for new in step.scheduled_new_reqs:
         request = scheduler.requests[new.req_id]
         hits = new.num_computed_tokens // BLOCK_SIZE
         seen["prefix hits"] += hits
-        seen["shared within a step"] += any(content_hash not in content for content_hash in request.block_hashes[:hits])
+        seen["shared within a step"] += any(
+            content_hash not in content for content_hash in request.block_hashes[:hits]
+        )
         seen["resumed with cached blocks"] += bool(request.num_preemptions and hits)
         seen["split prompts"] += request.num_computed_tokens < request.num_tokens
     seen["evictions"] += len(content - set(scheduler.kv.pool._block_of))
@@ -165,7 +169,9 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
         held = len(scheduler.kv.blocks_of(request.request_id)) * BLOCK_SIZE
         assert request.num_computed_tokens <= held < request.num_computed_tokens + BLOCK_SIZE
     if scheduler.config.policy == "fcfs":
-        line = [request.arrival_index for request in (*scheduler.running, *scheduler.waiting._requests.values())]
+        line = [
+            request.arrival_index for request in (*scheduler.running, *scheduler.waiting._requests.values())
+        ]
         assert line == sorted(line), "somebody jumped the queue"
     if step is not None:
         assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens

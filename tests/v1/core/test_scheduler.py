@@ -162,7 +162,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers():
 
 
 def finish_of(request, tokens: list[int]):
-    """Feed one request the given tokens until it finishes; returns (tokens taken, finish_reason, stop_reason)."""
+    """Feed one request the given tokens until it finishes: (tokens taken, finish_reason, stop_reason)."""
     scheduler = make_scheduler(budget=48)
     scheduler.add_request(request)
     for taken, token in enumerate(tokens, 1):

@@ -1,4 +1,4 @@
-"""Random arrivals, aborts, failures and preemptions: every invariant after every step, every output as if alone."""
+"""Random arrivals, aborts, failures, preemptions: invariants after every step, every output as if alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 prompts = st.one_of(
     st.lists(st.integers(0, 6), min_size=1, max_size=20),
     # Shared beginnings, so that blocks are found by content; whole blocks, so that all of a prompt may be.
-    st.builds(lambda shared, tail: [1] * shared + tail, st.integers(4, 20), st.lists(st.integers(0, 2), max_size=6)),
+    st.builds(
+        lambda shared, tail: [1] * shared + tail, st.integers(4, 20), st.lists(st.integers(0, 2), max_size=6)
+    ),
     st.builds(lambda blocks: [2] * 4 * blocks, st.integers(1, 5)),
 )
 arrivals = st.tuples(
@@ -33,8 +35,8 @@ others = st.one_of(
     st.tuples(st.just("break"), st.integers(0, 30)),
     st.tuples(st.just("reset")),
 )
-# Bursts first: requests that run together are what makes blocks scarce, and later ones of a higher priority take
-# the place of those that had their turn.
+# Bursts first: requests that run together are what makes blocks scarce, and later ones of a higher priority
+# take the place of those that had their turn.
 workloads = st.builds(
     lambda first, count, second, rest: [*first, ("step", count), *second, *rest],
     st.lists(arrivals, min_size=1, max_size=4),
@@ -177,7 +179,14 @@ def random_workload(rng: random.Random) -> tuple[dict, list[tuple]]:
         salt = rng.choice([None, None, None, "salt"])
         actions.append(("add", prompt, rng.randint(1, 30), rng.randint(-2, 2), eos, salt))
         actions += rng.choices(
-            [("step", 1), ("step", 5), ("abort", rng.randint(0, number)), ("fail",), ("break", 3), ("reset",)],
+            [
+                ("step", 1),
+                ("step", 5),
+                ("abort", rng.randint(0, number)),
+                ("fail",),
+                ("break", 3),
+                ("reset",),
+            ],
             weights=[8, 8, 2, 2, 2, 1],
             k=rng.randint(0, 3),
         )

@@ -1,4 +1,4 @@
-"""Text as it grows: never half a character, stop strings wherever they fall, the pieces add up to the whole."""
+"""Text as it grows: never half a character, stop strings wherever they fall."""
 
 from __future__ import annotations
 

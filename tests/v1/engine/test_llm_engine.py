@@ -1,4 +1,4 @@
-"""The engine's promises: a request's result depends on the request alone, and what ends leaves nothing behind."""
+"""The engine's promises: a result depends on its request alone, and what ends leaves nothing."""
 
 from __future__ import annotations
 
@@ -52,9 +52,13 @@ MIXED = [
     SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=3),
     SamplingParams(seed=1, max_tokens=12, ignore_eos=True, logprob_token_ids=[5, 9]),
     SamplingParams(seed=2, max_tokens=12, ignore_eos=True, top_p=0.8, top_k=20, logprobs=0),
-    SamplingParams(seed=3, max_tokens=12, ignore_eos=True, repetition_penalty=1.4, presence_penalty=0.5, logprobs=1),
+    SamplingParams(
+        seed=3, max_tokens=12, ignore_eos=True, repetition_penalty=1.4, presence_penalty=0.5, logprobs=1
+    ),
     SamplingParams(seed=4, max_tokens=12, ignore_eos=True, min_p=0.05, logit_bias={7: 4.0}, logprobs=2),
-    SamplingParams(seed=5, max_tokens=12, ignore_eos=True, allowed_token_ids=range(30, 90), frequency_penalty=1.0),
+    SamplingParams(
+        seed=5, max_tokens=12, ignore_eos=True, allowed_token_ids=range(30, 90), frequency_penalty=1.0
+    ),
 ]
 
 
@@ -202,23 +206,26 @@ class TestEnds:
             params = SamplingParams(seed=4, max_tokens=40, ignore_eos=True, logprobs=1, output_kind=kind)
             engine.add_request(kind.name, "ab", params)
         outputs = run_all(engine)
-        delta, cumulative, final = (
-            [output.outputs[0] for output in outputs[kind.name]] for kind in kinds
-        )
+        delta, cumulative, final = ([output.outputs[0] for output in outputs[kind.name]] for kind in kinds)
         assert len(delta) == len(cumulative) == 40 and len(final) == 1
         assert "".join(each.text for each in delta) == cumulative[-1].text == final[0].text
-        assert [token for each in delta for token in each.token_ids] == cumulative[-1].token_ids == final[0].token_ids
+        assert (
+            [token for each in delta for token in each.token_ids]
+            == cumulative[-1].token_ids
+            == final[0].token_ids
+        )
         assert [entry for each in delta for entry in each.logprobs] == list(final[0].logprobs)
         assert cumulative[-1].logprobs == final[0].logprobs
 
 
-class TestBlocks:
-    PROMPTS = random_prompts(VOCAB_SIZE, (30, 45, 17, 60, 33, 5), seed=2)
+PROMPTS = random_prompts(VOCAB_SIZE, (30, 45, 17, 60, 33, 5), seed=2)
 
+
+class TestBlocks:
     @pytest.mark.parametrize("caching", [True, False])
     @pytest.mark.parametrize("policy", ["fcfs", "priority"])
     def test_a_tiny_cache_gives_what_a_roomy_one_gives(self, tiny, folder, policy, caching):
-        expected = generate(tiny, self.PROMPTS, MIXED)
+        expected = generate(tiny, PROMPTS, MIXED)
         cramped = make_tiny_llm(
             folder,
             num_gpu_blocks_override=6,
@@ -226,7 +233,7 @@ class TestBlocks:
             enable_prefix_caching=caching,
             max_num_batched_tokens=40,
         )
-        outputs = generate(cramped, self.PROMPTS, MIXED)
+        outputs = generate(cramped, PROMPTS, MIXED)
         assert cramped.llm_engine.engine_core.scheduler.num_preemptions > 0
         for output, whole in zip(outputs, expected, strict=True):
             assert_same_readings(output, whole, 1e-5)
@@ -277,23 +284,27 @@ class TestBlocks:
             order += [output.request_id for output in tiny.llm_engine.step() if output.finished]
         assert order == ["1", "3", "2", "0"]
 
-    @pytest.mark.parametrize("fields", [{"max_num_seqs": 1}, {"max_num_seqs": 3}, {"block_size": 4}, {"block_size": 7}])
+    @pytest.mark.parametrize(
+        "fields", [{"max_num_seqs": 1}, {"max_num_seqs": 3}, {"block_size": 4}, {"block_size": 7}]
+    )
     def test_the_shape_of_steps_changes_nothing(self, tiny, folder, fields):
-        expected = generate(tiny, self.PROMPTS, MIXED)
-        for output, whole in zip(generate(make_tiny_llm(folder, **fields), self.PROMPTS, MIXED), expected, strict=True):
+        expected = generate(tiny, PROMPTS, MIXED)
+        for output, whole in zip(
+            generate(make_tiny_llm(folder, **fields), PROMPTS, MIXED), expected, strict=True
+        ):
             assert_same_readings(output, whole, 1e-5)
 
 
 class TestLogits:
     """What processing does, read back in processed modes and computed by hand from the raw ones."""
 
-    PROMPT = [5, 9, 9, 17]
+    PROMPT = (5, 9, 9, 17)
 
     def read(self, tiny, mode, **fields) -> tuple[np.ndarray, list[int]]:
         """Logits [P, V] by the mode, and the tokens generated."""
         fields = {"temperature": 0, "max_tokens": 5, "ignore_eos": True, **fields}
         params = SamplingParams(logprobs=-1, logprobs_mode=mode, **fields)
-        completion = generate(tiny, [self.PROMPT], params)[0].outputs[0]
+        completion = generate(tiny, [list(self.PROMPT)], params)[0].outputs[0]
         return completion.logprobs.select(range(VOCAB_SIZE)).logits, completion.token_ids
 
     def both(self, tiny, **fields):
@@ -334,7 +345,9 @@ class TestLogits:
 
     def test_nothing_left_to_sample_is_that_requests_error(self, tiny):
         params = SamplingParams(temperature=0, allowed_token_ids=[EOS], min_tokens=2, max_tokens=4)
-        stuck, free = generate(tiny, ["a", "a"], [params, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)])
+        stuck, free = generate(
+            tiny, ["a", "a"], [params, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)]
+        )
         assert stuck.outputs[0].finish_reason == "error"
         assert "allowed_token_ids and min_tokens" in stuck.outputs[0].error
         assert len(texts(free)[0]) == 3
@@ -342,10 +355,10 @@ class TestLogits:
 
     def test_draws_follow_the_models_distribution(self, tiny):
         bias = dict.fromkeys((40, 41, 42), 60.0)
-        raw, processed, _ = self.both(tiny, logit_bias=bias, max_tokens=1)
+        _, processed, _ = self.both(tiny, logit_bias=bias, max_tokens=1)
         weights = torch.softmax(torch.tensor(processed[0].astype(np.float64)), 0).numpy()
         params = SamplingParams(n=400, seed=0, max_tokens=1, ignore_eos=True, logit_bias=bias)
-        drawn = [tokens[0] for tokens in texts(generate(tiny, [self.PROMPT], params)[0])]
+        drawn = [tokens[0] for tokens in texts(generate(tiny, [list(self.PROMPT)], params)[0])]
         assert set(drawn) <= set(bias)
         for token in bias:
             # Five standard deviations of a binomial.
@@ -369,7 +382,9 @@ def test_emoji_stream_whole_from_the_embedded_model(llm):
     engine = llm.llm_engine
     smile = engine.tokenizer.encode("🤗")
     assert len(smile) > 1
-    params = SamplingParams(temperature=0, max_tokens=24, allowed_token_ids=smile, output_kind=RequestOutputKind.DELTA)
+    params = SamplingParams(
+        temperature=0, max_tokens=24, allowed_token_ids=smile, output_kind=RequestOutputKind.DELTA
+    )
     engine.add_request("r", "🤗🤗🤗🤗🤗🤗", params)
     pieces = [output.outputs[0].text for output in run_all(engine)["r"]]
     assert pieces.count("") and "".join(pieces).startswith("🤗🤗")

@@ -29,7 +29,7 @@ def row(token_id: int, logprob: float) -> LogprobsRow:
 
 
 def run(tokenizer, params: SamplingParams, text: str, finish="length", readings=False):
-    """One request that generates `text` byte by byte; every output handed out, and what the core must abort."""
+    """One request that generates `text` byte by byte; its outputs, and what the core must abort."""
     processor = OutputProcessor(tokenizer)
     processor.add_request("r", "prompt", [1], params, 0.0)
     outputs, aborts = [], []

@@ -11,8 +11,8 @@ from vllm.v1.request import Request
 
 
 def block_hash(parent: bytes, token_ids: list[int]) -> bytes:
-    """Content hash of a full block: its tokens and, through `parent`, everything before them. 16 bytes of BLAKE2b, so
-    that two contents that meet are not a matter of luck that an attacker can work on."""
+    """Content hash of a full block: its tokens and, through `parent`, everything before them. 16 bytes of
+    BLAKE2b, so that two contents that meet are not a matter of luck that an attacker can work on."""
     return hashlib.blake2b(array("q", token_ids).tobytes(), digest_size=16, key=parent).digest()
 
 
@@ -37,9 +37,9 @@ def _root_hash(salt: str | None) -> bytes:
 class BlockPool:
     """Blocks 0 .. num_blocks - 1, by reference count.
 
-    A free block may still hold content under a hash: it can be taken back by that content until it is handed out
-    for another. Blocks without content are handed out first (latest freed first, so that memory never touched stays
-    untouched), then those with content, least recently used first.
+    A free block may still hold content under a hash: it can be taken back by that content until it is handed
+    out for another. Blocks without content are handed out first (latest freed first, so that memory never
+    touched stays untouched), then those with content, least recently used first.
     """
 
     def __init__(self, num_blocks: int) -> None:

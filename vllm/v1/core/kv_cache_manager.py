@@ -19,9 +19,9 @@ class PrefixCacheStats:
 class KVCacheManager:
     """Gives requests blocks and takes them back.
 
-    Full blocks are registered by content when they are scheduled, not after the step: within a step every layer writes
-    all keys and values before any attention reads, so a request admitted later in the same step may share them.
-    `blocks_filled_by` names the blocks to unregister should that step not happen.
+    Full blocks are registered by content when they are scheduled, not after the step: within a step every
+    layer writes all keys and values before any attention reads, so a request admitted later in the same step
+    may share them. `blocks_filled_by` names the blocks to unregister should that step not happen.
     """
 
     def __init__(self, num_blocks: int, block_size: int, enable_caching: bool) -> None:
@@ -42,8 +42,8 @@ class KVCacheManager:
         return self._blocks.get(request_id, [])
 
     def find_prefix(self, request: Request) -> list[int]:
-        """Blocks that hold the longest cached prefix. At least the last token is left to compute, or there would be no
-        logits to sample from."""
+        """Blocks that hold the longest cached prefix. At least the last token is left to compute, or there
+        would be no logits to sample from."""
         if not self.enable_caching:
             return []
         limit = (request.num_tokens - 1) // self.block_size
@@ -56,8 +56,8 @@ class KVCacheManager:
         return blocks
 
     def admit(self, request: Request, prefix: list[int], num_new_tokens: int) -> bool:
-        """Give a request without blocks its cached prefix and room for `num_new_tokens` more; False, and nothing done,
-        when there is no room."""
+        """Give a request without blocks its cached prefix and room for `num_new_tokens` more; False, and
+        nothing done, when there is no room."""
         total = self._num_blocks_for(len(prefix) * self.block_size + num_new_tokens)
         taken_back = sum(map(self.pool.is_reusable, prefix))
         if total - len(prefix) > self.pool.num_free - taken_back:
@@ -91,7 +91,7 @@ class KVCacheManager:
         return added
 
     def blocks_filled_by(self, request: Request, num_computed_before: int) -> list[int]:
-        """The request's blocks that are not full until the step that began at `num_computed_before` is done."""
+        """The request's blocks that are not full until the step begun at `num_computed_before` is done."""
         blocks = self._blocks.get(request.request_id, [])
         return blocks[num_computed_before // self.block_size :]
 

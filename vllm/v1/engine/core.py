@@ -47,7 +47,7 @@ class EngineCore:
         """Run one step of the batch.
 
         Raises:
-            Exception: whatever the workers raised; the step's requests are ended and their blocks freed first.
+            Exception: whatever the workers raised; the step's requests are ended, their blocks freed.
         """
         scheduler_output = self.scheduler.schedule()
         try:

@@ -9,7 +9,8 @@ from vllm.tokenizer import Tokenizer
 class Detokenizer:
     """The text of one sequence.
 
-    Text that may yet turn out to be the start of a stop string is held back from streams until it cannot be one.
+    Text that may yet turn out to be the start of a stop string is held back from streams until it cannot be
+    one.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
@@ -31,8 +32,8 @@ class Detokenizer:
 
         Args:
             new_token_ids: ids in order.
-            stopped_by_token: the last id is the end-of-sequence or a stop id, whose text is not part of the output
-                unless include_stop_str_in_output.
+            stopped_by_token: the last id is the end-of-sequence or a stop id, whose text is not part of the
+                output unless include_stop_str_in_output.
         """
         ids = new_token_ids
         if stopped_by_token and ids and not self._params.include_stop_str_in_output:

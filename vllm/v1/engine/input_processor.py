@@ -41,8 +41,8 @@ class InputProcessor:
             prompts: strings, lists of ids, or TextPrompt / TokensPrompt dicts.
 
         Raises:
-            VLLMValidationError: a prompt of another shape, an empty one, ids outside the vocabulary, or one with no
-                room left for output.
+            VLLMValidationError: a prompt of another shape, an empty one, ids outside the vocabulary, or one
+                with no room left for output.
         """
         parsed = [self._parse(prompt) for prompt in prompts]
         missing = [i for i, prompt in enumerate(parsed) if prompt.token_ids is None]
@@ -50,7 +50,8 @@ class InputProcessor:
         if missing:
             if self.tokenizer is None:
                 raise VLLMValidationError(
-                    "a text prompt needs a tokenizer, and skip_tokenizer_init left it out; pass prompt_token_ids",
+                    "a text prompt needs a tokenizer, and skip_tokenizer_init left it out; pass "
+                    "prompt_token_ids",
                     parameter="prompt",
                     value=parsed[missing[0]].text,
                 )
@@ -102,7 +103,8 @@ class InputProcessor:
             )
         if priority != 0 and self._policy != "priority":
             raise VLLMValidationError(
-                f"priority {priority} needs scheduling_policy='priority', and this engine's is {self._policy!r}",
+                f"priority {priority} needs scheduling_policy='priority', and this engine's is "
+                f"{self._policy!r}",
                 parameter="priority",
                 value=priority,
             )
@@ -168,10 +170,11 @@ class InputProcessor:
                     parameter="prompt_token_ids",
                     value=element,
                 ) from None
-        if result and not (0 <= min(result) and max(result) < self.model_config.vocab_size):
+        if result and not (min(result) >= 0 and max(result) < self.model_config.vocab_size):
             worst = min(result) if min(result) < 0 else max(result)
             raise VLLMValidationError(
-                f"prompt_token_ids must be in [0, {self.model_config.vocab_size}), the model's vocabulary; got {worst}",
+                f"prompt_token_ids must be in [0, {self.model_config.vocab_size}), the model's vocabulary; "
+                f"got {worst}",
                 parameter="prompt_token_ids",
                 value=worst,
             )

@@ -1,4 +1,4 @@
-"""From what the engine core produces to what users get: text, stop strings, readings, samples put together."""
+"""From what the engine core produces to what users get: text, readings, samples put together."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Sequence:
         self._num_sent = 0
 
     def update(self, output: EngineCoreOutput) -> bool:
-        """Take a step's news; True when a stop string ended the sequence here, which the core does not know yet."""
+        """Take a step's news; True when a stop string ended the sequence, which the core does not know."""
         self.token_ids.extend(output.new_token_ids)
         self.finish_reason = output.finish_reason
         self.stop_reason = output.stop_reason
@@ -144,7 +144,7 @@ class OutputProcessor:
         """Register a request; returns the (core id, parameters) of each sequence to queue.
 
         Raises:
-            VLLMValidationError: the id is in use, or is what a sample of an unfinished request is called inside.
+            VLLMValidationError: the id is in use, or is the inner name of an unfinished request's sample.
         """
         if params.n == 1:
             children = [(request_id, params)]

@@ -29,12 +29,14 @@ class SchedulerStats:
 
 
 class Scheduler:
-    """Continuous batching under a token budget, with chunked prefill, prefix caching and preemption by recomputation.
+    """Continuous batching under a token budget, with chunked prefill, prefix caching and preemption by
+    recomputation.
 
-    It knows tokens, blocks and budgets. A step serves running requests first, in the order of their admission (so a
-    prompt that is being prefilled over several steps, always the last one admitted, comes after the decodes), then
-    admits waiting ones while slots, budget and blocks last. No request is admitted in a step that preempts one: a
-    block registered in the cache by a request that then loses its place is therefore shared by nobody.
+    It knows tokens, blocks and budgets. A step serves running requests first, in the order of their admission
+    (so a prompt that is being prefilled over several steps, always the last one admitted, comes after the
+    decodes), then admits waiting ones while slots, budget and blocks last. No request is admitted in a step
+    that preempts one: a block registered in the cache by a request that then loses its place is therefore
+    shared by nobody.
     """
 
     def __init__(
@@ -42,8 +44,8 @@ class Scheduler:
     ) -> None:
         """
         Raises:
-            ValueError: cache_config.num_blocks is not set, or chunked prefill is off and a prompt of max_model_len
-                does not fit in a step.
+            ValueError: cache_config.num_blocks is not set, or chunked prefill is off and a prompt of
+                max_model_len does not fit in a step.
         """
         if cache_config.num_blocks is None:
             raise ValueError("num_blocks must be set before the scheduler is built")
@@ -52,8 +54,8 @@ class Scheduler:
             and scheduler_config.max_num_batched_tokens < max_model_len
         ):
             raise ValueError(
-                f"max_num_batched_tokens must be at least max_model_len={max_model_len} when chunked prefill is off, "
-                f"got {scheduler_config.max_num_batched_tokens}"
+                f"max_num_batched_tokens must be at least max_model_len={max_model_len} when chunked prefill "
+                f"is off, got {scheduler_config.max_num_batched_tokens}"
             )
         self.config = scheduler_config
         self.max_model_len = max_model_len
@@ -67,15 +69,15 @@ class Scheduler:
         self._finished_req_ids: list[str] = []
         self._arrivals = itertools.count()
 
-    # -- requests -----------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
         """Queue a request.
 
         Raises:
             ValueError: the id is in use, or the prompt is empty or longer than max_model_len.
-            VLLMValidationError: the prompt and max_tokens together need more blocks than the pool has (so that a
-                lone request never runs dry).
+            VLLMValidationError: the prompt and max_tokens together need more blocks than the pool has (so
+                that a lone request never runs dry).
         """
         if request.request_id in self.requests:
             raise ValueError(f"request_id {request.request_id!r} is in use by an unfinished request")
@@ -89,8 +91,9 @@ class Scheduler:
         block_size, num_blocks = self.kv.block_size, self.kv.pool.num_blocks
         if longest > num_blocks * block_size:
             raise VLLMValidationError(
-                f"request {request.request_id!r} may need {longest} tokens of KV cache (prompt {request.num_tokens}, "
-                f"max_tokens {request.max_tokens}), but the cache holds {num_blocks * block_size}",
+                f"request {request.request_id!r} may need {longest} tokens of KV cache "
+                f"(prompt {request.num_tokens}, max_tokens {request.max_tokens}), "
+                f"but the cache holds {num_blocks * block_size}",
                 parameter="max_tokens",
                 value=request.max_tokens,
             )
@@ -142,7 +145,7 @@ class Scheduler:
             num_preemptions=self.num_preemptions,
         )
 
-    # -- one step -----------------------------------------------------------------------------------------------
+    # -- one step --------------------------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:
         """Choose the next step. Its tokens count as computed from here on."""
