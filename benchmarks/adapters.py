@@ -92,9 +92,7 @@ class VllmAdapter:
         _check_lengths([len(output.outputs[0].token_ids) for output in outputs], work)
         if not work.read_ids:
             return None
-        return np.array(
-            [self._read(output.outputs[0].logprobs, work.read_ids) for output in outputs], np.float32
-        )
+        return np.array([self._read(output.outputs[0].logprobs, work.read_ids) for output in outputs], np.float32)
 
     def score_text(self) -> list[float]:
         """See Adapter."""

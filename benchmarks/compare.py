@@ -78,9 +78,7 @@ def find_warnings(records: list[dict[str, Any]]) -> list[str]:
     for record in records:
         own, wanted = record["check"], checks.get(record["row"])
         if own is not None and wanted is not None and abs(own - wanted) > CHECK_TOLERANCE:
-            warnings.append(
-                f"{record['row']}: {record['engine']} read a mean logprob of {own}, {base} {wanted}"
-            )
+            warnings.append(f"{record['row']}: {record['engine']} read a mean logprob of {own}, {base} {wanted}")
     return warnings
 
 

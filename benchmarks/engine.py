@@ -34,13 +34,9 @@ def main() -> None:
     printer = _Printer(args)
     if "startup" in args.rows:
         # Before the engine is loaded here, so that nothing competes for memory and cores.
-        starts = [
-            time_startup(args.engine, args.model, args.dtype, args.threads) for _ in range(args.repeats)
-        ]
+        starts = [time_startup(args.engine, args.model, args.dtype, args.threads) for _ in range(args.repeats)]
         seconds = [start.seconds for start in starts]
-        printer.line(
-            "startup", starts[0].version, seconds, seconds, "s", check=statistics.mean(starts[0].score)
-        )
+        printer.line("startup", starts[0].version, seconds, seconds, "s", check=statistics.mean(starts[0].score))
     rows = [row for row in ROWS if row in args.rows and row != "startup"]
     if rows:
         _say(f"loading {args.engine}")
@@ -132,15 +128,11 @@ def _parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure an engine on fixed work, one JSON line a row.")
     parser.add_argument("--engine", choices=ENGINES, default="ours", help="default: %(default)s")
     parser.add_argument("--model", help="folder or .gguf; default: the embedded model (--engine ours alone)")
-    parser.add_argument(
-        "--rows", type=_rows, default=list(ROWS), help=f"some of {','.join(ROWS)}; default: all"
-    )
+    parser.add_argument("--rows", type=_rows, default=list(ROWS), help=f"some of {','.join(ROWS)}; default: all")
     parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
     parser.add_argument("--repeats", type=int, default=3, help="measured runs a row (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=usable_cores(), help="default: all usable cores")
-    parser.add_argument(
-        "--scale", type=float, default=1.0, help="factor on the amount of work, for trying out"
-    )
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the amount of work, for trying out")
     args = parser.parse_args()
     for name in ("repeats", "threads", "scale"):
         if getattr(args, name) <= 0:

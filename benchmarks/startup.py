@@ -39,9 +39,7 @@ def time_startup(engine: str, model: str | None, dtype: str, threads: int) -> St
                     process.communicate()
                     return Startup(seconds, **json.loads(line))
         errors.seek(0)
-        raise RuntimeError(
-            f"no score from {command}, exit status {process.returncode}:\n{errors.read()[-2000:]}"
-        )
+        raise RuntimeError(f"no score from {command}, exit status {process.returncode}:\n{errors.read()[-2000:]}")
 
 
 def main() -> None:

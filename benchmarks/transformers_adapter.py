@@ -33,9 +33,7 @@ class TransformersAdapter:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(
-            model, dtype=getattr(torch, dtype)
-        ).eval()
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
         self._model.generation_config.eos_token_id = None
 
     @torch.inference_mode()

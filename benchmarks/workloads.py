@@ -51,9 +51,7 @@ def make_workload(row: str, repeat: int, scale: float = 1.0) -> Workload:
     """
     rng = random.Random(f"{row}/{repeat}")
     if row in ("score", "fullvocab"):
-        prompts = [
-            _ids(rng, rng.randint(30, 50)) for _ in range(_scaled(64 if row == "fullvocab" else 256, scale))
-        ]
+        prompts = [_ids(rng, rng.randint(30, 50)) for _ in range(_scaled(64 if row == "fullvocab" else 256, scale))]
         return Workload(prompts, 1, "req/s", read_ids=LABEL_IDS, full_vocabulary=row == "fullvocab")
     if row == "score_prefix":
         prefix = _ids(rng, _scaled(450, scale))

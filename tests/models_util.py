@@ -88,27 +88,21 @@ def make_hf_model(arch: str, size: str = "small", seed: int = 0, **overrides: An
     return model
 
 
-def make_random_model(
-    arch: str, size: str, folder: Path, seed: int = 0, **overrides: Any
-) -> tuple[Path, Any]:
+def make_random_model(arch: str, size: str, folder: Path, seed: int = 0, **overrides: Any) -> tuple[Path, Any]:
     """`make_hf_model`, saved with save_pretrained; the folder and the transformers model."""
     model = make_hf_model(arch, size, seed, **overrides)
     model.save_pretrained(folder)
     return folder, model
 
 
-def load_model(
-    folder: Path, dtype: str = "float32", max_model_len: int = 256
-) -> tuple[torch.nn.Module, HFConfig]:
+def load_model(folder: Path, dtype: str = "float32", max_model_len: int = 256) -> tuple[torch.nn.Module, HFConfig]:
     """The folder's model by the code under test, on the CPU."""
     config = load_hf_config(folder)
     wanted = SimpleNamespace(hf_config=config, path=str(folder), dtype=dtype, max_model_len=max_model_len)
     return get_model(wanted, "cpu"), config
 
 
-def random_prompts(
-    vocab_size: int, lengths: tuple[int, ...] = (1, 16, 5, 37, 2), seed: int = 0
-) -> list[list[int]]:
+def random_prompts(vocab_size: int, lengths: tuple[int, ...] = (1, 16, 5, 37, 2), seed: int = 0) -> list[list[int]]:
     """Prompts of these lengths."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(vocab_size, (length,), generator=generator).tolist() for length in lengths]

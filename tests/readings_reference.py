@@ -40,7 +40,7 @@ def assert_matches(output: RequestOutput, params: SamplingParams, logits: np.nda
             best = 1 + int((others > row[token_id] + TIE_DISTANCE).sum())
             worst = 1 + int((others > row[token_id] - TIE_DISTANCE).sum())
             assert best <= entry.rank <= worst, (position, token_id, entry.rank, best, worst)
-        assert list(entries)[0] == completion.token_ids[position]
+        assert next(iter(entries)) == completion.token_ids[position]
         asked = list(params.logprob_token_ids or [])
         assert set(asked) <= set(entries)
         num_topk = len(row) if params.logprobs == -1 else (params.logprobs or 0)

@@ -49,9 +49,7 @@ def imports(name: str) -> Iterator[tuple[str, str, int]]:
     """(module, imported name, line) of every import of our own modules, those inside functions included."""
     for node in ast.walk(TREES[name]):
         if isinstance(node, ast.Import):
-            yield from (
-                (alias.name, "", node.lineno) for alias in node.names if alias.name.startswith("vllm")
-            )
+            yield from ((alias.name, "", node.lineno) for alias in node.names if alias.name.startswith("vllm"))
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}:{node.lineno}: a relative import hides where it points"
             for alias in node.names if (node.module or "").split(".")[0] == "vllm" else ():

@@ -27,9 +27,7 @@ HEAVY = {
 def imported_by(code: str) -> set[str]:
     """Top-level packages in sys.modules after a fresh interpreter ran `code`."""
     code += "\nimport json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(json.loads(result.stdout.splitlines()[-1]))
 
 

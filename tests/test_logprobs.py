@@ -158,9 +158,7 @@ def test_pickle_keeps_everything_but_the_neighbours_rows(rng):
 
 
 def test_mass_and_softmax():
-    position = PositionLogprobs(
-        {1: Logprob(-1.0, 1, None, 2.0), 2: Logprob(-2.0, 2, None, 1.0)}.items(), lse=3.0
-    )
+    position = PositionLogprobs({1: Logprob(-1.0, 1, None, 2.0), 2: Logprob(-2.0, 2, None, 1.0)}.items(), lse=3.0)
     assert position.mass([1, 2, 1]) == pytest.approx(math.exp(-1) + math.exp(-2))
     shares = position.softmax([2, 1])
     assert list(shares) == [2, 1]

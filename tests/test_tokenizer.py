@@ -55,9 +55,7 @@ def test_equals_transformers_on_hostile_text(tokenizer: Tokenizer, of_gguf: Any)
     batch = tokenizer.encode_batch(texts)
     for text, from_batch in zip(texts, batch, strict=True):
         for special in (True, False):
-            assert tokenizer.encode(text, special) == of_gguf.encode(text, add_special_tokens=special), repr(
-                text
-            )
+            assert tokenizer.encode(text, special) == of_gguf.encode(text, add_special_tokens=special), repr(text)
         assert from_batch == tokenizer.encode(text)
         for skip in (True, False):
             want = of_gguf.decode(from_batch, skip_special_tokens=skip)
@@ -79,9 +77,7 @@ def test_equals_transformers_otherwise(tokenizer: Tokenizer, of_gguf: Any) -> No
     assert type(tokenizer.hf_tokenizer).__module__.startswith("transformers")
     messages = [{"role": "user", "content": "Hi <|im_end|> 你好"}]
     for options in ({"tokenize": False, "add_generation_prompt": True}, {"tokenize": False}):
-        assert tokenizer.apply_chat_template(messages, **options) == of_gguf.apply_chat_template(
-            messages, **options
-        )
+        assert tokenizer.apply_chat_template(messages, **options) == of_gguf.apply_chat_template(messages, **options)
     assert tokenizer.chat_template == of_gguf.chat_template
 
 
@@ -127,9 +123,7 @@ def test_bytes_and_texts_of_tokens(tokenizer: Tokenizer) -> None:
 def make_folder(folder: Path, backend: tokenizers.Tokenizer, **settings: Any) -> Path:
     folder.mkdir(exist_ok=True)
     backend.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "TokenizersBackend"} | settings)
-    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "TokenizersBackend"} | settings))
     return folder
 
 
@@ -189,9 +183,7 @@ def test_sentencepiece_bytes_and_streams(tmp_path: Path) -> None:
 
 
 def test_other_decoders_stream_by_decoding_again(tmp_path: Path) -> None:
-    backend = tokenizers.Tokenizer(
-        models.WordPiece({"[UNK]": 0, "un": 1, "##able": 2, "well": 3}, unk_token="[UNK]")
-    )
+    backend = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "un": 1, "##able": 2, "well": 3}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.decoder = decoders.WordPiece()
     tokenizer = get_tokenizer(make_folder(tmp_path, backend))
@@ -214,9 +206,7 @@ def test_slow_tokenizers_have_the_same_interface(tokenizer: Tokenizer) -> None:
     assert slow.token_to_id("no such token") is None and slow.id_to_token(-1) is None
 
 
-def test_without_tokenizer_json_transformers_loads(
-    tmp_path: Path, folder: Path, tokenizer: Tokenizer
-) -> None:
+def test_without_tokenizer_json_transformers_loads(tmp_path: Path, folder: Path, tokenizer: Tokenizer) -> None:
     spec = json.loads((folder / "tokenizer.json").read_text())["model"]
     (tmp_path / "vocab.json").write_text(json.dumps(spec["vocab"]))
     merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in spec["merges"]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict, Union
+from typing import TypedDict
 
 from typing_extensions import NotRequired
 
@@ -22,4 +22,4 @@ class TokensPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
-PromptType = Union[str, list[int], TextPrompt, TokensPrompt]
+PromptType = str | list[int] | TextPrompt | TokensPrompt

@@ -253,9 +253,7 @@ class SamplingParams:
 
 
 def _wrong(name: str, value: Any, expected: str) -> VLLMValidationError:
-    return VLLMValidationError(
-        f"{name} must be {expected}, got {type(value).__name__}", parameter=name, value=value
-    )
+    return VLLMValidationError(f"{name} must be {expected}, got {type(value).__name__}", parameter=name, value=value)
 
 
 def _boolean(name: str, value: Any) -> None:

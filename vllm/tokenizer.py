@@ -62,9 +62,7 @@ class Tokenizer:
 
     is_fast = True
 
-    def __init__(
-        self, backend: tokenizers.Tokenizer, special_tokens: dict[str, str], source: _Source
-    ) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, special_tokens: dict[str, str], source: _Source) -> None:
         """
         Args:
             backend: the tokenizer proper; truncation and padding are switched off.

@@ -21,9 +21,7 @@ def test_help_and_version_import_no_torch(arguments: list[str]) -> None:
         "heavy = {'torch', 'transformers', 'tokenizers', 'matplotlib'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60
-    )
+    result = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     assert ("score" in result.stdout) or vllm.__version__ in result.stdout
 
@@ -48,9 +46,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["score", "a.jsonl", "--labels", "x", "--dtype"], "--dtype"),
     ],
 )
-def test_bad_usage_is_exit_code_2(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_usage_is_exit_code_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main(arguments)
     assert end.value.code == 2

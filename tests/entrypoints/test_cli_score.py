@@ -151,10 +151,7 @@ def test_label_ids_give_the_same_readings(loaded: LLM, capsys: pytest.CaptureFix
 def test_template_file_is_taken_as_it_is(loaded: LLM) -> None:
     Path("t.txt").write_text("{text}\\n\n")
     Path("a.jsonl").write_text('"hello"\n')
-    assert (
-        main(["score", "a.jsonl", "--labels", " a", "--template-file", "t.txt", "--no-picture", "--quiet"])
-        == 0
-    )
+    assert main(["score", "a.jsonl", "--labels", " a", "--template-file", "t.txt", "--no-picture", "--quiet"]) == 0
     (record,) = _lines("a.scores.jsonl")
     assert record["num_prompt_tokens"] == len(loaded.get_tokenizer().encode("hello\\n"))
     assert record["probs"] == {" a": 1.0}
@@ -179,9 +176,7 @@ def test_what_only_the_model_knows_to_be_wrong(
     assert [path.name for path in Path().iterdir()] == ["a.jsonl"]
 
 
-def test_a_label_that_is_not_one_token_shows_its_tokens(
-    loaded: LLM, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_label_that_is_not_one_token_shows_its_tokens(loaded: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = loaded.get_tokenizer()
     ids = tokenizer.encode(" very bad", add_special_tokens=False)
     shown = ", ".join(f"{token_id} {tokenizer.decode([token_id])!r}" for token_id in ids)
@@ -235,9 +230,7 @@ def test_what_is_wrong_is_said_before_the_model_loads(
         (["--dtype", "int8"], "dtype must be one of"),
     ],
 )
-def test_models_that_cannot_be_had(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_models_that_cannot_be_had(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.jsonl").write_text('"hello"\n')
     _fails(["a.jsonl", "--labels", " a", *arguments], message, capsys)
 

@@ -68,9 +68,7 @@ def test_limit_stops_reading(tmp_path: Path) -> None:
         ("a.csv", 'text\n"open\n', "a.csv:2: not CSV: unexpected end of data"),
     ],
 )
-def test_bad_input_names_file_line_and_fault(
-    name: str, content: str | bytes, message: str, tmp_path: Path
-) -> None:
+def test_bad_input_names_file_line_and_fault(name: str, content: str | bytes, message: str, tmp_path: Path) -> None:
     with pytest.raises(CliError) as raised:
         read_items(_write(tmp_path, name, content), "text")
     assert message in str(raised.value)
@@ -96,9 +94,7 @@ def test_writing_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_fields_of_the_object_fill_the_template() -> None:
-    item = Item(
-        1, "{title} {0} }{", {"body": "{title} {0} }{", "title": "T", "stars": 4, "old": None, "ok": True}
-    )
+    item = Item(1, "{title} {0} }{", {"body": "{title} {0} }{", "title": "T", "stars": 4, "old": None, "ok": True})
     template = Template("{{{title}}} {stars}{old} {ok}: {text}|{body}")
     assert template.render("a.jsonl", item) == "{T} 4 true: {title} {0} }{|{title} {0} }{"
 
@@ -114,9 +110,7 @@ def test_unknown_field_names_line_and_field() -> None:
     assert str(raised.value) == "a.jsonl:9: the template's field 'stars' is not there; known: id, text"
 
 
-@pytest.mark.parametrize(
-    "source", ["{text", "text}", "{}", "{text!r}", "{text:>4}", "no field", "{{text}}", ""]
-)
+@pytest.mark.parametrize("source", ["{text", "text}", "{}", "{text!r}", "{text:>4}", "no field", "{{text}}", ""])
 def test_bad_templates_are_errors(source: str) -> None:
     with pytest.raises(CliError, match="template: "):
         Template(source)
@@ -129,9 +123,7 @@ def test_escapes_of_the_command_line() -> None:
 
 def test_default_template_depends_on_the_labels() -> None:
     item = Item(1, "Nice.", {})
-    assert (
-        Template.default([" positive", " negative"]).render("a", item).endswith("Review: Nice.\nSentiment:")
-    )
+    assert Template.default([" positive", " negative"]).render("a", item).endswith("Review: Nice.\nSentiment:")
     other = Template.default([" {a}", " b"]).render("a", item)
     assert "{a}, b" in other
     assert other.endswith("Text: Nice.\nLabel:")
@@ -154,9 +146,7 @@ def _record(text: str, p: float | None, prediction: str | None, **more: Any) -> 
 
 def test_verdicts_compare_without_the_space() -> None:
     labels = Labels([" a", " b"], [" a", " b"], [1, 2])
-    items = [
-        Item(i, "x", {"label": gold} if gold else {}) for i, gold in enumerate(("a", "b ", "c", None, "a"))
-    ]
+    items = [Item(i, "x", {"label": gold} if gold else {}) for i, gold in enumerate(("a", "b ", "c", None, "a"))]
     records = [_record("x", 0.9, " a")] * 4 + [_record("x", None, None)]
     assert verdicts(records, items, labels) == [True, False, None, None, None]
     by_id = Labels(["1", "2"], [" a", " b"], [1, 2])
@@ -195,9 +185,7 @@ def test_headings_stay_distinct() -> None:
     assert cut("abc, def", 6) == "abc…"
 
 
-@pytest.mark.parametrize(
-    ("kind", "start"), [("png", b"\x89PNG\r\n\x1a\n"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
-)
+@pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG\r\n\x1a\n"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_picture_formats_and_awkward_texts(kind: str, start: bytes) -> None:
     scored = [(_record("costs $5 and $6_x^", 0.9, " a"), True), (_record("広い", None, None), None)]
     assert draw(scored, {" a": "$a$", " b": "b"}, "title $1", kind).startswith(start)

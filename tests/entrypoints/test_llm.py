@@ -288,9 +288,7 @@ class TestFinish:
             SamplingParams(**always, min_tokens=3),
             SamplingParams(**always, include_stop_str_in_output=True, skip_special_tokens=False),
         ]
-        plain, ignored, late, shown = (
-            output.outputs[0] for output in llm.generate(["a"] * 4, params, use_tqdm=False)
-        )
+        plain, ignored, late, shown = (output.outputs[0] for output in llm.generate(["a"] * 4, params, use_tqdm=False))
         assert (plain.token_ids, plain.text, plain.finish_reason, plain.stop_reason) == (
             [EOS],
             "",

@@ -60,9 +60,7 @@ def test_defaults_are_those_of_transformers(arch: str, tmp_path: Path) -> None:
             assert mine.rope.rope_type == "default"
 
 
-@pytest.mark.parametrize(
-    "field", ["hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings"]
-)
+@pytest.mark.parametrize("field", ["hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings"])
 def test_a_missing_field_is_named(field: str) -> None:
     with pytest.raises(ValueError, match=f"some-model/config.json has no {field}"):
         parse(**{field: ...})
@@ -124,9 +122,7 @@ def test_files_that_are_not_there_or_not_json(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_rope_old_and_new_style(
-    fields: dict[str, Any], rope_type: str, theta: float, params: dict[str, Any]
-) -> None:
+def test_rope_old_and_new_style(fields: dict[str, Any], rope_type: str, theta: float, params: dict[str, Any]) -> None:
     rope = parse(**fields).rope
     assert (rope.rope_type, rope.theta, rope.params) == (rope_type, theta, params)
 

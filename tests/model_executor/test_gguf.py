@@ -98,14 +98,10 @@ def tiny(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("arch", "size"), [("llama", "small"), ("llama", "odd"), ("qwen2", "odd"), ("qwen3", "small")]
-)
+@pytest.mark.parametrize(("arch", "size"), [("llama", "small"), ("llama", "odd"), ("qwen2", "odd"), ("qwen3", "small")])
 def test_logits_equal_the_original(arch: str, size: str, tmp_path: Path, cache: Path) -> None:
     no_o_bias = {"attention_bias": False, "mlp_bias": False} if arch == "llama" else {}
-    hf_model = make_hf_model(
-        arch, size, rope_parameters={"rope_type": "default", "rope_theta": 5e4}, **no_o_bias
-    )
+    hf_model = make_hf_model(arch, size, rope_parameters={"rope_type": "default", "rope_theta": 5e4}, **no_o_bias)
     write_gguf(tmp_path / "m.gguf", arch, hf_model)
     resolved = resolve_model(str(tmp_path / "m.gguf"), "float32")
     assert resolved.name == "m" and resolved.hf_config.eos_token_ids == (1,)
@@ -118,9 +114,7 @@ def test_logits_equal_the_original(arch: str, size: str, tmp_path: Path, cache: 
 def test_rope_scaling_of_the_header(tmp_path: Path, cache: Path) -> None:
     rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
     hf_model = make_hf_model("qwen2", "small", rope_parameters=rope)
-    write_gguf(
-        tmp_path / "m.gguf", "qwen2", hf_model, {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
-    )
+    write_gguf(tmp_path / "m.gguf", "qwen2", hf_model, {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0})
     resolved = resolve_model(str(tmp_path / "m.gguf"), "float32")
     prompts = random_prompts(resolved.hf_config.vocab_size)
     got = paged_logits(_load(resolved), resolved.hf_config, prompts)
@@ -200,9 +194,7 @@ def test_a_conversion_is_an_ordinary_folder_made_once(tiny: Path, cache: Path) -
     assert AutoTokenizer.from_pretrained(folder).encode("ab<s>b a") == [92, 0, 67, 93, 66]
 
 
-def test_a_second_dtype_takes_over_the_tokenizer(
-    tiny: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_dtype_takes_over_the_tokenizer(tiny: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = converted_folder(tiny, "float32")
     monkeypatch.setattr(gguf_tokenizer, "_byte_level_tokenizer", None)
     second = converted_folder(tiny, "bfloat16")
@@ -210,9 +202,7 @@ def test_a_second_dtype_takes_over_the_tokenizer(
     assert json.loads((second / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_the_hash_is_of_the_content_and_remembered(
-    tiny: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hash_is_of_the_content_and_remembered(tiny: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = converted_folder(tiny, "float32")
     copy = tiny.with_name("copy.gguf")
     copy.write_bytes(tiny.read_bytes())
@@ -246,9 +236,7 @@ def _convert_in_process(path: str, barrier: Any, results: Any) -> None:
 def test_concurrent_conversions_agree(tiny: Path, cache: Path) -> None:
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(3), context.Queue()
-    workers = [
-        context.Process(target=_convert_in_process, args=(str(tiny), barrier, results)) for _ in range(3)
-    ]
+    workers = [context.Process(target=_convert_in_process, args=(str(tiny), barrier, results)) for _ in range(3)]
     for worker in workers:
         worker.start()
     folders = {results.get(timeout=60) for _ in workers}

@@ -65,9 +65,7 @@ def test_names_without_the_base_prefix_and_leftovers_are_accepted(llama: Path) -
     rewrite(llama, strip)
     after, _ = load_model(llama)
     prompts = random_prompts(config.vocab_size)
-    for got, want in zip(
-        paged_logits(after, config, prompts), paged_logits(before, config, prompts), strict=True
-    ):
+    for got, want in zip(paged_logits(after, config, prompts), paged_logits(before, config, prompts), strict=True):
         assert torch.equal(got, want)
 
 
@@ -82,12 +80,8 @@ def test_missing_unexpected_and_misshapen_weights_are_named(llama: Path) -> None
 
     name = "model.layers.1.self_attn.k_proj.weight"
     check(lambda tensors: tensors.pop(name), f"tiny-llama lacks weights: {name}$")
-    check(
-        lambda tensors: tensors.clear() or tensors.update(x=torch.ones(1)), "lacks weights: .* and 15 more$"
-    )
-    check(
-        lambda tensors: tensors.update({"model.extra": torch.ones(1)}), "has unexpected weights: model.extra$"
-    )
+    check(lambda tensors: tensors.clear() or tensors.update(x=torch.ones(1)), "lacks weights: .* and 15 more$")
+    check(lambda tensors: tensors.update({"model.extra": torch.ones(1)}), "has unexpected weights: model.extra$")
     check(
         lambda tensors: tensors.update({name: torch.ones(3, 64)}),
         rf"weight {name} has shape \(3, 64\), but config.json means \(32, 64\)",
@@ -102,9 +96,7 @@ def test_broken_weight_files(llama: Path) -> None:
     with pytest.raises(ValueError, match="tiny-llama has neither model.safetensors nor"):
         load_model(llama)
     (llama / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(
-        ValueError, match=r"pytorch_model.bin, which is not supported .* convert it to safetensors"
-    ):
+    with pytest.raises(ValueError, match=r"pytorch_model.bin, which is not supported .* convert it to safetensors"):
         load_model(llama)
     (llama / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ValueError, match="index.json has no usable weight_map"):

@@ -29,9 +29,7 @@ def check_against_transformers(folder: Path, hf_model: Any) -> None:
     for chunk in (1, 7, None):
         for got, want in zip(paged_logits(model, config, prompts, chunk), expected, strict=True):
             torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCE)
-        for got, want in zip(
-            paged_logits(model, config, prompts, chunk, last_only=True), expected, strict=True
-        ):
+        for got, want in zip(paged_logits(model, config, prompts, chunk, last_only=True), expected, strict=True):
             torch.testing.assert_close(got, want[-1:], rtol=0, atol=TOLERANCE)
 
 
@@ -60,9 +58,7 @@ def test_opt_variants(overrides: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize("arch", ["qwen2", "qwen3", "opt"])
 def test_tied_and_untied(arch: str, tmp_path: Path) -> None:
     for tied in (True, False):
-        check_against_transformers(
-            *make_random_model(arch, "small", tmp_path / str(tied), tie_word_embeddings=tied)
-        )
+        check_against_transformers(*make_random_model(arch, "small", tmp_path / str(tied), tie_word_embeddings=tied))
 
 
 ROPES: dict[str, dict[str, Any]] = {

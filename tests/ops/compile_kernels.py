@@ -74,9 +74,7 @@ def _calls() -> Iterator[Callable[[], Any]]:
     yield lambda: fill_logprob_token_ids(_int32(4, 21), 1, slots, _int32(9, 32), _int32(8), _int32(8))
 
 
-def _attention_calls(
-    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
-) -> Iterator[Callable[[], Any]]:
+def _attention_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> Iterator[Callable[[], Any]]:
     qkv = torch.empty(8, heads + 2 * kv_heads, head_dim, dtype=dtype)
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
     caches = [torch.empty(kv_cache_shape(4, 16, kv_heads, head_dim), dtype=dtype) for _ in range(2)]

@@ -37,9 +37,7 @@ def test_fills_rows_from_their_slots(
     counts[0], counts[1] = 0, min(width, stored_width)
     slots = torch.randint(0, num_slots, (num_rows,)).to(mapping_dtype)
     columns = strided(torch.full((num_rows, first_column + width), POISON, dtype=torch.int32))
-    got = run(
-        twin, fill_logprob_token_ids, columns, first_column, slots, strided(token_ids), list_idx, counts
-    )
+    got = run(twin, fill_logprob_token_ids, columns, first_column, slots, strided(token_ids), list_idx, counts)
     assert got.dtype == torch.int32 and got.tolist() == [int(counts[slot]) for slot in slots]
     for row, slot in enumerate(slots.tolist()):
         count = int(counts[slot])

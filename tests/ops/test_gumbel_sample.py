@@ -68,9 +68,7 @@ def test_known_bits() -> None:
 
 
 @pytest.mark.parametrize("twin", TWINS)
-@pytest.mark.parametrize(
-    ("num_rows", "vocab_size"), [(0, 3), (1, 1), (2, 3), (4, 4), (9, 2048), (5, 2049), (3, 9001)]
-)
+@pytest.mark.parametrize(("num_rows", "vocab_size"), [(0, 3), (1, 1), (2, 3), (4, 4), (9, 2048), (5, 2049), (3, 9001)])
 def test_shapes(twin: str, num_rows: int, vocab_size: int) -> None:
     torch.manual_seed(num_rows)
     temperature = torch.tensor([0.7, 0.0, 1.0, 1e-6, 50.0])

@@ -30,9 +30,7 @@ def test_writes_slots(
     torch.manual_seed(tokens)
     qkv = torch.randn(tokens, 4 * heads, head_dim).to(dtype)
     k, v = qkv[:, 2 * heads : 3 * heads], qkv[:, 3 * heads :]
-    caches = [
-        torch.full(kv_cache_shape(NUM_BLOCKS, block_size, heads, head_dim), 777.0, dtype=dtype) for _ in "kv"
-    ]
+    caches = [torch.full(kv_cache_shape(NUM_BLOCKS, block_size, heads, head_dim), 777.0, dtype=dtype) for _ in "kv"]
     slots = torch.randperm(NUM_BLOCKS * block_size)[:tokens].to(slots_dtype)
     slots[1::3] = -1
     run(twin, reshape_and_cache_, k, v, *caches, slots)

@@ -43,9 +43,7 @@ def test_products(twin: str, dtype: torch.dtype, columns: int, inner: int) -> No
             for rows in ROWS:
                 got = packed_linear(x[:rows], ready)
                 assert got.dtype == dtype and got.is_contiguous()
-                truth = F.linear(
-                    x[:rows].double(), weight.double(), None if own_bias is None else bias.double()
-                )
+                truth = F.linear(x[:rows].double(), weight.double(), None if own_bias is None else bias.double())
                 assert_accurate(twin, got, truth, slack=4e-6)
 
 
@@ -72,9 +70,7 @@ def test_a_row_does_not_depend_on_its_batch(twin: str, dtype: torch.dtype) -> No
         together = packed_linear(x, ready)
         for rows in (1, 2, 5, 14, 64):
             for first in (0, 17, 236):
-                assert torch.equal(
-                    packed_linear(x[first : first + rows], ready), together[first : first + rows]
-                )
+                assert torch.equal(packed_linear(x[first : first + rows], ready), together[first : first + rows])
 
 
 @pytest.mark.parametrize("twin", [level for level in LEVELS if level != "reference"])

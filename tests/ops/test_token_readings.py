@@ -25,9 +25,7 @@ def truth(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> tu
             chosen[row, column] = values[row, token]
             ranks[row, column] = 1 + (values[row] > values[row, token]).sum()
     highest = values.amax(dim=-1)
-    first = torch.tensor(
-        [int((row == top).nonzero()[0, 0]) for row, top in zip(values, highest, strict=True)]
-    )
+    first = torch.tensor([int((row == top).nonzero()[0, 0]) for row, top in zip(values, highest, strict=True)])
     return chosen, ranks, values.logsumexp(dim=-1), first.to(torch.int32), highest
 
 
@@ -177,9 +175,7 @@ def test_one_row_seen_as_many(twin: str) -> None:
     assert_true(run(twin, token_readings, logits, ids, None), logits, ids)
 
 
-@pytest.mark.parametrize(
-    "twin", [twin for twin in TWINS if not (twin == "triton" and torch.cuda.is_available())]
-)
+@pytest.mark.parametrize("twin", [twin for twin in TWINS if not (twin == "triton" and torch.cuda.is_available())])
 def test_rows_further_apart_than_an_int32_counts(twin: str) -> None:
     torch.manual_seed(5)
     stride, vocab_size = 2**31 + 64, 500

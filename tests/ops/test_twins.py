@@ -17,9 +17,7 @@ from vllm.ops.topk import topk
 def test_a_built_library_has_every_operation() -> None:
     for name in OPERATIONS:
         found = [twin for twin in twins(name) if not twin.startswith("cpp-")]
-        assert found == (
-            ["reference", "cpp", "triton"] if _dispatch.LIBRARY.exists() else ["reference", "triton"]
-        )
+        assert found == (["reference", "cpp", "triton"] if _dispatch.LIBRARY.exists() else ["reference", "triton"])
 
 
 def test_force_chooses_and_gives_back() -> None:

@@ -103,9 +103,7 @@ def strided(tensor: Tensor, gap: int = 3) -> Tensor:
     return wide[..., : tensor.shape[-1]]
 
 
-def assert_accurate(
-    twin: str, got: Tensor, truth: Tensor, plain: Tensor | None = None, slack: float = _SLACK
-) -> None:
+def assert_accurate(twin: str, got: Tensor, truth: Tensor, plain: Tensor | None = None, slack: float = _SLACK) -> None:
     """Hold a result to the float64 truth: off by little more than one rounding to its dtype, and no further
     than a plain computation in that dtype is.
 

@@ -77,7 +77,10 @@ class EngineArgs:
         self._check_supported()
         device = self._resolve_device()
         source = resolve_model(
-            self.model, requested_dtype=self._requested_dtype(), device=device, revision=self.revision,
+            self.model,
+            requested_dtype=self._requested_dtype(),
+            device=device,
+            revision=self.revision,
             hf_overrides=self.hf_overrides,
         )
         max_model_len = self._resolve_max_model_len(source.hf_config.max_context_len)
@@ -131,7 +134,9 @@ class EngineArgs:
 
     def _check_supported(self) -> None:
         if self.tensor_parallel_size != 1:
-            raise ValueError(f"tensor_parallel_size must be 1: one device is supported, got {self.tensor_parallel_size}")
+            raise ValueError(
+                f"tensor_parallel_size must be 1: one device is supported, got {self.tensor_parallel_size}"
+            )
         if self.quantization not in (None, "gguf"):
             raise ValueError(f"quantization must be None or 'gguf', got {self.quantization!r}")
         if self.distributed_executor_backend not in (None, "uni"):
@@ -209,7 +214,6 @@ def _flag_options(hint: Any) -> dict[str, Any]:
     if typing.get_origin(kind) is dict:
         return {"type": _json_object, "metavar": "JSON"}
     return {"type": kind, "metavar": kind.__name__.upper()}
-
 
 
 def _json_object(text: str) -> dict[str, Any]:

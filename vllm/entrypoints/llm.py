@@ -35,9 +35,7 @@ class LLM:
         known = {item.name for item in fields(EngineArgs)}
         unknown = sorted(set(kwargs) - known)
         if unknown:
-            raise TypeError(
-                f"LLM() got an unexpected argument {unknown[0]!r}; known: {', '.join(sorted(known))}"
-            )
+            raise TypeError(f"LLM() got an unexpected argument {unknown[0]!r}; known: {', '.join(sorted(known))}")
         engine_args = EngineArgs(model=None if model is None else str(model), **kwargs)
         self.llm_engine = LLMEngine.from_engine_args(engine_args, use_tqdm=use_tqdm_on_load)
         self._request_counter = itertools.count()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -49,7 +49,7 @@ def cpu_ops() -> Any | None:
     return torch.ops.vllm_cpu
 
 
-@lru_cache(maxsize=None)
+@cache
 def _of_device(device_type: str) -> Implementation:
     # Asked hundreds of times a step, so the environment is read once.
     if envs.ops_reference():

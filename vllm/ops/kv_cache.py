@@ -15,9 +15,7 @@ from torch import Tensor
 from vllm.ops._dispatch import implementation
 
 
-def kv_cache_shape(
-    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
-) -> tuple[int, int, int]:
+def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, int, int]:
     """Shape of a layer's key cache, and of its value cache."""
     return (num_blocks, num_kv_heads, block_size * head_dim)
 

@@ -64,9 +64,7 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False) -> T
         ValueError: the width of x is not K.
     """
     if x.shape[-1] != packed.shape[1]:
-        raise ValueError(
-            f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}"
-        )
+        raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
     if packed.layout == "plain":
         return F.linear(x, packed.weight, packed.bias)
     if packed.layout == "panels":

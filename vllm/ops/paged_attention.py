@@ -41,16 +41,12 @@ def paged_attention(
         out = q.new_empty(q.shape)
     which = implementation(q)
     if which == "cpp":
-        torch.ops.vllm_cpu.paged_attention(
-            q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, out
-        )
+        torch.ops.vllm_cpu.paged_attention(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, out)
         return out
     if which == "triton":
         from vllm.ops.triton import paged_attention as kernels
 
-        return kernels.paged_attention(
-            q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, out
-        )
+        return kernels.paged_attention(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, out)
     return _reference(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, out)
 
 

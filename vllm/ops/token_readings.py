@@ -59,15 +59,10 @@ def _check(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.T
     if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"logits must be float32, bfloat16 or float16, got {logits.dtype}")
     if token_ids.dim() != 2 or len(token_ids) != len(logits) or token_ids.dtype != torch.int32:
+        raise ValueError(f"token_ids must be int32 [{len(logits)}, W], got {token_ids.dtype} {tuple(token_ids.shape)}")
+    if num_token_ids is not None and (num_token_ids.shape != logits.shape[:1] or num_token_ids.dtype != torch.int32):
         raise ValueError(
-            f"token_ids must be int32 [{len(logits)}, W], got {token_ids.dtype} {tuple(token_ids.shape)}"
-        )
-    if num_token_ids is not None and (
-        num_token_ids.shape != logits.shape[:1] or num_token_ids.dtype != torch.int32
-    ):
-        raise ValueError(
-            f"num_token_ids must be int32 [{len(logits)}], got {num_token_ids.dtype} "
-            f"{tuple(num_token_ids.shape)}"
+            f"num_token_ids must be int32 [{len(logits)}], got {num_token_ids.dtype} {tuple(num_token_ids.shape)}"
         )
 
 

@@ -82,9 +82,7 @@ class HFConfig:
         """
         length = float(self.max_position_embeddings)
         if self.rope.rope_type == "yarn":
-            length = max(
-                length, self.rope.params["original_max_position_embeddings"] * self.rope.params["factor"]
-            )
+            length = max(length, self.rope.params["original_max_position_embeddings"] * self.rope.params["factor"])
         elif self.rope.rope_type == "linear":
             length *= self.rope.params["factor"]
         return int(length) if self.sliding_window is None else min(int(length), self.sliding_window)
@@ -126,8 +124,7 @@ def parse_hf_config(raw: dict[str, Any], generation: dict[str, Any], where: str 
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise ValueError(
-            f"{where}: num_attention_heads must be a multiple of num_key_value_heads={num_kv_heads}, "
-            f"got {num_heads}"
+            f"{where}: num_attention_heads must be a multiple of num_key_value_heads={num_kv_heads}, got {num_heads}"
         )
     return HFConfig(
         architectures=tuple(raw.get("architectures") or ()),
@@ -147,8 +144,7 @@ def parse_hf_config(raw: dict[str, Any], generation: dict[str, Any], where: str 
         mlp_bias=fields.boolean("mlp_bias", False),
         sliding_window=_parse_sliding_window(raw, model_type, fields),
         hidden_act=str(
-            raw.get("hidden_act" if model_type != "opt" else "activation_function")
-            or _default_act(model_type)
+            raw.get("hidden_act" if model_type != "opt" else "activation_function") or _default_act(model_type)
         ),
         dtype=_parse_dtype(raw),
         bos_token_id=_first_id(generation.get("bos_token_id"), raw.get("bos_token_id")),

@@ -27,9 +27,7 @@ def download(name: str, revision: str | None = None, weights: bool = True) -> Pa
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the client's errors have no common base over its versions and HTTP libraries
-        reason = next(
-            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise FileNotFoundError(
             f"{name!r} is not a folder or file on this machine, and it could not be had from the "
             f"Hugging Face hub: {reason}"

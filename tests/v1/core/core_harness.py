@@ -30,9 +30,7 @@ def make_scheduler(
     )
 
 
-def make_request(
-    request_id: str, prompt: list[int], max_tokens=4, priority=0, eos=(), salt=None, **params
-) -> Request:
+def make_request(request_id: str, prompt: list[int], max_tokens=4, priority=0, eos=(), salt=None, **params) -> Request:
     return Request(
         request_id,
         prompt,
@@ -105,9 +103,7 @@ class FakeRunner:
         ):
             self.blocks[req_id] += added
             assert self.computed[req_id] == computed
-        assert [*cached.req_ids, *(new.req_id for new in step.scheduled_new_reqs)] == list(
-            step.num_scheduled_tokens
-        )
+        assert [*cached.req_ids, *(new.req_id for new in step.scheduled_new_reqs)] == list(step.num_scheduled_tokens)
 
     def _cell(self, req_id: str, position: int) -> tuple[int, int]:
         return self.blocks[req_id][position // BLOCK_SIZE], position % BLOCK_SIZE
@@ -134,16 +130,12 @@ def _count(
     for req_id in step.preempted_req_ids:
         # Somebody who came later goes on: this one had had its turn when it lost its place.
         later = order[order.index(req_id) + 1 :]
-        seen["preemptions of scheduled requests"] += any(
-            other in step.num_scheduled_tokens for other in later
-        )
+        seen["preemptions of scheduled requests"] += any(other in step.num_scheduled_tokens for other in later)
     for new in step.scheduled_new_reqs:
         request = scheduler.requests[new.req_id]
         hits = new.num_computed_tokens // BLOCK_SIZE
         seen["prefix hits"] += hits
-        seen["shared within a step"] += any(
-            content_hash not in content for content_hash in request.block_hashes[:hits]
-        )
+        seen["shared within a step"] += any(content_hash not in content for content_hash in request.block_hashes[:hits])
         seen["resumed with cached blocks"] += bool(request.num_preemptions and hits)
         seen["split prompts"] += request.num_computed_tokens < request.num_tokens
     seen["evictions"] += len(content - set(scheduler.kv.pool._block_of))
@@ -169,9 +161,7 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
         held = len(scheduler.kv.blocks_of(request.request_id)) * BLOCK_SIZE
         assert request.num_computed_tokens <= held < request.num_computed_tokens + BLOCK_SIZE
     if scheduler.config.policy == "fcfs":
-        line = [
-            request.arrival_index for request in (*scheduler.running, *scheduler.waiting._requests.values())
-        ]
+        line = [request.arrival_index for request in (*scheduler.running, *scheduler.waiting._requests.values())]
         assert line == sorted(line), "somebody jumped the queue"
     if step is not None:
         assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens

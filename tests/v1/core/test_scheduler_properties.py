@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 prompts = st.one_of(
     st.lists(st.integers(0, 6), min_size=1, max_size=20),
     # Shared beginnings, so that blocks are found by content; whole blocks, so that all of a prompt may be.
-    st.builds(
-        lambda shared, tail: [1] * shared + tail, st.integers(4, 20), st.lists(st.integers(0, 2), max_size=6)
-    ),
+    st.builds(lambda shared, tail: [1] * shared + tail, st.integers(4, 20), st.lists(st.integers(0, 2), max_size=6)),
     st.builds(lambda blocks: [2] * 4 * blocks, st.integers(1, 5)),
 )
 arrivals = st.tuples(

@@ -52,13 +52,9 @@ MIXED = [
     SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=3),
     SamplingParams(seed=1, max_tokens=12, ignore_eos=True, logprob_token_ids=[5, 9]),
     SamplingParams(seed=2, max_tokens=12, ignore_eos=True, top_p=0.8, top_k=20, logprobs=0),
-    SamplingParams(
-        seed=3, max_tokens=12, ignore_eos=True, repetition_penalty=1.4, presence_penalty=0.5, logprobs=1
-    ),
+    SamplingParams(seed=3, max_tokens=12, ignore_eos=True, repetition_penalty=1.4, presence_penalty=0.5, logprobs=1),
     SamplingParams(seed=4, max_tokens=12, ignore_eos=True, min_p=0.05, logit_bias={7: 4.0}, logprobs=2),
-    SamplingParams(
-        seed=5, max_tokens=12, ignore_eos=True, allowed_token_ids=range(30, 90), frequency_penalty=1.0
-    ),
+    SamplingParams(seed=5, max_tokens=12, ignore_eos=True, allowed_token_ids=range(30, 90), frequency_penalty=1.0),
 ]
 
 
@@ -209,11 +205,7 @@ class TestEnds:
         delta, cumulative, final = ([output.outputs[0] for output in outputs[kind.name]] for kind in kinds)
         assert len(delta) == len(cumulative) == 40 and len(final) == 1
         assert "".join(each.text for each in delta) == cumulative[-1].text == final[0].text
-        assert (
-            [token for each in delta for token in each.token_ids]
-            == cumulative[-1].token_ids
-            == final[0].token_ids
-        )
+        assert [token for each in delta for token in each.token_ids] == cumulative[-1].token_ids == final[0].token_ids
         assert [entry for each in delta for entry in each.logprobs] == list(final[0].logprobs)
         assert cumulative[-1].logprobs == final[0].logprobs
 
@@ -284,14 +276,10 @@ class TestBlocks:
             order += [output.request_id for output in tiny.llm_engine.step() if output.finished]
         assert order == ["1", "3", "2", "0"]
 
-    @pytest.mark.parametrize(
-        "fields", [{"max_num_seqs": 1}, {"max_num_seqs": 3}, {"block_size": 4}, {"block_size": 7}]
-    )
+    @pytest.mark.parametrize("fields", [{"max_num_seqs": 1}, {"max_num_seqs": 3}, {"block_size": 4}, {"block_size": 7}])
     def test_the_shape_of_steps_changes_nothing(self, tiny, folder, fields):
         expected = generate(tiny, PROMPTS, MIXED)
-        for output, whole in zip(
-            generate(make_tiny_llm(folder, **fields), PROMPTS, MIXED), expected, strict=True
-        ):
+        for output, whole in zip(generate(make_tiny_llm(folder, **fields), PROMPTS, MIXED), expected, strict=True):
             assert_same_readings(output, whole, 1e-5)
 
 
@@ -345,9 +333,7 @@ class TestLogits:
 
     def test_nothing_left_to_sample_is_that_requests_error(self, tiny):
         params = SamplingParams(temperature=0, allowed_token_ids=[EOS], min_tokens=2, max_tokens=4)
-        stuck, free = generate(
-            tiny, ["a", "a"], [params, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)]
-        )
+        stuck, free = generate(tiny, ["a", "a"], [params, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)])
         assert stuck.outputs[0].finish_reason == "error"
         assert "allowed_token_ids and min_tokens" in stuck.outputs[0].error
         assert len(texts(free)[0]) == 3
@@ -382,9 +368,7 @@ def test_emoji_stream_whole_from_the_embedded_model(llm):
     engine = llm.llm_engine
     smile = engine.tokenizer.encode("🤗")
     assert len(smile) > 1
-    params = SamplingParams(
-        temperature=0, max_tokens=24, allowed_token_ids=smile, output_kind=RequestOutputKind.DELTA
-    )
+    params = SamplingParams(temperature=0, max_tokens=24, allowed_token_ids=smile, output_kind=RequestOutputKind.DELTA)
     engine.add_request("r", "🤗🤗🤗🤗🤗🤗", params)
     pieces = [output.outputs[0].text for output in run_all(engine)["r"]]
     assert pieces.count("") and "".join(pieces).startswith("🤗🤗")

@@ -94,7 +94,9 @@ class TestLimits:
     def test_an_empty_list_means_no_readings(self, llm):
         assert one(llm, "a", greedy(logprob_token_ids=[])).logprobs is None
 
-    @pytest.mark.parametrize("prompt", ["", [], [49152], [-1], [1.5], [True], [[5], 5], {"text": "a"}, "\ud800", {"prompt": 3}])
+    @pytest.mark.parametrize(
+        "prompt", ["", [], [49152], [-1], [1.5], [True], [[5], 5], {"text": "a"}, "\ud800", {"prompt": 3}]
+    )
     def test_bad_prompts(self, llm, prompt):
         with pytest.raises(VLLMValidationError):
             llm.generate([prompt], greedy(), use_tqdm=False)
@@ -140,7 +142,9 @@ def test_the_mode_belongs_to_the_request(llm, mode):
     processed /= 0.5
     processed[np.argsort(processed)[:-2]] = -np.inf
     logits = processed if mode.startswith("processed") else raw
-    expected = logits if mode.endswith("logits") else logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+    expected = (
+        logits if mode.endswith("logits") else logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+    )
     neighbours = [SamplingParams(logprob_token_ids=ids, logprobs_mode=m, **common) for m in ("raw_logits", mode, None)]
     output = llm.generate(["Once upon a time"] * 3, neighbours, use_tqdm=False)[1].outputs[0]
     for token_id in ids:

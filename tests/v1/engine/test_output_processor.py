@@ -109,9 +109,7 @@ def test_the_end_of_sequence_token_is_an_id_but_no_text(tokenizer):
     processor = OutputProcessor(tokenizer)
     processor.add_request("r", None, [1], SamplingParams(max_tokens=9, skip_special_tokens=False), 0.0)
     processor.process_outputs([EngineCoreOutput("r", byte_ids("ab"))])
-    (output,) = processor.process_outputs(
-        [EngineCoreOutput("r", [EOS], finish_reason="stop")]
-    ).request_outputs
+    (output,) = processor.process_outputs([EngineCoreOutput("r", [EOS], finish_reason="stop")]).request_outputs
     completion = output.outputs[0]
     assert (completion.text, completion.token_ids) == ("ab", [*byte_ids("ab"), EOS])
     assert (completion.finish_reason, completion.stop_reason, output.finished) == ("stop", None, True)
@@ -123,9 +121,7 @@ def test_without_detokenizing_there_is_no_text(tokenizer):
         outputs, _ = run(own, params, "ab", readings=True)
         completion = outputs[-1].outputs[0]
         assert (completion.text, completion.token_ids) == ("", byte_ids("ab"))
-        assert [entry.decoded_token for position in completion.logprobs for entry in position.values()] == [
-            None
-        ] * 2
+        assert [entry.decoded_token for position in completion.logprobs for entry in position.values()] == [None] * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -23,9 +23,7 @@ class Harness:
 
     def __init__(self, vocab_size: int = VOCAB, seed: int = 0, max_model_len: int = 64) -> None:
         self.vocab_size = vocab_size
-        config = SimpleNamespace(
-            vocab_size=vocab_size, seed=seed, hf_config=SimpleNamespace(eos_token_ids=EOS)
-        )
+        config = SimpleNamespace(vocab_size=vocab_size, seed=seed, hf_config=SimpleNamespace(eos_token_ids=EOS))
         self.states = RequestStates(MAX_NUM_REQS, max_model_len, CPU)
         self.sampler = Sampler(MAX_NUM_REQS, config, CPU)
 

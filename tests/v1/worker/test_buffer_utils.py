@@ -44,9 +44,7 @@ def test_growth_keeps_contents_and_pending_rows(device: str) -> None:
     table.apply_staged_writes()
     table.stage(2, np.array([3, 4]))
     table.ensure_width(3)
-    assert table.np.shape == (3, 4), (
-        "growth at least doubles, or a slow ramp would copy the table at every request"
-    )
+    assert table.np.shape == (3, 4), "growth at least doubles, or a slow ramp would copy the table at every request"
     table.apply_staged_writes()
     expected = [[1, 2, -1, -1], [-1] * 4, [3, 4, -1, -1]]
     assert table.tensor.tolist() == expected

@@ -87,9 +87,7 @@ def generate(harness: Harness, slots: list[int], steps: int) -> np.ndarray:
     for _ in range(steps):
         rows = np.array(slots)
         last = harness.states.token_ids[rows, harness.states.total_len[rows] - 1]
-        sampled = harness.step(
-            table[torch.from_numpy(last.astype(np.int64))], slots
-        ).sampled_token_ids.numpy()
+        sampled = harness.step(table[torch.from_numpy(last.astype(np.int64))], slots).sampled_token_ids.numpy()
         harness.states.append_sampled(rows, sampled)
         tokens.append(sampled)
     return np.stack(tokens)
@@ -179,9 +177,7 @@ def test_mixed_readings_equal_those_alone(dtype: torch.dtype) -> None:
         assert mixed is not None and single is not None
         assert mixed["token_ids"][0] == together.sampled_token_ids[row]
         for name, values in mixed.items():
-            np.testing.assert_allclose(
-                values, single[name], rtol=0, atol=1e-6, err_msg=f"{name} of {READERS[i]}"
-            )
+            np.testing.assert_allclose(values, single[name], rtol=0, atol=1e-6, err_msg=f"{name} of {READERS[i]}")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

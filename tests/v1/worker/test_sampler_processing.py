@@ -21,9 +21,7 @@ PROMPT = [3, 4, 5, 4, 9]
 GENERATED = [10, 11, 10, 4, 10]
 
 
-def reference(
-    logits: np.ndarray, params: SamplingParams, prompt: list[int], generated: list[int]
-) -> np.ndarray:
+def reference(logits: np.ndarray, params: SamplingParams, prompt: list[int], generated: list[int]) -> np.ndarray:
     """One row, one token at a time, in float64."""
     x = logits.astype(np.float64)
     if params.allowed_token_ids:
@@ -37,9 +35,7 @@ def reference(
             x[token] = -np.inf
     for token in range(len(x)):
         if token in prompt or token in generated:
-            x[token] = (
-                x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
-            )
+            x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
         count = generated.count(token)
         x[token] -= params.frequency_penalty * count
         x[token] -= params.presence_penalty * (count > 0)
@@ -131,15 +127,12 @@ def test_mixed_batch_equals_each_row_alone_bit_for_bit() -> None:
         part = range(start, min(start + 12, len(names)))
         harness = Harness()
         slots = [
-            harness.add(everything(seed=i, **CASES[names[i]]), PROMPT[: 1 + i % 5], GENERATED[: i % 6])
-            for i in part
+            harness.add(everything(seed=i, **CASES[names[i]]), PROMPT[: 1 + i % 5], GENERATED[: i % 6]) for i in part
         ]
         together = harness.step(logits[list(part)], slots)
         for row, i in enumerate(part):
             alone_harness = Harness()
-            slot = alone_harness.add(
-                everything(seed=i, **CASES[names[i]]), PROMPT[: 1 + i % 5], GENERATED[: i % 6]
-            )
+            slot = alone_harness.add(everything(seed=i, **CASES[names[i]]), PROMPT[: 1 + i % 5], GENERATED[: i % 6])
             alone = alone_harness.step(logits[i : i + 1], [slot])
             assert together.sampled_token_ids[row] == alone.sampled_token_ids[0], names[i]
 
@@ -193,9 +186,7 @@ def test_top_p_looks_as_far_as_it_must(scale: float, top_p: float) -> None:
 
 def test_top_p_rows_of_different_breadth_share_a_batch() -> None:
     vocab_size = 3000
-    rows = [
-        random_logits(1, vocab_size, seed=i, scale=scale)[0] for i, scale in enumerate((5.0, 0.01, 2.0, 0.5))
-    ]
+    rows = [random_logits(1, vocab_size, seed=i, scale=scale)[0] for i, scale in enumerate((5.0, 0.01, 2.0, 0.5))]
     harness = Harness(vocab_size)
     slots = [harness.add(everything(top_p=0.9)) for _ in rows]
     together = harness.step(torch.stack(rows), slots)
@@ -211,9 +202,7 @@ def test_ties_at_the_cut_go_to_the_lower_id() -> None:
     logits[[100, 50]] = 1.0
     kept = np.flatnonzero(np.isfinite(harness.processed(logits, harness.add(everything(top_k=4)))))
     np.testing.assert_array_equal(kept, [0, 1, 50, 100])
-    assert harness.step(logits[None], [harness.add(SamplingParams(top_k=1))]).sampled_token_ids.tolist() == [
-        50
-    ]
+    assert harness.step(logits[None], [harness.add(SamplingParams(top_k=1))]).sampled_token_ids.tolist() == [50]
 
 
 def test_a_stale_tail_of_token_ids_is_not_counted() -> None:
@@ -238,9 +227,7 @@ def test_penalties_follow_the_generated_tokens() -> None:
     generated: list[int] = []
     for step in range(4):
         logits = random_logits(1, seed=step)[0]
-        assert_processed(
-            harness.processed(logits, slot), reference(logits.numpy(), params, PROMPT, generated)
-        )
+        assert_processed(harness.processed(logits, slot), reference(logits.numpy(), params, PROMPT, generated))
         generated.append(17 + step % 2)
         harness.states.append_sampled(np.array([slot]), np.array([generated[-1]], dtype=np.int32))
 
@@ -254,9 +241,7 @@ def test_slot_reuse_leaves_nothing_behind() -> None:
         harness.remove(slot)
         params = everything(**CASES[name])
         assert harness.add(params, PROMPT, GENERATED) == slot
-        assert_processed(
-            harness.processed(logits, slot), reference(logits.numpy(), params, PROMPT, GENERATED)
-        )
+        assert_processed(harness.processed(logits, slot), reference(logits.numpy(), params, PROMPT, GENERATED))
 
 
 def test_long_lists_beside_short_ones() -> None:

@@ -58,9 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the prompt, with {text} and other {fields}; \\n is a line break, {{ a brace.\n"
         "Left out: two examples of sentiment for positive/negative, a plain question otherwise",
     )
-    template.add_argument(
-        "--template-file", metavar="FILE", type=Path, help="the prompt from a file, as it is"
-    )
+    template.add_argument("--template-file", metavar="FILE", type=Path, help="the prompt from a file, as it is")
     parser.add_argument(
         "--output", metavar="FILE", type=Path, help="results, as JSONL (default: <FILE's stem>.scores.jsonl)"
     )
@@ -111,9 +109,7 @@ def run(args: argparse.Namespace) -> int:
     outputs = _score(llm, args, items, prompts, labels)
     times.score = time.perf_counter() - started
 
-    records = [
-        make_record(i, item, out, labels) for i, (item, out) in enumerate(zip(items, outputs, strict=True))
-    ]
+    records = [make_record(i, item, out, labels) for i, (item, out) in enumerate(zip(items, outputs, strict=True))]
     write_atomically(output, to_jsonl(records))
     correct = verdicts(records, items, labels)
     if not args.quiet:
@@ -241,9 +237,7 @@ def _print_summary(correct: Sequence[bool | None], outputs: Sequence[RequestOutp
     )
 
 
-def _report_failures(
-    args: argparse.Namespace, items: Sequence[Item], records: Sequence[dict[str, Any]]
-) -> int:
+def _report_failures(args: argparse.Namespace, items: Sequence[Item], records: Sequence[dict[str, Any]]) -> int:
     failed = [record for record in records if "error" in record]
     if not failed:
         return 0

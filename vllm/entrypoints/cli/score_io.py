@@ -136,16 +136,13 @@ def _check_header(name: str, line: int, header: list[str], text_field: str) -> N
         raise CliError(f"{name}:{line}: the header has {repeated[0]!r} more than once")
     if text_field not in header:
         raise CliError(
-            f"{name}:{line}: no field {text_field!r} in the header, which has {_listed(header)} "
-            "(see --text-field)"
+            f"{name}:{line}: no field {text_field!r} in the header, which has {_listed(header)} (see --text-field)"
         )
 
 
 def _item(name: str, line: int, fields: dict[str, Any], text_field: str) -> Item:
     if text_field not in fields:
-        raise CliError(
-            f"{name}:{line}: no field {text_field!r}; there is {_listed(fields)} (see --text-field)"
-        )
+        raise CliError(f"{name}:{line}: no field {text_field!r}; there is {_listed(fields)} (see --text-field)")
     text = fields[text_field]
     if not isinstance(text, str):
         raise CliError(f"{name}:{line}: field {text_field!r} must be a string, got {_kind(text)}")

@@ -111,9 +111,7 @@ def verdicts(records: Sequence[dict[str, Any]], items: Sequence[Item], labels: L
 def _not_one_token(string: str, ids: Sequence[int], tokenizer: Tokenizer) -> str:
     if not ids:
         return f"label {string!r} has no token"
-    tokens = ", ".join(
-        f"{token_id} {text!r}" for token_id, text in zip(ids, tokenizer.decode_tokens(ids), strict=True)
-    )
+    tokens = ", ".join(f"{token_id} {text!r}" for token_id, text in zip(ids, tokenizer.decode_tokens(ids), strict=True))
     hint = ""
     for other in (" " + string, string.strip()):
         if other != string and len(tokenizer.encode(other, add_special_tokens=False)) == 1:

@@ -38,9 +38,7 @@ def format_table(
 
     def line(text: str, cells: Sequence[str]) -> str:
         columns = [_pad(cut(text, text_width), text_width)]
-        columns += [
-            " " * (size - display_width(cell)) + cell for cell, size in zip(cells, widths, strict=True)
-        ]
+        columns += [" " * (size - display_width(cell)) + cell for cell, size in zip(cells, widths, strict=True)]
         return "  ".join(columns).rstrip()
 
     lines = [line("text", header)]
@@ -54,9 +52,7 @@ def format_table(
 def short_names(labels: Sequence[str]) -> list[str]:
     """Labels as headings: without the space around them where they stay distinct so, and cut when long."""
     stripped = [label.strip() for label in labels]
-    names = (
-        stripped if all(stripped) and len(set(stripped)) == len(labels) else [repr(label) for label in labels]
-    )
+    names = stripped if all(stripped) and len(set(stripped)) == len(labels) else [repr(label) for label in labels]
     return [cut(name, _LABEL_WIDTH) for name in names]
 
 
@@ -84,8 +80,7 @@ def display_width(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(
-        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
-        for char in text
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
     )
 
 

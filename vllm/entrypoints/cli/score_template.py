@@ -44,9 +44,7 @@ class Template:
                 )
             self._parts.append((literal, name))
         if all(name is None for _, name in self._parts):
-            raise CliError(
-                "template: it has no field, so that every prompt would be the same; {text} is the text"
-            )
+            raise CliError("template: it has no field, so that every prompt would be the same; {text} is the text")
 
     @classmethod
     def unescaped(cls, argument: str) -> Template:
@@ -82,9 +80,7 @@ class Template:
             elif field is not None:
                 if field not in item.fields:
                     known = ", ".join(sorted({_TEXT, *item.fields}))
-                    raise CliError(
-                        f"{name}:{item.line}: the template's field {field!r} is not there; known: {known}"
-                    )
+                    raise CliError(f"{name}:{item.line}: the template's field {field!r} is not there; known: {known}")
                 pieces.append(_as_text(item.fields[field]))
         return "".join(pieces)
 

@@ -41,9 +41,7 @@ def get_act_and_mul_fn(name: str) -> Callable[[Tensor], Tensor]:
     return _lookup(_GATED_ACTIVATIONS, name, "hidden_act")
 
 
-def _lookup(
-    table: dict[str, Callable[[Tensor], Tensor]], name: str, field: str
-) -> Callable[[Tensor], Tensor]:
+def _lookup(table: dict[str, Callable[[Tensor], Tensor]], name: str, field: str) -> Callable[[Tensor], Tensor]:
     if name not in table:
         raise ValueError(f"config.json: {field} must be one of {', '.join(sorted(table))}, got {name!r}")
     return table[name]

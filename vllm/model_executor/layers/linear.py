@@ -21,9 +21,7 @@ class LinearBase(nn.Module):
         super().__init__()
         self.parts = parts
         output_size = sum(parts.values())
-        self.weight: nn.Parameter | None = nn.Parameter(
-            torch.empty(output_size, input_size), requires_grad=False
-        )
+        self.weight: nn.Parameter | None = nn.Parameter(torch.empty(output_size, input_size), requires_grad=False)
         self.bias: nn.Parameter | None = None
         if bias:
             self.bias = nn.Parameter(torch.empty(output_size), requires_grad=False)
@@ -81,10 +79,6 @@ class MergedColumnParallelLinear(LinearBase):
 class QKVParallelLinear(LinearBase):
     """The query, key and value projections as one product; outputs side by side, heads whole."""
 
-    def __init__(
-        self, hidden_size: int, head_dim: int, num_heads: int, num_kv_heads: int, bias: bool
-    ) -> None:
+    def __init__(self, hidden_size: int, head_dim: int, num_heads: int, num_kv_heads: int, bias: bool) -> None:
         kv_size = num_kv_heads * head_dim
-        super().__init__(
-            hidden_size, {"q_proj": num_heads * head_dim, "k_proj": kv_size, "v_proj": kv_size}, bias
-        )
+        super().__init__(hidden_size, {"q_proj": num_heads * head_dim, "k_proj": kv_size, "v_proj": kv_size}, bias)

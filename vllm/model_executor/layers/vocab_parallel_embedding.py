@@ -31,9 +31,7 @@ class ParallelLMHead(nn.Module):
             the plain layout, multiplying the packed one.
     """
 
-    def __init__(
-        self, vocab_size: int, hidden_size: int, tied_to: VocabParallelEmbedding | None = None
-    ) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, tied_to: VocabParallelEmbedding | None = None) -> None:
         super().__init__()
         self.weight: nn.Parameter | None = None
         if tied_to is None:
@@ -43,7 +41,7 @@ class ParallelLMHead(nn.Module):
         self.packed: PackedLinear
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[L, H] -> [L, V], in float32 where the kernel can: unrounded sums leave no ties that the model did not make."""
+        """[L, H] -> [L, V], in float32 where the kernel can: rounding would make ties that are not the model's."""
         return packed_linear(hidden, self.packed, float_out=True)
 
     def process_weights_after_loading(self) -> None:

@@ -72,9 +72,7 @@ def _convert(path: Path, dtype: str, folder: Path, siblings: Path, use_tqdm: boo
     _write_weights(file, config, getattr(torch, dtype), folder / _WEIGHTS, use_tqdm)
 
 
-def _write_weights(
-    file: GGUFFile, config: dict[str, Any], dtype: torch.dtype, target: Path, use_tqdm: bool
-) -> None:
+def _write_weights(file: GGUFFile, config: dict[str, Any], dtype: torch.dtype, target: Path, use_tqdm: bool) -> None:
     """Dequantise tensor by tensor, a few at a time, so that memory stays far below the model's size."""
     names = gguf_names.weight_names(file)
     shapes = {new: file.tensors[old].shape for old, new in names.items()}
@@ -101,9 +99,7 @@ def _write_weights(
 def _progress(total: int, use_tqdm: bool) -> Iterator[Any]:
     from tqdm import tqdm
 
-    with tqdm(
-        total=total, desc="Converting GGUF", unit="tensor", disable=not use_tqdm, dynamic_ncols=True
-    ) as bar:
+    with tqdm(total=total, desc="Converting GGUF", unit="tensor", disable=not use_tqdm, dynamic_ncols=True) as bar:
         yield bar.update
 
 

@@ -58,9 +58,7 @@ class GGUFFile:
             raise ValueError(f"{path.name} is not a GGUF file: it does not begin with 'GGUF'")
         version = cursor.scalar("<I")
         if version not in _VERSIONS:
-            raise ValueError(
-                f"{path.name}: GGUF version must be one of {_VERSIONS} (little-endian), got {version}"
-            )
+            raise ValueError(f"{path.name}: GGUF version must be one of {_VERSIONS} (little-endian), got {version}")
         num_tensors, num_pairs = cursor.scalar("<Q"), cursor.scalar("<Q")
         self.metadata: dict[str, Any] = {}
         for _ in range(num_pairs):
@@ -96,15 +94,11 @@ class GGUFFile:
         for name, shape, ggml_type, offset in entries:
             if ggml_type not in sizes:
                 known = ", ".join(kind.name for kind in GGMLQuantizationType)
-                raise ValueError(
-                    f"{self.path.name}: tensor {name} has type {ggml_type}; known types: {known}"
-                )
+                raise ValueError(f"{self.path.name}: tensor {name} has type {ggml_type}; known types: {known}")
             block, block_bytes = sizes[ggml_type]
             num_bytes = math.prod(shape) // block * block_bytes
             if base + offset + num_bytes > len(self._data):
-                raise ValueError(
-                    f"{self.path.name} is cut short: tensor {name} ends beyond the end of the file"
-                )
+                raise ValueError(f"{self.path.name} is cut short: tensor {name} ends beyond the end of the file")
             tensors[name] = GGUFTensor(name, shape, ggml_type, base + offset, num_bytes)
         return tensors
 

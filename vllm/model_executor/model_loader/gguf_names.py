@@ -57,11 +57,7 @@ def restore_layout(file: GGUFFile, name: str, value: np.ndarray, config: dict[st
     """Undo GGUF's reordering of Llama's query and key rows: there, the two rows that rotate together stand
     side by side; here, they stand half a head apart."""
     match = _BLOCK_NAME.fullmatch(name)
-    if (
-        file.metadata["general.architecture"] != "llama"
-        or match is None
-        or match[2] not in ("attn_q", "attn_k")
-    ):
+    if file.metadata["general.architecture"] != "llama" or match is None or match[2] not in ("attn_q", "attn_k"):
         return value
     heads = config["num_attention_heads" if match[2] == "attn_q" else "num_key_value_heads"]
     pairs = value.reshape(heads, -1, 2, *value.shape[1:])
@@ -102,9 +98,7 @@ def hf_config(file: GGUFFile, dtype: str) -> dict[str, Any]:
             config[name] = value
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if not isinstance(config[name], int):
-            raise ValueError(
-                f"{file.path.name}: layers that differ in {name} are not supported, got {config[name]}"
-            )
+            raise ValueError(f"{file.path.name}: layers that differ in {name} are not supported, got {config[name]}")
     return config
 
 

@@ -95,6 +95,4 @@ def _write_tokenizer_config(meta: dict[str, Any], folder: Path) -> None:
     if template is not None:
         config["chat_template"] = template
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8"
-    )
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")

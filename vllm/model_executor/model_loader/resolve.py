@@ -106,9 +106,7 @@ def _locate(model: str | None, revision: str | None) -> Path:
         if (path / "config.json").is_file() or not files:
             return path
         if len(files) > 1:
-            raise ValueError(
-                f"{path.name} holds several .gguf files; name one: {', '.join(f.name for f in files)}"
-            )
+            raise ValueError(f"{path.name} holds several .gguf files; name one: {', '.join(f.name for f in files)}")
         return files[0]
     if path.suffix == ".gguf" or not _HUB_NAME.fullmatch(model):
         raise FileNotFoundError(f"model {model!r} is neither a folder nor a .gguf file on this machine")

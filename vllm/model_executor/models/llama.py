@@ -66,9 +66,7 @@ class LlamaMLP(nn.Module):
     def __init__(self, config: HFConfig) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = MergedColumnParallelLinear(
-            hidden, {"gate_proj": inner, "up_proj": inner}, config.mlp_bias
-        )
+        self.gate_up_proj = MergedColumnParallelLinear(hidden, {"gate_proj": inner, "up_proj": inner}, config.mlp_bias)
         self.down_proj = RowParallelLinear(inner, hidden, config.mlp_bias, "down_proj")
         self.act_and_mul = get_act_and_mul_fn(config.hidden_act)
 
@@ -149,9 +147,7 @@ class LlamaForCausalLM(nn.Module):
     def __init__(self, config: HFConfig, max_model_len: int) -> None:
         super().__init__()
         rotary = RotaryEmbedding(config.head_dim, max_model_len, config.rope)
-        self.model = LlamaModel(
-            config, [self.make_attention(config, rotary) for _ in range(config.num_hidden_layers)]
-        )
+        self.model = LlamaModel(config, [self.make_attention(config, rotary) for _ in range(config.num_hidden_layers)])
         tied_to = self.model.embed_tokens if config.tie_word_embeddings else None
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, tied_to)
 

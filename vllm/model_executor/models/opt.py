@@ -33,14 +33,10 @@ class OPTAttention(nn.Module):
         heads, self.head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
         self.num_heads = heads
         self.qkv_proj = QKVParallelLinear(config.hidden_size, self.head_dim, heads, heads, config.enable_bias)
-        self.out_proj = RowParallelLinear(
-            config.hidden_size, config.hidden_size, config.enable_bias, "out_proj"
-        )
+        self.out_proj = RowParallelLinear(config.hidden_size, config.hidden_size, config.enable_bias, "out_proj")
         self.attn = Attention(self.head_dim)
 
-    def forward(
-        self, hidden: Tensor, kv_cache: KVCache, attn: AttentionMetadata, rows: Tensor | None
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, kv_cache: KVCache, attn: AttentionMetadata, rows: Tensor | None) -> Tensor:
         """[T, H] -> [T, H], or [L, H] for the tokens in `rows`."""
         heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
         q, k, v = heads.split(self.num_heads, dim=1)
@@ -61,9 +57,7 @@ class OPTDecoderLayer(nn.Module):
         self.final_layer_norm = LayerNorm(hidden, affine)
         self.act_fn = get_act_fn(config.hidden_act)
 
-    def forward(
-        self, hidden: Tensor, kv_cache: KVCache, attn: AttentionMetadata, rows: Tensor | None
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, kv_cache: KVCache, attn: AttentionMetadata, rows: Tensor | None) -> Tensor:
         """[T, H] -> [T, H], or [L, H] for the tokens in `rows`."""
         normed = self.self_attn_layer_norm(hidden) if self.norm_before else hidden
         attended = self.self_attn(normed, kv_cache, attn, rows)
@@ -83,9 +77,7 @@ class OPTDecoder(nn.Module):
         super().__init__()
         hidden, embed = config.hidden_size, config.word_embed_proj_dim
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, embed)
-        self.embed_positions = VocabParallelEmbedding(
-            config.max_position_embeddings + _POSITION_OFFSET, hidden
-        )
+        self.embed_positions = VocabParallelEmbedding(config.max_position_embeddings + _POSITION_OFFSET, hidden)
         self.project_in: ReplicatedLinear | None = None
         self.project_out: ReplicatedLinear | None = None
         if embed != hidden:

@@ -32,6 +32,4 @@ def resolve_model_class(architectures: Sequence[str]) -> type[nn.Module]:
             module, class_name = _MODELS[name]
             return getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), class_name)
     given = ", ".join(architectures) or "none"
-    raise ValueError(
-        f"config.json: architectures must name one of {', '.join(supported_architectures())}, got {given}"
-    )
+    raise ValueError(f"config.json: architectures must name one of {', '.join(supported_architectures())}, got {given}")

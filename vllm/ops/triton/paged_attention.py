@@ -116,9 +116,7 @@ def _paged_attention_kernel(
     # Rows past the last whole token of a tile belong to the next tile.
     mask = ((row < TOKENS * GROUP) & (query < num_tokens))[:, None] & (dim < head_dim)[None, :]
     token = (first_token + query).to(tl.int64)
-    q = tl.load(
-        q_ptr + (token * q_token_stride + head * q_head_stride)[:, None] + dim[None, :], mask=mask, other=0.0
-    )
+    q = tl.load(q_ptr + (token * q_token_stride + head * q_head_stride)[:, None] + dim[None, :], mask=mask, other=0.0)
     if WIDEN:
         q = q.to(tl.float32)
     position = seq_len - num_tokens + query

@@ -84,6 +84,4 @@ def _rms_norm_kernel(
     scale = tl.rsqrt(tl.sum(x * x, axis=1) / hidden + eps)
     weight = tl.load(weight_ptr + column, mask=column < hidden, other=0.0).to(tl.float32)
     normed = x * scale[:, None] * weight[None, :]
-    tl.store(
-        out_ptr + row[:, None] * hidden + column[None, :], normed.to(out_ptr.dtype.element_ty), mask=mask
-    )
+    tl.store(out_ptr + row[:, None] * hidden + column[None, :], normed.to(out_ptr.dtype.element_ty), mask=mask)

@@ -27,9 +27,7 @@ _MERGED_CHUNKS = 32
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def token_readings(
-    logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None
-) -> Result:
+def token_readings(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None) -> Result:
     """Run the kernels. Arguments and the order of the results: `vllm.ops.token_readings`."""
     num_rows, num_columns = token_ids.shape
     if num_columns <= _SORT_ABOVE:

@@ -16,6 +16,4 @@ def write_kv(k: Tensor, v: Tensor, kv_cache: tuple[Tensor, Tensor], attn: Attent
 
 def attend(q: Tensor, kv_cache: tuple[Tensor, Tensor], attn: AttentionMetadata, scale: float) -> Tensor:
     """Causal attention of q [T, Hq, D] over keys and values already in the cache; returns [T, Hq, D]."""
-    return paged_attention(
-        q, kv_cache[0], kv_cache[1], attn.block_table, attn.query_start_loc, attn.seq_lens, scale
-    )
+    return paged_attention(q, kv_cache[0], kv_cache[1], attn.block_table, attn.query_start_loc, attn.seq_lens, scale)

@@ -29,9 +29,7 @@ def extend_block_hashes(request: Request, block_size: int) -> list[bytes]:
 
 
 def _root_hash(salt: str | None) -> bytes:
-    return hashlib.blake2b(
-        (salt or "").encode("utf-8", "surrogatepass"), digest_size=16, person=b"salt"
-    ).digest()
+    return hashlib.blake2b((salt or "").encode("utf-8", "surrogatepass"), digest_size=16, person=b"salt").digest()
 
 
 class BlockPool:

@@ -23,9 +23,7 @@ class Detokenizer:
         self._num_sent = 0
         self.text = ""
         # Without stop strings nobody reads the text of a request that streams nothing before it ends.
-        self._hold_back = (
-            max(map(len, self._stop), default=1) - 1 if not params.include_stop_str_in_output else 0
-        )
+        self._hold_back = max(map(len, self._stop), default=1) - 1 if not params.include_stop_str_in_output else 0
 
     def update(self, new_token_ids: list[int], stopped_by_token: bool) -> str | None:
         """Take new ids; returns the stop string that ended the text, if one did.

@@ -50,8 +50,7 @@ class InputProcessor:
         if missing:
             if self.tokenizer is None:
                 raise VLLMValidationError(
-                    "a text prompt needs a tokenizer, and skip_tokenizer_init left it out; pass "
-                    "prompt_token_ids",
+                    "a text prompt needs a tokenizer, and skip_tokenizer_init left it out; pass prompt_token_ids",
                     parameter="prompt",
                     value=parsed[missing[0]].text,
                 )
@@ -103,8 +102,7 @@ class InputProcessor:
             )
         if priority != 0 and self._policy != "priority":
             raise VLLMValidationError(
-                f"priority {priority} needs scheduling_policy='priority', and this engine's is "
-                f"{self._policy!r}",
+                f"priority {priority} needs scheduling_policy='priority', and this engine's is {self._policy!r}",
                 parameter="priority",
                 value=priority,
             )
@@ -173,8 +171,7 @@ class InputProcessor:
         if result and not (min(result) >= 0 and max(result) < self.model_config.vocab_size):
             worst = min(result) if min(result) < 0 else max(result)
             raise VLLMValidationError(
-                f"prompt_token_ids must be in [0, {self.model_config.vocab_size}), the model's vocabulary; "
-                f"got {worst}",
+                f"prompt_token_ids must be in [0, {self.model_config.vocab_size}), the model's vocabulary; got {worst}",
                 parameter="prompt_token_ids",
                 value=worst,
             )
@@ -186,8 +183,7 @@ class InputProcessor:
         limit = self.model_config.max_model_len
         if len(token_ids) >= limit:
             raise VLLMValidationError(
-                f"the prompt has {len(token_ids)} tokens, which leaves no room for output within "
-                f"max_model_len={limit}",
+                f"the prompt has {len(token_ids)} tokens, which leaves no room for output within max_model_len={limit}",
                 parameter="prompt",
                 value=len(token_ids),
             )

@@ -31,9 +31,7 @@ class _Sequence:
         self.core_id = core_id
         self.index = index
         self.token_ids: list[int] = []
-        self.detokenizer = (
-            Detokenizer(tokenizer, params) if tokenizer is not None and params.detokenize else None
-        )
+        self.detokenizer = Detokenizer(tokenizer, params) if tokenizer is not None and params.detokenize else None
         decode = tokenizer.decode_tokens if tokenizer is not None and params.detokenize else None
         self.logprobs_processor = LogprobsProcessor.from_params(params, decode)
         self.finish_reason: str | None = None
@@ -159,8 +157,7 @@ class OutputProcessor:
                 value=request_id,
             )
         sequences = [
-            _Sequence(core_id, index, child, self._tokenizer)
-            for index, (core_id, child) in enumerate(children)
+            _Sequence(core_id, index, child, self._tokenizer) for index, (core_id, child) in enumerate(children)
         ]
         state = _RequestState(request_id, prompt, prompt_token_ids, params, arrival_time, sequences)
         self._requests[request_id] = state

@@ -39,9 +39,7 @@ class Scheduler:
     shared by nobody.
     """
 
-    def __init__(
-        self, scheduler_config: SchedulerConfig, cache_config: CacheConfig, max_model_len: int
-    ) -> None:
+    def __init__(self, scheduler_config: SchedulerConfig, cache_config: CacheConfig, max_model_len: int) -> None:
         """
         Raises:
             ValueError: cache_config.num_blocks is not set, or chunked prefill is off and a prompt of
@@ -49,19 +47,14 @@ class Scheduler:
         """
         if cache_config.num_blocks is None:
             raise ValueError("num_blocks must be set before the scheduler is built")
-        if (
-            not scheduler_config.enable_chunked_prefill
-            and scheduler_config.max_num_batched_tokens < max_model_len
-        ):
+        if not scheduler_config.enable_chunked_prefill and scheduler_config.max_num_batched_tokens < max_model_len:
             raise ValueError(
                 f"max_num_batched_tokens must be at least max_model_len={max_model_len} when chunked prefill "
                 f"is off, got {scheduler_config.max_num_batched_tokens}"
             )
         self.config = scheduler_config
         self.max_model_len = max_model_len
-        self.kv = KVCacheManager(
-            cache_config.num_blocks, cache_config.block_size, cache_config.enable_prefix_caching
-        )
+        self.kv = KVCacheManager(cache_config.num_blocks, cache_config.block_size, cache_config.enable_prefix_caching)
         self.requests: dict[str, Request] = {}
         self.waiting = make_queue(scheduler_config.policy)
         self.running: list[Request] = []

@@ -53,9 +53,7 @@ class GPUModelRunner:
         self._update_states(scheduler_output)
         if not scheduler_output.total_num_scheduled_tokens:
             return ModelRunnerOutput([], np.empty(0, dtype=np.int32), [])
-        batch = build_input_batch(
-            scheduler_output.num_scheduled_tokens, self.states, self.block_tables, self.device
-        )
+        batch = build_input_batch(scheduler_output.num_scheduled_tokens, self.states, self.block_tables, self.device)
         hidden = self.model(batch.input_ids, batch.positions, self.kv_caches, batch.attn, batch.logits_rows)
         self.states.num_computed_tokens[batch.idx_mapping_np] += batch.num_scheduled_np
         if not len(batch.sampling_rows_np):

@@ -7,9 +7,7 @@ import torch
 from vllm.ops.gumbel_sample import gumbel_sample
 
 
-def draw(
-    logits: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor:
+def draw(logits: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """One token a row. The noise is a function of (seed, position, token id) alone, so a request draws the
     same token whatever shares its batch, however its prompt was chunked and however often it was preempted.
 

@@ -54,9 +54,7 @@ class PenaltiesState:
         index = upload(slots, device)
         token_ids = states.token_ids_tensor(slots).to(torch.int64)  # [R, W]
         position = torch.arange(token_ids.shape[1], device=device)
-        known = (
-            position < upload(states.total_len[slots], device)[:, None]
-        )  # the rest is other rows' length, or stale
+        known = position < upload(states.total_len[slots], device)[:, None]  # the rest is other rows' length, or stale
         generated = known & (position >= upload(states.prompt_len[slots], device)[:, None])
 
         # Each column's new value depends on its token alone, so a token that stands in several columns (known

@@ -99,9 +99,7 @@ class Sampler:
 
     # -- plain rows ------------------------------------------------------------------------------------------
 
-    def _sample_plain(
-        self, logits: torch.Tensor, slots: np.ndarray, plain: np.ndarray, output: SamplerOutput
-    ) -> None:
+    def _sample_plain(self, logits: torch.Tensor, slots: np.ndarray, plain: np.ndarray, output: SamplerOutput) -> None:
         for members, num_topk in self._reading_groups(slots[plain], by_mode=False):
             rows = plain[members]
             part = _take(logits, rows)
@@ -201,9 +199,7 @@ class Sampler:
 
     # -- readings --------------------------------------------------------------------------------------------
 
-    def _read(
-        self, logits: torch.Tensor, num_topk: int, token_ids: torch.Tensor, slots: np.ndarray
-    ) -> LogprobsTensors:
+    def _read(self, logits: torch.Tensor, num_topk: int, token_ids: torch.Tensor, slots: np.ndarray) -> LogprobsTensors:
         return compute_topk_logprobs(
             logits,
             num_topk,
@@ -248,9 +244,7 @@ def _float32_copy(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
     return part.to(torch.float32, copy=shares_memory).contiguous()
 
 
-def _on_rows(
-    logits: torch.Tensor, chosen: np.ndarray, apply: Callable[[torch.Tensor, np.ndarray], None]
-) -> None:
+def _on_rows(logits: torch.Tensor, chosen: np.ndarray, apply: Callable[[torch.Tensor, np.ndarray], None]) -> None:
     """Call `apply(logits of the chosen rows, the rows)`, which works in place, unless no row is chosen (bool
     [R])."""
     rows = np.flatnonzero(chosen)

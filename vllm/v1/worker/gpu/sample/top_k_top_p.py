@@ -68,9 +68,7 @@ def _sorted(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values, ids
 
 
-def _nucleus(
-    values: torch.Tensor, lse: torch.Tensor, top_p: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _nucleus(values: torch.Tensor, lse: torch.Tensor, top_p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Which of a row's most likely tokens belong to the nucleus.
 
     Args:
