@@ -58,8 +58,8 @@ void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tabl
   args.block_size = check_caches(k_cache, v_cache, q, args.head_dim);
   args.num_kv_heads = k_cache.size(1);
   STD_TORCH_CHECK(q.size(1) % args.num_kv_heads == 0 && q.size(1) / args.num_kv_heads <= 256,
-                  "q must have a multiple of the cache's ", args.num_kv_heads, " heads, at most 256 times as many, got ",
-                  q.size(1));
+                  "q must have a multiple of the cache's ", args.num_kv_heads,
+                  " heads, at most 256 times as many, got ", q.size(1));
   check_same_dtype(out, "out", q, "q");
   check_shape(out, "out", {q.size(0), q.size(1), q.size(2)});
   check_contiguous(out, "out");

@@ -74,8 +74,8 @@ void rotary_embedding_(Tensor positions, Tensor q, Tensor k, Tensor cos_sin_cach
   check_contiguous(cos_sin_cache, "cos_sin_cache");
   args.rot_dim = cos_sin_cache.size(1);
   args.max_positions = cos_sin_cache.size(0);
-  STD_TORCH_CHECK(args.rot_dim % 2 == 0 && args.rot_dim <= q.size(2), "cos_sin_cache must have an even width of at most ",
-                  q.size(2), ", got ", args.rot_dim);
+  STD_TORCH_CHECK(args.rot_dim % 2 == 0 && args.rot_dim <= q.size(2),
+                  "cos_sin_cache must have an even width of at most ", q.size(2), ", got ", args.rot_dim);
   if (is_int64(positions, "positions")) {
     args.positions_int64 = static_cast<const int64_t*>(positions.data_ptr());
   } else {

@@ -22,7 +22,7 @@ class LLM:
 
     Args:
         model: a model folder, a .gguf file or a hub name; None = the embedded small model, if installed.
-        use_tqdm_on_load: show a progress bar while loading.
+        use_tqdm_on_load: show a progress bar when loading takes longer than a moment.
         **kwargs: the other fields of EngineArgs (tokenizer, dtype, max_model_len, max_num_seqs, ...).
 
     Raises:
@@ -31,7 +31,7 @@ class LLM:
         FileNotFoundError: the model is not there.
     """
 
-    def __init__(self, model: str | None = None, *, use_tqdm_on_load: bool = False, **kwargs: Any) -> None:
+    def __init__(self, model: str | None = None, *, use_tqdm_on_load: bool = True, **kwargs: Any) -> None:
         known = {item.name for item in fields(EngineArgs)}
         unknown = sorted(set(kwargs) - known)
         if unknown:

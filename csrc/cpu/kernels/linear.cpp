@@ -1,11 +1,11 @@
 // x W^T + bias with a weight packed once, float32 accumulation whatever the dtype.
 //
-// A packed weight is a row of panels, each 32 output columns wide: panel [K][32]. In bfloat16 columns c and c + 16 stand
-// side by side, so that one 64-byte load and two bit operations give both as float32; on CPUs without matrix tiles that
-// beats the bfloat16 dot-product instructions, whose rate is half that of float32 multiply-adds.
+// A packed weight is a row of panels, each 32 output columns wide: panel [K][32]. In bfloat16 columns c and c + 16
+// stand side by side, so that one 64-byte load and two bit operations give both as float32; on Intel's CPUs without
+// matrix tiles that beats the bfloat16 dot-product instructions, whose rate is half that of float32 multiply-adds.
 //
-// Each output is a sum of chains of kChain multiply-adds over k, in order, whichever tile or thread computes it: a row's
-// results do not depend on the other rows of the batch. Short chains keep the rounding error small.
+// Each output is a sum of chains of kChain multiply-adds over k, in order, whichever tile or thread computes it: a
+// row's results do not depend on the other rows of the batch. Short chains keep the rounding error small.
 #include "../kernels.h"
 #include "../vec.h"
 #include "../scratch.h"

@@ -5,7 +5,8 @@
 // weighted values of a chunk stay in the first-level cache. Every row sees the same chunks in the same order however
 // the queries were tiled, chunked or batched, so its result does not depend on them.
 //
-// Keys are read where they lie when 16 tokens of a block are neighbours; other block sizes are copied a chunk at a time.
+// Keys are read where they lie when 16 tokens of a block are neighbours; with other block sizes they are copied a chunk
+// at a time.
 #include "../kernels.h"
 #include "../scratch.h"
 #include "../vec.h"

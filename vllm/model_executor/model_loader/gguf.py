@@ -99,7 +99,9 @@ def _write_weights(file: GGUFFile, config: dict[str, Any], dtype: torch.dtype, t
 def _progress(total: int, use_tqdm: bool) -> Iterator[Any]:
     from tqdm import tqdm
 
-    with tqdm(total=total, desc="Converting GGUF", unit="tensor", disable=not use_tqdm, dynamic_ncols=True) as bar:
+    with tqdm(
+        total=total, desc="Converting GGUF", unit="tensor", disable=not use_tqdm, delay=2, dynamic_ncols=True
+    ) as bar:
         yield bar.update
 
 

@@ -42,7 +42,9 @@ def load_weights(model: nn.Module, folder: Path, use_tqdm: bool = False) -> None
     expected = len(slots)
     tied = _HEAD not in slots
     unexpected: list[str] = []
-    with tqdm(total=expected, desc="Loading weights", unit="tensor", disable=not use_tqdm, dynamic_ncols=True) as bar:
+    with tqdm(
+        total=expected, desc="Loading weights", unit="tensor", disable=not use_tqdm, delay=2, dynamic_ncols=True
+    ) as bar:
         for name, tensor in iterate_tensors(shard_files(folder)):
             if name.endswith(_IGNORED_SUFFIX) or (tied and name == _HEAD):
                 continue

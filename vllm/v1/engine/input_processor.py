@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -44,7 +45,10 @@ class InputProcessor:
             VLLMValidationError: a prompt of another shape, an empty one, ids outside the vocabulary, or one
                 with no room left for output.
         """
-        parsed = [self._parse(prompt) for prompt in prompts]
+        parsed = []
+        for i, prompt in enumerate(prompts):
+            with _naming(i, len(prompts)):
+                parsed.append(self._parse(prompt))
         missing = [i for i, prompt in enumerate(parsed) if prompt.token_ids is None]
         encoded: dict[int, list[int]] = {}
         if missing:
@@ -59,7 +63,8 @@ class InputProcessor:
         result = []
         for i, prompt in enumerate(parsed):
             token_ids = encoded[i] if prompt.token_ids is None else prompt.token_ids
-            self._check_length(token_ids)
+            with _naming(i, len(prompts)):
+                self._check_length(token_ids)
             result.append(ProcessedPrompt(prompt.text, token_ids, prompt.cache_salt))
         return result
 
@@ -187,6 +192,19 @@ class InputProcessor:
                 parameter="prompt",
                 value=len(token_ids),
             )
+
+
+@contextmanager
+def _naming(index: int, count: int) -> Iterator[None]:
+    """Say which of several prompts an error is about."""
+    try:
+        yield
+    except VLLMValidationError as error:
+        if count == 1:
+            raise
+        raise VLLMValidationError(
+            f"prompts[{index}]: {error.args[0]}", parameter=error.parameter, value=error.value
+        ) from None
 
 
 @dataclass(frozen=True)
