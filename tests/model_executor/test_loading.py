@@ -183,12 +183,18 @@ def test_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_model(None)
 
 
-def test_progress_bar_only_when_asked_for(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar_only_when_asked_for_and_when_it_takes_long(
+    llama: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tests.models_util import load_hf_config
     from vllm.model_executor.model_loader.weights import load_weights
 
     load_model(llama)
     assert capfd.readouterr().err == ""
+    model = resolve_model_class(["LlamaForCausalLM"])(load_hf_config(llama), 32)
+    load_weights(model, llama, use_tqdm=True)
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr("vllm.model_executor.model_loader.progress.DELAY_SECONDS", 0.0)
     model = resolve_model_class(["LlamaForCausalLM"])(load_hf_config(llama), 32)
     load_weights(model, llama, use_tqdm=True)
     assert "Loading weights" in capfd.readouterr().err

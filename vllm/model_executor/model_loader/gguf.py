@@ -21,6 +21,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader import gguf_names
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_tokenizer import write_tokenizer
+from vllm.model_executor.model_loader.progress import progress_bar
 from vllm.model_executor.model_loader.safetensors_file import SafetensorsWriter
 
 logger = init_logger(__name__)
@@ -84,7 +85,7 @@ def _write_weights(file: GGUFFile, config: dict[str, Any], dtype: torch.dtype, t
     with (
         SafetensorsWriter(target, shapes, dtype) as writer,
         ThreadPoolExecutor(_NUM_THREADS) as pool,
-        _progress(len(names), use_tqdm) as advance,
+        progress_bar("Converting GGUF", len(names), use_tqdm) as bar,
     ):
         pending: list[Future[torch.Tensor]] = []
         remaining = iter(names)
@@ -92,17 +93,7 @@ def _write_weights(file: GGUFFile, config: dict[str, Any], dtype: torch.dtype, t
             while len(pending) < 2 * _NUM_THREADS and (name := next(remaining, None)) is not None:
                 pending.append(pool.submit(load, name))
             writer.write(pending.pop(0).result())
-            advance()
-
-
-@contextlib.contextmanager
-def _progress(total: int, use_tqdm: bool) -> Iterator[Any]:
-    from tqdm import tqdm
-
-    with tqdm(
-        total=total, desc="Converting GGUF", unit="tensor", disable=not use_tqdm, delay=2, dynamic_ncols=True
-    ) as bar:
-        yield bar.update
+            bar.update()
 
 
 @contextlib.contextmanager

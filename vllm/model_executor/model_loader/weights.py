@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.model_loader.progress import progress_bar
 from vllm.model_executor.model_loader.safetensors_file import iterate_tensors, shard_files
 
 # Checkpoints saved from the model without its head lack this prefix.
@@ -36,15 +37,11 @@ def load_weights(model: nn.Module, folder: Path, use_tqdm: bool = False) -> None
     Raises:
         ValueError: a weight that is missing, unexpected, or of another shape; the message names it.
     """
-    from tqdm import tqdm
-
     slots = checkpoint_slots(model)
     expected = len(slots)
     tied = _HEAD not in slots
     unexpected: list[str] = []
-    with tqdm(
-        total=expected, desc="Loading weights", unit="tensor", disable=not use_tqdm, delay=2, dynamic_ncols=True
-    ) as bar:
+    with progress_bar("Loading weights", expected, use_tqdm) as bar:
         for name, tensor in iterate_tensors(shard_files(folder)):
             if name.endswith(_IGNORED_SUFFIX) or (tied and name == _HEAD):
                 continue
