@@ -18,6 +18,8 @@ constexpr int kPanel = 32;
 constexpr int kGroups = 16 / kLanes;
 constexpr int64_t kChain = 256;
 constexpr int kRun = 16;
+// Rows of a panel to fetch ahead: what the hardware fetches by itself stops at each page, and weights come from memory.
+constexpr int kAhead = 48;
 // Rows of a tile times the panel's two vectors, plus operands, fill the register file.
 constexpr int kMaxRows = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4;
 // Packed rows that stay in the second-level cache while all panels pass by.
@@ -56,6 +58,12 @@ void add_bias(const LinearArgs& a, Vec* low, Vec* high, int64_t column, int grou
   }
 }
 
+template <typename T>
+inline void prefetch_row(const T* row) {
+  const char* bytes = reinterpret_cast<const char*>(row);
+  for (unsigned i = 0; i < kPanel * sizeof(T); i += 64) __builtin_prefetch(bytes + i);
+}
+
 // sums[R][P][2] = R rows of packed x times P panels over `inner` values of k, kLanes columns of each half.
 template <typename T, int R, int P>
 inline void multiply_chain(const float* x, const T* panel, int64_t panel_size, int64_t inner, int group,
@@ -70,7 +78,10 @@ inline void multiply_chain(const float* x, const T* panel, int64_t panel_size, i
     for (int k = 0; k < run; ++k, panel += kPanel) {
       Vec low[P], high[P];
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) load_pair(panel + p * panel_size, group, &low[p], &high[p]);
+      for (int p = 0; p < P; ++p) {
+        if (kGroups == 1 || group == 0) prefetch_row(panel + p * panel_size + kAhead * kPanel);
+        load_pair(panel + p * panel_size, group, &low[p], &high[p]);
+      }
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const Vec value = set1(x[r * kRun + k]);
