@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +24,7 @@ class Harness:
 
     def __init__(self, vocab_size: int = VOCAB, seed: int = 0, max_model_len: int = 64) -> None:
         self.vocab_size = vocab_size
+        self._numbers = itertools.count()
         config = SimpleNamespace(vocab_size=vocab_size, seed=seed, hf_config=SimpleNamespace(eos_token_ids=EOS))
         self.states = RequestStates(MAX_NUM_REQS, max_model_len, CPU)
         self.sampler = Sampler(MAX_NUM_REQS, config, CPU)
@@ -34,9 +36,9 @@ class Harness:
         generated: list[int] | tuple[int, ...] = (),
         request_id: str | None = None,
     ) -> int:
-        name = request_id or f"request-{len(self.states.req_id_to_slot)}-{np.random.randint(2**31)}"
+        name = request_id or f"request-{next(self._numbers)}"
         slot = self.states.add_request(name, [*prompt, *generated], len(prompt), 0)
-        self.sampler.add_request(slot, params, request_id)
+        self.sampler.add_request(slot, params, name)
         return slot
 
     def remove(self, slot: int) -> None:

@@ -82,7 +82,6 @@ class SafetensorsWriter:
     """
 
     def __init__(self, path: Path, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-        self._path = path
         self._dtype = dtype
         self._remaining = list(shapes.items())[::-1]
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}

@@ -15,14 +15,12 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._stream = tokenizer.decode_stream(skip_special_tokens=params.skip_special_tokens)
-        self._tokenizer = tokenizer
         self._params = params
         self._stop: list[str] = list(params.stop or [])
         self._num_tokens = 0
         self._pending_ids: list[int] = []
         self._num_sent = 0
         self.text = ""
-        # Without stop strings nobody reads the text of a request that streams nothing before it ends.
         self._hold_back = max(map(len, self._stop), default=1) - 1 if not params.include_stop_str_in_output else 0
 
     def update(self, new_token_ids: list[int], stopped_by_token: bool) -> str | None:
@@ -39,6 +37,7 @@ class Detokenizer:
         self._pending_ids.extend(ids)
         self._num_tokens += len(new_token_ids)
         if not self._stop:
+            # Nobody looks at the text before take_text does, which may be once, at the end.
             return None
         searched = len(self.text)
         self._decode_pending()

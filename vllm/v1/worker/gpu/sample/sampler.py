@@ -52,7 +52,7 @@ class Sampler:
         self.logit_bias = LogitBiasState(max_num_reqs, device, model_config.hf_config.eos_token_ids)
         self.token_ids = LogprobTokenIdsState(max_num_reqs, device)
 
-    def add_request(self, slot: int, params: SamplingParams, request_id: str | None = None) -> None:
+    def add_request(self, slot: int, params: SamplingParams, request_id: str) -> None:
         """Stage the state of the request that takes `slot`, over whatever the slot's last owner left.
 
         Args:

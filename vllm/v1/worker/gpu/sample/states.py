@@ -25,7 +25,6 @@ class SamplingStates:
         """
         self.vocab_size = vocab_size
         self._engine_seed = seed
-        self._generator = np.random.default_rng(seed % 2**64)
         self.temperature = StagedTensor(max_num_reqs, torch.float32, device)  # 0 = greedy
         self.top_k = StagedTensor(max_num_reqs, torch.int32, device, fill=_UNRESTRICTED_TOP_K)
         self.top_p = StagedTensor(max_num_reqs, torch.float32, device, fill=1.0)
@@ -37,13 +36,12 @@ class SamplingStates:
         self.num_token_ids = np.zeros(max_num_reqs, dtype=np.int32)  # [S]
         self.reads_processed = np.zeros(max_num_reqs, dtype=bool)  # [S], a processed_* mode
 
-    def add_request(self, slot: int, params: SamplingParams, request_id: str | None = None) -> None:
+    def add_request(self, slot: int, params: SamplingParams, request_id: str) -> None:
         """Stage everything of a request that takes `slot`; nothing of the slot's last owner remains.
 
         Args:
-            request_id: when given and the request has no seed, its seed is a function of the engine's seed
-                and this id: the same after a preemption and in whatever order requests are admitted. Else the
-                next seed of the engine's generator.
+            request_id: a request without a seed gets one that is a function of the engine's seed and this id:
+                the same after a preemption and in whatever order requests are admitted.
         """
         greedy = params.is_greedy
         self.temperature.stage(slot, 0.0 if greedy else params.temperature)
@@ -64,9 +62,7 @@ class SamplingStates:
             return 0
         return self.vocab_size if params.logprobs == -1 else min(params.logprobs, self.vocab_size)
 
-    def _draw_seed(self, request_id: str | None) -> int:
-        if request_id is None:
-            return int(self._generator.integers(-(2**63), 2**63))
+    def _draw_seed(self, request_id: str) -> int:
         digest = hashlib.blake2b(f"{self._engine_seed}\0{request_id}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little", signed=True)
 
