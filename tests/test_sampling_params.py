@@ -63,7 +63,7 @@ def test_num_logprobs(logprobs, ids, expected):
         ("frequency_penalty", -2.5), ("repetition_penalty", 0.0), ("repetition_penalty", 2.5),
         ("temperature", -0.1), ("temperature", float("inf")), ("temperature", None),
         ("top_p", 0.0), ("top_p", 1.1), ("top_k", -2), ("top_k", 2**70), ("top_k", 1.5), ("min_p", 1.5),
-        ("seed", 2**63), ("seed", "x"), ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 2.0),
+        ("seed", 2**63), ("seed", "x"), ("max_tokens", -1), ("max_tokens", -1), ("max_tokens", 2.0),
         ("min_tokens", -1), ("min_tokens", 17), ("logprobs", -2), ("logprobs", 1.5), ("logprobs", "3"),
         ("logprobs_mode", "raw"), ("stop", [""]), ("stop", [1]), ("stop", 3), ("stop", "\ud800"),
         ("stop_token_ids", [1.5]), ("stop_token_ids", [-1]), ("stop_token_ids", ["a"]),

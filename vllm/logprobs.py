@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -41,6 +41,7 @@ class LogprobsLists(NamedTuple):
     ranks: np.ndarray  # int32 [L, 1 + K + M]
     lse: np.ndarray  # float32 [L], log of the sum of exp of the row's logits
     num_topk: int
+    entropy: np.ndarray | None = None  # float32 [L], in nats; None when no row asked for it
 
 
 class LogprobsRow(NamedTuple):
@@ -50,17 +51,33 @@ class LogprobsRow(NamedTuple):
     row: int
 
 
+class LogprobsRows(NamedTuple):
+    """Consecutive rows of a step's readings that hold equally many requested ids, by reference."""
+
+    lists: LogprobsLists
+    rows: slice
+    num_token_ids: int
+
+
 class PositionLogprobs(dict[int, Logprob]):
-    """`{token_id: Logprob}` of one position: the sampled token first, then the top-k by rank, then the ids as asked."""
+    """`{token_id: Logprob}` of one position: the sampled token first, then the top-k by rank, then the ids as asked.
 
-    __slots__ = ("lse",)
+    Attributes:
+        lse: log of the sum of exp of the position's logits.
+        entropy: of the position's whole distribution, in nats; None unless `logprob_entropy` asked for it.
+    """
 
-    def __init__(self, entries: Iterable[tuple[int, Logprob]] = (), lse: float = math.nan) -> None:
+    __slots__ = ("entropy", "lse")
+
+    def __init__(
+        self, entries: Iterable[tuple[int, Logprob]] = (), lse: float = math.nan, entropy: float | None = None
+    ) -> None:
         super().__init__(entries)
         self.lse = lse
+        self.entropy = entropy
 
     def __reduce__(self) -> tuple:
-        return type(self), (list(self.items()), self.lse)
+        return type(self), (list(self.items()), self.lse, self.entropy)
 
     def mass(self, ids: Iterable[int]) -> float:
         """Probability that the model gives to the set `ids` together, in [0, 1].
@@ -108,6 +125,7 @@ class _Flat(NamedTuple):
     logits: np.ndarray  # float32 [E]
     ranks: np.ndarray  # int32 [E]
     lse: np.ndarray  # float32 [P]
+    entropy: np.ndarray  # float32 [P], NaN where it was not asked for
     counts: np.ndarray  # int64 [P]
 
 
@@ -116,6 +134,7 @@ _EMPTY = _Flat(
     np.empty(0, np.float32),
     np.empty(0, np.float32),
     np.empty(0, np.int32),
+    np.empty(0, np.float32),
     np.empty(0, np.float32),
     np.empty(0, np.int64),
 )
@@ -154,17 +173,28 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
     entry. `select(ids)` gives rectangular arrays.
     """
 
-    def __init__(self, decode: TokenDecoder | None = None, num_topk: int = 0, as_logits: bool = False) -> None:
+    def __init__(
+        self,
+        decode: TokenDecoder | None = None,
+        num_topk: int = 0,
+        as_logits: bool = False,
+        has_sampled: bool = True,
+        has_entropy: bool = False,
+    ) -> None:
         """
         Args:
             decode: int32 array [E] of ids -> list of E texts; None leaves `decoded_token` None.
             num_topk: the request's own `logprobs` (a step may have computed more for its neighbours); -1 = all.
             as_logits: a `*_logits` mode: `logprob` carries the logit.
+            has_sampled: whether the first column, the sampled token, is shown (nothing is sampled by max_tokens=0).
+            has_entropy: whether the request asked for the entropy.
         """
         self._decode = decode
         self._num_topk = num_topk
         self._as_logits = as_logits
-        self._pending: list[tuple[LogprobsRow, int]] = []
+        self._has_sampled = has_sampled
+        self._has_entropy = has_entropy
+        self._pending: list[LogprobsRows] = []
         self._length = 0
         self._flat = _EMPTY
         self._ends = np.empty(0, np.int64)
@@ -172,8 +202,12 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
 
     def append_row(self, row: LogprobsRow, num_token_ids: int) -> None:
         """Add a position that holds `num_token_ids` requested ids after the top-k columns."""
-        self._pending.append((row, num_token_ids))
-        self._length += 1
+        self.append_rows(LogprobsRows(row.lists, slice(row.row, row.row + 1), num_token_ids))
+
+    def append_rows(self, rows: LogprobsRows) -> None:
+        """Add a position for each of the rows."""
+        self._pending.append(rows)
+        self._length += rows.rows.stop - rows.rows.start
 
     # -- arrays -------------------------------------------------------------------------------------------------
 
@@ -191,12 +225,12 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
         return self._flat
 
     @staticmethod
-    def _same_layout(a: tuple[LogprobsRow, int], b: tuple[LogprobsRow, int]) -> bool:
-        return a[0].lists.num_topk == b[0].lists.num_topk and a[1] == b[1]
+    def _same_layout(a: LogprobsRows, b: LogprobsRows) -> bool:
+        return a.lists.num_topk == b.lists.num_topk and a.num_token_ids == b.num_token_ids
 
-    def _merge(self, pending: list[tuple[LogprobsRow, int]]) -> _Flat:
-        (first, num_ids) = pending[0]
-        widest = first.lists.num_topk
+    def _merge(self, pending: list[LogprobsRows]) -> _Flat:
+        (first, _, num_ids) = pending[0]
+        widest = first.num_topk
         own = widest if self._num_topk < 0 else min(self._num_topk, widest)
         columns = np.concatenate(
             [np.arange(1 + own), np.arange(1 + widest, 1 + widest + num_ids)], dtype=np.int64, casting="unsafe"
@@ -205,19 +239,30 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
 
         def gather(name: str) -> np.ndarray:
             # Steps differ in width by what the neighbours asked for.
-            return np.stack([getattr(row.lists, name)[row.row, :stop] for row, _ in pending])[:, columns]
+            return np.concatenate([getattr(lists, name)[rows, :stop] for lists, rows, _ in pending])[:, columns]
 
         token_ids = gather("token_ids")
-        keep = ~_repeated(token_ids, 1 + own)
+        if self._has_sampled:
+            keep = ~_repeated(token_ids, 1 + own)
+        else:
+            keep = np.ones(token_ids.shape, dtype=bool)
+            keep[:, 0] = False
+            keep[:, 1:] = ~_repeated(token_ids[:, 1:], own) if own else True
         logits = gather("logits")
         return _Flat(
             token_ids[keep],
             (logits if self._as_logits else gather("logprobs"))[keep],
             logits[keep],
             gather("ranks")[keep],
-            np.array([row.lists.lse[row.row] for row, _ in pending], dtype=np.float32),
+            np.concatenate([lists.lse[rows] for lists, rows, _ in pending]),
+            np.concatenate([self._entropy_of(lists, rows) for lists, rows, _ in pending]),
             keep.sum(axis=1),
         )
+
+    def _entropy_of(self, lists: LogprobsLists, rows: slice) -> np.ndarray:
+        if lists.entropy is None or not self._has_entropy:
+            return np.full(rows.stop - rows.start, np.nan, np.float32)
+        return lists.entropy[rows]
 
     @property
     def token_ids(self) -> np.ndarray:
@@ -243,6 +288,11 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
     def lse(self) -> np.ndarray:
         """float32 [P]: log-sum-exp of each position's logits."""
         return self._arrays().lse
+
+    @property
+    def entropy(self) -> np.ndarray:
+        """float32 [P]: entropy of each position's distribution, in nats; NaN unless `logprob_entropy` asked for it."""
+        return self._arrays().entropy
 
     @property
     def start_indices(self) -> np.ndarray:
@@ -279,10 +329,11 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
     def _find_few(self, wanted: np.ndarray) -> np.ndarray:
         """Indices [P, W] into the flat arrays. An id stands once a position, so as many finds as positions are one
         in each."""
-        where = np.empty((len(self), len(wanted)), dtype=np.int64)
+        num_positions = len(self._flat.lse)
+        where = np.empty((num_positions, len(wanted)), dtype=np.int64)
         for column, token_id in enumerate(wanted.tolist()):
             found = np.flatnonzero(self._flat.token_ids == token_id)
-            if len(found) != len(self):
+            if len(found) != num_positions:
                 raise KeyError(token_id)
             where[:, column] = found
         return where
@@ -290,10 +341,11 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
     def _find_many(self, wanted: np.ndarray) -> np.ndarray:
         """The same by one sort."""
         flat = self._flat
-        position = np.repeat(np.arange(len(self), dtype=np.int64), flat.counts)
+        positions = np.arange(len(flat.lse), dtype=np.int64)
+        position = np.repeat(positions, flat.counts)
         keys = (position << 32) | flat.token_ids.astype(np.int64)
         order = np.argsort(keys, kind="stable")
-        targets = (np.arange(len(self), dtype=np.int64)[:, None] << 32) | wanted[None, :]
+        targets = (positions[:, None] << 32) | wanted[None, :]
         found = np.minimum(np.searchsorted(keys[order], targets), max(len(keys) - 1, 0))
         where = order[found] if len(keys) else found
         missing = keys[where] != targets if len(keys) else np.ones_like(targets, dtype=bool)
@@ -337,6 +389,7 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
         return PositionLogprobs(
             ((token, Logprob(logprob, rank, text, logit)) for token, logprob, rank, text, logit in entries),
             float(flat.lse[index]),
+            float(flat.entropy[index]) if self._has_entropy else None,
         )
 
     def __iter__(self) -> Iterator[PositionLogprobs]:
@@ -350,22 +403,51 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"FlatLogprobs({list(self)!r})"
+        return f"{type(self).__name__}({list(self)!r})"
 
     def __getstate__(self) -> dict:
         # The step's arrays hold other requests' rows too, and the decoder a tokenizer: neither should travel.
         flat = self._arrays()
         texts = self.decoded_tokens
         known = dict(zip(flat.token_ids.tolist(), texts, strict=True)) if self._decode is not None else None
-        return {"flat": flat, "texts": known, "num_topk": self._num_topk, "as_logits": self._as_logits}
+        others = {key: value for key, value in vars(self).items() if key not in ("_decode", "_positions")}
+        return {**others, "_pending": [], "_flat": flat, "texts": known}
 
     def __setstate__(self, state: dict) -> None:
-        known = state["texts"]
-        decode = None if known is None else _KnownTexts(known)
-        self.__init__(decode, state["num_topk"], state["as_logits"])  # type: ignore[misc]
-        self._flat = state["flat"]
-        self._ends = np.cumsum(self._flat.counts)
-        self._length = len(self._flat.lse)
+        known = state.pop("texts")
+        vars(self).update(state, _decode=None if known is None else _KnownTexts(known), _positions={})
+
+
+class PromptLogprobs(FlatLogprobs):
+    """The readings of a prompt: one entry a prompt position, None where nothing was read (the first `num_unread`).
+
+    `prompt_logprobs[i]` holds the prompt's i-th token first (its logprob given the tokens before it), then the top-k,
+    then the requested ids. The arrays, and `select`, cover the positions that were read, from the first one on.
+    """
+
+    def __init__(self, num_unread: int = 1, **options: Any) -> None:
+        """
+        Args:
+            num_unread: leading positions without a reading; at least 1, as nothing stands before the first token.
+            **options: of FlatLogprobs.
+        """
+        super().__init__(**options)
+        self.num_unread = num_unread
+
+    def __len__(self) -> int:
+        return self._length + self.num_unread
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """A position's entries, or None where nothing was read."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"position {index} of {len(self)}")
+        index %= len(self)
+        return None if index < self.num_unread else super().__getitem__(index - self.num_unread)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
 
 
 class _KnownTexts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm.logprobs import FlatLogprobs
+from vllm.logprobs import FlatLogprobs, PromptLogprobs
 
 
 @dataclass
@@ -16,7 +16,8 @@ class CompletionOutput:
         index: which of the request's n sequences.
         text: the generated text (without a stop string unless it was asked for).
         token_ids: the generated ids.
-        cumulative_logprob: sum of the sampled tokens' logprobs; None when no readings were asked for.
+        cumulative_logprob: sum of the sampled tokens' logprobs; None when no readings were asked for, unless
+            several sequences were compared by it.
         logprobs: one `{token_id: Logprob}` a position, over numpy arrays; None when none were asked for.
         finish_reason: "stop", "length", "abort" or "error"; None while running.
         stop_reason: the stop string or stop token id that ended it; None for the end-of-sequence token.
@@ -54,7 +55,8 @@ class RequestOutput:
         request_id: the id it was given.
         prompt: the prompt's text; None when token ids were given.
         prompt_token_ids: the prompt's ids.
-        prompt_logprobs: readings at prompt positions; None, as none can be asked for yet.
+        prompt_logprobs: one `{token_id: Logprob}` a prompt position, None for those that were not read (the first
+            never can be); None when none were asked for.
         outputs: one CompletionOutput a sequence, by index.
         finished: whether all sequences have ended.
         metrics: its times.
@@ -65,7 +67,7 @@ class RequestOutput:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    prompt_logprobs: Any | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     metrics: RequestMetrics | None = None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import operator
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cached_property
@@ -13,12 +12,26 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vllm.checks import (
+    check_bias_key,
+    check_boolean,
+    check_integer,
+    check_number,
+    check_processors,
+    check_texts,
+    check_token_id_rows,
+    check_token_ids,
+    check_vocabulary,
+    wrong_type,
+)
 from vllm.exceptions import VLLMValidationError
 
 MAX_LOGPROB_TOKEN_IDS = 128
 """Default cap on the length of `logprob_token_ids`; the engine argument `max_logprob_token_ids` raises it."""
 
 MAX_STOP_STRINGS = 1024
+MAX_SEQUENCES = 16384
+"""Limit of `n` and `best_of`."""
 SAMPLING_EPS = 1e-5
 """Temperatures below this are greedy."""
 
@@ -26,6 +39,25 @@ LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "proc
 LOGPROBS_MODES: tuple[str, ...] = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+
+# What beam search cannot be combined with: field -> values that leave it alone, the normal one first.
+_BEAM_SEARCH_NEEDS: dict[str, tuple[Any, ...]] = {
+    "temperature": (0.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+    "top_p": (1.0,),
+    "top_k": (0,),
+    "min_p": (0.0,),
+    "min_tokens": (0,),
+    "stop": ([],),
+    "bad_words": (None,),
+    "logprobs": (None,),
+    "logprob_token_ids": (None,),
+    "prompt_logprobs": (None,),
+    "prompt_logprob_token_ids": (None,),
+    "logits_processors": (None,),
+}
 
 
 class RequestOutputKind(Enum):
@@ -44,7 +76,21 @@ class SamplingParams:
     (-1: the whole vocabulary). `logprob_token_ids` returns the sampled token and exactly these ids. Both together
     return the sampled token, the top k and the ids. `logprobs_mode` (None: the engine's) says what is read:
     "raw_logprobs" / "raw_logits" before any processing, "processed_logprobs" / "processed_logits" after penalties,
-    bias, temperature and truncation.
+    bias, temperature and truncation. `logprob_entropy` adds each position's entropy.
+
+    `prompt_logprobs=k` and `prompt_logprob_token_ids` (one list for all positions, or one a position) read the
+    prompt's own tokens in the same way, from the logits of position `prompt_logprob_start` on: the first token that
+    is read is the one after it, and lists a position are (prompt length - 1 - prompt_logprob_start) many. Prompt
+    readings are always of the model's own logits.
+
+    `max_tokens=0` samples nothing: it gives the prompt's readings and, where `logprobs` or `logprob_token_ids` ask
+    for them, the readings of the next position.
+
+    `best_of` generates that many sequences and returns the `n` with the highest cumulative logprob. With
+    `use_beam_search` it is the number of beams. `bad_words` are never generated: what would complete one is ruled
+    out. `truncate_prompt_tokens=k` keeps the prompt's last k tokens; -1 keeps as many as leave room for
+    `max_tokens`. `logits_processors` are callables over one row of logits: (logits), (output_ids, logits) or
+    (prompt_ids, output_ids, logits).
 
     Raises:
         VLLMValidationError: a field's type or range is wrong; names the field, the value and the limit. Limits that
@@ -52,6 +98,7 @@ class SamplingParams:
     """
 
     n: int = 1
+    best_of: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -60,109 +107,153 @@ class SamplingParams:
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None
+    prompt_logprob_token_ids: list[int] | list[list[int]] | None = None
+    prompt_logprob_start: int | None = None
+    logprob_entropy: bool = False
     logprobs_mode: LogprobsMode | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    logits_processors: list[Callable[..., Any]] | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
-    extra_args: dict[str, Any] | None = field(default=None)
+    extra_args: dict[str, Any] | None = None
+    bad_words_token_ids: list[list[int]] | None = field(default=None, init=False, repr=False, compare=False)
+    """`bad_words` as the tokenizer spells them; set when the request is queued."""
 
     def __post_init__(self) -> None:
         self._normalise_numbers()
-        self._normalise_stops()
-        self.logprob_token_ids = _token_id_list("logprob_token_ids", self.logprob_token_ids) or None
+        self._normalise_readings()
+        self._normalise_flags()
+        self._normalise_texts()
         self._normalise_bias()
         self._check_combinations()
+        if self.use_beam_search:
+            self._check_beam_search()
 
-    # The checks run in this order so that the first complaint is about the field's type, then its range.
+    @classmethod
+    def from_optional(cls, **fields: Any) -> SamplingParams:
+        """Like the constructor, with None for any field that shall have its default."""
+        return cls(**{name: value for name, value in fields.items() if value is not None})
+
+    # The checks run in this order so that the first complaint is about a field by itself, then about two together.
 
     def _normalise_numbers(self) -> None:
-        self.n = _integer("n", self.n, low=1)
-        self.presence_penalty = _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        self.frequency_penalty = _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, 0.0, 2.0, open_low=True)
-        self.temperature = _number("temperature", self.temperature, 0.0, math.inf)
-        self.top_p = _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        self.top_k = max(_integer("top_k", self.top_k, low=-1, high=2**31 - 1), 0)
-        self.min_p = _number("min_p", self.min_p, 0.0, 1.0)
+        self.n = check_integer("n", self.n, low=1, high=MAX_SEQUENCES)
+        if self.best_of is not None:
+            self.best_of = check_integer("best_of", self.best_of, low=1, high=MAX_SEQUENCES)
+        self.presence_penalty = check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        self.frequency_penalty = check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self.repetition_penalty = check_number("repetition_penalty", self.repetition_penalty, 0.0, 2.0, open_low=True)
+        self.temperature = check_number("temperature", self.temperature, 0.0, math.inf)
+        self.top_p = check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        self.top_k = max(check_integer("top_k", self.top_k, low=-1, high=2**31 - 1), 0)
+        self.min_p = check_number("min_p", self.min_p, 0.0, 1.0)
+        self.length_penalty = check_number("length_penalty", self.length_penalty, -100.0, 100.0)
         if self.seed is not None:
             # -1 is upstream's spelling of "no seed".
-            seed = _integer("seed", self.seed, low=_INT64_MIN, high=_INT64_MAX)
+            seed = check_integer("seed", self.seed, low=_INT64_MIN, high=_INT64_MAX)
             self.seed = None if seed == -1 else seed
         if self.max_tokens is not None:
-            self.max_tokens = _integer("max_tokens", self.max_tokens, low=1)
-        self.min_tokens = _integer("min_tokens", self.min_tokens, low=0)
-        if self.logprobs is True:
-            # An older spelling: True meant the sampled token and one more.
-            self.logprobs = 1
-        elif self.logprobs is False:
-            self.logprobs = None
-        if self.logprobs is not None:
-            self.logprobs = _integer("logprobs", self.logprobs, low=-1)
+            self.max_tokens = check_integer("max_tokens", self.max_tokens, low=0)
+        self.min_tokens = check_integer("min_tokens", self.min_tokens, low=0)
+        if self.truncate_prompt_tokens is not None:
+            self.truncate_prompt_tokens = check_integer("truncate_prompt_tokens", self.truncate_prompt_tokens, low=-1)
+            if self.truncate_prompt_tokens == 0:
+                raise VLLMValidationError(
+                    "truncate_prompt_tokens must be -1 or at least 1, got 0",
+                    parameter="truncate_prompt_tokens",
+                    value=0,
+                )
+
+    def _normalise_readings(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            # An older spelling: True meant one more than the token itself.
+            if isinstance(value, bool):
+                value = 1 if value else None
+            setattr(self, name, None if value is None else check_integer(name, value, low=-1))
+        check_boolean("logprob_entropy", self.logprob_entropy)
         if self.logprobs_mode is not None and self.logprobs_mode not in LOGPROBS_MODES:
             raise VLLMValidationError(
                 f"logprobs_mode must be one of {', '.join(LOGPROBS_MODES)}, got {self.logprobs_mode!r}",
                 parameter="logprobs_mode",
                 value=self.logprobs_mode,
             )
+        self.logprob_token_ids = check_token_ids("logprob_token_ids", self.logprob_token_ids) or None
+        if self.prompt_logprob_token_ids is not None:
+            name = "prompt_logprob_token_ids"
+            self.prompt_logprob_token_ids = check_token_id_rows(name, self.prompt_logprob_token_ids) or None
+        if self.prompt_logprob_start is not None:
+            self.prompt_logprob_start = check_integer("prompt_logprob_start", self.prompt_logprob_start, low=0)
+            if not self.reads_prompt:
+                raise VLLMValidationError(
+                    "prompt_logprob_start needs prompt_logprobs or prompt_logprob_token_ids",
+                    parameter="prompt_logprob_start",
+                    value=self.prompt_logprob_start,
+                )
+        if self.logprob_entropy and self.num_logprobs is None and not self.reads_prompt:
+            self.logprobs = 0
+
+    def _normalise_flags(self) -> None:
         for name in (
+            "use_beam_search",
             "include_stop_str_in_output",
             "ignore_eos",
             "detokenize",
             "skip_special_tokens",
+            "spaces_between_special_tokens",
         ):
-            _boolean(name, getattr(self, name))
+            check_boolean(name, getattr(self, name))
+        if self.early_stopping != "never" and not isinstance(self.early_stopping, bool):
+            raise wrong_type("early_stopping", self.early_stopping, "True, False or 'never'")
         if not isinstance(self.output_kind, RequestOutputKind):
-            raise _wrong("output_kind", self.output_kind, "a RequestOutputKind")
+            raise wrong_type("output_kind", self.output_kind, "a RequestOutputKind")
 
-    def _normalise_stops(self) -> None:
-        if self.stop is None:
-            self.stop = []
-        elif isinstance(self.stop, str):
-            self.stop = [self.stop]
-        elif isinstance(self.stop, Iterable):
-            self.stop = list(self.stop)
-        else:
-            raise _wrong("stop", self.stop, "a string or a list of strings")
-        for text in self.stop:
-            if not isinstance(text, str):
-                raise _wrong("stop", text, "a string or a list of strings")
-            if not text:
-                raise VLLMValidationError("stop cannot contain an empty string", parameter="stop", value=text)
-            if any("\ud800" <= char <= "\udfff" for char in text):
-                raise VLLMValidationError("stop cannot contain a lone surrogate", parameter="stop", value=text)
+    def _normalise_texts(self) -> None:
+        self.stop = check_texts("stop", self.stop)
         if len(self.stop) > MAX_STOP_STRINGS:
             raise VLLMValidationError(
                 f"stop has {len(self.stop)} strings, which is more than the limit of {MAX_STOP_STRINGS}",
                 parameter="stop",
                 value=len(self.stop),
             )
-        self.stop_token_ids = _token_id_list("stop_token_ids", self.stop_token_ids)
+        self.stop_token_ids = check_token_ids("stop_token_ids", self.stop_token_ids)
+        self.bad_words = check_texts("bad_words", self.bad_words) or None
 
     def _normalise_bias(self) -> None:
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, dict):
-                raise _wrong("logit_bias", self.logit_bias, "a dict of token id to bias")
+                raise wrong_type("logit_bias", self.logit_bias, "a dict of token id to bias")
             self.logit_bias = {
-                _bias_key(key): _number("logit_bias", value, -100.0, 100.0) for key, value in self.logit_bias.items()
+                check_bias_key(key): check_number("logit_bias", value, -100.0, 100.0)
+                for key, value in self.logit_bias.items()
             } or None
         if self.allowed_token_ids is not None:
-            self.allowed_token_ids = _token_id_list("allowed_token_ids", self.allowed_token_ids)
+            self.allowed_token_ids = check_token_ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
                 raise VLLMValidationError(
                     "allowed_token_ids must not be empty", parameter="allowed_token_ids", value=[]
                 )
+        if self.logits_processors is not None:
+            self.logits_processors = check_processors("logits_processors", self.logits_processors) or None
         if self.extra_args is not None and not isinstance(self.extra_args, dict):
-            raise _wrong("extra_args", self.extra_args, "a dict")
+            raise wrong_type("extra_args", self.extra_args, "a dict")
 
     def _check_combinations(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -177,10 +268,67 @@ class SamplingParams:
                 parameter="stop",
                 value=self.stop,
             )
-        if self.is_greedy and self.n > 1:
+        if self.num_sequences < self.n:
             raise VLLMValidationError(
-                f"n must be 1 when sampling is greedy (temperature 0), got {self.n}", parameter="n", value=self.n
+                f"best_of must be at least n={self.n}, got {self.best_of}", parameter="best_of", value=self.best_of
             )
+        if self.num_sequences > self.n and self.output_kind is RequestOutputKind.DELTA:
+            raise VLLMValidationError(
+                "best_of above n cannot be streamed: which sequences are best is known at the end",
+                parameter="best_of",
+                value=self.best_of,
+            )
+        if self.is_greedy and self.num_sequences > 1 and not self.use_beam_search:
+            name = "n" if self.n > 1 else "best_of"
+            raise VLLMValidationError(
+                f"{name} must be 1 when sampling is greedy (temperature 0), got {getattr(self, name)}",
+                parameter=name,
+                value=getattr(self, name),
+            )
+        for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
+            if not self.use_beam_search and getattr(self, name) != default:
+                raise VLLMValidationError(
+                    f"{name} has no meaning without use_beam_search=True", parameter=name, value=getattr(self, name)
+                )
+
+    def _check_beam_search(self) -> None:
+        for name, allowed in _BEAM_SEARCH_NEEDS.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise VLLMValidationError(
+                    f"use_beam_search needs {name}={allowed[0]!r}, got {value!r}", parameter=name, value=value
+                )
+        if self.max_tokens == 0:
+            raise VLLMValidationError(
+                "use_beam_search needs max_tokens of at least 1, got 0", parameter="max_tokens", value=0
+            )
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences are generated: `best_of`, else `n`."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether prompt positions are read."""
+        return self.prompt_logprobs is not None or self.prompt_logprob_token_ids is not None
+
+    @property
+    def first_prompt_row(self) -> int | None:
+        """The first prompt position whose logits are read (they are of the token after it); None when none is."""
+        return (self.prompt_logprob_start or 0) if self.reads_prompt else None
+
+    def prompt_token_ids_of(self, row: int) -> list[int]:
+        """The ids of `prompt_logprob_token_ids` that are read from the logits of prompt position `row`."""
+        ids = self.prompt_logprob_token_ids or []
+        if self.has_prompt_ids_a_position:
+            return ids[row - (self.prompt_logprob_start or 0)]  # type: ignore[return-value]
+        return ids  # type: ignore[return-value]
+
+    @property
+    def has_prompt_ids_a_position(self) -> bool:
+        """Whether `prompt_logprob_token_ids` holds one list a position."""
+        return bool(self.prompt_logprob_token_ids) and isinstance(self.prompt_logprob_token_ids[0], list)  # type: ignore[index]
 
     @property
     def num_logprobs(self) -> int | None:
@@ -207,32 +355,65 @@ class SamplingParams:
 
         Args:
             vocab_size: number of token ids of the model.
-            max_logprobs: cap on `logprobs`; -1 means the vocabulary.
-            max_logprob_token_ids: cap on the length of `logprob_token_ids`; -1 means the vocabulary.
+            max_logprobs: cap on `logprobs` and `prompt_logprobs`; -1 means the vocabulary.
+            max_logprob_token_ids: cap on the length of a list of ids to read; -1 means the vocabulary.
 
         Raises:
             VLLMValidationError: a cap is exceeded, or a token id is outside [0, vocab_size).
         """
-        cap = vocab_size if max_logprobs == -1 else max_logprobs
-        asked = vocab_size if self.logprobs == -1 else self.logprobs
-        if asked is not None and asked > min(cap, vocab_size):
-            raise VLLMValidationError(
-                f"Requested logprobs of {asked}, which is greater than max allowed: {min(cap, vocab_size)}",
-                parameter="logprobs",
-                value=self.logprobs,
-            )
-        ids = self.logprob_token_ids or []
+        cap = vocab_size if max_logprobs == -1 else min(max_logprobs, vocab_size)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            asked = vocab_size if value == -1 else value
+            if asked is not None and asked > cap:
+                raise VLLMValidationError(
+                    f"Requested {name} of {asked}, which is greater than max allowed: {cap}",
+                    parameter=name,
+                    value=value,
+                )
         cap = vocab_size if max_logprob_token_ids == -1 else max_logprob_token_ids
-        if len(ids) > cap:
+        for name, ids in self._id_lists_to_read():
+            if len(ids) > cap:
+                raise VLLMValidationError(
+                    f"Requested {name} of length {len(ids)}, which is greater than max allowed: {cap}",
+                    parameter=name,
+                    value=len(ids),
+                )
+            check_vocabulary(name, ids, vocab_size)
+        check_vocabulary("stop_token_ids", self.stop_token_ids or [], vocab_size)
+        check_vocabulary("allowed_token_ids", self.allowed_token_ids or [], vocab_size)
+        check_vocabulary("logit_bias", list(self.logit_bias or ()), vocab_size)
+
+    def verify_prompt(self, prompt_len: int) -> None:
+        """Check what depends on the prompt's length in tokens.
+
+        Raises:
+            VLLMValidationError: `prompt_logprob_start` lies behind the prompt, or `prompt_logprob_token_ids` holds
+                another number of lists than positions are read.
+        """
+        start = self.first_prompt_row
+        if start is None:
+            return
+        if start >= prompt_len:
             raise VLLMValidationError(
-                f"Requested logprob_token_ids of length {len(ids)}, which is greater than max allowed: {cap}",
-                parameter="logprob_token_ids",
+                f"prompt_logprob_start must be below the prompt's length of {prompt_len} tokens, got {start}",
+                parameter="prompt_logprob_start",
+                value=start,
+            )
+        num_rows = prompt_len - 1 - start
+        ids = self.prompt_logprob_token_ids or ()
+        if self.has_prompt_ids_a_position and len(ids) != num_rows:
+            raise VLLMValidationError(
+                f"prompt_logprob_token_ids has {len(ids)} lists, but {num_rows} positions are read "
+                f"(prompt length {prompt_len} - 1 - prompt_logprob_start {start})",
+                parameter="prompt_logprob_token_ids",
                 value=len(ids),
             )
-        _check_vocabulary("logprob_token_ids", ids, vocab_size)
-        _check_vocabulary("stop_token_ids", self.stop_token_ids or [], vocab_size)
-        _check_vocabulary("allowed_token_ids", self.allowed_token_ids or [], vocab_size)
-        _check_vocabulary("logit_bias", list(self.logit_bias or ()), vocab_size)
+
+    def _id_lists_to_read(self) -> list[tuple[str, list[int]]]:
+        name, ids = "prompt_logprob_token_ids", self.prompt_logprob_token_ids or []
+        lists: Any = ids if self.has_prompt_ids_a_position else [ids]
+        return [("logprob_token_ids", self.logprob_token_ids or []), *((name, each) for each in lists)]
 
     def clone(self) -> SamplingParams:
         """A copy that shares no mutable field with this one; already validated, so nothing is checked again."""
@@ -244,101 +425,13 @@ class SamplingParams:
         return twin
 
     def child(self, index: int) -> SamplingParams:
-        """The parameters of sample `index` of an n > 1 request: n = 1, and a seed of its own."""
+        """The parameters of sample `index` of a request for several: n = 1, a seed of its own, and prompt readings
+        for the first alone, as they are the same for all."""
         twin = self.clone()
         twin.n = 1
+        twin.best_of = None
+        if index > 0:
+            twin.prompt_logprobs = twin.prompt_logprob_token_ids = twin.prompt_logprob_start = None
         if self.seed is not None:
             twin.seed = (self.seed + index + 2**63) % 2**64 - 2**63
         return twin
-
-
-def _wrong(name: str, value: Any, expected: str) -> VLLMValidationError:
-    return VLLMValidationError(f"{name} must be {expected}, got {type(value).__name__}", parameter=name, value=value)
-
-
-def _boolean(name: str, value: Any) -> None:
-    if not isinstance(value, (bool, np.bool_)):
-        raise _wrong(name, value, "a bool")
-
-
-def _integer(name: str, value: Any, low: int, high: int | None = None) -> int:
-    if isinstance(value, (bool, np.bool_)):
-        raise _wrong(name, value, "an integer")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise _wrong(name, value, "an integer") from None
-    if number < low or (high is not None and number > high):
-        limits = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise VLLMValidationError(f"{name} must be {limits}, got {number}", parameter=name, value=value)
-    return number
-
-
-def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> float:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise _wrong(name, value, "a number")
-    number = float(value)
-    too_low = number <= low if open_low else number < low
-    if math.isnan(number) or math.isinf(number) or too_low or number > high:
-        left = "(" if open_low else "["
-        right = ")" if math.isinf(high) else "]"
-        raise VLLMValidationError(
-            f"{name} must be in {left}{low:g}, {high:g}{right}, got {number:g}", parameter=name, value=value
-        )
-    return number
-
-
-def _token_id_list(name: str, values: Any) -> list[int]:
-    """A list of distinct non-negative Python ints in the order given. Lists, tuples, sets, ranges and one-dimensional
-    integer arrays (or tensors) are accepted; bools, floats and strings are not, nor are such elements."""
-    if values is None:
-        return []
-    if isinstance(values, range):
-        ids = list(values)
-    elif isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
-        raise _wrong(name, values, "a list of integers")
-    else:
-        elements = values.tolist() if hasattr(values, "tolist") else values
-        if not isinstance(elements, Iterable):
-            raise _wrong(name, values, "a list of integers")
-        ids = [_token_id(name, element) for element in elements]
-    if ids and min(ids) < 0:
-        raise VLLMValidationError(f"{name} must not be negative, got {min(ids)}", parameter=name, value=min(ids))
-    return list(dict.fromkeys(ids))
-
-
-def _token_id(name: str, value: Any) -> int:
-    if type(value) is int:
-        return value
-    if isinstance(value, (bool, np.bool_)):
-        raise VLLMValidationError(f"{name} must hold integers, got bool {value!r}", parameter=name, value=value)
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise VLLMValidationError(
-            f"{name} must hold integers, got {type(value).__name__} {value!r}", parameter=name, value=value
-        ) from None
-
-
-def _bias_key(key: Any) -> int:
-    # JSON objects have string keys only, so digits are accepted as OpenAI's clients send them.
-    if isinstance(key, str) and key.isascii() and key.isdigit():
-        return int(key)
-    token_id = _token_id("logit_bias", key)
-    if token_id < 0:
-        raise VLLMValidationError(
-            f"logit_bias token ids must not be negative, got {token_id}", parameter="logit_bias", value=key
-        )
-    return token_id
-
-
-def _check_vocabulary(name: str, ids: list[int], vocab_size: int) -> None:
-    if not ids:
-        return
-    highest = max(ids)
-    if highest >= vocab_size:
-        raise VLLMValidationError(
-            f"{name} must be in [0, {vocab_size}), the model's vocabulary; got {highest}",
-            parameter=name,
-            value=highest,
-        )

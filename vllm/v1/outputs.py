@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from vllm.logprobs import LogprobsLists, LogprobsRow
+from vllm.logprobs import LogprobsLists, LogprobsRow, LogprobsRows
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LogprobsLists", "LogprobsRow", "LogprobsTensors", "ModelRunnerOutput"]
+__all__ = ["LogprobsLists", "LogprobsRow", "LogprobsRows", "LogprobsTensors", "ModelRunnerOutput", "NO_TOKEN"]
 
 
 class LogprobsTensors(NamedTuple):
@@ -28,6 +28,7 @@ class LogprobsTensors(NamedTuple):
     lse: torch.Tensor  # float32 [L]
     num_topk: int  # K
     num_token_ids: torch.Tensor | None = None  # int32 [L], valid ids among the last M columns; None: M == 0
+    entropy: torch.Tensor | None = None  # float32 [L], in nats; None: nobody asked
 
     def tolists(self) -> LogprobsLists:
         """The same readings as numpy arrays on the host."""
@@ -38,14 +39,21 @@ class LogprobsTensors(NamedTuple):
             self.ranks.cpu().numpy(),
             self.lse.cpu().numpy(),
             self.num_topk,
+            None if self.entropy is None else self.entropy.cpu().numpy(),
         )
 
 
 @dataclass
 class ModelRunnerOutput:
-    """What one step produced, for the R requests that sampled a token in it, in batch order."""
+    """What one step produced, for the R requests whose known tokens all have KV after it, in batch order."""
 
     req_ids: list[str]
-    sampled_token_ids: np.ndarray  # int32 [R]
+    sampled_token_ids: np.ndarray  # int32 [R]; NO_TOKEN for a request that samples none
     logprobs: list[LogprobsRow | None]  # one a request; None = it asked for no readings
-    errors: dict[str, str] = field(default_factory=dict)  # request id -> why it got no token
+    errors: dict[str, str] = field(default_factory=dict)  # request id -> why it ends here
+    # Readings of prompt positions, those of a request in order; also of requests whose prompt is not complete yet.
+    prompt_logprobs: dict[str, list[LogprobsRows]] = field(default_factory=dict)
+
+
+NO_TOKEN = -1
+"""In place of a sampled token id: the request has max_tokens=0."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm.logprobs import LogprobsRow
+from vllm.logprobs import LogprobsRow, LogprobsRows
 from vllm.sampling_params import SamplingParams
 
 
@@ -14,7 +14,7 @@ class EngineCoreRequest:
 
     request_id: str
     prompt_token_ids: list[int]
-    sampling_params: SamplingParams  # n == 1, max_tokens set
+    sampling_params: SamplingParams  # n == 1, no best_of, max_tokens set
     eos_token_ids: frozenset[int]
     arrival_time: float  # seconds, monotonic clock
     priority: int = 0
@@ -32,3 +32,4 @@ class EngineCoreOutput:
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    prompt_logprobs: list[LogprobsRows] | None = None  # further prompt positions that were read
