@@ -21,8 +21,8 @@ T* data_of(const Tensor& t) {
   return static_cast<T*>(t.data_ptr());
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> token_readings(Tensor logits, Tensor token_ids,
-                                                                  std::optional<Tensor> num_token_ids) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>> token_readings(
+    Tensor logits, Tensor token_ids, std::optional<Tensor> num_token_ids, bool with_entropy) {
   TokenReadingsArgs args{};
   args.logits = logits_of(logits);
   const int64_t rows = args.logits.rows;
@@ -58,8 +58,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> token_readings(Tensor logits,
   args.lse = data_of<float>(lse);
   args.argmax = data_of<int32_t>(argmax);
   args.max = data_of<float>(max);
+  std::optional<Tensor> entropy;
+  if (with_entropy) {
+    entropy = torch::stable::new_empty(logits, {rows}, ScalarType::Float);
+    args.entropy = data_of<float>(*entropy);
+  }
   VLLM_KERNEL(token_readings)(args);
-  return {chosen, ranks, lse, argmax, max};
+  return {chosen, ranks, lse, argmax, max, entropy};
 }
 
 std::tuple<Tensor, Tensor> topk(Tensor logits, int64_t k) {
@@ -145,8 +150,8 @@ Tensor fill_logprob_token_ids(Tensor columns, int64_t first_column, Tensor expan
 
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def(
-      "token_readings(Tensor logits, Tensor token_ids, Tensor? num_token_ids) -> "
-      "(Tensor logits, Tensor ranks, Tensor lse, Tensor argmax, Tensor max)");
+      "token_readings(Tensor logits, Tensor token_ids, Tensor? num_token_ids, bool entropy=False) -> "
+      "(Tensor logits, Tensor ranks, Tensor lse, Tensor argmax, Tensor max, Tensor? entropy)");
   m.def("topk(Tensor logits, int k) -> (Tensor values, Tensor ids)");
   m.def(
       "gumbel_sample(Tensor logits, Tensor temperature, Tensor seeds, Tensor positions, Tensor idx_mapping) -> Tensor");

@@ -99,6 +99,7 @@ struct TokenReadingsArgs {
   float* lse;                    // [rows]
   int32_t* argmax;               // [rows]
   float* max;                    // [rows]
+  float* entropy;                // [rows], or null: not asked for
 };
 
 struct TopkArgs {

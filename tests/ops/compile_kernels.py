@@ -58,6 +58,7 @@ def _calls() -> Iterator[Callable[[], Any]]:
     for dtype in (torch.float32, torch.bfloat16):
         logits = torch.empty(4, 49152, dtype=dtype)
         yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4))
+        yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4), entropy=True)
         x, weight = torch.empty(8, 4096, dtype=dtype), torch.empty(4096, dtype=dtype)
         yield lambda x=x, weight=weight: fused_add_rms_norm_(x, x.clone(), weight, 1e-5)
         for heads, kv_heads, head_dim in ((9, 3, 64), (32, 8, 128)):
@@ -65,6 +66,7 @@ def _calls() -> Iterator[Callable[[], Any]]:
     # An odd vocabulary: rows that are not aligned.
     logits = torch.empty(4, 50257, dtype=torch.bfloat16)
     yield lambda: token_readings(logits, _int32(4, 1))
+    yield lambda: token_readings(logits, _int32(4, 1), entropy=True)
     yield lambda: topk(logits, 20)
     yield lambda: rms_norm(x, weight, 1e-5)
     yield lambda: rms_norm(x.view(8, 32, 128), weight[:128], 1e-5)

@@ -1,8 +1,9 @@
-"""token_readings against float64: lse near, chosen logits, ranks, argmax and maximum exact."""
+"""token_readings against float64: lse and entropy near, chosen logits, ranks, argmax and maximum exact."""
 
 from __future__ import annotations
 
 import mmap
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,17 @@ from twins import DTYPES, run, strided, twins
 from vllm.ops.token_readings import Readings, token_readings
 
 TWINS = twins("token_readings")
+
+with_entropy = partial(token_readings, entropy=True)
+
+
+def outputs(readings: Readings) -> list[Tensor]:
+    """What was computed: all fields, the last only if it was asked for."""
+    return [part for part in readings if part is not None]
+
+
+def rows_of(readings: Readings, rows: slice) -> Readings:
+    return Readings(*(part[rows].cpu() for part in outputs(readings)))
 
 
 def truth(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> tuple[Tensor, ...]:
@@ -31,7 +43,8 @@ def truth(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> tu
 
 def assert_true(got: Readings, logits: Tensor, ids: Tensor, num_ids: Tensor | None = None) -> None:
     chosen, ranks, lse, argmax, highest = truth(logits, ids, num_ids)
-    assert [part.dtype for part in got] == [
+    assert got.entropy is None
+    assert [part.dtype for part in outputs(got)] == [
         torch.float32,
         torch.int32,
         torch.float32,
@@ -49,6 +62,25 @@ def assert_true(got: Readings, logits: Tensor, ids: Tensor, num_ids: Tensor | No
     assert not got_lse.isnan().any()
     allowed = (plain - lse).abs() + 4 * torch.finfo(torch.float32).eps * lse.abs().clamp(min=1)
     assert ((got_lse - lse).abs() <= allowed).all()
+
+
+def assert_entropy(got: Tensor | None, logits: Tensor) -> None:
+    """Off by no more than a plain float32 computation and a few roundings."""
+    assert got is not None and got.dtype == torch.float32 and got.shape == logits.shape[:1]
+    entropy = torch.special.entr(logits.double().softmax(dim=-1)).sum(dim=-1)
+    undefined = entropy.isnan()
+    assert torch.equal(got.isnan(), undefined)
+    got, entropy, plain = got[~undefined], entropy[~undefined], logits[~undefined].float()
+    assert (got >= 0).all()
+    plain = torch.special.entr(plain.softmax(dim=-1)).sum(dim=-1)
+    allowed = (plain.double() - entropy).abs() + 8 * torch.finfo(torch.float32).eps * entropy.clamp(min=1)
+    assert ((got.double() - entropy).abs() <= allowed).all()
+
+
+def assert_same_bits(got: Readings, wanted: Readings) -> None:
+    """All but the entropy; NaN equals NaN."""
+    for one, other in zip(got[:5], wanted[:5], strict=True):
+        assert torch.equal(one.view(torch.int32), other.view(torch.int32))
 
 
 def ids_for(num_rows: int, vocab_size: int, width: int) -> Tensor:
@@ -75,7 +107,11 @@ def test_shapes(twin: str, dtype: torch.dtype, num_rows: int, vocab_size: int, w
     torch.manual_seed(width)
     logits = torch.randn(num_rows, vocab_size).mul_(4).to(dtype)
     ids = ids_for(num_rows, vocab_size, width)
-    assert_true(run(twin, token_readings, logits, ids, None), logits, ids)
+    got = run(twin, token_readings, logits, ids, None)
+    assert_true(got, logits, ids)
+    asked = run(twin, with_entropy, logits, ids, None)
+    assert_entropy(asked.entropy, logits)
+    assert_same_bits(asked, got)
 
 
 def _normal() -> Tensor:
@@ -116,7 +152,12 @@ def _large() -> Tensor:
     return _normal() + torch.tensor([6e4, -6e4, 1e4, -1e4])[:, None]
 
 
-HOSTILE = [_normal, _peaked, _ties, _all_equal, _some_minus_infinity, _ruled_out, _large]
+def _wide_range() -> Tensor:
+    """Differences up to the widest of the narrowest dtype, of which nearly all have an exponential of 0."""
+    return torch.linspace(-6e4, 6e4, 4099)[torch.stack([torch.randperm(4099) for _ in range(4)])]
+
+
+HOSTILE = [_normal, _peaked, _ties, _all_equal, _some_minus_infinity, _ruled_out, _large, _wide_range]
 
 
 @pytest.mark.parametrize("twin", TWINS)
@@ -132,7 +173,36 @@ def test_hostile_values(twin: str, dtype: torch.dtype, make, width: int) -> None
     # What stands in padding columns must not be looked at.
     for row, count in enumerate(num_ids.tolist()):
         ids[row, count:] = -1 if row % 2 else 2**31 - 1
-    assert_true(run(twin, token_readings, logits, strided(ids), num_ids), logits, ids, num_ids)
+    got = run(twin, token_readings, logits, strided(ids), num_ids)
+    assert_true(got, logits, ids, num_ids)
+    asked = run(twin, with_entropy, logits, strided(ids), num_ids)
+    assert_entropy(asked.entropy, logits)
+    assert_same_bits(asked, got)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_one_finite_logit_has_no_entropy(twin: str, dtype: torch.dtype) -> None:
+    logits = torch.full((3, 8193), -torch.inf, dtype=dtype)
+    logits[0, 0], logits[1, 8192], logits[2, 5000] = 0.0, -3e4, 6e4
+    got = run(twin, with_entropy, logits, ids_for(3, 8193, 1), None)
+    assert got.entropy.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("vocab_size", [1, 2, 4096, 10001])
+def test_equal_logits_have_the_greatest_entropy(twin: str, vocab_size: int) -> None:
+    logits = torch.tensor([[0.0], [-1e30], [1e30]]).expand(3, vocab_size).contiguous()
+    got = run(twin, with_entropy, logits, ids_for(3, vocab_size, 1), None)
+    torch.testing.assert_close(got.entropy, torch.full((3,), vocab_size).log(), rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_logits_as_far_apart_as_float32_reaches(twin: str) -> None:
+    logits = torch.full((1, 9000), -3e38)
+    logits[0, [3, 5000]] = 3e38
+    got = run(twin, with_entropy, logits, ids_for(1, 9000, 1), None)
+    torch.testing.assert_close(got.entropy, torch.tensor([2.0]).log(), rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.parametrize("twin", TWINS)
@@ -154,16 +224,39 @@ def test_nan_marks_its_own_row_only(twin: str, dtype: torch.dtype) -> None:
     got = run(twin, token_readings, logits, ids, None)
     assert got.lse.isnan().tolist() == [True, False, True, True]
     assert ((got.argmax >= 0) & (got.argmax < 4500)).all()
-    assert_true(Readings(*(part[1:2] for part in got)), logits[1:2], ids[1:2])
+    assert_true(rows_of(got, slice(1, 2)), logits[1:2], ids[1:2])
+    assert_entropy(run(twin, with_entropy, logits, ids, None).entropy, logits)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_plus_infinity_has_no_defined_entropy(twin: str) -> None:
+    logits = torch.zeros(3, 5000)
+    logits[0, 3], logits[1, [0, 4999]] = torch.inf, torch.inf
+    got = run(twin, with_entropy, logits, ids_for(3, 5000, 1), None)
+    assert got.entropy.isnan().tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("width", [0, 300])
+def test_asking_for_entropy_changes_nothing_else(twin: str, width: int) -> None:
+    """Not in rows of -inf and NaN either, nor where the ranks come from a sort."""
+    torch.manual_seed(8)
+    logits, ids = torch.randn(4, 9001).mul_(5).to(torch.bfloat16), ids_for(4, 9001, width)
+    logits[0, 8500], logits[2] = torch.nan, -torch.inf
+    got = run(twin, token_readings, logits, ids, None)
+    asked = run(twin, with_entropy, logits, ids, None)
+    assert got.entropy is None
+    assert_entropy(asked.entropy, logits)
+    assert_same_bits(asked, got)
 
 
 @pytest.mark.parametrize("twin", TWINS)
 def test_a_row_does_not_depend_on_its_batch(twin: str) -> None:
     torch.manual_seed(3)
     logits, ids = torch.randn(5, 5003), ids_for(5, 5003, 6)
-    together = run(twin, token_readings, logits, ids, None)
+    together = run(twin, with_entropy, logits, ids, None)
     for row in range(5):
-        alone = run(twin, token_readings, logits[row : row + 1], ids[row : row + 1], None)
+        alone = run(twin, with_entropy, logits[row : row + 1], ids[row : row + 1], None)
         for all_rows, one_row in zip(together, alone, strict=True):
             assert torch.equal(all_rows[row : row + 1], one_row)
 
@@ -193,8 +286,10 @@ def test_real_sizes_on_a_device(dtype: torch.dtype) -> None:
     torch.manual_seed(6)
     logits = torch.randn(256, 151936, device="cuda").mul_(4).to(dtype)
     ids = ids_for(256, 151936, 20)
-    with_kernels = token_readings(logits, ids.cuda())
-    expected = run("reference", token_readings, logits, ids.cuda(), None)
+    with_kernels = with_entropy(logits, ids.cuda())
+    expected = run("reference", with_entropy, logits, ids.cuda(), None)
+    assert_same_bits(token_readings(logits, ids.cuda()), with_kernels)
+    torch.testing.assert_close(with_kernels.entropy.cpu(), expected.entropy, rtol=1e-5, atol=1e-6)
     for got, wanted in zip(with_kernels[:2], expected[:2], strict=True):
         assert torch.equal(got.cpu(), wanted)
     torch.testing.assert_close(with_kernels.lse.cpu(), expected.lse, rtol=1e-6, atol=1e-6)
@@ -209,7 +304,7 @@ def test_more_than_two_billion_logits_on_a_device() -> None:
     logits[-1] = last
     ids = ids_for(num_rows, vocab_size, 4)
     got = token_readings(logits, ids.cuda())
-    assert_true(Readings(*(part[-1:].cpu() for part in got)), last, ids[-1:])
+    assert_true(rows_of(got, slice(-1, None)), last, ids[-1:])
 
 
 @pytest.mark.parametrize(

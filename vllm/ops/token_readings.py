@@ -1,4 +1,4 @@
-"""Chosen tokens' logits and true ranks, with the row's log-sum-exp and argmax, from one pass over logits."""
+"""Chosen tokens' logits and true ranks, with the row's log-sum-exp, argmax and entropy, from one pass over logits."""
 
 from __future__ import annotations
 
@@ -20,21 +20,30 @@ class Readings(NamedTuple):
     lse: torch.Tensor  # float32 [R]; log(sum(exp(row)))
     argmax: torch.Tensor  # int32 [R]; the lowest id among equals
     max: torch.Tensor  # float32 [R]
+    entropy: torch.Tensor | None = None  # float32 [R], in nats, never negative; None when not asked for
 
 
 def token_readings(
-    logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None = None
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    num_token_ids: torch.Tensor | None = None,
+    *,
+    entropy: bool = False,
 ) -> Readings:
     """Read chosen tokens of each row.
 
     A token's logprob is `logits - lse`. -inf stays -inf, and a row of nothing else has lse -inf. A NaN in a
     row makes its lse NaN, and the row's other results are then meaningless (argmax stays a valid id).
 
+    The entropy of a row is that of softmax(row), -inf counting nothing: 0 where one logit alone is finite, NaN
+    where none is or where there is a NaN or +inf. Asking for it changes no bit of the other results.
+
     Args:
         logits: [R, V], float32, bfloat16 or float16; the last dimension contiguous, any stride between rows.
         token_ids: int32 [R, W], each in [0, V); the last dimension contiguous. An id may stand twice.
         num_token_ids: int32 [R], how many leading columns of each row hold an id; the others are padding,
             whose ids are not looked at. None: all W.
+        entropy: whether to compute the rows' entropy, from the same pass.
 
     Raises:
         ValueError: a shape or dtype is wrong.
@@ -42,12 +51,13 @@ def token_readings(
     _check(logits, token_ids, num_token_ids)
     which = implementation(logits)
     if which == "cpp":
-        return Readings(*torch.ops.vllm_cpu.token_readings(logits, token_ids, num_token_ids))
+        return Readings(*torch.ops.vllm_cpu.token_readings(logits, token_ids, num_token_ids, entropy))
     if which == "triton":
         from vllm.ops.triton import token_readings as kernels
 
-        return Readings(*kernels.token_readings(logits, token_ids, num_token_ids))
-    return _reference(logits, token_ids, num_token_ids)
+        return Readings(*kernels.token_readings(logits, token_ids, num_token_ids, entropy))
+    readings = _reference(logits, token_ids, num_token_ids)
+    return readings._replace(entropy=_entropy(logits.float(), readings.max)) if entropy else readings
 
 
 def _check(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None) -> None:
@@ -81,6 +91,16 @@ def _reference(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: tor
     chosen = values.gather(1, ids.masked_fill(~valid, 0))
     ranks = _ranks(values, chosen).masked_fill_(~valid, 0)
     return Readings(chosen.masked_fill_(~valid, 0.0), ranks, lse, argmax, highest)
+
+
+def _entropy(values: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
+    """float32 [R]: log(S) - sum(shifted * exp(shifted)) / S, shifted the values less their maximum."""
+    shifted = values - highest[:, None]
+    weights = shifted.exp()
+    total = weights.sum(dim=-1)
+    # Of -inf it makes a number whose exponential is 0 too: 0 times -inf would be NaN.
+    weighted = (shifted.clamp_(min=-200.0) * weights).sum(dim=-1)
+    return (total.log() - weighted / total).clamp_(min=0.0)
 
 
 def _ranks(values: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-// Chosen logits, their true ranks, log-sum-exp and argmax of rows of logits, in one pass over memory.
+// Chosen logits, their true ranks, log-sum-exp, argmax and, if asked, entropy of rows of logits, in one pass over
+// memory.
 //
 // A row is read in segments of fixed size that stay in the first-level cache while they are looked at three times:
 // for the maximum, for the sum of exponentials, for the ranks. A segment's results do not depend on the number of
@@ -26,6 +27,7 @@ struct Segment {
   float max;
   int32_t argmax;
   double sum;  // of exp(x - max), or of about 0 when the maximum is -inf; NaN if there is a NaN
+  double weighted;  // the sum of (x - max) * exp(x - max), if asked
 };
 
 struct Chosen {
@@ -84,28 +86,40 @@ inline void block_extremes(const float* x, int64_t n, float* block_max, float* b
   }
 }
 
-inline double sum_exp(const float* x, int64_t n, float offset) {
+// Sets the segment's sum and, if kEntropy, its weighted sum.
+template <bool kEntropy>
+inline void sum_exp(const float* x, int64_t n, float offset, Segment* result) {
   Vec sums[4] = {zero(), zero(), zero(), zero()};
+  Vec weighted[4] = {zero(), zero(), zero(), zero()};
   const Vec shift = set1(offset);
+  // Of -inf it makes a number whose exponential is 0 too: 0 times -inf would be NaN. In this order NaN stays.
+  const Vec lowest = set1(-200.0f);
+  const auto add = [&](int u, Vec v) __attribute__((always_inline)) {
+    const Vec shifted = v - shift;
+    const Vec weight = exp(shifted);
+    sums[u] = sums[u] + weight;
+    if constexpr (kEntropy) weighted[u] = fma(max(lowest, shifted), weight, weighted[u]);
+  };
   int64_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
 #pragma GCC unroll 4
-    for (int u = 0; u < 4; ++u) sums[u] = sums[u] + exp(load(x + i + u * kLanes) - shift);
+    for (int u = 0; u < 4; ++u) add(u, load(x + i + u * kLanes));
   }
-  for (; i < n; i += kLanes) sums[0] = sums[0] + exp(load(x + i) - shift);
-  return reduce_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (; i < n; i += kLanes) add(0, load(x + i));
+  result->sum = reduce_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  if constexpr (kEntropy) result->weighted = reduce_sum((weighted[0] + weighted[1]) + (weighted[2] + weighted[3]));
 }
 
 // One segment: `size` logits from `first`; `ranks` gets, by threshold, how many of them exceed it.
 Segment read_segment(const Logits& logits, int64_t row, int64_t first, int64_t size, const float* thresholds,
-                     int64_t width, int32_t* ranks) {
+                     int64_t width, int32_t* ranks, bool entropy) {
   alignas(64) float buffer[kSegment];
   float block_max[kSegment / kBlock], block_min[kSegment / kBlock];
   const float* x = as_floats(logits, row, first, size, buffer);
   const int64_t n = (size + kLanes - 1) / kLanes * kLanes;
   block_extremes(x, n, block_max, block_min);
 
-  Segment result{-kInfinity, static_cast<int32_t>(first), 0.0};
+  Segment result{-kInfinity, static_cast<int32_t>(first), 0.0, 0.0};
   int64_t best_block = -1;
   for (int64_t block = 0; block * kBlock < n; ++block) {
     if (block_max[block] > result.max) {
@@ -118,7 +132,12 @@ Segment read_segment(const Logits& logits, int64_t row, int64_t first, int64_t s
     while (x[i] != result.max) ++i;
     result.argmax = static_cast<int32_t>(first + i);
   }
-  result.sum = sum_exp(x, n, result.max == -kInfinity ? 0.0f : result.max);
+  const float offset = result.max == -kInfinity ? 0.0f : result.max;
+  if (entropy) {
+    sum_exp<true>(x, n, offset, &result);
+  } else {
+    sum_exp<false>(x, n, offset, &result);
+  }
   if (width == 0) return result;
 
   const int64_t padded = (width + kThresholdPad - 1) / kThresholdPad * kThresholdPad;
@@ -185,16 +204,23 @@ void join_segments(const TokenReadingsArgs& args, int64_t row, const Segment* se
   for (int64_t s = 1; s < num_segments; ++s) {
     if (segments[s].max > best->max) best = segments + s;
   }
-  double sum = 0;
+  double sum = 0, weighted = 0;
   bool has_nan = false;
   for (int64_t s = 0; s < num_segments; ++s) {
     has_nan |= segments[s].sum != segments[s].sum;
-    if (segments[s].max > -kInfinity) sum += segments[s].sum * ::exp(double(segments[s].max) - double(best->max));
+    if (segments[s].max == -kInfinity) continue;
+    const double shift = double(segments[s].max) - double(best->max), scale = ::exp(shift);
+    sum += segments[s].sum * scale;
+    weighted += (segments[s].weighted + shift * segments[s].sum) * scale;
   }
   args.max[row] = best->max;
   args.argmax[row] = best->argmax;
   args.lse[row] = static_cast<float>(best->max + ::log(sum));
   if (has_nan) args.lse[row] = __builtin_nanf("");
+  if (args.entropy == nullptr) return;
+  // Both terms are >= 0 but for rounding. When everything is -inf, 0 / 0 makes it NaN.
+  const double entropy = ::log(sum) - weighted / sum;
+  args.entropy[row] = has_nan ? __builtin_nanf("") : entropy < 0 ? 0.0f : static_cast<float>(entropy);
 }
 
 // Ranks from the sorted row. Neighbouring columns often hold neighbouring values (top-k, the whole vocabulary), so
@@ -262,7 +288,7 @@ void token_readings(const TokenReadingsArgs& args) {
       const int64_t row = task / num_segments, first = task % num_segments * kSegment;
       segments[task] = read_segment(args.logits, row, first, least(kSegment, n - first),
                                     thresholds.get() + row * padded, sorts ? 0 : num_valid(args, row),
-                                    counts.get() + task * width);
+                                    counts.get() + task * width, args.entropy != nullptr);
     }
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < num_rows; ++row) {

@@ -3,8 +3,9 @@
 A row is cut into chunks of _BLOCK logits and a program keeps one chunk in registers, so even one row fills
 the device. First the program gathers the row's requested logits (a handful of scattered reads, from the L2
 cache for all chunks but one). With the thresholds known in advance, the one read of the chunk yields its
-maximum, sum of exponentials, argmax, and, for each requested logit, how many are greater. A second kernel
-merges the chunks' results in a fixed order: no atomics, so equal inputs give equal bits.
+maximum, sum of exponentials, argmax, if asked the sum that the entropy takes, and, for each requested logit, how
+many are greater. A second kernel merges the chunks' results in a fixed order: no atomics, so equal inputs give
+equal bits.
 
 The kernels mask: the last chunk's tail counts as -inf, and padding columns as +inf, which nothing exceeds.
 The wrapper must not look at a value on the device: that would wait for it.
@@ -24,16 +25,18 @@ _SORT_ABOVE = 256
 _MERGED_COLUMNS = 32
 _MERGED_CHUNKS = 32
 
-Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
-def token_readings(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None) -> Result:
+def token_readings(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None, entropy: bool
+) -> Result:
     """Run the kernels. Arguments and the order of the results: `vllm.ops.token_readings`."""
     num_rows, num_columns = token_ids.shape
     if num_columns <= _SORT_ABOVE:
-        return _launch(logits, token_ids, num_token_ids)
+        return _launch(logits, token_ids, num_token_ids, entropy)
     no_ids = token_ids.new_empty(num_rows, 0)
-    _, _, lse, argmax, highest = _launch(logits, no_ids, None)
+    _, _, lse, argmax, highest, row_entropy = _launch(logits, no_ids, None, entropy)
     ids = token_ids.to(torch.int64)
     valid = None
     if num_token_ids is not None:
@@ -47,10 +50,12 @@ def token_readings(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids:
     if valid is not None:
         ranks.masked_fill_(~valid, 0)
         chosen.masked_fill_(~valid, 0.0)
-    return chosen, ranks, lse, argmax, highest
+    return chosen, ranks, lse, argmax, highest, row_entropy
 
 
-def _launch(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None) -> Result:
+def _launch(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None, with_entropy: bool
+) -> Result:
     num_rows, num_columns = token_ids.shape
     vocab_size = logits.shape[1]
     num_chunks = triton.cdiv(vocab_size, _BLOCK)
@@ -63,10 +68,13 @@ def _launch(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.
     ranks = empty(torch.int32, num_rows, num_columns)
     lse, highest = empty(torch.float32, num_rows), empty(torch.float32, num_rows)
     argmax = empty(torch.int32, num_rows)
+    entropy = empty(torch.float32, num_rows) if with_entropy else None
+    result = chosen, ranks, lse, argmax, highest, entropy
     if not num_rows:
-        return chosen, ranks, lse, argmax, highest
+        return result
     chunk_max = empty(torch.float32, num_rows, num_chunks)
     chunk_sum = empty(torch.float32, num_rows, num_chunks)
+    chunk_weighted = empty(torch.float32, num_rows, num_chunks) if with_entropy else chunk_sum
     chunk_argmax = empty(torch.int32, num_rows, num_chunks)
     chunk_counts = empty(torch.int32, num_rows, num_chunks, num_columns)
     has_counts = num_token_ids is not None
@@ -81,9 +89,11 @@ def _launch(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.
         counts,
         chunk_max,
         chunk_sum,
+        chunk_weighted,
         chunk_argmax,
         chunk_counts,
         HAS_COUNTS=has_counts,
+        HAS_ENTROPY=with_entropy,
         BLOCK=_BLOCK,
         GROUP=_GROUP,
     )
@@ -96,6 +106,7 @@ def _launch(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.
         counts,
         chunk_max,
         chunk_sum,
+        chunk_weighted,
         chunk_argmax,
         chunk_counts,
         num_chunks,
@@ -105,12 +116,14 @@ def _launch(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.
         lse,
         argmax,
         highest,
+        lse if entropy is None else entropy,
         HAS_COUNTS=has_counts,
+        HAS_ENTROPY=with_entropy,
         ALL_CHUNKS=triton.next_power_of_2(num_chunks),
         CHUNKS=_MERGED_CHUNKS,
         COLUMNS=_MERGED_COLUMNS,
     )
-    return chosen, ranks, lse, argmax, highest
+    return result
 
 
 @triton.jit
@@ -124,9 +137,11 @@ def _token_readings_kernel(
     num_token_ids_ptr,  # int32 [R], looked at if HAS_COUNTS
     chunk_max_ptr,  # float32 [R, chunks]
     chunk_sum_ptr,  # float32 [R, chunks]
+    chunk_weighted_ptr,  # float32 [R, chunks], written if HAS_ENTROPY
     chunk_argmax_ptr,  # int32 [R, chunks]
     chunk_counts_ptr,  # int32 [R, chunks, W]
     HAS_COUNTS: tl.constexpr,
+    HAS_ENTROPY: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
@@ -141,7 +156,12 @@ def _token_readings_kernel(
     # An infinite maximum must not be subtracted from itself: -inf alone sums to 0, +inf to +inf.
     base = tl.where(tl.abs(highest) == float("inf"), 0.0, highest)
     tl.store(chunk_max_ptr + cell, highest)
-    tl.store(chunk_sum_ptr + cell, tl.sum(tl.exp(x - base), axis=0))
+    shifted = x - base
+    weights = tl.exp(shifted)
+    tl.store(chunk_sum_ptr + cell, tl.sum(weights, axis=0))
+    if HAS_ENTROPY:
+        # Of -inf it makes a number whose exponential is 0 too: 0 times -inf would be NaN.
+        tl.store(chunk_weighted_ptr + cell, tl.sum(tl.maximum(shifted, -200.0) * weights, axis=0))
     # A NaN equals nothing; the merging kernel clamps.
     tl.store(chunk_argmax_ptr + cell, tl.min(tl.where(x == highest, column, vocab_size), axis=0))
 
@@ -170,6 +190,7 @@ def _merge_kernel(
     num_token_ids_ptr,  # int32 [R], looked at if HAS_COUNTS
     chunk_max_ptr,  # float32 [R, chunks]
     chunk_sum_ptr,  # float32 [R, chunks]
+    chunk_weighted_ptr,  # float32 [R, chunks], looked at if HAS_ENTROPY
     chunk_argmax_ptr,  # int32 [R, chunks]
     chunk_counts_ptr,  # int32 [R, chunks, W]
     num_chunks,
@@ -179,7 +200,9 @@ def _merge_kernel(
     lse_ptr,  # float32 [R]
     argmax_ptr,  # int32 [R]
     max_ptr,  # float32 [R]
+    entropy_ptr,  # float32 [R], written if HAS_ENTROPY
     HAS_COUNTS: tl.constexpr,
+    HAS_ENTROPY: tl.constexpr,
     ALL_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -194,9 +217,18 @@ def _merge_kernel(
         argmaxima = tl.load(chunk_argmax_ptr + first_cell + chunk, mask=inside, other=vocab_size)
         highest = tl.max(maxima, axis=0)
         base = tl.where(tl.abs(highest) == float("inf"), 0.0, highest)
-        total = tl.sum(sums * tl.exp(maxima - base), axis=0)
+        shifts = maxima - base
+        scales = tl.exp(shifts)
+        total = tl.sum(sums * scales, axis=0)
         tl.store(max_ptr + row, highest)
-        tl.store(lse_ptr + row, tl.log(total) + base)
+        log_total = tl.log(total)
+        tl.store(lse_ptr + row, log_total + base)
+        if HAS_ENTROPY:
+            weighted = tl.load(chunk_weighted_ptr + first_cell + chunk, mask=inside, other=0.0)
+            mean = tl.sum((weighted + tl.maximum(shifts, -200.0) * sums) * scales, axis=0) / total
+            entropy = log_total - mean
+            # Not tl.maximum, which drops NaN.
+            tl.store(entropy_ptr + row, tl.where(entropy < 0.0, 0.0, entropy))
         lowest_id = tl.min(tl.where(maxima == highest, argmaxima, vocab_size), axis=0)
         tl.store(argmax_ptr + row, tl.minimum(lowest_id, vocab_size - 1))
 
