@@ -24,6 +24,10 @@ class Request:
         block_hashes: content hashes of its full blocks, as far as they have been computed.
         end_token_ids: any of these ends it, from min_tokens on.
         reads_logprobs: whether its tokens come with readings.
+        next_prompt_row: the first prompt position whose logits are still to be read, for the logprobs of the token
+            after it; None when no prompt logprobs are asked for, or all are there.
+        hidden_from: `next_prompt_row` as it was when the request got its blocks: final hidden states are kept from
+            there to the prompt's end.
         length_limit: most tokens that it may generate, by max_tokens and, once it is queued, by the context.
         arrival_index: its number among the scheduler's requests, set when it is queued.
         num_cached_tokens: prompt tokens that the prefix cache gave at first admission; -1 before it.
@@ -60,6 +64,9 @@ class Request:
         self.num_computed_tokens = 0
         self.num_cached_tokens = -1
         self.num_preemptions = 0
+        self.next_prompt_row: int | None = None
+        self.hidden_from: int | None = None
+        self._advance_to(sampling_params.first_prompt_row)
         self.block_hashes: list[bytes] = []
 
     @property
@@ -76,6 +83,21 @@ class Request:
     def output_token_ids(self) -> list[int]:
         """The generated tokens."""
         return self.token_ids[self.num_prompt_tokens :]
+
+    def keeps_hidden(self, block_index: int, block_size: int) -> bool:
+        """Whether the final hidden states of all tokens of its block are kept."""
+        first = self.hidden_from
+        start, end = block_index * block_size, (block_index + 1) * block_size
+        return first is not None and first <= start and end <= self.num_prompt_tokens
+
+    def note_prompt_rows_read(self, count: int) -> None:
+        """`count` further prompt positions have been read."""
+        assert self.next_prompt_row is not None
+        self._advance_to(self.next_prompt_row + count)
+
+    def _advance_to(self, row: int | None) -> None:
+        # Nothing in the prompt comes after its last token.
+        self.next_prompt_row = row if row is not None and row < self.num_prompt_tokens - 1 else None
 
     def sort_key(self) -> tuple[int, float, int]:
         """Order under the priority policy: lower runs earlier; ties by arrival. No two requests of a

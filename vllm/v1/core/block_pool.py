@@ -48,6 +48,7 @@ class BlockPool:
         self._blank = list(range(num_blocks - 1, -1, -1))  # a stack: low ids come first
         self._reusable: OrderedDict[int, None] = OrderedDict()  # free, with content; oldest first
         self._hash_of: dict[int, bytes] = {}
+        self._with_hidden: set[int] = set()  # blocks whose tokens' final hidden states are kept, too
         self._block_of: dict[bytes, int] = {}
 
     @property
@@ -63,6 +64,10 @@ class BlockPool:
     def find(self, content_hash: bytes) -> int | None:
         """The block that holds this content, if any."""
         return self._block_of.get(content_hash)
+
+    def has_hidden(self, block_id: int) -> bool:
+        """Whether the final hidden states of the block's tokens are kept beside their keys and values."""
+        return block_id in self._with_hidden
 
     def is_reusable(self, block_id: int) -> bool:
         """Whether the block is free and holds content."""
@@ -107,11 +112,18 @@ class BlockPool:
                 else:
                     self._blank.append(block_id)
 
-    def register(self, block_id: int, content_hash: bytes) -> None:
-        """Make an owned block findable by its content. A second block of equal content stays unregistered."""
-        if content_hash not in self._block_of and block_id not in self._hash_of:
+    def register(self, block_id: int, content_hash: bytes, has_hidden: bool = False) -> None:
+        """Make an owned block findable by its content. A second block of equal content stays unregistered, unless
+        hidden states are kept for it and not for the first."""
+        first = self._block_of.get(content_hash)
+        if first is not None and first != block_id and has_hidden and first not in self._with_hidden:
+            self.unregister(first)
+            first = None
+        if first is None and block_id not in self._hash_of:
             self._block_of[content_hash] = block_id
             self._hash_of[block_id] = content_hash
+            if has_hidden:
+                self._with_hidden.add(block_id)
 
     def unregister(self, block_id: int) -> None:
         """The block does not hold what it was registered for."""
@@ -129,7 +141,9 @@ class BlockPool:
             self._blank.append(self._reusable.popitem()[0])
         self._hash_of.clear()
         self._block_of.clear()
+        self._with_hidden.clear()
         return True
 
     def _forget(self, block_id: int) -> None:
         del self._block_of[self._hash_of.pop(block_id)]
+        self._with_hidden.discard(block_id)

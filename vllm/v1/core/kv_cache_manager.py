@@ -43,14 +43,19 @@ class KVCacheManager:
 
     def find_prefix(self, request: Request) -> list[int]:
         """Blocks that hold the longest cached prefix. At least the last token is left to compute, or there
-        would be no logits to sample from."""
+        would be no logits to sample from. Where prompt positions are still to be read, the prefix ends before
+        the first block that has keys and values but no hidden states."""
         if not self.enable_caching:
             return []
         limit = (request.num_tokens - 1) // self.block_size
-        blocks = []
+        blocks: list[int] = []
+        first_row = request.next_prompt_row
         for content_hash in extend_block_hashes(request, self.block_size)[:limit]:
             block_id = self.pool.find(content_hash)
             if block_id is None:
+                break
+            is_read = first_row is not None and first_row < (len(blocks) + 1) * self.block_size
+            if is_read and not self.pool.has_hidden(block_id):
                 break
             blocks.append(block_id)
         return blocks
@@ -64,6 +69,7 @@ class KVCacheManager:
             return False
         self.pool.share(prefix)
         self._blocks[request.request_id] = prefix + self.pool.allocate(total - len(prefix))
+        request.hidden_from = request.next_prompt_row
         self._num_registered[request.request_id] = len(prefix)
         if self.enable_caching:
             # After a preemption the prefix holds the request's own work; counting it would flatter the cache.
@@ -116,7 +122,7 @@ class KVCacheManager:
         blocks = self._blocks[request.request_id]
         full = min(num_tokens // self.block_size, len(hashes))
         for index in range(self._num_registered[request.request_id], full):
-            self.pool.register(blocks[index], hashes[index])
+            self.pool.register(blocks[index], hashes[index], request.keeps_hidden(index, self.block_size))
         self._num_registered[request.request_id] = full
 
     def _num_blocks_for(self, num_tokens: int) -> int:

@@ -45,7 +45,7 @@ class Worker:
         blocks_per_request = -(-model.max_model_len // cache.block_size)
         if cache.num_blocks is not None:
             return cache.num_blocks
-        budget = self._cache_budget_bytes()
+        budget = max(self._cache_budget_bytes() - self.model_runner.max_logits_bytes(), 0)
         num_blocks = min(budget // self._block_bytes(), blocks_per_request * self.config.scheduler_config.max_num_seqs)
         if num_blocks < blocks_per_request:
             per_request_gib = blocks_per_request * self._block_bytes() / 2**30
@@ -66,10 +66,13 @@ class Worker:
         return self.model_runner.execute_model(scheduler_output)
 
     def _block_bytes(self) -> int:
+        """Keys and values, and the final hidden states that prompt readings keep beside them."""
         hf = self.config.model_config.hf_config
-        item_bytes = getattr(torch, self.config.model_config.dtype).itemsize
-        block_size = self.config.cache_config.block_size
-        return 2 * hf.num_hidden_layers * block_size * hf.num_key_value_heads * hf.head_dim * item_bytes
+        cache = self.config.cache_config
+        width = 2 * hf.num_hidden_layers * hf.num_key_value_heads * hf.head_dim
+        if cache.enable_prefix_caching:
+            width += hf.hidden_size
+        return width * cache.block_size * getattr(torch, self.config.model_config.dtype).itemsize
 
     def _cache_budget_bytes(self) -> int:
         if self.device.type == "cpu":

@@ -17,6 +17,7 @@ class NewRequestData:
     sampling_params: SamplingParams
     block_ids: list[int]  # all blocks owned so far, cached prefix first
     num_computed_tokens: int  # tokens whose KV stands in those blocks, or is written there by this very step
+    next_prompt_row: int | None = None  # first prompt position whose logits are still to be read, if any
 
 
 @dataclass

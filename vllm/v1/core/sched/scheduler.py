@@ -12,7 +12,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.request_queue import make_queue
 from vllm.v1.engine import EngineCoreOutput
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 
@@ -80,7 +80,7 @@ class Scheduler:
                 f"got {request.num_tokens}"
             )
         # The last generated token is never fed back, so it needs no place.
-        longest = min(request.num_tokens + request.max_tokens - 1, self.max_model_len)
+        longest = min(request.num_tokens + max(request.max_tokens, 1) - 1, self.max_model_len)
         block_size, num_blocks = self.kv.block_size, self.kv.pool.num_blocks
         if longest > num_blocks * block_size:
             raise VLLMValidationError(
@@ -232,6 +232,7 @@ class Scheduler:
                     sampling_params=request.sampling_params,
                     block_ids=list(self.kv.blocks_of(request.request_id)),
                     num_computed_tokens=num_cached,
+                    next_prompt_row=request.next_prompt_row,
                 )
             )
             step.num_scheduled_tokens[request.request_id] = num_new
@@ -242,21 +243,26 @@ class Scheduler:
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> list[EngineCoreOutput]:
         """Take a step's results: append tokens, end what is done, slice the readings."""
-        outputs = []
+        outputs: list[EngineCoreOutput] = []
         any_finished = False
         logprobs = model_runner_output.logprobs
+        prompt_logprobs = model_runner_output.prompt_logprobs
         token_ids = model_runner_output.sampled_token_ids.tolist()
         for index, request_id in enumerate(model_runner_output.req_ids):
             request = self.requests.get(request_id)
             if request is None:
                 continue  # aborted while the step ran
             token_id = token_ids[index]
-            request.token_ids.append(token_id)
-            output = EngineCoreOutput(request_id, [token_id], num_cached_tokens=request.num_cached_tokens)
+            output = EngineCoreOutput(request_id, [], num_cached_tokens=request.num_cached_tokens)
+            if token_id != NO_TOKEN:
+                request.token_ids.append(token_id)
+                output.new_token_ids.append(token_id)
             if request.reads_logprobs:
                 row = logprobs[index]
                 assert row is not None
                 output.logprobs = [row]
+            if prompt_logprobs:
+                self._add_prompt_logprobs(output, model_runner_output)
             num_output_tokens = len(request.token_ids) - request.num_prompt_tokens
             if token_id in request.end_token_ids or num_output_tokens >= request.length_limit:
                 self._check_stop(request, token_id, output)
@@ -264,6 +270,10 @@ class Scheduler:
                     self._end(request)
                     any_finished = True
             outputs.append(output)
+        for request_id in list(prompt_logprobs):
+            if request_id in self.requests:
+                outputs.append(EngineCoreOutput(request_id, []))
+                self._add_prompt_logprobs(outputs[-1], model_runner_output)
         for request_id, message in model_runner_output.errors.items():
             request = self.requests.get(request_id)
             if request is not None:
@@ -275,6 +285,13 @@ class Scheduler:
         if any_finished:
             self._drop_finished_from_running()
         return outputs
+
+    def _add_prompt_logprobs(self, output: EngineCoreOutput, step: ModelRunnerOutput) -> None:
+        """Move what the step read of the request's prompt to its output."""
+        output.prompt_logprobs = step.prompt_logprobs.pop(output.request_id, None)
+        if output.prompt_logprobs is not None:
+            count = sum(rows.rows.stop - rows.rows.start for rows in output.prompt_logprobs)
+            self.requests[output.request_id].note_prompt_rows_read(count)
 
     def discard_step(self, scheduler_output: SchedulerOutput) -> list[str]:
         """The step failed: end its requests and forget what it would have written. Returns their ids."""

@@ -9,12 +9,24 @@ import torch
 
 from vllm.v1.attention.metadata import AttentionMetadata
 from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsState, PromptRows
 from vllm.v1.worker.gpu.states import RequestStates
 
 
 @dataclass
+class PromptBatch:
+    """What a step does for requests that read their prompts."""
+
+    computed: PromptRows  # sources are rows of the step's hidden states
+    cached: PromptRows  # sources are KV cache slots, where hidden states of cached prefixes are kept
+    kept_rows: np.ndarray  # int64 [N], rows of the step's hidden states that are kept for later requests
+    kept_slots: np.ndarray  # int64 [N], the KV cache slots of their tokens
+
+
+@dataclass
 class InputBatch:
-    """R requests, T tokens, L logits rows (the requests whose known tokens all have KV after this step)."""
+    """R requests, T tokens, M rows of final hidden states, L logits rows (the requests whose known tokens all have KV
+    after this step, and that want a token or readings then)."""
 
     req_ids: list[str]
     idx_mapping_np: np.ndarray  # int64 [R], row -> slot
@@ -22,14 +34,18 @@ class InputBatch:
     input_ids: torch.Tensor  # int32 [T]
     positions: torch.Tensor  # int64 [T]
     attn: AttentionMetadata
-    logits_rows: torch.Tensor  # int64 [L], token index of each logits row
+    hidden_rows: torch.Tensor  # int64 [M], increasing: tokens whose final hidden state is wanted
+    logits_rows: torch.Tensor | None  # int64 [L], rows of the hidden states; None = all
     sampling_rows_np: np.ndarray  # int64 [L], batch row of each logits row
+    silent_rows_np: np.ndarray  # int64, batch rows that are complete, too, but want no logits
+    prompts: PromptBatch | None  # None: no request reads its prompt
 
 
 def build_input_batch(
     num_scheduled_tokens: dict[str, int],
     states: RequestStates,
     block_tables: BlockTables,
+    prompt_logprobs: PromptLogprobsState,
     device: torch.device,
 ) -> InputBatch:
     """Gather a step's inputs from the slots. Everything is vectorised over the step; nothing is built row by row."""
@@ -44,9 +60,27 @@ def build_input_batch(
     token_slots = np.repeat(slots, counts)
     # Position = tokens already computed + index within the request's share of this step.
     positions = np.arange(query_start_loc[-1], dtype=np.int64) + np.repeat(computed - query_start_loc[:-1], counts)
+    slot_mapping = block_tables.slot_mapping(token_slots, positions)
     max_seq_len = int(seq_lens.max(initial=0))
-    sampling_rows = np.flatnonzero(seq_lens == states.total_len[slots])
-    logits_rows = query_start_loc[1:][sampling_rows].astype(np.int64) - 1
+    complete = seq_lens == states.total_len[slots]
+    sampling_rows = np.flatnonzero(complete & states.reads_next[slots])
+    hidden_rows = query_start_loc[1:][sampling_rows].astype(np.int64) - 1
+    logits_rows: np.ndarray | None = None
+    prompts: PromptBatch | None = None
+    if not prompt_logprobs.is_idle:
+        kept = prompt_logprobs.keeps_hidden(token_slots, positions)
+        wanted = kept.copy()
+        wanted[hidden_rows] = True
+        row_of_token = np.cumsum(wanted) - 1
+        logits_rows = row_of_token[hidden_rows]
+        hidden_rows = np.flatnonzero(wanted)
+        first_token = query_start_loc[:-1] - computed
+        prompts = PromptBatch(
+            cached=_cached_rows(prompt_logprobs, block_tables, slots, computed),
+            computed=_computed_rows(prompt_logprobs, slots, computed, seq_lens, first_token, row_of_token),
+            kept_rows=row_of_token[kept],
+            kept_slots=slot_mapping[kept],
+        )
 
     def to_device(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
@@ -58,13 +92,38 @@ def build_input_batch(
         input_ids=to_device(states.token_ids[token_slots, positions]),
         positions=to_device(positions),
         attn=AttentionMetadata(
-            slot_mapping=to_device(block_tables.slot_mapping(token_slots, positions)),
+            slot_mapping=to_device(slot_mapping),
             block_table=to_device(block_tables.gather(slots, max_seq_len)),
             query_start_loc=to_device(query_start_loc),
             seq_lens=to_device(seq_lens),
             max_query_len=int(counts.max(initial=0)),
             max_seq_len=max_seq_len,
         ),
-        logits_rows=to_device(logits_rows),
+        hidden_rows=to_device(hidden_rows),
+        logits_rows=None if logits_rows is None else to_device(logits_rows),
         sampling_rows_np=sampling_rows,
+        silent_rows_np=np.flatnonzero(complete & ~states.reads_next[slots]),
+        prompts=prompts,
     )
+
+
+def _cached_rows(
+    prompt_logprobs: PromptLogprobsState, block_tables: BlockTables, slots: np.ndarray, computed: np.ndarray
+) -> PromptRows:
+    """Positions that the prefix cache has computed; a request has such only in its first step."""
+    index, positions = prompt_logprobs.take_rows(slots, np.zeros_like(computed), computed)
+    return PromptRows(slots[index], positions, block_tables.slot_mapping(slots[index], positions))
+
+
+def _computed_rows(
+    prompt_logprobs: PromptLogprobsState,
+    slots: np.ndarray,
+    computed: np.ndarray,
+    seq_lens: np.ndarray,
+    first_token: np.ndarray,
+    row_of_token: np.ndarray,
+) -> PromptRows:
+    """Positions that this step computes. `first_token`: the step's index of each request's position 0, were it
+    there."""
+    index, positions = prompt_logprobs.take_rows(slots, computed, seq_lens)
+    return PromptRows(slots[index], positions, row_of_token[first_token[index] + positions])

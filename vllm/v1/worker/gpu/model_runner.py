@@ -11,10 +11,12 @@ from vllm.config import VllmConfig
 from vllm.logprobs import LogprobsRow
 from vllm.ops.kv_cache import kv_cache_shape
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.input_batch import InputBatch, build_input_batch
+from vllm.v1.worker.gpu.buffer_utils import upload
+from vllm.v1.worker.gpu.input_batch import InputBatch, PromptBatch, build_input_batch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.prompt_logprob import UNSOUND_PROMPT, PromptLogprobsState, PromptReadings, num_tile_rows
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestStates
 
@@ -35,7 +37,11 @@ class GPUModelRunner:
         self.states = RequestStates(max_num_reqs, max_model_len, device)
         self.block_tables = BlockTables(max_num_reqs, max_model_len, self.block_size)
         self.sampler = Sampler(max_num_reqs, config.model_config, device)
+        self.prompt_logprobs = PromptLogprobsState(max_num_reqs, config.model_config.vocab_size)
         self.kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        # Final hidden states of cached prompts by KV cache slot, made when a request first reads its prompt.
+        self._hidden_cache: torch.Tensor | None = None  # [blocks * block size, H]
+        self._keeps_hidden = config.cache_config.enable_prefix_caching
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
         """Allocate the paged KV cache of every layer. Pages are touched when first written, not here."""
@@ -47,56 +53,120 @@ class GPUModelRunner:
             for _ in range(hf.num_hidden_layers)
         ]
 
+    def max_logits_bytes(self) -> int:
+        """Bytes of logits that a step holds at most: one float32 row for each sequence and a copy of it for
+        processing, and a tile of prompt positions."""
+        num_rows = 2 * self.states.max_num_reqs + num_tile_rows(self.model_config.vocab_size)
+        return 4 * self.model_config.vocab_size * num_rows
+
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step. Requests whose prefill is not complete after it produce nothing yet."""
+        """Run one step. Requests whose prefill is not complete after it get no token yet."""
         self._update_states(scheduler_output)
         if not scheduler_output.total_num_scheduled_tokens:
             return ModelRunnerOutput([], np.empty(0, dtype=np.int32), [])
-        batch = build_input_batch(scheduler_output.num_scheduled_tokens, self.states, self.block_tables, self.device)
-        hidden = self.model(batch.input_ids, batch.positions, self.kv_caches, batch.attn, batch.logits_rows)
+        batch = build_input_batch(
+            scheduler_output.num_scheduled_tokens,
+            self.states,
+            self.block_tables,
+            self.prompt_logprobs,
+            self.device,
+        )
+        hidden = self.model(batch.input_ids, batch.positions, self.kv_caches, batch.attn, batch.hidden_rows)
         self.states.num_computed_tokens[batch.idx_mapping_np] += batch.num_scheduled_np
-        if not len(batch.sampling_rows_np):
-            return ModelRunnerOutput([], np.empty(0, dtype=np.int32), [])
-        logits = self.model.compute_logits(hidden)
         slots = batch.idx_mapping_np[batch.sampling_rows_np]
-        sampled = self.sampler(logits, slots, self.states)
-        return self._finish(batch, slots, sampled)
+        sampled: SamplerOutput | None = None
+        if len(slots):
+            chosen = hidden if batch.logits_rows is None else hidden.index_select(0, batch.logits_rows)
+            sampled = self.sampler(self.model.compute_logits(chosen), slots, self.states)
+        readings = None if batch.prompts is None else self._read_prompts(batch.prompts, hidden)
+        return self._finish(batch, slots, sampled, readings)
+
+    def _read_prompts(self, prompts: PromptBatch, hidden: torch.Tensor) -> PromptReadings:
+        """Read prompt positions: first those whose hidden states a cached prefix has, which may be kept in this very
+        step, then those that the step computed."""
+        if self._keeps_hidden:
+            if self._hidden_cache is None:
+                num_slots = self.kv_caches[0][0].shape[0] * self.block_size
+                self._hidden_cache = hidden.new_empty((num_slots, hidden.shape[1]))
+            kept_rows, kept_slots = upload(prompts.kept_rows, self.device), upload(prompts.kept_slots, self.device)
+            self._hidden_cache.index_copy_(0, kept_slots, hidden.index_select(0, kept_rows))
+        readings = PromptReadings()
+        for source, rows in ((self._hidden_cache, prompts.cached), (hidden, prompts.computed)):
+            if len(rows.slots):
+                assert source is not None, "a cached prefix without the cache"
+                self.prompt_logprobs.read(source, rows, self.model.compute_logits, self.states, readings)
+        return readings
 
     def _update_states(self, step: SchedulerOutput) -> None:
         for req_id in (*step.finished_req_ids, *step.preempted_req_ids):
             slot = self.states.remove_request(req_id)
             if slot is not None:
                 self.sampler.remove_request(slot)
+                self.prompt_logprobs.remove_request(slot)
         for new in step.scheduled_new_reqs:
+            params = new.sampling_params
             slot = self.states.add_request(
-                new.req_id, new.prefill_token_ids, new.num_prompt_tokens, new.num_computed_tokens
+                new.req_id,
+                new.prefill_token_ids,
+                new.num_prompt_tokens,
+                new.num_computed_tokens,
+                samples=params.max_tokens != 0,
+                reads_next=params.max_tokens != 0 or params.num_logprobs is not None,
             )
             self.block_tables.set_row(slot, new.block_ids)
-            self.sampler.add_request(slot, new.sampling_params, new.req_id)
+            self.sampler.add_request(slot, params, new.req_id)
+            self.prompt_logprobs.add_request(slot, new.req_id, params, new.num_prompt_tokens, new.next_prompt_row)
         cached = step.scheduled_cached_reqs
         for req_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if block_ids:
                 self.block_tables.append(self.states.req_id_to_slot[req_id], block_ids)
         self.sampler.apply_staged_writes()
 
-    def _finish(self, batch: InputBatch, slots: np.ndarray, sampled: SamplerOutput) -> ModelRunnerOutput:
+    def _finish(
+        self,
+        batch: InputBatch,
+        slots: np.ndarray,
+        sampled: SamplerOutput | None,
+        readings: PromptReadings | None,
+    ) -> ModelRunnerOutput:
         """Bring the step's results to the host. A row whose logits are unsound is an error of its request alone."""
-        token_ids = sampled.sampled_token_ids.to("cpu", torch.int32).numpy()
         req_ids = [batch.req_ids[row] for row in batch.sampling_rows_np]
+        token_ids = np.empty(0, dtype=np.int32)
         logprobs: list[LogprobsRow | None] = [None] * len(req_ids)
-        for rows, tensors in sampled.logprobs:
-            lists = tensors.tolists()
-            for index, row in enumerate(rows.tolist()):
-                logprobs[row] = LogprobsRow(lists, index)
-        self.states.append_sampled(slots, token_ids)
-        errors = sampled.errors()
-        if not errors:
-            return ModelRunnerOutput(req_ids, token_ids, logprobs)
-        sound = [row for row in range(len(req_ids)) if row not in errors]
-        return ModelRunnerOutput(
-            [req_ids[row] for row in sound],
-            token_ids[sound],
-            [logprobs[row] for row in sound],
-            {req_ids[row]: f"request {req_ids[row]}: {message}" for row, message in errors.items()},
-        )
+        errors: dict[str, str] = {}
+        if sampled is not None:
+            token_ids = sampled.sampled_token_ids.to("cpu", torch.int32).numpy()
+            for rows, tensors in sampled.logprobs:
+                lists = tensors.tolists()
+                for index, row in enumerate(rows.tolist()):
+                    logprobs[row] = LogprobsRow(lists, index)
+            samples = self.states.samples[slots]
+            if samples.all():
+                self.states.append_sampled(slots, token_ids)
+            else:
+                self.states.append_sampled(slots[samples], token_ids[samples])
+                token_ids = np.where(samples, token_ids, np.int32(NO_TOKEN))
+            errors = {req_ids[row]: message for row, message in sampled.errors().items()}
+        if len(batch.silent_rows_np):
+            silent = [batch.req_ids[row] for row in batch.silent_rows_np]
+            req_ids += silent
+            token_ids = np.concatenate([token_ids, np.full(len(silent), NO_TOKEN, dtype=np.int32)])
+            logprobs += [None] * len(silent)
+        output = ModelRunnerOutput(req_ids, token_ids, logprobs)
+        if readings is not None:
+            output.prompt_logprobs = readings.rows
+            errors.update(dict.fromkeys(readings.unsound, UNSOUND_PROMPT))
+        return _without_broken(output, errors) if errors else output
+
+
+def _without_broken(output: ModelRunnerOutput, errors: dict[str, str]) -> ModelRunnerOutput:
+    """The step's results without the requests in `errors` (request id -> message), which end with these."""
+    sound = [row for row, req_id in enumerate(output.req_ids) if req_id not in errors]
+    return ModelRunnerOutput(
+        [output.req_ids[row] for row in sound],
+        output.sampled_token_ids[sound],
+        [output.logprobs[row] for row in sound],
+        {req_id: f"request {req_id}: {message}" for req_id, message in errors.items()},
+        {req_id: rows for req_id, rows in output.prompt_logprobs.items() if req_id not in errors},
+    )

@@ -22,8 +22,18 @@ class RequestStates:
         self.prompt_len = np.zeros(max_num_reqs, dtype=np.int32)  # [S]
         self.total_len = np.zeros(max_num_reqs, dtype=np.int32)  # [S], known tokens: prompt and generated
         self.num_computed_tokens = np.zeros(max_num_reqs, dtype=np.int32)  # [S], tokens whose KV is written
+        self.samples = np.zeros(max_num_reqs, dtype=bool)  # [S], max_tokens is not 0
+        self.reads_next = np.zeros(max_num_reqs, dtype=bool)  # [S], the logits after the last known token are wanted
 
-    def add_request(self, req_id: str, token_ids: list[int], prompt_len: int, num_computed_tokens: int) -> int:
+    def add_request(
+        self,
+        req_id: str,
+        token_ids: list[int],
+        prompt_len: int,
+        num_computed_tokens: int,
+        samples: bool = True,
+        reads_next: bool = True,
+    ) -> int:
         """Give the request a slot and fill it.
 
         Raises:
@@ -37,6 +47,8 @@ class RequestStates:
         self.prompt_len[slot] = prompt_len
         self.total_len[slot] = len(token_ids)
         self.num_computed_tokens[slot] = num_computed_tokens
+        self.samples[slot] = samples
+        self.reads_next[slot] = reads_next
         return slot
 
     def remove_request(self, req_id: str) -> int | None:
