@@ -430,6 +430,9 @@ class SamplingParams:
         twin = self.clone()
         twin.n = 1
         twin.best_of = None
+        if self.num_sequences > self.n and self.num_logprobs is None:
+            # The sequences are compared by their tokens' logprobs.
+            twin.logprobs = 0
         if index > 0:
             twin.prompt_logprobs = twin.prompt_logprob_token_ids = twin.prompt_logprob_start = None
         if self.seed is not None:

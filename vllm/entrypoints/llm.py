@@ -73,7 +73,7 @@ class LLM:
                 value=len(priorities),
             )
         processor = self.llm_engine.input_processor
-        processed = processor.process_prompts(prompt_list)
+        processed = processor.process_prompts(prompt_list, params_list)
         checked = [
             processor.process_params(params, len(prompt.token_ids))
             for params, prompt in zip(params_list, processed, strict=True)

@@ -35,16 +35,22 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(self.model_config.hf_config.eos_token_ids)
 
-    def process_prompts(self, prompts: Sequence[Any]) -> list[ProcessedPrompt]:
+    def process_prompts(
+        self, prompts: Sequence[Any], params: Sequence[SamplingParams] | None = None
+    ) -> list[ProcessedPrompt]:
         """Tokenise in one batch what is text, check what is ids.
 
         Args:
             prompts: strings, lists of ids, or TextPrompt / TokensPrompt dicts.
+            params: one a prompt, for truncate_prompt_tokens and for whether room for output is needed; None = no
+                truncation, room for a token.
 
         Raises:
             VLLMValidationError: a prompt of another shape, an empty one, ids outside the vocabulary, or one
                 with no room left for output.
         """
+        for own in params or ():
+            _check_params_type(own)
         parsed = []
         for i, prompt in enumerate(prompts):
             with _naming(i, len(prompts)):
@@ -64,7 +70,11 @@ class InputProcessor:
         for i, prompt in enumerate(parsed):
             token_ids = encoded[i] if prompt.token_ids is None else prompt.token_ids
             with _naming(i, len(prompts)):
-                self._check_length(token_ids)
+                room = 1
+                if params is not None:
+                    token_ids = self._truncate(token_ids, params[i])
+                    room = 0 if params[i].max_tokens == 0 else 1
+                self._check_length(token_ids, room)
             result.append(ProcessedPrompt(prompt.text, token_ids, prompt.cache_salt))
         return result
 
@@ -74,13 +84,10 @@ class InputProcessor:
         Raises:
             VLLMValidationError: a value that this model or engine cannot honour.
         """
-        if not isinstance(params, SamplingParams):
-            raise VLLMValidationError(
-                f"sampling_params must be SamplingParams, got {type(params).__name__}",
-                parameter="sampling_params",
-            )
+        _check_params_type(params)
         config = self.model_config
         params.verify(config.vocab_size, config.max_logprobs, config.max_logprob_token_ids)
+        params.verify_prompt(prompt_len)
         if params.stop and self.tokenizer is None:
             raise VLLMValidationError(
                 "stop strings need a tokenizer, and skip_tokenizer_init left it out",
@@ -89,6 +96,13 @@ class InputProcessor:
             )
         own = params.clone()
         room = config.max_model_len - prompt_len
+        if own.max_tokens is None and own.min_tokens > room:
+            raise VLLMValidationError(
+                f"min_tokens must be at most {room}, what max_model_len={config.max_model_len} leaves for output, "
+                f"got {own.min_tokens}",
+                parameter="min_tokens",
+                value=own.min_tokens,
+            )
         own.max_tokens = room if own.max_tokens is None else min(own.max_tokens, room)
         if own.logprobs_mode is None:
             own.logprobs_mode = config.logprobs_mode  # type: ignore[assignment]
@@ -182,16 +196,40 @@ class InputProcessor:
             )
         return result
 
-    def _check_length(self, token_ids: list[int]) -> None:
+    def _truncate(self, token_ids: list[int], params: SamplingParams) -> list[int]:
+        limit = params.truncate_prompt_tokens
+        if limit is None:
+            return token_ids
+        longest = self.model_config.max_model_len
+        if limit > longest:
+            raise VLLMValidationError(
+                f"truncate_prompt_tokens must be at most max_model_len={longest}, got {limit}",
+                parameter="truncate_prompt_tokens",
+                value=limit,
+            )
+        if limit == -1:
+            max_tokens = 1 if params.max_tokens is None else params.max_tokens
+            limit = max(longest - max_tokens, 1)
+        return token_ids[-limit:]
+
+    def _check_length(self, token_ids: list[int], room: int) -> None:
         if not token_ids:
             raise VLLMValidationError("the prompt is empty", parameter="prompt", value="")
         limit = self.model_config.max_model_len
-        if len(token_ids) >= limit:
+        if len(token_ids) > limit - room:
+            problem = "leaves no room for output within" if room else "is more than"
             raise VLLMValidationError(
-                f"the prompt has {len(token_ids)} tokens, which leaves no room for output within max_model_len={limit}",
+                f"the prompt has {len(token_ids)} tokens, which {problem} max_model_len={limit}",
                 parameter="prompt",
                 value=len(token_ids),
             )
+
+
+def _check_params_type(params: Any) -> None:
+    if not isinstance(params, SamplingParams):
+        raise VLLMValidationError(
+            f"sampling_params must be SamplingParams, got {type(params).__name__}", parameter="sampling_params"
+        )
 
 
 @contextmanager

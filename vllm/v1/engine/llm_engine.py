@@ -62,7 +62,7 @@ class LLMEngine:
         Raises:
             VLLMValidationError: a bad prompt, parameter or id; nothing is queued then.
         """
-        (processed,) = self.input_processor.process_prompts([prompt])
+        (processed,) = self.input_processor.process_prompts([prompt], [params])
         checked = self.input_processor.process_params(params, len(processed.token_ids))
         self.add_processed([request_id], [processed], [checked], arrival_time, [priority])
 

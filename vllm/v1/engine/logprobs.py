@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm.logprobs import FlatLogprobs, LogprobsRow, TokenDecoder
+from vllm.logprobs import FlatLogprobs, LogprobsRow, LogprobsRows, PromptLogprobs, TokenDecoder
 from vllm.sampling_params import SamplingParams
 
 
@@ -13,7 +13,9 @@ class LogprobsProcessor:
         self._decode = decode
         self._num_topk = params.logprobs or 0
         self._num_token_ids = len(params.logprob_token_ids or ())
-        self._as_logits = (params.logprobs_mode or "").endswith("logits")
+        self._as_logits = _as_logits(params)
+        self._has_sampled = params.max_tokens != 0
+        self._has_entropy = params.logprob_entropy
         self.cumulative_logprob = 0.0
         self._rows: list[LogprobsRow] = []
 
@@ -23,14 +25,17 @@ class LogprobsProcessor:
         return None if params.num_logprobs is None else cls(params, decode)
 
     def append(self, rows: list[LogprobsRow]) -> None:
-        """Add one row for each newly generated token."""
+        """Add one row for each newly generated token, or, with max_tokens=0, that of the next position."""
         self._rows += rows
-        for row in rows:
-            self.cumulative_logprob += float(row.lists.logprobs[row.row, 0])
+        if self._has_sampled:
+            for row in rows:
+                self.cumulative_logprob += float(row.lists.logprobs[row.row, 0])
 
     def readings(self) -> FlatLogprobs:
         """The readings so far; what is returned stays as it is when more come."""
-        readings = FlatLogprobs(self._decode, self._num_topk, self._as_logits)
+        readings = FlatLogprobs(
+            self._decode, self._num_topk, self._as_logits, self._has_sampled, has_entropy=self._has_entropy
+        )
         for row in self._rows:
             readings.append_row(row, self._num_token_ids)
         return readings
@@ -40,3 +45,33 @@ class LogprobsProcessor:
         readings = self.readings()
         self._rows = []
         return readings
+
+
+class PromptLogprobsProcessor:
+    """The readings of a prompt's positions so far. Exists only for requests that ask for them."""
+
+    def __init__(self, params: SamplingParams, prompt_len: int, decode: TokenDecoder | None) -> None:
+        start = params.first_prompt_row
+        assert start is not None, "no prompt readings were asked for"
+        self.readings = PromptLogprobs(
+            start + 1,
+            decode=decode,
+            num_topk=params.prompt_logprobs or 0,
+            as_logits=_as_logits(params),
+            has_entropy=params.logprob_entropy,
+        )
+        self._prompt_len = prompt_len
+
+    def append(self, rows: list[LogprobsRows]) -> None:
+        """Add further positions, in order."""
+        for each in rows:
+            self.readings.append_rows(each)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the whole prompt has been read."""
+        return len(self.readings) >= self._prompt_len
+
+
+def _as_logits(params: SamplingParams) -> bool:
+    return (params.logprobs_mode or "").endswith("logits")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vllm.exceptions import VLLMValidationError
-from vllm.logprobs import FlatLogprobs
+from vllm.logprobs import FlatLogprobs, PromptLogprobs
 from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizer import Tokenizer
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.detokenizer import Detokenizer
-from vllm.v1.engine.logprobs import LogprobsProcessor
+from vllm.v1.engine.logprobs import LogprobsProcessor, PromptLogprobsProcessor
 
 
 @dataclass
@@ -38,6 +39,12 @@ class _Sequence:
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self._num_sent = 0
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """Of what was generated; the lowest for a sequence that broke."""
+        assert self.logprobs_processor is not None, "compared sequences have logprobs"
+        return -math.inf if self.error is not None else self.logprobs_processor.cumulative_logprob
 
     def update(self, output: EngineCoreOutput) -> bool:
         """Take a step's news; True when a stop string ended the sequence, which the core does not know."""
@@ -91,14 +98,20 @@ class _RequestState:
         params: SamplingParams,
         arrival_time: float,
         sequences: list[_Sequence],
+        prompt_logprobs: PromptLogprobsProcessor | None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
         self.output_kind = params.output_kind
+        self.num_best = params.n if params.num_sequences > params.n else None
+        self.shows_logprobs = params.num_logprobs is not None
         self.metrics = RequestMetrics(arrival_time)
         self.sequences = sequences
+        self.prompt_logprobs = prompt_logprobs
         self.num_cached_tokens = 0
+        self._held: list[_Sequence] = []  # changed while the prompt's readings were not complete
+        self._prompt_logprobs_sent = False
 
     @property
     def finished(self) -> bool:
@@ -109,18 +122,47 @@ class _RequestState:
         finished = self.finished
         if finished:
             self.metrics.finished_time = time.monotonic()
-        if self.output_kind is RequestOutputKind.FINAL_ONLY and not finished:
+        changed = list(dict.fromkeys([*self._held, *changed]))
+        if self._must_wait(finished):
+            self._held = changed
             return None
+        self._held = []
         delta = self.output_kind is RequestOutputKind.DELTA
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
-            outputs=[sequence.completion(delta) for sequence in (changed if delta else self.sequences)],
+            prompt_logprobs=self._take_prompt_logprobs(delta),
+            outputs=self._completions(changed, delta),
             finished=finished,
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
         )
+
+    def _must_wait(self, finished: bool) -> bool:
+        if finished:
+            return False
+        if self.output_kind is RequestOutputKind.FINAL_ONLY or self.num_best is not None:
+            return True
+        # Another sequence may be ahead of the one that reads the prompt, which the cache may have to hold back.
+        reading = self.prompt_logprobs is not None and self.sequences[0].finish_reason is None
+        return reading and not self.prompt_logprobs.is_complete  # type: ignore[union-attr]
+
+    def _take_prompt_logprobs(self, delta: bool) -> PromptLogprobs | None:
+        if self.prompt_logprobs is None or (delta and self._prompt_logprobs_sent):
+            return None
+        self._prompt_logprobs_sent = True
+        return self.prompt_logprobs.readings
+
+    def _completions(self, changed: list[_Sequence], delta: bool) -> list[CompletionOutput]:
+        """All sequences, those that changed, or the best ones."""
+        if self.num_best is None:
+            return [sequence.completion(delta) for sequence in (changed if delta else self.sequences)]
+        best = sorted(self.sequences, key=lambda sequence: -sequence.cumulative_logprob)[: self.num_best]
+        outputs = [replace(sequence.completion(delta), index=index) for index, sequence in enumerate(best)]
+        if not self.shows_logprobs:
+            outputs = [replace(output, logprobs=None) for output in outputs]
+        return outputs
 
 
 class OutputProcessor:
@@ -144,10 +186,10 @@ class OutputProcessor:
         Raises:
             VLLMValidationError: the id is in use, or is the inner name of an unfinished request's sample.
         """
-        if params.n == 1:
+        if params.num_sequences == 1:
             children = [(request_id, params)]
         else:
-            children = [(f"{index}_{request_id}", params.child(index)) for index in range(params.n)]
+            children = [(f"{index}_{request_id}", params.child(index)) for index in range(params.num_sequences)]
         taken = [core_id for core_id, _ in children if core_id in self._by_core_id]
         if taken or request_id in self._requests:
             name = taken[0] if taken else request_id
@@ -159,7 +201,11 @@ class OutputProcessor:
         sequences = [
             _Sequence(core_id, index, child, self._tokenizer) for index, (core_id, child) in enumerate(children)
         ]
-        state = _RequestState(request_id, prompt, prompt_token_ids, params, arrival_time, sequences)
+        prompt_logprobs = None
+        if params.reads_prompt:
+            decode = self._tokenizer.decode_tokens if self._tokenizer is not None and params.detokenize else None
+            prompt_logprobs = PromptLogprobsProcessor(params, len(prompt_token_ids), decode)
+        state = _RequestState(request_id, prompt, prompt_token_ids, params, arrival_time, sequences, prompt_logprobs)
         self._requests[request_id] = state
         for sequence in sequences:
             self._by_core_id[sequence.core_id] = (state, sequence)
@@ -184,6 +230,10 @@ class OutputProcessor:
             if entry is None:
                 continue  # aborted while the step ran
             state, sequence = entry
+            if output.prompt_logprobs is not None and state.prompt_logprobs is not None:
+                state.prompt_logprobs.append(output.prompt_logprobs)
+                if not output.new_token_ids and output.finish_reason is None:
+                    continue  # the prompt goes on
             if state.metrics.first_token_time is None:
                 state.metrics.first_token_time = now
                 state.num_cached_tokens = output.num_cached_tokens
