@@ -1,0 +1,182 @@
+"""Beam search over one prompt as a state machine: it says which sequences to read, and takes what was read.
+
+It knows ids and logprobs only. Whoever drives it (a loop over the engine, a server's coroutine) turns each query into
+one reading of the next token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+EarlyStopping = bool | Literal["never"]
+
+_MAX_LOG_DIVISOR = 600.0  # exp of it, and the quotient of a logprob and its inverse, are still float64 numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A sequence that is still growing.
+
+    Attributes:
+        token_ids: the generated tokens.
+        cum_logprob: sum of their logprobs.
+        path: for each of them, the index of the query whose reading it comes from, among its step's queries.
+    """
+
+    token_ids: list[int]
+    cum_logprob: float
+    path: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis(Beam):
+    """A sequence that has ended; the token that ended it is its last.
+
+    Attributes:
+        score: cum_logprob / len(token_ids) ** length_penalty.
+        finish_reason: "stop" or "length".
+        stop_reason: the stop token id that ended it; None for an end-of-sequence token and for "length".
+    """
+
+    score: float
+    finish_reason: str
+    stop_reason: int | None
+
+
+class BeamSearch:
+    """The search of one prompt, by the rules of transformers' generate(num_beams=width, do_sample=False).
+
+    A step ranks the continuations of all beams by cumulative logprob. Those among the first `width` that end, by an
+    end token or by reaching `max_tokens`, compete with the hypotheses found so far, by score, for `width` places. The
+    best `width` that do not end are the next step's beams. When all places are taken, the search is over
+
+    - early_stopping=True: at once;
+    - False: as soon as the best beam, scored at its present length, does not exceed the worst hypothesis;
+    - "never": the same, but with a positive length_penalty the beam is scored at the greatest length, which bounds
+      what it can still reach.
+
+    It is over in any case when no beam is left. Fewer than `width` hypotheses exist only where fewer sequences do.
+    """
+
+    def __init__(
+        self,
+        prompt_token_ids: Sequence[int],
+        width: int,
+        max_tokens: int,
+        eos_token_ids: Iterable[int] = (),
+        stop_token_ids: Iterable[int] = (),
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
+    ) -> None:
+        """
+        Args:
+            prompt_token_ids: what the beams continue.
+            width: number of beams and of hypotheses kept.
+            max_tokens: most tokens that a hypothesis has; at least 1.
+            eos_token_ids: these end a hypothesis without a stop_reason.
+            stop_token_ids: these end it with themselves as stop_reason.
+            length_penalty: exponent of the length that a cumulative logprob is divided by.
+            early_stopping: see above.
+        """
+        self.width = width
+        self._prompt = list(prompt_token_ids)
+        self._max_tokens = max_tokens
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._end_token_ids = self._eos_token_ids | frozenset(stop_token_ids)
+        self._length_penalty = length_penalty
+        self._early_stopping = early_stopping
+        self._num_steps = 0
+        self._beams = [Beam([], 0.0, [])]
+        self._ended: list[Hypothesis] = []
+
+    @property
+    def num_candidates(self) -> int:
+        """How many of a query's most likely tokens can matter: `width` that go on, behind every one that ends."""
+        return self.width + len(self._end_token_ids)
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to read."""
+        return not self._beams
+
+    def queries(self) -> list[list[int]]:
+        """The sequences, prompt included, whose next token is to be read; at most `width`, none when finished."""
+        return [self._prompt + beam.token_ids for beam in self._beams]
+
+    def results(self) -> list[Hypothesis]:
+        """The hypotheses found so far, best first; at most `width`."""
+        return list(self._ended)
+
+    def advance(self, candidates: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Take one step.
+
+        Args:
+            candidates: for each query its most likely tokens, in any order: integer ids [C] and their logprobs [C],
+                with C at least `num_candidates` or the vocabulary. A logprob of -inf rules a token out.
+
+        Raises:
+            ValueError: there are not as many entries as queries.
+        """
+        self._num_steps += 1
+        is_last = self._num_steps == self._max_tokens
+        going_on: list[Beam] = []
+        ended: list[Hypothesis] = []
+        for rank, (query, token_id, cum_logprob) in enumerate(self._ranked(candidates)):
+            if rank >= self.width and (is_last or len(going_on) == self.width):
+                break
+            parent = self._beams[query]
+            beam = Beam([*parent.token_ids, token_id], cum_logprob, [*parent.path, query])
+            if is_last or token_id in self._end_token_ids:
+                if rank < self.width:
+                    ended.append(self._end(beam))
+            elif len(going_on) < self.width:
+                going_on.append(beam)
+        # The sort is stable: of two that score the same, the one found first keeps its place.
+        self._ended = sorted(self._ended + ended, key=lambda each: each.score, reverse=True)[: self.width]
+        self._beams = [] if self._is_settled(going_on) else going_on
+
+    def _ranked(self, candidates: Sequence[tuple[np.ndarray, np.ndarray]]) -> Iterable[tuple[int, int, float]]:
+        """(query, token id, cumulative logprob) of every possible continuation, the most likely first."""
+        totals = [
+            logprobs.astype(np.float64) + beam.cum_logprob
+            for beam, (_, logprobs) in zip(self._beams, candidates, strict=True)
+        ]
+        total = np.concatenate(totals)
+        token_ids = np.concatenate([ids for ids, _ in candidates])
+        queries = np.repeat(np.arange(len(totals)), [len(each) for each in totals])
+        order = np.argsort(-total, kind="stable")
+        order = order[total[order] > -np.inf]
+        return zip(queries[order].tolist(), token_ids[order].tolist(), total[order].tolist(), strict=True)
+
+    def _end(self, beam: Beam) -> Hypothesis:
+        token_id = beam.token_ids[-1]
+        by_stop = token_id in self._end_token_ids
+        return Hypothesis(
+            beam.token_ids,
+            beam.cum_logprob,
+            beam.path,
+            score=self._score(beam.cum_logprob, len(beam.token_ids)),
+            finish_reason="stop" if by_stop else "length",
+            stop_reason=token_id if by_stop and token_id not in self._eos_token_ids else None,
+        )
+
+    def _score(self, cum_logprob: float, length: int) -> float:
+        exponent = self._length_penalty * math.log(length)
+        return cum_logprob / math.exp(max(-_MAX_LOG_DIVISOR, min(exponent, _MAX_LOG_DIVISOR)))
+
+    def _is_settled(self, beams: list[Beam]) -> bool:
+        """Whether none of the beams, best first, is worth reading on."""
+        if not beams:
+            return True
+        if len(self._ended) < self.width:
+            return False
+        if self._early_stopping is True:
+            return True
+        bounds_all = self._early_stopping == "never" and self._length_penalty > 0
+        length = self._max_tokens if bounds_all else self._num_steps
+        return self._score(beams[0].cum_logprob, length) <= self._ended[-1].score
