@@ -1,4 +1,5 @@
-"""A model made of nothing: it writes token ids into blocks as a model writes keys, and checks its reads."""
+"""A model made of nothing: it writes token ids into blocks as a model writes keys, and checks its reads. What a prompt
+position says is read from the final hidden states of the step, or from those kept for a cached prefix."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from vllm.config import CacheConfig, SchedulerConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import NO_TOKEN, LogprobsRows, ModelRunnerOutput
 from vllm.v1.request import Request
 
 BLOCK_SIZE = 4
@@ -53,6 +54,11 @@ class FakeRunner:
     def __init__(self, max_num_seqs: int) -> None:
         self.max_num_seqs = max_num_seqs
         self.cells: dict[tuple[int, int], tuple] = {}
+        self.hidden: dict[tuple[int, int], tuple] = {}
+        self.keeps: dict[str, range] = {}  # prompt positions whose hidden state is kept
+        self.unread: dict[str, range] = {}  # prompt positions that are still to be read
+        self.max_tokens: dict[str, int] = {}
+        self.num_cached_rows = 0
         self.tokens: dict[str, list[int]] = {}
         self.blocks: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
@@ -63,7 +69,10 @@ class FakeRunner:
         for req_id, count in step.num_scheduled_tokens.items():
             # Writing comes first for all requests: within a layer, attention reads after every write.
             for position in range(self.computed[req_id], self.computed[req_id] + count):
-                self.cells[self._cell(req_id, position)] = self._key(req_id, position)
+                cell, key = self._cell(req_id, position), self._key(req_id, position)
+                self.cells[cell] = key
+                self.hidden[cell] = key if position in self.keeps[req_id] else ("none",)
+        prompts = {req_id: self._read_prompt(req_id, count) for req_id, count in step.num_scheduled_tokens.items()}
         req_ids, sampled = [], []
         for req_id, count in step.num_scheduled_tokens.items():
             end = self.computed[req_id] + count
@@ -72,30 +81,55 @@ class FakeRunner:
                 assert found == self._key(req_id, position), f"{req_id} reads something else at {position}"
             self.computed[req_id] = end
             if end == len(self.tokens[req_id]):
-                token = next_token(self.tokens[req_id])
-                self.tokens[req_id].append(token)
+                token = NO_TOKEN
+                if self.max_tokens[req_id]:
+                    token = next_token(self.tokens[req_id])
+                    self.tokens[req_id].append(token)
                 req_ids.append(req_id)
                 sampled.append(token)
-        return ModelRunnerOutput(req_ids, np.array(sampled, np.int32), [None] * len(req_ids))
+        return ModelRunnerOutput(
+            req_ids,
+            np.array(sampled, np.int32),
+            [None] * len(req_ids),
+            prompt_logprobs={req_id: rows for req_id, rows in prompts.items() if rows},
+        )
+
+    def _read_prompt(self, req_id: str, count: int) -> list[LogprobsRows]:
+        """Read the prompt positions that are there after this step, each once and in order."""
+        computed = self.computed[req_id]
+        unread = self.unread[req_id]
+        end = min(computed + count, unread.stop)
+        if unread.start >= end:
+            return []
+        for position in range(unread.start, min(computed, end)):
+            found = self.hidden.get(self._cell(req_id, position))
+            assert found == self._key(req_id, position), f"{req_id} reads another hidden state at {position}"
+            self.num_cached_rows += 1
+        self.unread[req_id] = range(end, unread.stop)
+        return [LogprobsRows(None, slice(0, end - unread.start), 0)]
 
     def spoil(self, blocks: Iterable[int]) -> None:
         """What stands in these blocks is wrong from now on."""
         for block in blocks:
             for offset in range(BLOCK_SIZE):
-                self.cells[block, offset] = ("wrong",)
+                self.cells[block, offset] = self.hidden[block, offset] = ("wrong",)
 
     def _key(self, req_id: str, position: int) -> tuple:
         return (self.salts.get(req_id), *self.tokens[req_id][: position + 1])
 
     def _update(self, step: SchedulerOutput) -> None:
         for req_id in (*step.finished_req_ids, *step.preempted_req_ids):
-            for table in (self.tokens, self.blocks, self.computed):
+            for table in (self.tokens, self.blocks, self.computed, self.keeps, self.unread, self.max_tokens):
                 table.pop(req_id, None)
         for new in step.scheduled_new_reqs:
             assert new.req_id not in self.tokens, "a request got a second slot"
             self.tokens[new.req_id] = list(new.prefill_token_ids)
             self.blocks[new.req_id] = list(new.block_ids)
             self.computed[new.req_id] = new.num_computed_tokens
+            self.max_tokens[new.req_id] = new.sampling_params.max_tokens
+            start, end = new.next_prompt_row, new.num_prompt_tokens
+            self.keeps[new.req_id] = range(0) if start is None else range(start, end)
+            self.unread[new.req_id] = range(0) if start is None else range(start, end - 1)
         assert len(self.tokens) <= self.max_num_seqs, "more requests than slots"
         cached = step.scheduled_cached_reqs
         for req_id, added, computed in zip(
@@ -152,6 +186,7 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
     assert {content: block for block, content in pool._hash_of.items()} == pool._block_of
     assert set(pool._reusable) <= set(pool._hash_of)
     assert not set(pool._blank) & set(pool._hash_of)
+    assert pool._with_hidden <= set(pool._hash_of)
     for blocks in scheduler.kv._blocks.values():
         assert len(blocks) == len(set(blocks))
     assert set(scheduler.kv._blocks) == {request.request_id for request in scheduler.running}

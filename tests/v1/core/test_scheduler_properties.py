@@ -19,10 +19,11 @@ prompts = st.one_of(
 arrivals = st.tuples(
     st.just("add"),
     prompts,
-    st.one_of(st.integers(1, 6), st.integers(12, 30)),
+    st.one_of(st.integers(0, 6), st.integers(12, 30)),
     st.integers(-2, 2),
     st.sampled_from([(), (3,)]),
     st.sampled_from([None, None, None, "salt"]),
+    st.sampled_from([None, None, 0, 3, 8]),
 )
 others = st.one_of(
     arrivals,
@@ -65,6 +66,7 @@ class Run:
         self.seen = seen
         self.expected: dict[str, list[int]] = {}
         self.outputs: dict[str, list[int]] = {}
+        self.num_rows: dict[str, int] = {}  # prompt positions that are still to be read
         self.finished: set[str] = set()
         self.gone: set[str] = set()
 
@@ -74,9 +76,11 @@ class Run:
                 getattr(self, "on_" + kind)(*arguments)
             check_invariants(self.scheduler)
 
-    def on_add(self, prompt, max_tokens, priority, eos, salt) -> None:
+    def on_add(self, prompt, max_tokens, priority, eos, salt, start) -> None:
         request_id = f"r{len(self.expected)}"
-        self.scheduler.add_request(make_request(request_id, prompt, max_tokens, priority, eos, salt))
+        reads = {} if start is None else {"prompt_logprobs": 0, "prompt_logprob_start": start}
+        self.scheduler.add_request(make_request(request_id, prompt, max_tokens, priority, eos, salt, **reads))
+        self.num_rows[request_id] = 0 if start is None else max(len(prompt) - 1 - start, 0)
         self.runner.salts[request_id] = salt
         self.expected[request_id] = expected_output(prompt, max_tokens, self.scheduler.max_model_len, eos)
         self.outputs[request_id] = []
@@ -107,6 +111,7 @@ class Run:
         if result.req_ids:
             where %= len(result.req_ids)
             broken = result.req_ids.pop(where)
+            result.prompt_logprobs.pop(broken, None)
             result.sampled_token_ids = np.delete(result.sampled_token_ids, where)
             result.logprobs.pop(where)
             result.errors[broken] = "broken"
@@ -126,16 +131,20 @@ class Run:
         assert self.finished | self.gone == set(self.expected)
         for request_id in self.finished - self.gone:
             assert self.outputs[request_id] == self.expected[request_id]
+            assert self.num_rows[request_id] == 0, "a prompt position was not read, or was read twice"
         for request_id in self.gone:
             got = self.outputs[request_id]
             assert got == self.expected[request_id][: len(got)]
         assert self.scheduler.kv.pool.num_free == self.scheduler.kv.pool.num_blocks
         self.runner.execute(self.scheduler.schedule())
         assert not self.runner.tokens, "slots were not freed"
+        self.seen["rows of cached prefixes"] += self.runner.num_cached_rows
 
     def _take(self, step_outputs) -> None:
         for output in step_outputs:
             self.outputs[output.request_id] += output.new_token_ids
+            for rows in output.prompt_logprobs or ():
+                self.num_rows[output.request_id] -= rows.rows.stop - rows.rows.start
             if output.finish_reason in ("stop", "length"):
                 self.finished.add(output.request_id)
 
@@ -157,7 +166,10 @@ def test_nothing_leaks_and_every_output_is_as_if_alone():
         run.finish()
 
     play()
-    assert_reached(seen, ("preemptions", "prefix hits", "evictions", "aborts of running", "broken requests"))
+    assert_reached(
+        seen,
+        ("preemptions", "prefix hits", "evictions", "aborts of running", "broken requests", "rows of cached prefixes"),
+    )
 
 
 def random_workload(rng: random.Random) -> tuple[dict, list[tuple]]:
@@ -175,7 +187,8 @@ def random_workload(rng: random.Random) -> tuple[dict, list[tuple]]:
         prompt = [1] * rng.choice([0, 4, 8, 12]) + rng.choices(range(3), k=rng.randint(1, 8))
         eos = rng.choice([(), (), (3,)])
         salt = rng.choice([None, None, None, "salt"])
-        actions.append(("add", prompt, rng.randint(1, 30), rng.randint(-2, 2), eos, salt))
+        start = rng.choice([None, None, 0, 5])
+        actions.append(("add", prompt, rng.randint(0, 30), rng.randint(-2, 2), eos, salt, start))
         actions += rng.choices(
             [
                 ("step", 1),
@@ -211,6 +224,7 @@ def test_the_same_under_constant_pressure():
             "aborts of running",
             "aborts of waiting",
             "broken requests",
+            "rows of cached prefixes",
         ),
     )
     assert_reached(seen, ("failed steps with preemptions",), least=5)
