@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,65 @@ def test_other_decoders_stream_by_decoding_again(tmp_path: Path) -> None:
     stream = tokenizer.decode_stream()
     assert [stream.step([token_id]) for token_id in (1, 2, 3)] == ["un", "able", " well"]
     assert tokenizer.token_bytes(3) == b"well"
+
+
+WORD_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##able", "well", "##s", ",", "."]
+SPECIAL_PIECES = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def wordpiece(folder: Path) -> Tokenizer:
+    backend = tokenizers.Tokenizer(
+        models.WordPiece({piece: index for index, piece in enumerate(WORD_PIECES)}, unk_token="[UNK]")
+    )
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.decoder = decoders.WordPiece()
+    backend.add_special_tokens(list(SPECIAL_PIECES))
+    return get_tokenizer(make_folder(folder, backend))
+
+
+def python_wordpiece(folder: Path) -> Tokenizer:
+    from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
+
+    (folder / "vocab.txt").write_text("\n".join(WORD_PIECES))
+    wordpiece(folder)
+    return SlowTokenizer(BertTokenizerLegacy(str(folder / "vocab.txt")), wordpiece(folder)._source)
+
+
+@pytest.mark.parametrize("make", [wordpiece, python_wordpiece])
+def test_spaces_between_special_tokens(make: Any, tmp_path: Path) -> None:
+    tokenizer = make(tmp_path)
+    ids = [WORD_PIECES.index(piece) for piece in ("[CLS]", "[SEP]", "un", "##able", "[MASK]", "[PAD]", "[PAD]", "well")]
+    assert tokenizer.decode(ids, False) == "[CLS] [SEP] unable [MASK] [PAD] [PAD] well"
+    assert tokenizer.decode(ids, False, False) == "[CLS][SEP] unable [MASK][PAD][PAD] well"
+    # Nothing is between them when they are left out.
+    assert tokenizer.decode(ids, True, False) == tokenizer.decode(ids, True) == "unable well"
+    assert tokenizer.decode([], False, False) == ""
+
+
+@pytest.mark.parametrize("make", [wordpiece, python_wordpiece])
+def test_streams_without_spaces_between_special_tokens_add_up(make: Any, tmp_path: Path) -> None:
+    tokenizer, rng = make(tmp_path), random.Random(0)
+    pair = re.compile(r"(\[(?:PAD|CLS|SEP|MASK)\]) (?=\[(?:PAD|CLS|SEP|MASK)\])")
+    pieces = [index for index, piece in enumerate(WORD_PIECES) if piece not in ("[UNK]", ",", ".")]
+    for _ in range(100):
+        ids = rng.choices(pieces, k=rng.randint(0, 12))
+        with_spaces = tokenizer.decode(ids, False)
+        for spaces, want in ((True, with_spaces), (False, pair.sub(r"\1", with_spaces))):
+            assert tokenizer.decode(ids, False, spaces) == want
+            stream, rest, text = tokenizer.decode_stream(False, spaces), ids, ""
+            while rest:
+                size = rng.randint(1, 4)
+                text += stream.step(rest[:size])
+                rest = rest[size:]
+            assert text == want
+
+
+def test_streams_of_bytes_put_no_space_between_special_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    sentencepiece = get_tokenizer(make_folder(tmp_path, sentencepiece_like()))
+    for own, ids in ((tokenizer, [0, 1, 2]), (sentencepiece, [1, 2, 1])):
+        want = "".join(own.convert_ids_to_tokens(ids))
+        for spaces in (True, False):
+            assert own.decode(ids, False, spaces) == own.decode_stream(False, spaces).step(ids) == want
 
 
 def test_slow_tokenizers_have_the_same_interface(tokenizer: Tokenizer) -> None:

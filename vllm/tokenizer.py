@@ -84,9 +84,32 @@ class Tokenizer:
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of a sequence of ids; bytes that are no whole character show as the replacement character."""
-        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+    def decode(
+        self,
+        ids: Sequence[int],
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """Text of a sequence of ids; bytes that are no whole character show as the replacement character.
+
+        Args:
+            ids: token ids.
+            skip_special_tokens: leave special tokens out.
+            spaces_between_special_tokens: False takes away the space that some decoders (WordPiece's, those of
+                Python code) put between two special tokens in a row. The others put none.
+        """
+        unspaced = self._unspaced_ids(skip_special_tokens, spaces_between_special_tokens)
+        if not unspaced:
+            return self._decode(ids, skip_special_tokens)
+        runs: list[list[int]] = []
+        before: int | None = None
+        for token_id in ids:
+            # What begins a text gets no space before it.
+            if before is None or (before in unspaced and token_id in unspaced):
+                runs.append([])
+            runs[-1].append(token_id)
+            before = token_id
+        return "".join(self._decode(run, False) for run in runs)
 
     def decode_batch(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
         """Text of each sequence of ids."""
@@ -104,11 +127,15 @@ class Tokenizer:
             texts.append(text)
         return texts
 
-    def decode_stream(self, skip_special_tokens: bool = True) -> TokenStream:
-        """A stream that turns ids into text as they come, as a continuation: a leading space is kept."""
+    def decode_stream(
+        self, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+    ) -> TokenStream:
+        """A stream that turns ids into text as they come, as a continuation: a leading space is kept. The arguments
+        are those of `decode`."""
         skipped = frozenset(self.all_special_ids) if skip_special_tokens else frozenset()
         if self._spelling == "other":
-            return _RedecodingStream(self, skipped)
+            unspaced = self._unspaced_ids(skip_special_tokens, spaces_between_special_tokens)
+            return _RedecodingStream(self, skipped, unspaced)
         return _ByteStream(self, skipped)
 
     def id_to_token(self, token_id: int) -> str | None:
@@ -192,6 +219,15 @@ class Tokenizer:
     def __len__(self) -> int:
         return self.vocab_size
 
+    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def _unspaced_ids(self, skip_special_tokens: bool, spaces_between_special_tokens: bool) -> frozenset[int]:
+        """The ids between which a decoder may put a space that is not wanted."""
+        if skip_special_tokens or spaces_between_special_tokens or self._spelling != "other":
+            return frozenset()
+        return frozenset(self.all_special_ids)
+
     @cached_property
     def _special_ids(self) -> dict[str, int]:
         ids = {name: self.token_to_id(text) for name, text in self._special_tokens.items()}
@@ -229,10 +265,6 @@ class SlowTokenizer(Tokenizer):
         """See Tokenizer.encode_batch."""
         return [self.encode(text, add_special_tokens) for text in texts]
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """See Tokenizer.decode."""
-        return self.hf_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
-
     def decode_batch(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
         """See Tokenizer.decode_batch."""
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
@@ -254,6 +286,9 @@ class SlowTokenizer(Tokenizer):
     def all_special_ids(self) -> list[int]:
         """See Tokenizer.all_special_ids."""
         return sorted(self.hf_tokenizer.all_special_ids)
+
+    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return self.hf_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     @cached_property
     def _vocab(self) -> dict[str, int]:
@@ -289,15 +324,33 @@ class _ByteStream:
 class _RedecodingStream:
     """For any vocabulary: decodes the last tokens again with the new ones, and gives the difference."""
 
-    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], unspaced: frozenset[int]) -> None:
+        """
+        Args:
+            skipped: ids without text.
+            unspaced: ids between which no space is wanted.
+        """
         self._tokenizer = tokenizer
         self._skipped = skipped
+        self._unspaced = unspaced
+        self._last: int | None = None
         self._context: list[int] = []  # ids whose text is out, kept because spaces depend on the token before
         self._waiting: list[int] = []
 
     def step(self, ids: Iterable[int]) -> str:
         """See TokenStream.step."""
-        self._waiting.extend(i for i in ids if i not in self._skipped)
+        text = ""
+        for token_id in ids:
+            if token_id in self._skipped:
+                continue
+            if self._last in self._unspaced and token_id in self._unspaced:
+                text += self._advance()
+                self._context = []
+            self._waiting.append(token_id)
+            self._last = token_id
+        return text + self._advance()
+
+    def _advance(self) -> str:
         before = self._tokenizer.decode(self._context, skip_special_tokens=False)
         text = self._tokenizer.decode(self._context + self._waiting, skip_special_tokens=False)
         if len(text) <= len(before) or text.endswith(_REPLACEMENT):

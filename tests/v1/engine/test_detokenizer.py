@@ -116,6 +116,28 @@ def test_special_tokens(byte_level):
     assert ("".join(stream(byte_level, ids, own)[0]), stream(byte_level, ids, own)[1]) == ("<s>a", "b</s>")
 
 
+@pytest.mark.parametrize("sizes", [(1,), (2,), (3, 1), (100,)])
+def test_spaces_between_special_tokens(tmp_path, sizes):
+    pieces = ["[CLS]", "[SEP]", "[PAD]", "un", "##able"]
+    backend = tokenizers.Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}))
+    backend.decoder = decoders.WordPiece()
+    backend.add_special_tokens(pieces[:3])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = get_tokenizer(tmp_path)
+    ids = [0, 1, 3, 4, 2, 2, 2, 3, 1, 3]
+    for own, expected in (
+        (params(skip_special_tokens=False), "[CLS] [SEP] unable [PAD] [PAD] [PAD] un [SEP] un"),
+        (
+            params(skip_special_tokens=False, spaces_between_special_tokens=False),
+            "[CLS][SEP] unable [PAD][PAD][PAD] un [SEP] un",
+        ),
+        (params(spaces_between_special_tokens=False), "unable un un"),
+    ):
+        assert "".join(stream(tokenizer, ids, own, sizes)[0]) == expected
+    own = params(skip_special_tokens=False, spaces_between_special_tokens=False, stop=["][PAD]["])
+    assert "".join(stream(tokenizer, ids, own, sizes)[0]) == "[CLS][SEP] unable [PAD"
+
+
 def test_a_special_token_inside_a_character_does_not_break_it(byte_level):
     first, *rest = byte_ids("🙂")
     assert "".join(stream(byte_level, [first, BOS, *rest])[0]) == "🙂"

@@ -14,7 +14,7 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self._stream = tokenizer.decode_stream(skip_special_tokens=params.skip_special_tokens)
+        self._stream = tokenizer.decode_stream(params.skip_special_tokens, params.spaces_between_special_tokens)
         self._params = params
         self._stop: list[str] = list(params.stop or [])
         self._num_tokens = 0
