@@ -27,6 +27,7 @@ class ModelConfig:
         max_logprobs: cap on `logprobs`; -1 = the vocabulary.
         max_logprob_token_ids: cap on the length of `logprob_token_ids`; -1 = the vocabulary.
         logprobs_mode: the mode of requests that name none.
+        logits_processors: classes of custom logits processors, loaded.
     """
 
     model: str
@@ -45,6 +46,7 @@ class ModelConfig:
     max_logprob_token_ids: int = MAX_LOGPROB_TOKEN_IDS
     logprobs_mode: str = "raw_logprobs"
     enforce_eager: bool = False
+    logits_processors: tuple[type, ...] = ()
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)

@@ -58,6 +58,9 @@ class EngineArgs:
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = _arg(
         "raw_logprobs", "what readings are read from, for requests that name no mode"
     )
+    logits_processors: list[str | type] | None = _arg(
+        None, "custom logits processors, each as module.path:ClassName; classes are accepted offline"
+    )
     block_size: int = _arg(16, "tokens a KV block")
     num_gpu_blocks_override: int | None = _arg(None, "KV blocks in the pool, instead of sizing it from memory")
     enable_prefix_caching: bool = _arg(True, "share KV blocks between prompts that begin alike")
@@ -73,8 +76,10 @@ class EngineArgs:
         """
         # Loading code needs torch; flags and checks elsewhere should not wait for it.
         from vllm.model_executor.model_loader import resolve_model
+        from vllm.v1.sample.logits_processor import load_logits_processors
 
         self._check_supported()
+        logits_processors = tuple(load_logits_processors(self.logits_processors))
         device = self._resolve_device()
         source = resolve_model(
             self.model,
@@ -101,6 +106,7 @@ class EngineArgs:
             max_logprob_token_ids=self.max_logprob_token_ids,
             logprobs_mode=self.logprobs_mode,
             enforce_eager=self.enforce_eager,
+            logits_processors=logits_processors,
         )
         return VllmConfig(
             model_config=model_config,
@@ -213,6 +219,8 @@ def _flag_options(hint: Any) -> dict[str, Any]:
         return {"choices": typing.get_args(kind)}
     if typing.get_origin(kind) is dict:
         return {"type": _json_object, "metavar": "JSON"}
+    if typing.get_origin(kind) is list:
+        return {"nargs": "+", "metavar": "NAME"}
     return {"type": kind, "metavar": kind.__name__.upper()}
 
 

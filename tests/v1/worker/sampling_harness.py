@@ -22,12 +22,24 @@ CPU = torch.device("cpu")
 class Harness:
     """Requests live in slots that the caller may choose; a step samples any of them, in any order."""
 
-    def __init__(self, vocab_size: int = VOCAB, seed: int = 0, max_model_len: int = 64) -> None:
+    def __init__(
+        self,
+        vocab_size: int = VOCAB,
+        seed: int = 0,
+        max_model_len: int = 64,
+        logits_processors: tuple[type, ...] = (),
+    ) -> None:
         self.vocab_size = vocab_size
         self._numbers = itertools.count()
-        config = SimpleNamespace(vocab_size=vocab_size, seed=seed, hf_config=SimpleNamespace(eos_token_ids=EOS))
+        model_config = SimpleNamespace(
+            vocab_size=vocab_size,
+            seed=seed,
+            hf_config=SimpleNamespace(eos_token_ids=EOS),
+            logits_processors=logits_processors,
+        )
+        config = SimpleNamespace(model_config=model_config, scheduler_config=SimpleNamespace(max_num_seqs=MAX_NUM_REQS))
         self.states = RequestStates(MAX_NUM_REQS, max_model_len, CPU)
-        self.sampler = Sampler(MAX_NUM_REQS, config, CPU)
+        self.sampler = Sampler(config, CPU)
 
     def add(
         self,

@@ -13,6 +13,8 @@ from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizer import Tokenizer
+from vllm.v1.sample.bad_words import spell_bad_words
+from vllm.v1.sample.logits_processor import validate_params
 
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 
@@ -106,6 +108,9 @@ class InputProcessor:
         own.max_tokens = room if own.max_tokens is None else min(own.max_tokens, room)
         if own.logprobs_mode is None:
             own.logprobs_mode = config.logprobs_mode  # type: ignore[assignment]
+        if own.bad_words:
+            own.bad_words_token_ids = spell_bad_words(own.bad_words, self.tokenizer, config.vocab_size)
+        validate_params(config.logits_processors, own)
         return own
 
     def check_priority(self, priority: Any) -> None:

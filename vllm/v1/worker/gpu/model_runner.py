@@ -36,7 +36,7 @@ class GPUModelRunner:
         max_model_len = config.model_config.max_model_len
         self.states = RequestStates(max_num_reqs, max_model_len, device)
         self.block_tables = BlockTables(max_num_reqs, max_model_len, self.block_size)
-        self.sampler = Sampler(max_num_reqs, config.model_config, device)
+        self.sampler = Sampler(config, device)
         self.prompt_logprobs = PromptLogprobsState(max_num_reqs, config.model_config.vocab_size)
         self.kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         # Final hidden states of cached prompts by KV cache slot, made when a request first reads its prompt.

@@ -142,6 +142,7 @@ def compute_topk_logprobs(
     logprob_token_ids_state: LogprobTokenIdsState | None = None,
     expanded_idx_mapping: torch.Tensor | None = None,
     max_per_req_token_ids: int = 0,
+    entropy: bool = False,
 ) -> LogprobsTensors:
     """Read the sampled token, the most likely ones and the ids that each row's request asked for.
 
@@ -153,6 +154,7 @@ def compute_topk_logprobs(
         logprob_token_ids_state: the ids by slot; needed when `max_per_req_token_ids` > 0.
         expanded_idx_mapping: int [L], each row's slot; needed when `max_per_req_token_ids` > 0.
         max_per_req_token_ids: M, the longest list among the rows; 0 takes the fast path without masks.
+        entropy: whether to compute the rows' entropy, from the same pass.
 
     Returns:
         Columns: sampled, top-k, then the ids in the order asked. Cells beyond a row's own ids hold id 0,
@@ -162,7 +164,7 @@ def compute_topk_logprobs(
         logits, num_logprobs, logprob_token_ids_state, expanded_idx_mapping, max_per_req_token_ids
     )
     columns[:, 0] = sampled_token_ids
-    readings = token_readings(logits, columns, num_valid)
+    readings = token_readings(logits, columns, num_valid, entropy=entropy)
     return _tensors(readings, columns, num_valid, num_logprobs, num_token_ids, cu_num_logits)
 
 
@@ -172,6 +174,7 @@ def greedy_readings(
     logprob_token_ids_state: LogprobTokenIdsState,
     expanded_idx_mapping: torch.Tensor,
     max_per_req_token_ids: int,
+    entropy: bool = False,
 ) -> tuple[torch.Tensor, LogprobsTensors]:
     """Sample greedily and read, in one pass: the argmax comes with the readings instead of before them.
 
@@ -187,7 +190,7 @@ def greedy_readings(
         logits, num_logprobs, logprob_token_ids_state, expanded_idx_mapping, max_per_req_token_ids
     )
     num_others = None if num_valid is None else num_valid - 1
-    others = token_readings(logits, columns[:, 1:], num_others)
+    others = token_readings(logits, columns[:, 1:], num_others, entropy=entropy)
     columns[:, 0] = others.argmax
     readings = others._replace(
         logits=torch.cat((others.max[:, None], others.logits), dim=1),
@@ -247,4 +250,5 @@ def _tensors(
         lse=readings.lse,
         num_topk=num_topk,
         num_token_ids=num_token_ids,
+        entropy=readings.entropy,
     )

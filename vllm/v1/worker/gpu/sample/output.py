@@ -20,14 +20,35 @@ class SamplerOutput:
     # Readings by group of rows: (int32 [G] rows, their readings in that order). A row is in at most one
     # group; rows that asked for none are in no group.
     logprobs: list[tuple[np.ndarray, LogprobsTensors]] = field(default_factory=list)
+    # bool [L]; rows that were sound until a logits processor left NaN or +inf in them. None: none ran.
+    spoilt: torch.Tensor | None = None
+    processor_errors: dict[int, str] = field(default_factory=dict)  # row -> how its logits processor failed
+
+    @classmethod
+    def failed(cls, num_rows: int, device: torch.device, message: str) -> SamplerOutput:
+        """A step of which no row can be used."""
+        return cls(
+            torch.zeros(num_rows, dtype=torch.int32, device=device),
+            torch.zeros(num_rows, dtype=torch.float32, device=device),
+            processor_errors=dict.fromkeys(range(num_rows), message),
+        )
 
     def errors(self) -> dict[int, str]:
         """Row -> why its token and readings must not be used. Waits for the device."""
         health = self.health.cpu().numpy()
-        return {int(row): _reason(health[row]) for row in np.flatnonzero(~np.isfinite(health))}
+        errors = {int(row): _reason(health[row]) for row in np.flatnonzero(~np.isfinite(health))}
+        if self.spoilt is not None:
+            errors.update(dict.fromkeys(np.flatnonzero(self.spoilt.cpu().numpy()).tolist(), _SPOILT))
+        return errors | self.processor_errors
+
+
+_SPOILT = "a logits processor left NaN or infinity among the logits, so no token can be sampled"
 
 
 def _reason(health: float) -> str:
     if health == -np.inf:
-        return "no token can be sampled: allowed_token_ids and min_tokens together rule out every one"
+        return (
+            "no token can be sampled: logits processors, bad_words, allowed_token_ids and min_tokens together "
+            "rule out every one"
+        )
     return "the model's logits are not finite (NaN or infinity), so no token can be sampled"

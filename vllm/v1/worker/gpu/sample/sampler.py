@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ from vllm.ops.token_readings import token_readings
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload
+from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
+from vllm.v1.worker.gpu.sample.custom_processors import CustomProcessors, LogitsProcessorError
 from vllm.v1.worker.gpu.sample.gumbel import draw
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.logprob import (
@@ -23,11 +25,12 @@ from vllm.v1.worker.gpu.sample.logprob import (
 from vllm.v1.worker.gpu.sample.min_p import apply_min_p
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
+from vllm.v1.worker.gpu.sample.request_processors import RequestProcessorsState
 from vllm.v1.worker.gpu.sample.states import SamplingStates
 from vllm.v1.worker.gpu.sample.top_k_top_p import apply_top_k, apply_top_p
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig
+    from vllm.config import VllmConfig
     from vllm.v1.worker.gpu.states import RequestStates
 
 # Rows that want more than this are read, or cut, apart from the others, which would otherwise pay for their
@@ -37,20 +40,37 @@ _WIDE_TOKEN_IDS = 128
 _WIDE_TOP_K_CUT = 256
 
 
+class _Processed(NamedTuple):
+    """What is known of R rows beside their processed logits."""
+
+    temperature: torch.Tensor  # float32 [R], what the draw has still to divide by
+    errors: dict[int, str]  # row -> how its logits processor failed
+    highest: torch.Tensor | None  # float32 [R], the rows' maxima after logits processors; None: none ran
+
+
 class Sampler:
     """Samples one token for each logits row and reads the logprobs that its request wants.
 
     Rows split in two. Plain rows (greedy, nothing changes their logits) take one fused pass over the model's
     logits as they are. The others are copied to float32 and processed in upstream's order:
-    allowed_token_ids, logit_bias, min_tokens, penalties, temperature, min_p, top_k, top_p. Every step sees
-    only the rows that use it, so a row's result does not depend on its batch.
+    allowed_token_ids, logit_bias, min_tokens, bad_words, the request's own logits_processors, custom processors,
+    penalties, temperature, min_p, argmax-invariant custom processors, top_k, top_p. Every step sees only the rows
+    that use it, so a row's result does not depend on its batch; custom processors alone see all rows.
     """
 
-    def __init__(self, max_num_reqs: int, model_config: ModelConfig, device: torch.device) -> None:
+    def __init__(self, config: VllmConfig, device: torch.device) -> None:
+        """
+        Raises:
+            LogitsProcessorError: the constructor of a custom processor raised.
+        """
+        model_config, max_num_reqs = config.model_config, config.scheduler_config.max_num_seqs
         self.states = SamplingStates(max_num_reqs, model_config.vocab_size, device, model_config.seed)
         self.penalties = PenaltiesState(max_num_reqs, device)
         self.logit_bias = LogitBiasState(max_num_reqs, device, model_config.hf_config.eos_token_ids)
         self.token_ids = LogprobTokenIdsState(max_num_reqs, device)
+        self.bad_words = BadWordsState()
+        self.request_processors = RequestProcessorsState()
+        self.custom = CustomProcessors(config, device) if model_config.logits_processors else None
 
     def add_request(self, slot: int, params: SamplingParams, request_id: str) -> None:
         """Stage the state of the request that takes `slot`, over whatever the slot's last owner left.
@@ -62,10 +82,18 @@ class Sampler:
         self.penalties.add_request(slot, params)
         self.logit_bias.add_request(slot, params)
         self.token_ids.add_request(slot, params)
+        self.bad_words.add_request(slot, params)
+        self.request_processors.add_request(slot, params)
+        if self.custom is not None:
+            self.custom.add_request(slot, params)
 
     def remove_request(self, slot: int) -> None:
         """The slot's request is gone."""
         self.token_ids.remove_request(slot)
+        self.bad_words.remove_request(slot)
+        self.request_processors.remove_request(slot)
+        if self.custom is not None:
+            self.custom.remove_request(slot)
 
     def apply_staged_writes(self) -> None:
         """Make what add_request staged visible to device code; once a step, before sampling."""
@@ -82,6 +110,16 @@ class Sampler:
             slots: int64 [L], the slot of each row, distinct.
             states: token ids and lengths by slot; the token that a row draws is its request's `total_len`-th.
         """
+        if self.custom is None:
+            return self._sample(logits, slots, states)
+        try:
+            self.custom.update_state(slots, states)
+            return self._sample(logits, slots, states)
+        except LogitsProcessorError as error:
+            self.custom.discard()
+            return SamplerOutput.failed(len(slots), logits.device, str(error))
+
+    def _sample(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> SamplerOutput:
         output = SamplerOutput(
             torch.empty(len(slots), dtype=torch.int32, device=logits.device),
             torch.empty(len(slots), dtype=torch.float32, device=logits.device),
@@ -95,7 +133,14 @@ class Sampler:
 
     def _is_plain(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
         changed = self.penalties.uses(slots) | self.logit_bias.uses(slots, states)
-        return self.states.is_greedy(slots) & ~changed
+        for state in (self.bad_words, self.request_processors):
+            if state.in_use:
+                changed |= state.uses(slots)
+        greedy = self.states.is_greedy(slots)
+        # A custom processor gets the logits of every row of its batch.
+        if self.custom is not None and (self.custom.changes_argmax or not greedy.all()):
+            return np.zeros(len(slots), dtype=bool)
+        return greedy & ~changed
 
     # -- plain rows ------------------------------------------------------------------------------------------
 
@@ -110,7 +155,8 @@ class Sampler:
             else:
                 mapping = upload(slots[rows], logits.device)
                 widest = self.token_ids.max_num_token_ids(slots[rows])
-                token_ids, tensors = greedy_readings(part, num_topk, self.token_ids, mapping, widest)
+                entropy = bool(self.states.reads_entropy[slots[rows[0]]])
+                token_ids, tensors = greedy_readings(part, num_topk, self.token_ids, mapping, widest, entropy)
                 output.logprobs.append((rows.astype(np.int32), tensors))
                 health = tensors.lse
             _put(output.sampled_token_ids, rows, token_ids)
@@ -131,13 +177,18 @@ class Sampler:
         processed = _float32_copy(logits, rows)
         # The maximum of a row with a NaN is NaN; processing could hide it.
         highest = processed.amax(dim=-1)
-        temperature = self._process(processed, own_slots, states)
+        work = self._process(processed, own_slots, states)
         index = upload(own_slots, device)
         positions = upload(states.total_len[own_slots].astype(np.int64), device)
-        token_ids = draw(processed, temperature, self.states.seeds.tensor[index], positions)
+        token_ids = draw(processed, work.temperature, self.states.seeds.tensor[index], positions)
         drawn = processed.gather(1, token_ids[:, None].to(torch.int64)).squeeze(1)
         _put(output.sampled_token_ids, rows, token_ids)
         _put(output.health, rows, torch.where(highest.isfinite(), drawn, highest))
+        if work.highest is not None:
+            output.spoilt = torch.zeros(len(slots), dtype=torch.bool, device=device)
+            unsound = work.highest.isnan() | (work.highest == torch.inf)
+            _put(output.spoilt, rows, highest.isfinite() & unsound)
+        output.processor_errors = {int(rows[row]): message for row, message in work.errors.items()}
         for members, num_topk in self._reading_groups(own_slots, by_mode=True):
             if num_topk is None:
                 continue
@@ -148,17 +199,26 @@ class Sampler:
             tensors = self._read(part, num_topk, _take(token_ids, members), own_slots[members])
             output.logprobs.append((rows[members].astype(np.int32), tensors))
 
-    def _process(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> torch.Tensor:
-        """Process float32 [R, V] in place; returns the temperature that is left for the draw, float32 [R]."""
+    def _process(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> _Processed:
+        """Process float32 [R, V] in place."""
         self.logit_bias.apply(logits, slots, states)
+        self.bad_words.apply(logits, slots, states)
+        errors = self.request_processors.apply(logits, slots, states)
+        if self.custom is not None:
+            errors.update(self.custom.apply(logits, slots))
 
         def penalise(part: torch.Tensor, rows: np.ndarray) -> None:
             self.penalties.apply(part, slots[rows], states)
 
         _on_rows(logits, self.penalties.uses(slots), penalise)
         temperature = self._scale(logits, slots)
-        self._truncate(logits, slots)
-        return temperature
+        self._cut_min_p(logits, slots)
+        if self.custom is not None:
+            errors.update(self.custom.apply_argmax_invariant(logits, slots, ~self.states.is_greedy(slots)))
+        any_ran = self.custom is not None or self.request_processors.in_use
+        highest = logits.amax(dim=-1) if any_ran else None
+        self._cut_top(logits, slots)
+        return _Processed(temperature, errors, highest)
 
     def _scale(self, logits: torch.Tensor, slots: np.ndarray) -> torch.Tensor:
         """Divide by the temperature, in place, the rows that somebody looks at before the draw, which divides
@@ -172,27 +232,29 @@ class Sampler:
             temperature[index] = 1.0
 
         looked_at = params.cuts(slots) | params.reads_processed[slots]
+        if self.custom is not None:
+            looked_at |= self.custom.has_argmax_invariant
         _on_rows(logits, looked_at & ~params.is_greedy(slots), divide)
         return temperature
 
-    def _truncate(self, logits: torch.Tensor, slots: np.ndarray) -> None:
+    def _cut_min_p(self, logits: torch.Tensor, slots: np.ndarray) -> None:
+        def cut(part: torch.Tensor, rows: np.ndarray) -> None:
+            apply_min_p(part, _of_slots(self.states.min_p, slots[rows]))
+
+        _on_rows(logits, self.states.uses_min_p(slots), cut)
+
+    def _cut_top(self, logits: torch.Tensor, slots: np.ndarray) -> None:
         params = self.states
 
-        def of_rows(table: StagedTensor, rows: np.ndarray) -> torch.Tensor:
-            return table.tensor[upload(slots[rows], logits.device)]
-
-        def cut_min_p(part: torch.Tensor, rows: np.ndarray) -> None:
-            apply_min_p(part, of_rows(params.min_p, rows))
-
         def cut_top_k(part: torch.Tensor, rows: np.ndarray) -> None:
-            widest = int(params.top_k.np[slots[rows]].max())
-            apply_top_k(part, of_rows(params.top_k, rows), widest, of_rows(params.top_p, rows))
+            own = slots[rows]
+            widest = int(params.top_k.np[own].max())
+            apply_top_k(part, _of_slots(params.top_k, own), widest, _of_slots(params.top_p, own))
 
         def cut_top_p(part: torch.Tensor, rows: np.ndarray) -> None:
-            apply_top_p(part, of_rows(params.top_p, rows))
+            apply_top_p(part, _of_slots(params.top_p, slots[rows]))
 
         top_k, wide = params.uses_top_k(slots), params.top_k.np[slots] > _WIDE_TOP_K_CUT
-        _on_rows(logits, params.uses_min_p(slots), cut_min_p)
         _on_rows(logits, top_k & ~wide, cut_top_k)
         _on_rows(logits, top_k & wide, cut_top_k)
         _on_rows(logits, params.uses_top_p(slots) & ~top_k, cut_top_p)
@@ -207,20 +269,25 @@ class Sampler:
             logprob_token_ids_state=self.token_ids,
             expanded_idx_mapping=upload(slots, logits.device),
             max_per_req_token_ids=self.token_ids.max_num_token_ids(slots),
+            entropy=bool(self.states.reads_entropy[slots[0]]),
         )
 
     def _reading_groups(self, slots: np.ndarray, by_mode: bool) -> Iterator[tuple[np.ndarray, int | None]]:
-        """Split rows so that none pays for another's width: int64 [G] rows and the greatest top-k among them,
-        None for the rows that asked for no readings. With `by_mode`, raw and processed modes are apart
-        too."""
+        """Split rows so that none pays for another's width or entropy: int64 [G] rows and the greatest top-k among
+        them, None for the rows that asked for no readings. With `by_mode`, raw and processed modes are apart too."""
         num_topk = self.states.num_topk[slots]
         kind = (num_topk > _WIDE_TOPK) + 2 * (self.states.num_token_ids[slots] > _WIDE_TOKEN_IDS)
+        kind = kind + 4 * self.states.reads_entropy[slots]
         if by_mode:
-            kind = kind + 4 * self.states.reads_processed[slots]
+            kind = kind + 8 * self.states.reads_processed[slots]
         kind[num_topk == NO_LOGPROBS] = -1
         for each in np.unique(kind):
             rows = np.flatnonzero(kind == each)
             yield rows, None if each < 0 else int(num_topk[rows].max())
+
+
+def _of_slots(table: StagedTensor, slots: np.ndarray) -> torch.Tensor:
+    return table.tensor[upload(slots, table.device)]
 
 
 def _take(table: torch.Tensor, rows: np.ndarray) -> torch.Tensor:

@@ -35,6 +35,7 @@ class SamplingStates:
         )  # [S], own k, at most V; NO_LOGPROBS = no readings
         self.num_token_ids = np.zeros(max_num_reqs, dtype=np.int32)  # [S]
         self.reads_processed = np.zeros(max_num_reqs, dtype=bool)  # [S], a processed_* mode
+        self.reads_entropy = np.zeros(max_num_reqs, dtype=bool)  # [S]
 
     def add_request(self, slot: int, params: SamplingParams, request_id: str) -> None:
         """Stage everything of a request that takes `slot`; nothing of the slot's last owner remains.
@@ -54,6 +55,7 @@ class SamplingStates:
         self.num_topk[slot] = self._own_topk(params)
         self.num_token_ids[slot] = len(params.logprob_token_ids or ())
         self.reads_processed[slot] = (params.logprobs_mode or "").startswith("processed")
+        self.reads_entropy[slot] = params.logprob_entropy
 
     def _own_topk(self, params: SamplingParams) -> int:
         if params.num_logprobs is None:

@@ -1,0 +1,38 @@
+"""bad_words as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm.exceptions import VLLMValidationError
+from vllm.tokenizer import Tokenizer
+
+
+def spell_bad_words(words: Sequence[str], tokenizer: Tokenizer | None, vocab_size: int) -> list[list[int]]:
+    """The token sequences that write the words: each as it stands at the start of a text, and as it stands after a
+    space, where that is another first token followed by as many tokens.
+
+    Args:
+        words: non-empty texts; spaces in front of them mean nothing.
+        vocab_size: of the model; a sequence with an id beyond it can never be generated and is left out.
+
+    Raises:
+        VLLMValidationError: there is no tokenizer, or it has no token for a word.
+    """
+    if tokenizer is None:
+        raise VLLMValidationError(
+            "bad_words need a tokenizer, and skip_tokenizer_init left it out", parameter="bad_words", value=list(words)
+        )
+    sequences: list[list[int]] = []
+    for word in words:
+        text = word.lstrip(" ") or word
+        alone = tokenizer.encode(text, add_special_tokens=False)
+        if not alone:
+            raise VLLMValidationError(
+                f"bad_words holds {word!r}, which has no token", parameter="bad_words", value=word
+            )
+        sequences.append(alone)
+        after_space = tokenizer.encode(f" {text}", add_special_tokens=False)
+        if len(after_space) == len(alone) and after_space[0] != alone[0]:
+            sequences.append(after_space)
+    return [sequence for sequence in sequences if max(sequence) < vocab_size]

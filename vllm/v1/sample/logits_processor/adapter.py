@@ -1,0 +1,83 @@
+"""From a processor a request to a processor of the batch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
+from vllm.v1.sample.logits_processor.request import BoundProcessor, RequestLogitsProcessor
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class RequestProcessorsFailed(Exception):
+    """Processors of some requests raised; those of all others have done their work, in place.
+
+    Attributes:
+        errors: index in the batch -> what was raised.
+    """
+
+    def __init__(self, errors: dict[int, Exception]) -> None:
+        super().__init__("; ".join(f"index {i}: {type(error).__name__}: {error}" for i, error in errors.items()))
+        self.errors = errors
+
+
+class AdapterLogitsProcessor(LogitsProcessor):
+    """Runs a processor of its own for each request. A subclass says which, in `new_req_logits_processor`, and gives
+    `is_argmax_invariant`. If it has a constructor, that must call this class's."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+        """See LogitsProcessor."""
+        super().__init__(vllm_config, device, is_pin_memory)
+        self.req_info: dict[int, BoundProcessor] = {}  # index -> the request's processor and its token ids
+
+    @abstractmethod
+    def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
+        """The processor of a request that joins the batch; None when its logits stay as they are.
+
+        An exception from here, like one from the processor, ends this request alone.
+        """
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """See LogitsProcessor."""
+        process_dict_updates(self.req_info, batch_update, self._bind)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """See LogitsProcessor.
+
+        Raises:
+            RequestProcessorsFailed: some of the requests' processors raised.
+        """
+        errors: dict[int, Exception] = {}
+        for index, processor in self.req_info.items():
+            try:
+                processor.apply(logits[index])
+            except Exception as error:
+                errors[index] = error
+        if errors:
+            raise RequestProcessorsFailed(errors)
+        return logits
+
+    def _bind(
+        self, params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
+    ) -> BoundProcessor | None:
+        try:
+            processor = self.new_req_logits_processor(params)
+            return None if processor is None else BoundProcessor(processor, prompt_ids, output_ids)
+        except Exception as error:
+            return _failing(error)
+
+
+def _failing(error: Exception) -> BoundProcessor:
+    """Stands in for a processor that could not be made: its request must end, and the others' indices stay right."""
+
+    def fail(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    return BoundProcessor(fail, None, [])

@@ -1,0 +1,97 @@
+"""Finding the processor classes that an engine shall use."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+from vllm.v1.sample.logits_processor.interface import LogitsProcessor
+from vllm.v1.sample.logits_processor.request import processor_name
+
+LOGITSPROCS_GROUP = "vllm.logits_processors"
+"""Installed packages name their processors under this entry-point group, and every engine uses them."""
+
+
+def load_logits_processors(specs: Sequence[str | type] | None = None) -> list[type[LogitsProcessor]]:
+    """The classes of installed packages, then those of `specs`, each once.
+
+    Args:
+        specs: each a subclass of LogitsProcessor, or where to find one: "module.path:ClassName".
+
+    Raises:
+        ValueError: one cannot be loaded; the message names it and the reason.
+    """
+    if isinstance(specs, (str, type)) or not isinstance(specs or (), Iterable):
+        raise ValueError(f"logits_processors must be a list of classes or of 'module.path:ClassName', got {specs!r}")
+    installed = sorted(entry_points(group=LOGITSPROCS_GROUP), key=lambda entry: (entry.name, entry.value))
+    classes = [_load_entry_point(entry) for entry in installed]
+    classes += [_load_spec(spec) for spec in specs or ()]
+    return list(dict.fromkeys(classes))
+
+
+def validate_params(classes: Iterable[type[LogitsProcessor]], params: SamplingParams) -> None:
+    """Ask every class whether it can honour a request's parameters.
+
+    Raises:
+        VLLMValidationError: one of them cannot.
+    """
+    for cls in classes:
+        try:
+            cls.validate_params(params)
+        except VLLMValidationError:
+            raise
+        except ValueError as error:
+            raise VLLMValidationError(str(error)) from error
+        except Exception as error:
+            raise VLLMValidationError(
+                f"logits processor {processor_name(cls)} could not check the parameters: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def _load_spec(spec: Any) -> type[LogitsProcessor]:
+    if not isinstance(spec, str):
+        return _checked(f"logits processor {spec!r}", spec)
+    subject = f"logits processor {spec!r}"
+    module, colon, attribute = spec.partition(":")
+    if not (module and colon and attribute):
+        raise ValueError(f"{subject}: must have the form 'module.path:ClassName'")
+    return _resolve(subject, module, attribute)
+
+
+def _load_entry_point(entry: EntryPoint) -> type[LogitsProcessor]:
+    subject = f"logits processor of entry point {entry.name!r} = {entry.value!r} (group {LOGITSPROCS_GROUP})"
+    try:
+        module, attribute = entry.module, entry.attr
+    except (AttributeError, ValueError):  # the value does not match the form that the standard library expects
+        module = attribute = ""
+    if not (module and attribute):
+        raise ValueError(f"{subject}: must have the form 'module.path:ClassName'")
+    return _resolve(subject, module, attribute)
+
+
+def _resolve(subject: str, module_name: str, attribute: str) -> type[LogitsProcessor]:
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            raise ValueError(f"{subject}: there is no module {missing!r}") from error
+        raise ValueError(f"{subject}: importing {module_name!r} raised {type(error).__name__}: {error}") from error
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise ValueError(f"{subject}: {processor_name(found)!r} has no attribute {name!r}")
+        found = getattr(found, name)
+    return _checked(subject, found)
+
+
+def _checked(subject: str, found: Any) -> type[LogitsProcessor]:
+    if not isinstance(found, type):
+        raise ValueError(f"{subject}: is not a class but a {type(found).__name__}")
+    if not issubclass(found, LogitsProcessor):
+        raise ValueError(f"{subject}: is not a subclass of vllm.v1.sample.logits_processor.LogitsProcessor")
+    return found

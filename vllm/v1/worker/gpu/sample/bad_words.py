@@ -1,0 +1,84 @@
+"""bad_words: token sequences that a request must not complete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.worker.gpu.buffer_utils import upload
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu.states import RequestStates
+
+# Neither is a token id: what stands before a short sequence, and before the first generated token.
+_ANYTHING, _NOTHING = -1, -2
+
+
+class BadWordsState:
+    """The sequences of every slot that has any."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[int, _Sequences] = {}
+
+    @property
+    def in_use(self) -> bool:
+        """Whether any slot has bad words."""
+        return bool(self._sequences)
+
+    def add_request(self, slot: int, params: SamplingParams) -> None:
+        """Keep the sequences of the request that takes `slot`, over its last owner's."""
+        self.remove_request(slot)
+        if params.bad_words_token_ids:
+            self._sequences[slot] = _Sequences(params.bad_words_token_ids)
+
+    def remove_request(self, slot: int) -> None:
+        """The slot's request is gone."""
+        self._sequences.pop(slot, None)
+
+    def uses(self, slots: np.ndarray) -> np.ndarray:
+        """bool [R]: rows with bad words."""
+        return np.fromiter((slot in self._sequences for slot in slots.tolist()), dtype=bool, count=len(slots))
+
+    def apply(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> None:
+        """Rule out, in place, what would complete a sequence.
+
+        Args:
+            logits: float32 [R, V].
+            slots: int [R].
+            states: token ids and lengths by slot.
+        """
+        if not self.in_use:
+            return
+        rows, ids = [], []
+        for row, slot in enumerate(slots.tolist()):
+            if slot not in self._sequences:
+                continue
+            generated = states.token_ids[slot, states.prompt_len[slot] : states.total_len[slot]]
+            ids.append(self._sequences[slot].completing(generated))
+            rows.append(np.full(len(ids[-1]), row))
+        if rows:
+            at = (upload(np.concatenate(rows), logits.device), upload(np.concatenate(ids), logits.device))
+            logits[at] = -torch.inf
+
+
+class _Sequences:
+    """W sequences, as tables that are compared with the end of the generated tokens at once."""
+
+    def __init__(self, sequences: list[list[int]]) -> None:
+        longest = max(len(sequence) for sequence in sequences) - 1
+        self._last = np.array([sequence[-1] for sequence in sequences], dtype=np.int64)  # [W]
+        self._before = np.full((len(sequences), longest), _ANYTHING, dtype=np.int32)  # [W, longest], right-aligned
+        for row, sequence in zip(self._before, sequences, strict=True):
+            row[longest - len(sequence) + 1 :] = sequence[:-1]
+
+    def completing(self, generated: np.ndarray) -> np.ndarray:
+        """int64: the tokens that would complete a sequence, after these (int [G])."""
+        longest = self._before.shape[1]
+        end = np.full(longest, _NOTHING, dtype=np.int32)
+        num_compared = min(longest, len(generated))
+        end[longest - num_compared :] = generated[len(generated) - num_compared :]
+        matches = (self._before == end) | (self._before == _ANYTHING)
+        return self._last[matches.all(axis=1)]

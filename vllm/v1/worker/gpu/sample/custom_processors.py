@@ -1,0 +1,154 @@
+"""Custom logits processors over the slots: built, told about the batch, and run on its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.sample.logits_processor.adapter import RequestProcessorsFailed
+from vllm.v1.sample.logits_processor.interface import LogitsProcessor
+from vllm.v1.sample.logits_processor.request import check_result, failure_message, processor_name
+from vllm.v1.sample.logits_processor.state import PersistentBatch
+from vllm.v1.worker.gpu.buffer_utils import upload
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.worker.gpu.states import RequestStates
+
+
+class LogitsProcessorError(RuntimeError):
+    """A processor of the whole batch failed; the message names it."""
+
+
+class CustomProcessors:
+    """The engine's custom processors and the batch that they see.
+
+    Their state is worthless once one of them has failed: `discard` drops them, and the next step begins with new
+    ones, which see every request join anew.
+    """
+
+    def __init__(self, config: VllmConfig, device: torch.device) -> None:
+        """
+        Raises:
+            LogitsProcessorError: a constructor raised.
+        """
+        self._config = config
+        self._device = device
+        self._batch = PersistentBatch()
+        self._processors: list[LogitsProcessor] | None = None
+        self._build()
+
+    @property
+    def changes_argmax(self) -> bool:
+        """Whether any of them may change which token is the most likely."""
+        return bool(self._others)
+
+    @property
+    def has_argmax_invariant(self) -> bool:
+        """Whether any of them never does."""
+        return bool(self._invariant)
+
+    def add_request(self, slot: int, params: SamplingParams) -> None:
+        """A request took the slot."""
+        self._batch.add_request(slot, params)
+
+    def remove_request(self, slot: int) -> None:
+        """The slot's request is gone."""
+        self._batch.remove_request(slot)
+
+    def discard(self) -> None:
+        """Drop all processors, and what they know."""
+        self._processors = None
+        self._batch.restart()
+
+    def update_state(self, slots: np.ndarray, states: RequestStates) -> None:
+        """Tell the processors about the step in which these slots (int [R]) sample.
+
+        Raises:
+            LogitsProcessorError: one of them failed.
+        """
+        if self._processors is None:
+            self._build()
+        update = self._batch.update(slots, states)
+        for processor in self._processors or ():
+            try:
+                processor.update_state(update)
+            except Exception as error:
+                raise _failure(processor, error) from error
+
+    def apply(self, logits: torch.Tensor, slots: np.ndarray) -> dict[int, str]:
+        """Run those that may change the most likely token, in place.
+
+        Args:
+            logits: float32 [R, V].
+            slots: int [R].
+
+        Returns:
+            Row -> message, for the rows whose request's own processor failed.
+
+        Raises:
+            LogitsProcessorError: a processor of the whole batch failed.
+        """
+        return self._run(self._others, logits, slots, np.ones(len(slots), dtype=bool))
+
+    def apply_argmax_invariant(self, logits: torch.Tensor, slots: np.ndarray, chosen: np.ndarray) -> dict[int, str]:
+        """Like `apply`, with the other processors; only the `chosen` rows (bool [R]) change, or report an error.
+        Nothing runs when there are none."""
+        return self._run(self._invariant, logits, slots, chosen) if chosen.any() else {}
+
+    def _build(self) -> None:
+        invariant: list[LogitsProcessor] = []
+        others: list[LogitsProcessor] = []
+        for cls in self._config.model_config.logits_processors:
+            try:
+                processor = cls(self._config, self._device, self._device.type == "cuda")
+                (invariant if processor.is_argmax_invariant() else others).append(processor)
+            except Exception as error:
+                raise _failure(cls, error) from error
+        self._invariant, self._others = invariant, others
+        self._processors = [*others, *invariant]
+
+    def _run(
+        self, processors: Sequence[LogitsProcessor], logits: torch.Tensor, slots: np.ndarray, chosen: np.ndarray
+    ) -> dict[int, str]:
+        if not processors:
+            return {}
+        indices = self._batch.indices(slots)
+        in_place = chosen.all() and np.array_equal(indices, np.arange(len(self._batch)))
+        batch = logits if in_place else self._gather(logits, indices)
+        errors: dict[int, str] = {}
+        for processor in processors:
+            batch = _apply(processor, batch, errors)
+        if batch is not logits:
+            rows = np.flatnonzero(chosen)
+            logits[upload(rows, logits.device)] = batch[upload(indices[rows], logits.device)]
+        row_of = {index: row for row, index in enumerate(indices.tolist()) if chosen[row]}
+        return {row_of[index]: message for index, message in errors.items() if index in row_of}
+
+    def _gather(self, logits: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
+        """float32 [batch size, V]: rows at their indices; zeros for requests that do not sample in this step."""
+        batch = logits.new_zeros((len(self._batch), logits.shape[1]))
+        batch[upload(indices, logits.device)] = logits
+        return batch
+
+
+def _apply(processor: LogitsProcessor, batch: torch.Tensor, errors: dict[int, str]) -> torch.Tensor:
+    """The batch processed, in place or not; errors of single requests go to `errors`, by index."""
+    try:
+        result = processor.apply(batch)
+        check_result(result, batch)
+    except RequestProcessorsFailed as failed:
+        name = processor_name(processor)
+        errors.update({index: failure_message(name, error) for index, error in failed.errors.items()})
+        return batch
+    except Exception as error:
+        raise _failure(processor, error) from error
+    return result.to(torch.float32)
+
+
+def _failure(processor: LogitsProcessor | type[LogitsProcessor], error: Exception) -> LogitsProcessorError:
+    return LogitsProcessorError(failure_message(processor_name(processor), error))
