@@ -12,6 +12,7 @@ _EXPORTS = {
     "LLMEngine": "vllm.v1.engine.llm_engine",
     "EngineArgs": "vllm.engine.arg_utils",
     "SamplingParams": "vllm.sampling_params",
+    "BeamSearchParams": "vllm.beam_search",
     "RequestOutput": "vllm.outputs",
     "CompletionOutput": "vllm.outputs",
     "TokensPrompt": "vllm.inputs",
@@ -22,6 +23,7 @@ _EXPORTS = {
 __all__ = ["__version__", *_EXPORTS]
 
 if TYPE_CHECKING:
+    from vllm.beam_search import BeamSearchParams
     from vllm.engine.arg_utils import EngineArgs
     from vllm.entrypoints.llm import LLM
     from vllm.inputs import PromptType, TextPrompt, TokensPrompt

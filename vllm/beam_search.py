@@ -7,9 +7,23 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vllm.checks import check_boolean, check_integer, check_number, wrong_type
-from vllm.logprobs import Logprob
+from vllm.logprobs import FlatLogprobs
 
 MAX_BEAM_WIDTH = 16384
+
+_MAX_LOG_DIVISOR = 600.0  # within it neither the divisor nor the quotient leaves the range of a float64
+
+
+def beam_search_score(cum_logprob: float, length: int, length_penalty: float) -> float:
+    """What sequences are ranked by: cum_logprob / length ** length_penalty, the divisor kept in [e-600, e600].
+
+    Args:
+        cum_logprob: sum of the generated tokens' logprobs.
+        length: number of generated tokens, the one that ends the sequence included; at least 1.
+        length_penalty: above 0 favours long sequences, below 0 short ones.
+    """
+    exponent = length_penalty * math.log(length)
+    return cum_logprob / math.exp(max(-_MAX_LOG_DIVISOR, min(exponent, _MAX_LOG_DIVISOR)))
 
 
 @dataclass
@@ -51,17 +65,17 @@ class BeamSearchSequence:
 
     Attributes:
         tokens: the prompt's ids and the generated ones, the token that ended it included.
-        logprobs: for each generated token what was read at its position, `{token_id: Logprob}`; the token itself is
-            always among them.
+        logprobs: for each generated token `{token_id: Logprob}`, over numpy arrays: the token itself first, then the
+            most likely ones that it was chosen from.
         cum_logprob: sum of the generated tokens' logprobs.
-        score: what sequences are ranked by, cum_logprob / generated length ** length_penalty.
+        score: what sequences are ranked by: beam_search_score of cum_logprob and the generated length.
         text: of all tokens, the prompt's included; None without a tokenizer.
         finish_reason: "stop" or "length".
         stop_reason: the stop token id that ended it; None for the end-of-sequence token.
     """
 
     tokens: list[int]
-    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    logprobs: FlatLogprobs = field(default_factory=FlatLogprobs)
     cum_logprob: float = 0.0
     score: float = 0.0
     text: str | None = None

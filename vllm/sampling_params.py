@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vllm.beam_search import BeamSearchParams as BeamSearchParams
 from vllm.checks import (
     check_bias_key,
     check_boolean,

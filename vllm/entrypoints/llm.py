@@ -8,7 +8,9 @@ from dataclasses import fields
 from numbers import Integral
 from typing import Any
 
+from vllm.beam_search import BeamSearchOutput, BeamSearchParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.entrypoints.beam_search import BeamSearches, as_beam_search_output, as_sampling_params
 from vllm.entrypoints.interrupts import InterruptsBetweenSteps
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType
@@ -72,8 +74,45 @@ class LLM:
                 parameter="priority",
                 value=len(priorities),
             )
+        return self._generate(prompt_list, params_list, priorities, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams | Sequence[BeamSearchParams],
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[BeamSearchOutput]:
+        """The most likely continuations of every prompt, by beam search; results come in the order of the prompts.
+
+        Finds what transformers' generate(num_beams=beam_width, do_sample=False) finds.
+
+        Args:
+            prompts: as in `generate`.
+            params: one for all prompts, or one a prompt.
+            use_tqdm: as in `generate`.
+
+        Raises:
+            VLLMValidationError: a prompt or parameter that cannot be honoured; as in `generate`.
+        """
+        prompt_list = _as_prompt_list(prompts)
+        params_list = _one_each("params", params, len(prompt_list))
+        checked = [as_sampling_params(each) for each in params_list]
+        outputs = self._generate(prompt_list, checked, [0] * len(prompt_list), use_tqdm, beam_logprobs=True)
+        tokenizer = self.llm_engine.tokenizer
+        return [as_beam_search_output(*each, tokenizer) for each in zip(outputs, params_list, strict=True)]
+
+    def _generate(
+        self,
+        prompts: list[Any],
+        params_list: list[SamplingParams],
+        priorities: list[int],
+        use_tqdm: bool | Callable[..., Any],
+        beam_logprobs: bool = False,
+    ) -> list[RequestOutput]:
+        """Check and run; one of each list a prompt. `beam_logprobs`: beam searches return their readings."""
         processor = self.llm_engine.input_processor
-        processed = processor.process_prompts(prompt_list, params_list)
+        processed = processor.process_prompts(prompts, params_list)
         checked = [
             processor.process_params(params, len(prompt.token_ids))
             for params, prompt in zip(params_list, processed, strict=True)
@@ -81,9 +120,9 @@ class LLM:
         for params in checked:
             params.output_kind = RequestOutputKind.FINAL_ONLY
         request_ids = [str(next(self._request_counter)) for _ in processed]
-        with InterruptsBetweenSteps() as interrupts:
-            self.llm_engine.add_processed(request_ids, processed, checked, priorities=priorities)
-            return self._run(request_ids, use_tqdm, interrupts)
+        with InterruptsBetweenSteps() as interrupts, BeamSearches(self.llm_engine, beam_logprobs) as searches:
+            searches.add_processed(request_ids, processed, checked, priorities)
+            return self._run(request_ids, use_tqdm, interrupts, searches.step)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer as transformers knows it.
@@ -111,6 +150,7 @@ class LLM:
         request_ids: list[str],
         use_tqdm: bool | Callable[..., Any],
         interrupts: InterruptsBetweenSteps,
+        step: Callable[[], list[RequestOutput]],
     ) -> list[RequestOutput]:
         finished: dict[str, RequestOutput] = {}
         own = set(request_ids)  # the engine may hold requests of others, too
@@ -120,7 +160,7 @@ class LLM:
             while len(finished) < len(own):
                 if not self.llm_engine.has_unfinished_requests():
                     raise RuntimeError("the engine lost requests: " + ", ".join(own - set(finished)))
-                for output in self.llm_engine.step():
+                for output in step():
                     if output.request_id not in own:
                         continue
                     finished[output.request_id] = output

@@ -6,16 +6,15 @@ one reading of the next token.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-EarlyStopping = bool | Literal["never"]
+from vllm.beam_search import beam_search_score
 
-_MAX_LOG_DIVISOR = 600.0  # exp of it, and the quotient of a logprob and its inverse, are still float64 numbers
+EarlyStopping = bool | Literal["never"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class Hypothesis(Beam):
     """A sequence that has ended; the token that ended it is its last.
 
     Attributes:
-        score: cum_logprob / len(token_ids) ** length_penalty.
+        score: its beam_search_score, by which hypotheses are ranked.
         finish_reason: "stop" or "length".
         stop_reason: the stop token id that ended it; None for an end-of-sequence token and for "length".
     """
@@ -160,14 +159,10 @@ class BeamSearch:
             beam.token_ids,
             beam.cum_logprob,
             beam.path,
-            score=self._score(beam.cum_logprob, len(beam.token_ids)),
+            score=beam_search_score(beam.cum_logprob, len(beam.token_ids), self._length_penalty),
             finish_reason="stop" if by_stop else "length",
             stop_reason=token_id if by_stop and token_id not in self._eos_token_ids else None,
         )
-
-    def _score(self, cum_logprob: float, length: int) -> float:
-        exponent = self._length_penalty * math.log(length)
-        return cum_logprob / math.exp(max(-_MAX_LOG_DIVISOR, min(exponent, _MAX_LOG_DIVISOR)))
 
     def _is_settled(self, beams: list[Beam]) -> bool:
         """Whether none of the beams, best first, is worth reading on."""
@@ -179,4 +174,4 @@ class BeamSearch:
             return True
         bounds_all = self._early_stopping == "never" and self._length_penalty > 0
         length = self._max_tokens if bounds_all else self._num_steps
-        return self._score(beams[0].cum_logprob, length) <= self._ended[-1].score
+        return beam_search_score(beams[0].cum_logprob, length, self._length_penalty) <= self._ended[-1].score

@@ -1,0 +1,303 @@
+"""Drives beam searches over an engine: in every step each beam of each prompt is a request for one reading.
+
+The prefix cache carries what the beams share. Prompts do not wait for each other: as soon as all beams of one have
+been read, its next step is queued.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+import numpy as np
+
+from vllm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, beam_search_score
+from vllm.exceptions import VLLMValidationError
+from vllm.logprobs import FlatLogprobs, LogprobsLists, LogprobsRows
+from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.tokenizer import Tokenizer
+from vllm.v1.engine.beam_search import BeamSearch, Hypothesis
+from vllm.v1.engine.detokenizer import Detokenizer
+from vllm.v1.engine.input_processor import ProcessedPrompt
+from vllm.v1.engine.llm_engine import LLMEngine
+
+
+class BeamSearches:
+    """The beam searches of one call. Leaving the context drops those that are unfinished."""
+
+    def __init__(self, engine: LLMEngine, returns_logprobs: bool) -> None:
+        """
+        Args:
+            engine: runs the readings, beside whatever else it holds.
+            returns_logprobs: give each sequence the readings of its tokens.
+        """
+        self._engine = engine
+        self._returns_logprobs = returns_logprobs
+        self._searches: dict[str, _Search] = {}  # by the id of each query in the engine
+
+    def __enter__(self) -> BeamSearches:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._drop(list(self._searches))
+
+    def add_processed(
+        self,
+        request_ids: Sequence[str],
+        prompts: Sequence[ProcessedPrompt],
+        params: Sequence[SamplingParams],
+        priorities: Sequence[int],
+    ) -> None:
+        """Begin a search for each request with use_beam_search, queue the others as they are.
+
+        Raises:
+            VLLMValidationError: a bad id or priority, or a prompt that the engine cannot hold; see
+                LLMEngine.add_processed. Searches that were begun are dropped by leaving the context.
+        """
+        others = []
+        for request in zip(request_ids, prompts, params, priorities, strict=True):
+            if request[2].use_beam_search:
+                self._ask(_Search(*request, self._engine, self._returns_logprobs))
+            else:
+                others.append(request)
+        if others:
+            ids, own_prompts, own_params, own_priorities = zip(*others, strict=True)
+            self._engine.add_processed(ids, own_prompts, own_params, priorities=own_priorities)
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step of the engine; returns the searches that are done, and the outputs of other requests.
+
+        Raises:
+            Exception: a fault of the model's step; see LLMEngine.step.
+        """
+        outputs = []
+        answered: dict[_Search, None] = {}
+        for output in self._engine.step():
+            search = self._searches.pop(output.request_id, None)
+            if search is None:
+                outputs.append(output)
+            else:
+                search.take(output)
+                answered[search] = None
+        for search in answered:
+            if search.error is None and search.is_waiting:
+                continue
+            if search.error is None:
+                self._go_on(search)
+            if search.error is not None or search.beams.finished:
+                self._drop(search.pending)
+                outputs.append(search.output(self._engine.tokenizer))
+        return outputs
+
+    def _go_on(self, search: _Search) -> None:
+        search.advance()
+        if search.beams.finished:
+            return
+        try:
+            self._ask(search)
+        except VLLMValidationError as error:
+            # It has outgrown the KV cache. That is no reason to end the others.
+            search.error = str(error)
+
+    def _ask(self, search: _Search) -> None:
+        request_ids, prompts = search.ask()
+        count = len(request_ids)
+        self._engine.add_processed(
+            request_ids, prompts, [search.query_params] * count, search.metrics.arrival_time, [search.priority] * count
+        )
+        self._searches.update(dict.fromkeys(request_ids, search))
+
+    def _drop(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._searches.pop(request_id, None)
+        self._engine.abort_request(request_ids)
+
+
+class _Search:
+    """One prompt's search: what it waits for in the engine, and what it has read."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: ProcessedPrompt,
+        params: SamplingParams,
+        priority: int,
+        engine: LLMEngine,
+        returns_logprobs: bool,
+    ) -> None:
+        assert params.max_tokens is not None, "the input processor sets it"
+        self.request_id = request_id
+        self.prompt = prompt
+        self.params = params
+        self.priority = priority
+        self.returns_logprobs = returns_logprobs
+        self.metrics = RequestMetrics(time.monotonic())
+        self.num_cached_tokens: int | None = None
+        self.error: str | None = None
+        self.beams = BeamSearch(
+            prompt.token_ids,
+            params.num_sequences,
+            params.max_tokens,
+            () if params.ignore_eos else engine.input_processor.eos_token_ids,
+            params.stop_token_ids or (),
+            params.length_penalty,
+            params.early_stopping,
+        )
+        self.query_params = SamplingParams(
+            max_tokens=0,
+            temperature=params.temperature,
+            logprobs=min(self.beams.num_candidates, engine.model_config.vocab_size),
+            logprobs_mode="processed_logprobs",
+            logit_bias=params.logit_bias,
+            allowed_token_ids=params.allowed_token_ids,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self.pending: list[str] = []  # ids of the present step's queries, in their order
+        self._query_numbers = itertools.count()
+        self._answers: dict[str, FlatLogprobs] = {}
+        self._history: list[list[FlatLogprobs]] = []  # the readings of past steps, in the order of their queries
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a query of the present step has no answer yet."""
+        return len(self._answers) < len(self.pending)
+
+    def ask(self) -> tuple[list[str], list[ProcessedPrompt]]:
+        """The present step's queries, with an id each."""
+        prompts = [ProcessedPrompt(None, ids, self.prompt.cache_salt) for ids in self.beams.queries()]
+        self.pending = [f"{self.request_id}.beam{next(self._query_numbers)}" for _ in prompts]
+        return self.pending, prompts
+
+    def take(self, output: RequestOutput) -> None:
+        """A query's answer."""
+        (completion,) = output.outputs
+        if completion.logprobs is None or completion.finish_reason == "error":
+            self.error = completion.error or f"request {output.request_id!r} ended without a reading"
+            return
+        self._answers[output.request_id] = completion.logprobs
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = output.num_cached_tokens
+            self.metrics.first_token_time = time.monotonic()
+
+    def advance(self) -> None:
+        """Take the step that all answers are there for."""
+        readings = [self._answers[request_id] for request_id in self.pending]
+        self.beams.advance([(each.token_ids, each.logprobs) for each in readings])
+        self.pending, self._answers = [], {}
+        if self.returns_logprobs:
+            self._history.append(readings)
+
+    def output(self, tokenizer: Tokenizer | None) -> RequestOutput:
+        """The best sequences, or the error."""
+        self.metrics.finished_time = time.monotonic()
+        if self.error is not None:
+            outputs = [CompletionOutput(0, "", [], finish_reason="error", error=self.error)]
+        else:
+            best = self.beams.results()[: self.params.n]
+            outputs = [self._completion(index, each, tokenizer) for index, each in enumerate(best)]
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt.text,
+            prompt_token_ids=self.prompt.token_ids,
+            outputs=outputs,
+            finished=True,
+            metrics=self.metrics,
+            num_cached_tokens=self.num_cached_tokens,
+        )
+
+    def _completion(self, index: int, found: Hypothesis, tokenizer: Tokenizer | None) -> CompletionOutput:
+        text = ""
+        if tokenizer is not None and self.params.detokenize:
+            detokenizer = Detokenizer(tokenizer, self.params)
+            detokenizer.update(found.token_ids, stopped_by_token=found.finish_reason == "stop")
+            text = detokenizer.take_text(finished=True, delta=False)
+        return CompletionOutput(
+            index=index,
+            text=text,
+            token_ids=found.token_ids,
+            cumulative_logprob=found.cum_logprob,
+            logprobs=self._readings_of(found, tokenizer) if self.returns_logprobs else None,
+            finish_reason=found.finish_reason,
+            stop_reason=found.stop_reason,
+        )
+
+    def _readings_of(self, found: Hypothesis, tokenizer: Tokenizer | None) -> FlatLogprobs:
+        """One position a token: the token itself, then the candidates by rank."""
+        result = FlatLogprobs(tokenizer.decode_tokens if tokenizer is not None else None, num_topk=-1)
+        for step, (token_id, query) in enumerate(zip(found.token_ids, found.path, strict=True)):
+            read = self._history[step][query]
+            chosen = np.flatnonzero(read.token_ids == token_id)[:1]
+            columns = np.concatenate([chosen, np.arange(len(read.token_ids))])[None]
+            lists = LogprobsLists(
+                read.token_ids[columns],
+                read.logprobs[columns],
+                read.logits[columns],
+                read.ranks[columns],
+                read.lse,
+                num_topk=len(read.token_ids),
+            )
+            result.append_rows(LogprobsRows(lists, slice(0, 1), 0))
+        return result
+
+
+def as_sampling_params(params: BeamSearchParams) -> SamplingParams:
+    """The same search as a request's parameters.
+
+    Raises:
+        VLLMValidationError: `params` is something else.
+    """
+    if not isinstance(params, BeamSearchParams):
+        raise VLLMValidationError(
+            f"params must be BeamSearchParams, got {type(params).__name__}", parameter="params", value=params
+        )
+    own = SamplingParams(
+        use_beam_search=True,
+        n=params.beam_width,
+        max_tokens=params.max_tokens,
+        ignore_eos=params.ignore_eos,
+        temperature=0.0,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        detokenize=False,
+    )
+    # SamplingParams refuses it beside use_beam_search, where it would most often be a forgotten default.
+    own.temperature = params.temperature
+    return own
+
+
+def as_beam_search_output(
+    output: RequestOutput, params: BeamSearchParams, tokenizer: Tokenizer | None
+) -> BeamSearchOutput:
+    """What `LLM.beam_search` returns for a search that returned its logprobs."""
+    error = next((each.error for each in output.outputs if each.error is not None), None)
+    if error is not None:
+        return BeamSearchOutput([], error)
+    return BeamSearchOutput([_sequence(output.prompt_token_ids, each, params, tokenizer) for each in output.outputs])
+
+
+def _sequence(
+    prompt_token_ids: list[int], found: CompletionOutput, params: BeamSearchParams, tokenizer: Tokenizer | None
+) -> BeamSearchSequence:
+    assert found.cumulative_logprob is not None and found.logprobs is not None, "searches have both"
+    tokens = prompt_token_ids + found.token_ids
+    text = None
+    if tokenizer is not None:
+        hidden = found.finish_reason == "stop" and not params.include_stop_str_in_output
+        text = tokenizer.decode(tokens[:-1] if hidden else tokens, params.skip_special_tokens)
+    return BeamSearchSequence(
+        tokens=tokens,
+        logprobs=found.logprobs,
+        cum_logprob=found.cumulative_logprob,
+        score=beam_search_score(found.cumulative_logprob, len(found.token_ids), params.length_penalty),
+        text=text,
+        finish_reason=found.finish_reason,
+        stop_reason=found.stop_reason,
+    )
