@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from vllm.logprobs import FlatLogprobs, PromptLogprobs
 
@@ -73,3 +76,72 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     lora_request: Any | None = None
     num_cached_tokens: int | None = None
+
+
+@dataclass
+class LabelScore:
+    """How likely one label continues one prompt.
+
+    Attributes:
+        label: its text; None when token ids were given.
+        token_ids: its tokens.
+        logprob: natural-log probability that the prompt is continued by exactly these tokens.
+        token_logprobs: each token's logprob, given the prompt and the tokens before it; they add up to `logprob`.
+        token_ranks: each token's rank in the vocabulary; 1 is the most likely.
+    """
+
+    label: str | None
+    token_ids: list[int]
+    logprob: float
+    token_logprobs: list[float]
+    token_ranks: list[int]
+
+    @property
+    def normalized_logprob(self) -> float:
+        """Mean logprob of a token, to compare labels of different lengths."""
+        return self.logprob / len(self.token_ids)
+
+
+@dataclass(eq=False)
+class LabelScores:
+    """How likely each of L labels, of T tokens together, continues one prompt. Labels are in the order given.
+
+    Attributes:
+        prompt: the prompt's text; None when token ids were given.
+        prompt_token_ids: the prompt's ids.
+        label_texts: each label's text; None where token ids were given.
+        label_token_ids: each label's tokens.
+        logprobs: float64 [L], natural-log probability of each label's token sequence.
+        probabilities: float64 [L], softmax of `logprobs`: the labels among themselves. NaN when all are impossible.
+        mass: probability, in [0, 1], that the continuation begins with any of the labels: the sum of exp(logprob) over
+            the labels that continue no other label, as "New York" happens only where "New" does.
+        token_logprobs: float32 [T], the labels' tokens one after another.
+        token_ranks: int32 [T], 1 + the number of vocabulary entries with a greater logit.
+        error: why this prompt has no scores (they are NaN then, ranks 0); None when all went well.
+    """
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    label_texts: list[str | None] = field(repr=False)
+    label_token_ids: list[list[int]] = field(repr=False)
+    logprobs: np.ndarray
+    probabilities: np.ndarray
+    mass: float
+    token_logprobs: np.ndarray = field(repr=False)
+    token_ranks: np.ndarray = field(repr=False)
+    error: str | None = None
+
+    @cached_property
+    def labels(self) -> list[LabelScore]:
+        """One LabelScore a label."""
+        scores, start = [], 0
+        for text, token_ids, total in zip(self.label_texts, self.label_token_ids, self.logprobs.tolist(), strict=True):
+            span = slice(start, start := start + len(token_ids))
+            logprobs, ranks = self.token_logprobs[span].tolist(), self.token_ranks[span].tolist()
+            scores.append(LabelScore(text, token_ids, total, logprobs, ranks))
+        return scores
+
+    @property
+    def best(self) -> LabelScore | None:
+        """The label with the highest logprob (of equal ones the first); None after an error."""
+        return None if self.error is not None else self.labels[int(np.argmax(self.logprobs))]

@@ -1,0 +1,241 @@
+"""Scores of labels after a prompt: which requests read them, and what their readings add up to.
+
+The labels' token ids form a trie. A label's logprob is the sum over its path's edges, and the edges out of one node
+are read from one row of logits. So a request is needed for every node with children but no grandchildren: it appends
+the node's tokens to the prompt, its prompt readings give the nodes before, its next position the node itself. A node
+of several paths is read by the first of them; and the first alone computes the prompt, as the others find it in the
+prefix cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vllm.checks import check_texts, check_token_id, check_vocabulary, wrong_type
+from vllm.exceptions import VLLMValidationError
+from vllm.outputs import LabelScores, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.tokenizer import Tokenizer
+from vllm.v1.engine.input_processor import ProcessedPrompt
+
+
+@dataclass(frozen=True)
+class Label:
+    """A continuation to score: its text, if it was given as one, and its token ids."""
+
+    text: str | None
+    token_ids: list[int]
+
+    def __str__(self) -> str:
+        if self.text is not None:
+            return repr(self.text)
+        return str(self.token_ids[0] if len(self.token_ids) == 1 else self.token_ids)
+
+
+def encode_labels(labels: Any, tokenizer: Tokenizer | None, vocab_size: int) -> list[Label]:
+    """Labels from what a user gives: a list of texts, of token ids, or of lists of token ids.
+
+    Raises:
+        VLLMValidationError: no labels, one without a token, ids outside the vocabulary, a text without a tokenizer,
+            or two labels of the same tokens.
+    """
+    elements = labels.tolist() if hasattr(labels, "tolist") else labels
+    if isinstance(elements, (str, bytes)) or not isinstance(elements, Sequence):
+        raise wrong_type("labels", labels, "a list of strings or of token ids")
+    if not elements:
+        raise VLLMValidationError("labels must not be empty", parameter="labels", value=labels)
+    encoded: list[Label] = []
+    seen: dict[tuple[int, ...], Label] = {}
+    for element in elements:
+        label = _encode_label(element, tokenizer, vocab_size)
+        same = seen.setdefault(tuple(label.token_ids), label)
+        if same is not label:
+            raise VLLMValidationError(
+                f"labels {same} and {label} are the same tokens, {label.token_ids}", parameter="labels", value=element
+            )
+        encoded.append(label)
+    return encoded
+
+
+def _encode_label(element: Any, tokenizer: Tokenizer | None, vocab_size: int) -> Label:
+    if isinstance(element, str):
+        check_texts("labels", element)
+        if tokenizer is None:
+            raise VLLMValidationError(
+                "a text label needs a tokenizer, and skip_tokenizer_init left it out; pass token ids",
+                parameter="labels",
+                value=element,
+            )
+        label = Label(element, tokenizer.encode(element, add_special_tokens=False))
+    else:
+        values = element.tolist() if hasattr(element, "tolist") else element
+        values = values if isinstance(values, (list, tuple, range)) else [values]
+        label = Label(None, [check_token_id("labels", value) for value in values])
+    if not label.token_ids:
+        raise VLLMValidationError(f"label {element!r} has no token", parameter="labels", value=element)
+    if min(label.token_ids) < 0:
+        raise VLLMValidationError(
+            f"labels must not be negative, got {min(label.token_ids)}", parameter="labels", value=element
+        )
+    check_vocabulary("labels", label.token_ids, vocab_size)
+    return label
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    """A place in the trie: what was generated of a label so far."""
+
+    children: dict[int, _Node] = field(default_factory=dict)
+    edges: dict[int, int] = field(default_factory=dict)  # child's token id -> number of the edge, once planned
+    ends_label: bool = False
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """One request a prompt: the path to a node without grandchildren."""
+
+    token_ids: list[int]  # after the prompt's
+    params: SamplingParams  # prompt_logprob_start counts from the prompt's last token
+
+
+class LabelScorer:
+    """The labels of one call: requests for a prompt, scores from their outputs."""
+
+    def __init__(self, labels: Sequence[Label], max_model_len: int) -> None:
+        """
+        Args:
+            labels: distinct ones, of at least one token each; from `encode_labels`.
+            max_model_len: longest sequence that can be computed, in tokens.
+        """
+        self._labels = list(labels)
+        self._texts = [label.text for label in self._labels]
+        self._token_ids = [label.token_ids for label in self._labels]
+        self._max_model_len = max_model_len
+        self._longest = max(self._labels, key=lambda label: len(label.token_ids))
+        paths = self._build_paths()
+        self._branches: list[_Branch] = []
+        self._edge_tokens: list[int] = []  # in the order in which the branches' readings come
+        for label, path in zip(self._labels, paths, strict=True):
+            self._add_branch(label.token_ids[:-1], path)
+        numbers = [
+            node.edges[token]
+            for label, path in zip(self._labels, paths, strict=True)
+            for node, token in zip(path, label.token_ids, strict=True)
+        ]
+        self._edges = np.asarray(numbers)  # int64 [tokens of all labels]
+        self._starts = np.cumsum([0, *(len(ids) for ids in self._token_ids[:-1])])  # int64 [labels], into _edges
+        self._continues_none = np.asarray([not any(node.ends_label for node in path) for path in paths])
+
+    def _build_paths(self) -> list[list[_Node]]:
+        """The nodes that each label's tokens are read at."""
+        root = _Node()
+        paths = []
+        for label in self._labels:
+            node, path = root, []
+            for token in label.token_ids:
+                path.append(node)
+                node = node.children.setdefault(token, _Node())
+            node.ends_label = True
+            paths.append(path)
+        return paths
+
+    def _add_branch(self, token_ids: list[int], path: list[_Node]) -> None:
+        """Plan the request for the path's last node, unless a longer path passes it or an earlier one ends there."""
+        if path[-1].edges or any(child.children for child in path[-1].children.values()):
+            return
+        num_shared = sum(bool(node.edges) for node in path)
+        lists: list[list[int]] = []
+        for node, taken in zip(path[num_shared:], [*token_ids[num_shared:], None], strict=True):
+            # A prompt position shows the prompt's own token before the ids.
+            first = [] if taken is None else [taken]
+            lists.append(list(dict.fromkeys([*first, *node.children])))
+            node.edges = {token: number for number, token in enumerate(lists[-1], start=len(self._edge_tokens))}
+            self._edge_tokens += lists[-1]
+        *earlier, last = lists
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=0,
+            logprob_token_ids=last,
+            prompt_logprob_token_ids=earlier or None,
+            prompt_logprob_start=num_shared if earlier else None,
+            logprobs_mode="raw_logprobs",
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._branches.append(_Branch(token_ids, params))
+
+    def check_prompts(self, prompts: Sequence[ProcessedPrompt]) -> None:
+        """
+        Raises:
+            VLLMValidationError: a prompt leaves no room for the longest label.
+        """
+        for index, prompt in enumerate(prompts):
+            num_tokens, longest = len(prompt.token_ids), len(self._longest.token_ids)
+            # The last token of a label is read, never computed.
+            if num_tokens + longest - 1 > self._max_model_len:
+                name = "the prompt" if len(prompts) == 1 else f"prompts[{index}]"
+                raise VLLMValidationError(
+                    f"{name} has {num_tokens} tokens and label {self._longest} {longest}; all but the label's last "
+                    f"must fit within max_model_len={self._max_model_len}",
+                    parameter="prompts",
+                    value=num_tokens,
+                )
+
+    def requests(self, prompt: ProcessedPrompt) -> list[tuple[ProcessedPrompt, SamplingParams]]:
+        """What to queue for a prompt, in this order; ready for the engine core, as the caps on how many ids a user may
+        read do not apply."""
+        last_row = len(prompt.token_ids) - 1
+        result = []
+        for branch in self._branches:
+            params = branch.params.clone()
+            if params.prompt_logprob_start is not None:
+                params.prompt_logprob_start += last_row
+            result.append((ProcessedPrompt(None, prompt.token_ids + branch.token_ids, prompt.cache_salt), params))
+        return result
+
+    def scores(self, prompt: ProcessedPrompt, outputs: Sequence[RequestOutput]) -> LabelScores:
+        """The prompt's scores from the outputs of its `requests`, in their order."""
+        error = next((output.outputs[0].error for output in outputs if output.outputs[0].error is not None), None)
+        if error is None:
+            logprobs, ranks = (edges[self._edges] for edges in self._gather(outputs))
+        else:
+            logprobs, ranks = np.full(len(self._edges), np.nan, np.float32), np.zeros(len(self._edges), np.int32)
+        totals = np.add.reduceat(logprobs.astype(np.float64), self._starts)
+        return LabelScores(
+            prompt=prompt.text,
+            prompt_token_ids=prompt.token_ids,
+            label_texts=self._texts,
+            label_token_ids=self._token_ids,
+            logprobs=totals,
+            probabilities=_softmax(totals),
+            mass=math.fsum(np.exp(totals[self._continues_none])),
+            token_logprobs=logprobs,
+            token_ranks=ranks,
+            error=error,
+        )
+
+    def _gather(self, outputs: Sequence[RequestOutput]) -> tuple[np.ndarray, np.ndarray]:
+        """Logprob (float32) and rank (int32) of every edge."""
+        readings = [
+            part
+            for output in outputs
+            for part in (output.prompt_logprobs, output.outputs[0].logprobs)
+            if part is not None
+        ]
+        # Entries come in the order asked, the prompt's own token first: that of the edges' numbers.
+        assert np.array_equal(np.concatenate([part.token_ids for part in readings]), self._edge_tokens)
+        return np.concatenate([part.logprobs for part in readings]), np.concatenate([part.ranks for part in readings])
+
+
+def _softmax(logprobs: np.ndarray) -> np.ndarray:
+    """NaN where no label is possible at all: no distribution over them exists then."""
+    top = logprobs.max()
+    if not np.isfinite(top):
+        return np.full_like(logprobs, np.nan)
+    weights = np.exp(logprobs - top)
+    return weights / weights.sum()
