@@ -235,3 +235,55 @@ def test_abort_in_every_state():
     assert scheduler.update_from_output(step, runner.execute(step)) == []
     assert not scheduler.has_unfinished_requests()
     assert sorted(scheduler.schedule().finished_req_ids) == ["r0", "r1"]
+
+
+class TestPromptReadings:
+    def run(self, scheduler, runner, *requests):
+        for request in requests:
+            scheduler.add_request(request)
+        outputs = []
+        while scheduler.has_unfinished_requests():
+            outputs += run_step(scheduler, runner)
+        return outputs
+
+    def rows_read(self, outputs, request_id):
+        return sum(
+            rows.rows.stop - rows.rows.start
+            for output in outputs
+            if output.request_id == request_id
+            for rows in output.prompt_logprobs or ()
+        )
+
+    def test_a_prefix_cached_without_hidden_states_is_computed_again_from_the_first_position_read(self):
+        scheduler, runner = make_scheduler(), FakeRunner(4)
+        prompt = list(range(7)) * 2
+        self.run(scheduler, runner, make_request("r0", prompt, 1))
+        outputs = self.run(scheduler, runner, make_request("r1", prompt, 1, prompt_logprobs=0, prompt_logprob_start=9))
+        # Positions 9 to 12 are read; blocks 0 and 1 end before them.
+        assert self.rows_read(outputs, "r1") == 4
+        assert outputs[-1].num_cached_tokens == 8
+
+    def test_the_second_reader_of_a_prompt_finds_hidden_states(self):
+        scheduler, runner = make_scheduler(), FakeRunner(4)
+        prompt = list(range(7)) * 2
+        self.run(scheduler, runner, make_request("r0", prompt, 1))
+        for request_id, cached in (("r1", 0), ("r2", 12)):
+            outputs = self.run(scheduler, runner, make_request(request_id, prompt, 1, prompt_logprobs=0))
+            assert self.rows_read(outputs, request_id) == 13
+            assert outputs[-1].num_cached_tokens == cached
+        assert runner.num_cached_rows == 12
+
+    def test_hidden_states_of_generated_tokens_are_not_kept(self):
+        scheduler, runner = make_scheduler(), FakeRunner(4)
+        prompt = [1, 2, 3, 4, 5, 6]
+        outputs = self.run(scheduler, runner, make_request("r0", prompt, 8, prompt_logprobs=0))
+        said = [token for output in outputs for token in output.new_token_ids]
+        longer = [*prompt, *said, 0, 1]
+        outputs = self.run(scheduler, runner, make_request("r1", longer, 1, prompt_logprobs=0))
+        assert self.rows_read(outputs, "r1") == len(longer) - 1
+        assert outputs[-1].num_cached_tokens == 4
+
+    def test_nothing_is_sampled_with_max_tokens_0(self):
+        scheduler, runner = make_scheduler(), FakeRunner(4)
+        (output,) = self.run(scheduler, runner, make_request("r0", [1] * 48, 0))
+        assert (output.new_token_ids, output.finish_reason) == ([], "length")
