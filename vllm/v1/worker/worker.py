@@ -45,7 +45,7 @@ class Worker:
         blocks_per_request = -(-model.max_model_len // cache.block_size)
         if cache.num_blocks is not None:
             return cache.num_blocks
-        budget = max(self._cache_budget_bytes() - self.model_runner.max_logits_bytes(), 0)
+        budget = self._cache_budget_bytes()
         num_blocks = min(budget // self._block_bytes(), blocks_per_request * self.config.scheduler_config.max_num_seqs)
         if num_blocks < blocks_per_request:
             per_request_gib = blocks_per_request * self._block_bytes() / 2**30
@@ -79,9 +79,10 @@ class Worker:
             asked = envs.cpu_kvcache_space_bytes()
             if asked is not None:
                 return asked
-            return min(_CPU_CACHE_LIMIT_BYTES, int(_available_host_bytes() * _CPU_CACHE_FRACTION))
+            free = max(_available_host_bytes() - self.model_runner.max_logits_bytes(), 0)
+            return min(_CPU_CACHE_LIMIT_BYTES, int(free * _CPU_CACHE_FRACTION))
         free, total = torch.cuda.mem_get_info(self.device)
-        used = total - free
+        used = total - free + self.model_runner.max_logits_bytes()
         return max(int(total * self.config.cache_config.gpu_memory_utilization) - used, 0)
 
 
