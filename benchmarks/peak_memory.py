@@ -1,0 +1,111 @@
+"""Peak memory of reading a whole long prompt over a large vocabulary, above what the loaded model takes.
+
+    python benchmarks/peak_memory.py                              # 8,192 tokens x 151,936 entries
+    python benchmarks/peak_memory.py --tokens 2048 --vocab 50000
+
+The model has random weights and few layers: what is measured (logits, readings, kept hidden states, keys and values,
+activations) does not depend on their values. Runs in a subprocess of its own; prints one JSON line. Linux only: the
+peak is the kernel's (VmHWM), reset when the model is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+_LAYERS, _HIDDEN = 4, 512
+
+
+def main() -> None:
+    """Make the model, measure in a fresh process, print its line."""
+    args = _parse_args()
+    if args.folder:
+        print(json.dumps(_measure(args)), flush=True)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        _make_model(Path(folder), args.vocab, args.tokens)
+        command = [sys.executable, __file__, *sys.argv[1:], "--folder", folder]
+        ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode:
+        raise SystemExit(ran.stderr)
+    print(ran.stdout.splitlines()[-1])
+
+
+def _make_model(folder: Path, vocab_size: int, max_position: int) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=_HIDDEN,
+        intermediate_size=2 * _HIDDEN,
+        num_hidden_layers=_LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=max_position,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def _measure(args: argparse.Namespace) -> dict[str, object]:
+    from machine import describe_machine, usable_cores
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
+    import numpy as np
+
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(args.folder, skip_tokenizer_init=True, max_logprobs=args.top_k or 20)
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, args.vocab, args.tokens).tolist()
+    ids = rng.choice(args.vocab, args.ids, replace=False).tolist()
+    params = SamplingParams(max_tokens=0, prompt_logprobs=args.top_k, prompt_logprob_token_ids=ids)
+    # Threads, scratch memory and one short request belong to the loaded engine.
+    llm.generate([prompt[:64]], params, use_tqdm=False)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    began = time.perf_counter()
+    (output,) = llm.generate([prompt], params, use_tqdm=False)
+    readings = output.prompt_logprobs
+    assert len(readings) == args.tokens and np.isfinite(readings.logprobs).all()
+    seconds = time.perf_counter() - began
+    return {
+        "tokens": args.tokens,
+        "vocab": args.vocab,
+        "ids": args.ids,
+        "top_k": args.top_k,
+        "model_mib": round(before / 1024),
+        "peak_above_mib": round((_status("VmHWM") - before) / 1024),
+        "all_logits_mib": round(4 * args.tokens * args.vocab / 2**20),
+        "seconds": round(seconds, 2),
+        "machine": describe_machine(),
+    }
+
+
+def _status(field: str) -> int:
+    """KiB, of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
+
+
+def _parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Peak memory of prompt readings, above the model's.")
+    parser.add_argument("--tokens", type=int, default=8192, help="prompt length (default: %(default)s)")
+    parser.add_argument("--vocab", type=int, default=151936, help="vocabulary (default: %(default)s)")
+    parser.add_argument("--ids", type=int, default=20, help="ids read at every position (default: %(default)s)")
+    parser.add_argument("--top-k", type=int, default=5, help="top-k entries a position (default: %(default)s)")
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
