@@ -15,6 +15,8 @@ _EXPORTS = {
     "BeamSearchParams": "vllm.beam_search",
     "RequestOutput": "vllm.outputs",
     "CompletionOutput": "vllm.outputs",
+    "LabelScore": "vllm.outputs",
+    "LabelScores": "vllm.outputs",
     "TokensPrompt": "vllm.inputs",
     "TextPrompt": "vllm.inputs",
     "PromptType": "vllm.inputs",
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.entrypoints.llm import LLM
     from vllm.inputs import PromptType, TextPrompt, TokensPrompt
-    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.outputs import CompletionOutput, LabelScore, LabelScores, RequestOutput
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
 

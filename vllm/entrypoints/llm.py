@@ -11,11 +11,14 @@ from typing import Any
 from vllm.beam_search import BeamSearchOutput, BeamSearchParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.beam_search import BeamSearches, as_beam_search_output, as_sampling_params
+from vllm.entrypoints.chat import render_conversations
 from vllm.entrypoints.interrupts import InterruptsBetweenSteps
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType
-from vllm.outputs import RequestOutput
+from vllm.outputs import LabelScores, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.input_processor import ProcessedPrompt
+from vllm.v1.engine.label_scoring import LabelScorer, encode_labels
 from vllm.v1.engine.llm_engine import LLMEngine
 
 
@@ -119,10 +122,84 @@ class LLM:
         ]
         for params in checked:
             params.output_kind = RequestOutputKind.FINAL_ONLY
+        return self._complete(processed, checked, priorities, use_tqdm, beam_logprobs)
+
+    def _complete(
+        self,
+        processed: list[ProcessedPrompt],
+        checked: list[SamplingParams],
+        priorities: list[int],
+        use_tqdm: bool | Callable[..., Any],
+        beam_logprobs: bool = False,
+    ) -> list[RequestOutput]:
         request_ids = [str(next(self._request_counter)) for _ in processed]
         with InterruptsBetweenSteps() as interrupts, BeamSearches(self.llm_engine, beam_logprobs) as searches:
             searches.add_processed(request_ids, processed, checked, priorities)
             return self._run(request_ids, use_tqdm, interrupts, searches.step)
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many; results come in their order, with the rendered text as `prompt`.
+
+        Args:
+            messages: a list of dicts with `role` and `content`, or a list of such lists; see `render_conversations` of
+                vllm/entrypoints/chat.py for these and the template's arguments.
+            sampling_params, use_tqdm, priority: as in `generate`.
+
+        Raises:
+            VLLMValidationError: as in `generate`; also malformed messages, or no template or one that fails on them.
+        """
+        prompts = render_conversations(
+            messages,
+            self.llm_engine.tokenizer,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
+
+    def score_labels(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        labels: Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[LabelScores]:
+        """How likely each label continues each prompt, exactly; results come in the order of the prompts.
+
+        Args:
+            prompts: as in `generate`.
+            labels: texts of any number of tokens (tokenised by themselves: mind a leading space), or token ids, or
+                lists of token ids; any number of them.
+            use_tqdm: as in `generate`; it counts the labels' branches.
+
+        Raises:
+            VLLMValidationError: a bad prompt, as in `generate`; no labels, one without a token, two of the same
+                tokens, ids outside the vocabulary, or a prompt that leaves no room for the longest label.
+        """
+        config, processor = self.llm_engine.model_config, self.llm_engine.input_processor
+        scorer = LabelScorer(encode_labels(labels, processor.tokenizer, config.vocab_size), config.max_model_len)
+        prompt_list = _as_prompt_list(prompts)
+        processed = processor.process_prompts(prompt_list, [SamplingParams(max_tokens=0)] * len(prompt_list))
+        scorer.check_prompts(processed)
+        requests = [request for prompt in processed for request in scorer.requests(prompt)]
+        outputs = iter(
+            self._complete([own for own, _ in requests], [own for _, own in requests], [0] * len(requests), use_tqdm)
+        )
+        return [scorer.scores(prompt, list(itertools.islice(outputs, scorer.num_requests))) for prompt in processed]
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer as transformers knows it.

@@ -186,6 +186,11 @@ class LabelScorer:
                     value=num_tokens,
                 )
 
+    @property
+    def num_requests(self) -> int:
+        """Requests a prompt."""
+        return len(self._branches)
+
     def requests(self, prompt: ProcessedPrompt) -> list[tuple[ProcessedPrompt, SamplingParams]]:
         """What to queue for a prompt, in this order; ready for the engine core, as the caps on how many ids a user may
         read do not apply."""

@@ -1,0 +1,201 @@
+"""Conversations to prompts: checked, rendered by a chat template, tokenised."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.checks import check_boolean, wrong_type
+from vllm.exceptions import VLLMValidationError
+from vllm.inputs import TokensPrompt
+from vllm.tokenizer import Tokenizer
+
+# Of transformers' apply_chat_template: what LLM.chat has arguments for, and what would make the result no text.
+_RESERVED = frozenset(
+    {
+        "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "max_length", "padding",
+        "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "tools",
+        "truncation",
+    }
+)  # fmt: skip
+
+
+def render_conversations(
+    messages: Any,
+    tokenizer: Tokenizer | None,
+    *,
+    chat_template: str | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    tools: list[dict[str, Any]] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> list[TokensPrompt]:
+    """One prompt a conversation: the rendered text and its ids. Special tokens are those that the template writes; none
+    is added.
+
+    Args:
+        messages: one conversation, a list of dicts with `role` and `content`, or a list of conversations. `content` is
+            a text or a list of OpenAI's text parts, which are joined by line breaks.
+        tokenizer: the model's.
+        chat_template: a Jinja template in place of the model's.
+        add_generation_prompt: end with the beginning of an answer.
+        continue_final_message: leave the last message open, to be continued; needs add_generation_prompt=False.
+        tools: functions that the model may call, in JSON schema as OpenAI's clients send them.
+        chat_template_kwargs: further variables of the template.
+
+    Raises:
+        VLLMValidationError: a malformed message (its index is named), arguments that exclude each other, no template,
+            or a template that fails on a conversation.
+    """
+    _check_arguments(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+    conversations = _check_conversations(messages)
+    if tokenizer is None:
+        raise VLLMValidationError(
+            "chat needs a tokenizer, and skip_tokenizer_init left it out", parameter="messages", value=messages
+        )
+    if chat_template is None and tokenizer.chat_template is None:
+        raise VLLMValidationError(
+            "the model's tokenizer has no chat template; pass one as chat_template", parameter="chat_template"
+        )
+    options = {
+        "chat_template": chat_template,
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+        "tools": tools,
+        **(chat_template_kwargs or {}),
+    }
+    texts = [_render(name, conversation, tokenizer, options) for name, conversation in conversations]
+    encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
+    return [TokensPrompt(prompt_token_ids=ids, prompt=text) for ids, text in zip(encoded, texts, strict=True)]
+
+
+def _render(name: str, conversation: list[dict[str, Any]], tokenizer: Tokenizer, options: dict[str, Any]) -> str:
+    try:
+        text = tokenizer.apply_chat_template(conversation, tokenize=False, **options)
+    except Exception as error:  # a template is a program: it may raise anything, often on purpose
+        raise VLLMValidationError(
+            f"{name}: the chat template failed: {error or type(error).__name__}", parameter=name
+        ) from error
+    if not text:
+        raise VLLMValidationError(f"{name}: the chat template made an empty prompt", parameter=name)
+    return text
+
+
+def _check_arguments(
+    chat_template: Any, add_generation_prompt: Any, continue_final_message: Any, tools: Any, template_kwargs: Any
+) -> None:
+    check_boolean("add_generation_prompt", add_generation_prompt)
+    check_boolean("continue_final_message", continue_final_message)
+    if add_generation_prompt and continue_final_message:
+        raise VLLMValidationError(
+            "continue_final_message needs add_generation_prompt=False: a message cannot be continued and followed by "
+            "another at once",
+            parameter="continue_final_message",
+            value=True,
+        )
+    if chat_template is not None and not isinstance(chat_template, str):
+        raise wrong_type("chat_template", chat_template, "a Jinja template as a string")
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise wrong_type("tools", tools, "a list of dicts")
+    if template_kwargs is None:
+        return
+    if not isinstance(template_kwargs, Mapping):
+        raise wrong_type("chat_template_kwargs", template_kwargs, "a dict")
+    taken = sorted(_RESERVED.intersection(template_kwargs))
+    if taken:
+        raise VLLMValidationError(
+            f"chat_template_kwargs cannot set {taken[0]!r}", parameter="chat_template_kwargs", value=taken[0]
+        )
+
+
+def _check_conversations(messages: Any) -> list[tuple[str, list[dict[str, Any]]]]:
+    """(name in errors, messages in normal form) of each conversation."""
+    if not _is_list(messages):
+        raise wrong_type("messages", messages, "a list of dicts, or a list of such lists")
+    if not messages or not _is_list(messages[0]):
+        named = [("messages", messages)] if messages else []
+    else:
+        named = [(f"messages[{index}]", conversation) for index, conversation in enumerate(messages)]
+    for name, conversation in named:
+        if not _is_list(conversation):
+            raise wrong_type(name, conversation, "a conversation, as the first is: a list of dicts")
+        if not conversation:
+            raise VLLMValidationError(f"{name} has no message", parameter=name, value=conversation)
+    return [
+        (name, [_check_message(f"{name}[{index}]", message) for index, message in enumerate(conversation)])
+        for name, conversation in named
+    ]
+
+
+def _check_message(name: str, message: Any) -> dict[str, Any]:
+    """The message with its content as one text and the arguments of its tool calls as objects."""
+    if not isinstance(message, Mapping):
+        raise wrong_type(name, message, "a dict with role and content")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise VLLMValidationError(f"{name} has no role", parameter=f"{name}.role", value=role)
+    result = dict(message)
+    content, tool_calls = message.get("content"), message.get("tool_calls")
+    if content is None and not tool_calls:
+        raise VLLMValidationError(f"{name} has no content", parameter=f"{name}.content", value=content)
+    if content is not None:
+        result["content"] = _check_content(f"{name}.content", content)
+    if tool_calls is not None:
+        result["tool_calls"] = _check_tool_calls(f"{name}.tool_calls", tool_calls)
+    return result
+
+
+def _check_content(name: str, content: Any) -> str:
+    if isinstance(content, str):
+        return _check_text(name, content)
+    if not _is_list(content):
+        raise wrong_type(name, content, "a string or a list of text parts")
+    texts = []
+    for index, part in enumerate(content):
+        place = f"{name}[{index}]"
+        if isinstance(part, str):
+            texts.append(_check_text(place, part))
+        elif not isinstance(part, Mapping):
+            raise wrong_type(place, part, "a text part")
+        elif part.get("type") != "text":
+            raise VLLMValidationError(
+                f"{place} is of type {part.get('type')!r}, and only 'text' can be read",
+                parameter=place,
+                value=part.get("type"),
+            )
+        else:
+            texts.append(_check_text(f"{place}.text", part.get("text")))
+    return "\n".join(texts)
+
+
+def _check_text(name: str, text: Any) -> str:
+    if not isinstance(text, str):
+        raise wrong_type(name, text, "a string")
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise VLLMValidationError(f"{name} holds a lone surrogate, which is not text", parameter=name, value=text)
+    return text
+
+
+def _check_tool_calls(name: str, tool_calls: Any) -> list[dict[str, Any]]:
+    """OpenAI's clients send the arguments as a text of JSON; templates print them as an object."""
+    if not _is_list(tool_calls) or not all(isinstance(call, Mapping) for call in tool_calls):
+        raise wrong_type(name, tool_calls, "a list of dicts")
+    result = []
+    for index, call in enumerate(tool_calls):
+        function = call.get("function")
+        if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
+            place = f"{name}[{index}].function.arguments"
+            try:
+                arguments = json.loads(function["arguments"] or "{}")
+            except ValueError as error:
+                raise VLLMValidationError(
+                    f"{place} is not JSON: {error}", parameter=place, value=function["arguments"]
+                ) from None
+            call = {**call, "function": {**function, "arguments": arguments}}
+        result.append(dict(call))
+    return result
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
