@@ -115,9 +115,12 @@ class Sampler:
         try:
             self.custom.update_state(slots, states)
             return self._sample(logits, slots, states)
-        except LogitsProcessorError as error:
+        except BaseException as error:
+            # Some may have been told of the step and others not, or only half done with it.
             self.custom.discard()
-            return SamplerOutput.failed(len(slots), logits.device, str(error))
+            if isinstance(error, LogitsProcessorError):
+                return SamplerOutput.failed(len(slots), logits.device, str(error))
+            raise
 
     def _sample(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> SamplerOutput:
         output = SamplerOutput(
