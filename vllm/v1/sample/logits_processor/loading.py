@@ -91,7 +91,7 @@ def _resolve(subject: str, module_name: str, attribute: str) -> type[LogitsProce
 
 def _checked(subject: str, found: Any) -> type[LogitsProcessor]:
     if not isinstance(found, type):
-        raise ValueError(f"{subject}: is not a class but a {type(found).__name__}")
+        raise ValueError(f"{subject}: is not a class but of type {type(found).__name__}")
     if not issubclass(found, LogitsProcessor):
         raise ValueError(f"{subject}: is not a subclass of vllm.v1.sample.logits_processor.LogitsProcessor")
     return found
