@@ -240,8 +240,7 @@ class TestBadWords:
         assert "xy" in text and "yz" in text
 
     def test_a_word_with_and_without_its_space(self, plain):
-        tokenizer = plain.get_tokenizer()
-        the, space_the = (tokenizer.convert_tokens_to_ids(token) for token in ("the", "Ġthe"))
+        the, space_the = plain.llm_engine.tokenizer.convert_tokens_to_ids(["the", "Ġthe"])
         ids = [the, space_the, *byte_ids("k ")]
         assert {the, space_the} < set(self.run(plain, allowed_token_ids=ids).token_ids)
         for word in ("the", " the"):
