@@ -107,9 +107,7 @@ def test_equal_to_transformers_with_any_chunk_size_cold_and_cached(arch, tmp_pat
     expected = [logits.double().numpy() for logits in hf_logits(model, prompts)]
     seen: dict[int, list] = {}
     for chunk in (1, 7, 64, None):
-        llm = LLM(
-            str(folder), dtype="float32", skip_tokenizer_init=True, max_logprobs=-1, max_num_batched_tokens=chunk
-        )
+        llm = LLM(str(folder), dtype="float32", skip_tokenizer_init=True, max_logprobs=-1, max_num_batched_tokens=chunk)
         for cache in ("cold", "cached"):
             for index, output in enumerate(generate(llm, prompts, params)):
                 assert_prompt_matches(output, params[index], expected[index])
@@ -323,7 +321,10 @@ class TestForms:
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
-            ({"prompt_logprobs": 0, "prompt_logprob_start": 4}, "prompt_logprob_start must be below .* 4 tokens, got 4"),
+            (
+                {"prompt_logprobs": 0, "prompt_logprob_start": 4},
+                "prompt_logprob_start must be below .* 4 tokens, got 4",
+            ),
             ({"prompt_logprob_token_ids": [[1], [2]]}, "has 2 lists, but 3 positions"),
             ({"prompt_logprob_token_ids": [[1], [2], [VOCAB_SIZE]]}, r"must be in \[0, 268\)"),
             ({"prompt_logprob_token_ids": range(129)}, "prompt_logprob_token_ids of length 129"),
