@@ -59,7 +59,8 @@ class BeamSearch:
     - "never": the same, but with a positive length_penalty the beam is scored at the greatest length, which bounds
       what it can still reach.
 
-    It is over in any case when no beam is left. Fewer than `width` hypotheses exist only where fewer sequences do.
+    It is over in any case when no beam is left. One beam is greedy search: its first hypothesis is the result. Fewer
+    than `width` hypotheses are found only where fewer sequences have a probability above 0.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class BeamSearch:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._end_token_ids = self._eos_token_ids | frozenset(stop_token_ids)
         self._length_penalty = length_penalty
-        self._early_stopping = early_stopping
+        self._early_stopping = early_stopping if width > 1 else True
         self._num_steps = 0
         self._beams = [Beam([], 0.0, [])]
         self._ended: list[Hypothesis] = []
@@ -121,11 +122,12 @@ class BeamSearch:
         Raises:
             ValueError: there are not as many entries as queries.
         """
+        ranked = self._ranked(candidates)
         self._num_steps += 1
         is_last = self._num_steps == self._max_tokens
         going_on: list[Beam] = []
         ended: list[Hypothesis] = []
-        for rank, (query, token_id, cum_logprob) in enumerate(self._ranked(candidates)):
+        for rank, (query, token_id, cum_logprob) in enumerate(ranked):
             if rank >= self.width and (is_last or len(going_on) == self.width):
                 break
             parent = self._beams[query]
