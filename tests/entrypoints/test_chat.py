@@ -11,6 +11,7 @@ import pytest
 from byte_tokenizer import BOS, VOCAB_SIZE, make_byte_tokenizer
 from models_util import make_random_model
 from tiny_llm import is_empty, make_tiny_llm
+from tokenizers import processors
 
 from vllm import LLM, SamplingParams
 from vllm.entrypoints.chat import render_conversations
@@ -37,7 +38,10 @@ LONGER = [*HELLO, {"role": "assistant", "content": "the end"}, {"role": "user", 
 def tiny(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chat")
     make_random_model("llama", "small", folder, vocab_size=VOCAB_SIZE)
-    make_byte_tokenizer(folder)
+    backend = make_byte_tokenizer(folder).backend
+    # Texts get a <s> of their own, which a rendered template must not.
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+    backend.save(str(folder / "tokenizer.json"))
     settings = {"chat_template": TEMPLATE, "bos_token": "<s>", "eos_token": "</s>"}
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -64,6 +68,7 @@ class TestPrompts:
         assert len(output.outputs[0].token_ids) == 3
 
     def test_special_tokens_stand_once(self, tiny):
+        assert tiny.llm_engine.tokenizer.encode("hello")[0] == BOS
         (output,) = chat(tiny, HELLO)
         assert output.prompt == "<s>(system) be kind</s>(user) hello</s>(assistant)"
         assert output.prompt_token_ids.count(BOS) == 1

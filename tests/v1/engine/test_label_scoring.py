@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from byte_tokenizer import VOCAB_SIZE, byte_ids, make_byte_tokenizer
+from byte_tokenizer import BOS, VOCAB_SIZE, byte_ids, make_byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import processors
 
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs, LogprobsLists, LogprobsRows, PromptLogprobs
@@ -175,14 +176,17 @@ def test_scores_survive_pickling():
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    return make_byte_tokenizer(tmp_path_factory.mktemp("bytes"))
+    tokenizer = make_byte_tokenizer(tmp_path_factory.mktemp("bytes"))
+    # Prompts begin with <s>, labels do not.
+    tokenizer.backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+    return tokenizer
 
 
 class TestLabels:
     def test_every_form(self, tokenizer):
         labels = encode_labels([" the", "cab", 5, np.int64(6), [7, 8, 7], np.array([9])], tokenizer, VOCAB_SIZE)
         assert [label.token_ids for label in labels] == [
-            tokenizer.encode(" the"), byte_ids("cab"), [5], [6], [7, 8, 7], [9]
+            tokenizer.encode(" the")[1:], byte_ids("cab"), [5], [6], [7, 8, 7], [9]
         ]  # fmt: skip
         assert [label.text for label in labels] == [" the", "cab", None, None, None, None]
         assert [label.token_ids for label in encode_labels(range(3), None, 3)] == [[0], [1], [2]]
