@@ -34,6 +34,14 @@ def test_a_space_that_is_a_token_of_its_own_adds_nothing(tokenizer, word):
     assert spell(["op"], tokenizer) == [[word("op")]]
 
 
+def test_a_tokenizer_that_drops_the_space():
+    class Trimming:
+        def encode(self, text, add_special_tokens):
+            return [ord(char) for char in text.strip()]
+
+    assert spell(["ab"], Trimming()) == [[97, 98]]
+
+
 def test_several_tokens(tokenizer, word):
     assert spell(["thex"], tokenizer) == [[word("the"), byte_id(ord("x"))], [word("Ġthe"), byte_id(ord("x"))]]
     assert spell(["xyz"], tokenizer) == [byte_ids("xyz")]

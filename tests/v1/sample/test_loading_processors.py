@@ -27,6 +27,7 @@ def modules(tmp_path, monkeypatch):
     """A folder on sys.path with modules good and bad; none stays imported."""
     (tmp_path / "good_processors.py").write_text(MODULE)
     (tmp_path / "raises_on_import.py").write_text("raise RuntimeError('no licence')")
+    (tmp_path / "absent_addon.py").write_text("import absent")
     (tmp_path / "needs_another.py").write_text("import a_package_that_is_not_here")
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
@@ -60,6 +61,7 @@ def test_names_and_classes_each_once(modules):
         ),
         ("raises_on_import:Thing", "importing 'raises_on_import' raised RuntimeError: no licence"),
         ("needs_another:Thing", "importing 'needs_another' raised ModuleNotFoundError: .*a_package_that_is_not_here"),
+        ("absent_addon:Thing", "importing 'absent_addon' raised ModuleNotFoundError: .*'absent'"),
         ("good_processors:Missing", "'good_processors' has no attribute 'Missing'"),
         ("good_processors:Outer.Missing", "'Outer' has no attribute 'Missing'"),
         ("good_processors:not_a_class", "is not a class but of type TargetToken"),

@@ -229,6 +229,31 @@ def test_argmax_invariant_ones_leave_greedy_requests_alone() -> None:
         np.testing.assert_array_equal(dense_logits(output, row, VOCAB), logits[row].numpy())
 
 
+def test_argmax_invariant_ones_are_skipped_beside_others_too() -> None:
+    harness = Harness(logits_processors=(Invariant, Custom))
+    harness.step(random_logits(2), [harness.add(SamplingParams(**GREEDY)) for _ in range(2)])
+    assert len(Custom.seen) == 1 and Invariant.seen == []
+
+
+def test_argmax_invariant_ones_see_logits_over_the_temperature() -> None:
+    harness = Harness(logits_processors=(Invariant,))
+    logits = random_logits(2)
+    harness.step(logits, [harness.add(SamplingParams(temperature=0.5)), harness.add(SamplingParams(**GREEDY))])
+    (seen,) = Invariant.seen
+    assert torch.equal(seen, torch.stack([logits[0] / 0.5, logits[1]]))
+
+
+def test_a_result_of_lower_precision_is_accepted() -> None:
+    class Half(Custom):
+        def apply(self, logits: torch.Tensor) -> torch.Tensor:
+            return logits.to(torch.bfloat16)
+
+    harness = Harness(logits_processors=(Half,))
+    logits = random_logits(1)[0]
+    actual = harness.processed(logits, harness.add(everything(**GREEDY)))
+    np.testing.assert_array_equal(actual, logits.bfloat16().float().numpy())
+
+
 def test_several_processors_run_in_their_order() -> None:
     class Square(Custom):
         def apply(self, logits: torch.Tensor) -> torch.Tensor:
@@ -284,6 +309,9 @@ def test_callables_end_with_their_request() -> None:
     harness.remove(slot)
     assert harness.add(everything(**GREEDY)) == slot
     np.testing.assert_array_equal(harness.processed(logits, slot), logits.numpy())
+    harness.remove(slot)
+    assert harness.add(everything(logits_processors=[lambda o, x: x + len(o)], **GREEDY), [1], [2, 3]) == slot
+    np.testing.assert_array_equal(harness.processed(logits, slot), logits.numpy() + 2)
 
 
 # -- errors --------------------------------------------------------------------------------------------------
@@ -384,11 +412,19 @@ def test_unsound_logits_of_the_model_are_not_blamed_on_processors() -> None:
     assert list(errors) == [0] and "the model's logits" in errors[0]
 
 
+def test_the_callables_after_one_that_raised_do_not_run() -> None:
+    harness = Harness()
+    slot = harness.add(SamplingParams(logits_processors=[raising, lambda o, x: [][0]]))
+    assert "ZeroDivisionError: on purpose" in harness.step(random_logits(1), [slot]).errors()[0]
+
+
 class OfRequest(AdapterLogitsProcessor):
     """Raises for those who ask for it, when they join or when they sample."""
 
+    invariant = False
+
     def is_argmax_invariant(self) -> bool:
-        return False
+        return self.invariant
 
     def new_req_logits_processor(self, params: SamplingParams) -> Any:
         when = (params.extra_args or {}).get("raise")
@@ -413,6 +449,17 @@ def test_a_raising_request_processor_ends_its_row_only(when: str, message: str) 
     assert harness.step(logits[[2, 0]], [slots[2], slots[0]]).errors() == {}
     harness.remove(slots[1])
     assert harness.step(logits[[2, 0]], [slots[2], slots[0]]).errors() == {}
+
+
+def test_an_invariant_request_processor_cannot_end_a_greedy_request() -> None:
+    """It does not run when all are greedy, so neither may it count when others are not."""
+
+    class InvariantOfRequest(OfRequest):
+        invariant = True
+
+    harness = Harness(logits_processors=(InvariantOfRequest,))
+    slots = [harness.add(SamplingParams(extra_args={"raise": "sample"}, temperature=t)) for t in (0.0, 1.0)]
+    assert list(harness.step(random_logits(2), slots).errors()) == [1]
 
 
 @pytest.mark.parametrize("cls", [Fragile, FragileInvariant])
@@ -502,6 +549,7 @@ def test_a_constructor_that_raises_is_named_at_start() -> None:
         ([[1, 2]], [1, 5], []),
         ([[1, 2]], [5, 1], [2]),
         ([[1, 2, 3]], [2], []),
+        ([[1, 2, 3]], [], []),
         ([[1, 2, 3]], [1, 2], [3]),
         ([[1, 2, 3]], [0, 1, 2], [3]),
         ([[1, 2, 3]], [1, 2, 3], []),

@@ -122,7 +122,8 @@ class PersistentBatch:
         """Fill the holes (ascending) with the last rows."""
         moved: list[MovedRequest] = []
         for hole in holes:
-            self._drop_open_end()
+            while self._rows and self._rows[-1] is None:
+                self._rows.pop()
             last = len(self._rows) - 1
             if hole >= last:
                 break
@@ -131,9 +132,4 @@ class PersistentBatch:
             self._rows[hole] = row
             self._index_of_slot[row.slot] = hole
             moved.append((last, hole, MoveDirectionality.UNIDIRECTIONAL))
-        self._drop_open_end()
         return moved
-
-    def _drop_open_end(self) -> None:
-        while self._rows and self._rows[-1] is None:
-            self._rows.pop()
