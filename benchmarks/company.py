@@ -103,7 +103,7 @@ def _difference(pairs: list[tuple[Any, Any]]) -> tuple[float, int, int]:
             if first is None:
                 continue
             if not np.array_equal(first.token_ids, second.token_ids):
-                ranks += int(len(first.token_ids))
+                ranks += len(first.token_ids)
                 continue
             largest = max(largest, float(np.abs(first.logprobs - second.logprobs).max(initial=0)))
             ranks += int((first.ranks != second.ranks).sum())

@@ -1,0 +1,166 @@
+"""What each feature of the sampler costs those who use it, and those who do not.
+
+    python benchmarks/features.py                        # the embedded model
+    python benchmarks/features.py --features penalties,bad_words
+
+64 sequences decode; a JSON line a feature gives the median time of the sampler in a step (microseconds) when nobody
+uses the feature, when one of the 64 does, and when all do. "nobody" is measured again beside each feature, in turns
+with the others, so that a drifting machine does not show as a cost. The feature `loaded_processor` is a custom logits
+processor that the engine has loaded and no request uses; there, "one" and "all" are requests that it acts on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+NUM_SEQUENCES = 64
+_IDS = list(range(1000, 1020))
+
+
+def _penalise(output_ids: list[int], logits: Any) -> Any:
+    logits[_IDS] -= 1.0
+    return logits
+
+
+# Fields of the requests that use a feature.
+FEATURES: dict[str, dict[str, Any]] = {
+    "logprob_token_ids": {"logprob_token_ids": _IDS},
+    "logprobs": {"logprobs": 5},
+    "entropy": {"logprobs": 0, "logprob_entropy": True},
+    "processed_logprobs": {"logprobs": 5, "logprobs_mode": "processed_logprobs"},
+    "penalties": {"repetition_penalty": 1.1, "frequency_penalty": 0.5, "presence_penalty": 0.5},
+    "logit_bias": {"logit_bias": dict.fromkeys(_IDS, 1.0)},
+    "allowed_token_ids": {"allowed_token_ids": range(1000, 4000)},
+    "min_tokens": {"min_tokens": 1000},
+    "bad_words": {"bad_words": ["never", "nothing at all", "no way"]},
+    "sampling": {"temperature": 1.0, "seed": 1},
+    "min_p": {"temperature": 1.0, "seed": 1, "min_p": 0.05},
+    "top_k": {"temperature": 1.0, "seed": 1, "top_k": 40},
+    "top_p": {"temperature": 1.0, "seed": 1, "top_p": 0.9},
+    "logits_processors": {"logits_processors": [_penalise]},
+    "loaded_processor": {"extra_args": {"target_token": 1000}},
+}
+
+
+class _Timed:
+    """A sampler that notes how long each call takes."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self.microseconds: list[float] = []
+
+    def __call__(self, *arguments: Any) -> Any:
+        began = time.perf_counter()
+        result = self._sampler(*arguments)
+        self.microseconds.append((time.perf_counter() - began) * 1e6)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
+
+
+class _Engine:
+    def __init__(self, model: str | None, dtype: str, processors: list[Any] | None = None) -> None:
+        from vllm import LLM
+
+        self.llm = LLM(model, dtype=dtype, max_model_len=512, logits_processors=processors)
+        self.vocab_size = self.llm.llm_engine.model_config.vocab_size
+
+        def wrap(worker: Any) -> _Timed:
+            worker.model_runner.sampler = _Timed(worker.model_runner.sampler)
+            return worker.model_runner.sampler
+
+        (self.sampler,) = self.llm.collective_rpc(wrap)
+
+    def step_times(self, fields: dict[str, Any], num_users: int, num_steps: int) -> list[float]:
+        """Microseconds of the sampler in each decode step."""
+        from vllm import SamplingParams
+
+        plain: dict[str, Any] = {"temperature": 0.0, "max_tokens": num_steps, "ignore_eos": True}
+        params = [SamplingParams(**plain, **{})] * (NUM_SEQUENCES - num_users)
+        users = {**plain, **fields}
+        users["min_tokens"] = min(users.get("min_tokens", 0), num_steps)
+        params += [SamplingParams(**users)] * num_users
+        prompts = [[100 + index, 7, 8, 9] for index in range(NUM_SEQUENCES)]
+        self.sampler.microseconds.clear()
+        self.llm.generate(prompts, params, use_tqdm=False)
+        return self.sampler.microseconds[2:]
+
+
+def measure(engine: Callable[[bool], _Engine], feature: str, num_steps: int, repeats: int) -> dict[str, Any]:
+    """One feature's line."""
+    with_processor = feature == "loaded_processor"
+    times: dict[str, list[float]] = {"nobody": [], "one": [], "all": []}
+    for _ in range(repeats):
+        for who, num_users in (("nobody", 0), ("one", 1), ("all", NUM_SEQUENCES)):
+            # Without a user, the loaded processor is the cost itself.
+            own = engine(with_processor)
+            times[who] += own.step_times(FEATURES[feature], num_users, num_steps)
+    medians = {who: round(statistics.median(values)) for who, values in times.items()}
+    if with_processor:
+        plain = [value for _ in range(repeats) for value in engine(False).step_times({}, 0, num_steps)]
+        medians["not_loaded"] = round(statistics.median(plain))
+    return {"feature": feature, "unit": "us", "sequences": NUM_SEQUENCES, **medians}
+
+
+def _make_processor() -> type:
+    import torch
+
+    from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+
+    class Target(AdapterLogitsProcessor):
+        def is_argmax_invariant(self) -> bool:
+            return False
+
+        def new_req_logits_processor(self, params: Any) -> Any:
+            target = (params.extra_args or {}).get("target_token")
+            if target is None:
+                return None
+
+            def keep(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+                value = logits[target].clone()
+                logits.fill_(-torch.inf)
+                logits[target] = value
+                return logits
+
+            return keep
+
+    return Target
+
+
+def main() -> None:
+    """Measure the features that were asked for."""
+    parser = argparse.ArgumentParser(description="What each feature of the sampler costs.")
+    parser.add_argument("--model", help="folder or .gguf; default: the embedded model")
+    parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
+    parser.add_argument("--features", default=",".join(FEATURES), help="some of %(default)s")
+    parser.add_argument("--steps", type=int, default=12, help="decode steps a run (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=2, help="runs of each (default: %(default)s)")
+    args = parser.parse_args()
+    unknown = set(args.features.split(",")) - set(FEATURES)
+    if unknown:
+        parser.error(f"unknown feature {min(unknown)!r}; known: {', '.join(FEATURES)}")
+    engines: dict[bool, _Engine] = {}
+
+    def engine(with_processor: bool) -> _Engine:
+        if with_processor not in engines:
+            processors = [_make_processor()] if with_processor else None
+            engines[with_processor] = _Engine(args.model, args.dtype, processors)
+            engines[with_processor].step_times({}, 0, args.steps)  # warm
+        return engines[with_processor]
+
+    for feature in args.features.split(","):
+        print(json.dumps(measure(engine, feature, args.steps, args.repeats)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
