@@ -43,7 +43,9 @@ class TestBestOf:
         (output,) = generate(tiny, [prompt], params)
         (completion,) = output.outputs
         assert len(completion.logprobs) == 6 and all(5 in position for position in completion.logprobs)
-        sampled = [position[token].logprob for position, token in zip(completion.logprobs, completion.token_ids, strict=True)]
+        sampled = [
+            position[token].logprob for position, token in zip(completion.logprobs, completion.token_ids, strict=True)
+        ]
         assert completion.cumulative_logprob == pytest.approx(sum(sampled), abs=1e-5)
         assert len(output.prompt_logprobs) == 9
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +42,18 @@ class InputBatch:
     prompts: PromptBatch | None  # None: no request reads its prompt
 
 
+class _Layout(NamedTuple):
+    """Where a step's tokens belong: R requests, T tokens."""
+
+    slots: np.ndarray  # int64 [R]
+    computed: np.ndarray  # int32 [R], tokens with KV before the step
+    seq_lens: np.ndarray  # int32 [R], and after it
+    query_start_loc: np.ndarray  # int32 [R + 1]
+    token_slots: np.ndarray  # int64 [T]
+    positions: np.ndarray  # int64 [T]
+    slot_mapping: np.ndarray  # int64 [T], KV cache slots
+
+
 def build_input_batch(
     num_scheduled_tokens: dict[str, int],
     states: RequestStates,
@@ -52,50 +65,41 @@ def build_input_batch(
     req_ids = list(num_scheduled_tokens)
     slots = np.fromiter(map(states.req_id_to_slot.__getitem__, req_ids), dtype=np.int64, count=len(req_ids))
     counts = np.fromiter(num_scheduled_tokens.values(), dtype=np.int32, count=len(req_ids))
-    query_start_loc = np.zeros(len(req_ids) + 1, dtype=np.int32)
-    np.cumsum(counts, out=query_start_loc[1:])
+    layout = _lay_out(slots, counts, states, block_tables)
 
-    computed = states.num_computed_tokens[slots]
-    seq_lens = computed + counts
-    token_slots = np.repeat(slots, counts)
-    # Position = tokens already computed + index within the request's share of this step.
-    positions = np.arange(query_start_loc[-1], dtype=np.int64) + np.repeat(computed - query_start_loc[:-1], counts)
-    slot_mapping = block_tables.slot_mapping(token_slots, positions)
-    max_seq_len = int(seq_lens.max(initial=0))
-    complete = seq_lens == states.total_len[slots]
+    complete = layout.seq_lens == states.total_len[slots]
     sampling_rows = np.flatnonzero(complete & states.reads_next[slots])
-    hidden_rows = query_start_loc[1:][sampling_rows].astype(np.int64) - 1
+    hidden_rows = layout.query_start_loc[1:][sampling_rows].astype(np.int64) - 1
     logits_rows: np.ndarray | None = None
     prompts: PromptBatch | None = None
     if not prompt_logprobs.is_idle:
-        kept = prompt_logprobs.keeps_hidden(token_slots, positions)
+        kept = prompt_logprobs.keeps_hidden(layout.token_slots, layout.positions)
         wanted = kept.copy()
         wanted[hidden_rows] = True
         row_of_token = np.cumsum(wanted) - 1
-        logits_rows = row_of_token[hidden_rows]
-        hidden_rows = np.flatnonzero(wanted)
-        first_token = query_start_loc[:-1] - computed
+        logits_rows, hidden_rows = row_of_token[hidden_rows], np.flatnonzero(wanted)
         prompts = PromptBatch(
-            cached=_cached_rows(prompt_logprobs, block_tables, slots, computed),
-            computed=_computed_rows(prompt_logprobs, slots, computed, seq_lens, first_token, row_of_token),
+            cached=_cached_rows(prompt_logprobs, block_tables, layout),
+            computed=_computed_rows(prompt_logprobs, layout, row_of_token),
             kept_rows=row_of_token[kept],
-            kept_slots=slot_mapping[kept],
+            kept_slots=layout.slot_mapping[kept],
         )
 
     def to_device(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
 
+    max_seq_len = int(layout.seq_lens.max(initial=0))
     return InputBatch(
         req_ids=req_ids,
         idx_mapping_np=slots,
         num_scheduled_np=counts,
-        input_ids=to_device(states.token_ids[token_slots, positions]),
-        positions=to_device(positions),
+        input_ids=to_device(states.token_ids[layout.token_slots, layout.positions]),
+        positions=to_device(layout.positions),
         attn=AttentionMetadata(
-            slot_mapping=to_device(slot_mapping),
+            slot_mapping=to_device(layout.slot_mapping),
             block_table=to_device(block_tables.gather(slots, max_seq_len)),
-            query_start_loc=to_device(query_start_loc),
-            seq_lens=to_device(seq_lens),
+            query_start_loc=to_device(layout.query_start_loc),
+            seq_lens=to_device(layout.seq_lens),
             max_query_len=int(counts.max(initial=0)),
             max_seq_len=max_seq_len,
         ),
@@ -107,23 +111,27 @@ def build_input_batch(
     )
 
 
-def _cached_rows(
-    prompt_logprobs: PromptLogprobsState, block_tables: BlockTables, slots: np.ndarray, computed: np.ndarray
-) -> PromptRows:
+def _lay_out(slots: np.ndarray, counts: np.ndarray, states: RequestStates, block_tables: BlockTables) -> _Layout:
+    query_start_loc = np.zeros(len(slots) + 1, dtype=np.int32)
+    np.cumsum(counts, out=query_start_loc[1:])
+    computed = states.num_computed_tokens[slots]
+    token_slots = np.repeat(slots, counts)
+    # Position = tokens already computed + index within the request's share of this step.
+    positions = np.arange(query_start_loc[-1], dtype=np.int64) + np.repeat(computed - query_start_loc[:-1], counts)
+    slot_mapping = block_tables.slot_mapping(token_slots, positions)
+    return _Layout(slots, computed, computed + counts, query_start_loc, token_slots, positions, slot_mapping)
+
+
+def _cached_rows(prompt_logprobs: PromptLogprobsState, block_tables: BlockTables, layout: _Layout) -> PromptRows:
     """Positions that the prefix cache has computed; a request has such only in its first step."""
-    index, positions = prompt_logprobs.take_rows(slots, np.zeros_like(computed), computed)
-    return PromptRows(slots[index], positions, block_tables.slot_mapping(slots[index], positions))
+    index, positions = prompt_logprobs.take_rows(layout.slots, np.zeros_like(layout.computed), layout.computed)
+    slots = layout.slots[index]
+    return PromptRows(slots, positions, block_tables.slot_mapping(slots, positions))
 
 
-def _computed_rows(
-    prompt_logprobs: PromptLogprobsState,
-    slots: np.ndarray,
-    computed: np.ndarray,
-    seq_lens: np.ndarray,
-    first_token: np.ndarray,
-    row_of_token: np.ndarray,
-) -> PromptRows:
-    """Positions that this step computes. `first_token`: the step's index of each request's position 0, were it
-    there."""
-    index, positions = prompt_logprobs.take_rows(slots, computed, seq_lens)
-    return PromptRows(slots[index], positions, row_of_token[first_token[index] + positions])
+def _computed_rows(prompt_logprobs: PromptLogprobsState, layout: _Layout, row_of_token: np.ndarray) -> PromptRows:
+    """Positions that this step computes."""
+    index, positions = prompt_logprobs.take_rows(layout.slots, layout.computed, layout.seq_lens)
+    # The step's index of each request's position 0, were it there.
+    origins = layout.query_start_loc[:-1] - layout.computed
+    return PromptRows(layout.slots[index], positions, row_of_token[origins[index] + positions])
