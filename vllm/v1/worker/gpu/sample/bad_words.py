@@ -52,16 +52,14 @@ class BadWordsState:
         """
         if not self.in_use:
             return
-        rows, ids = [], []
-        for row, slot in enumerate(slots.tolist()):
-            if slot not in self._sequences:
-                continue
-            generated = states.token_ids[slot, states.prompt_len[slot] : states.total_len[slot]]
-            ids.append(self._sequences[slot].completing(generated))
-            rows.append(np.full(len(ids[-1]), row))
-        if rows:
-            at = (upload(np.concatenate(rows), logits.device), upload(np.concatenate(ids), logits.device))
-            logits[at] = -torch.inf
+        rows = np.flatnonzero(self.uses(slots))
+        ids = [
+            self._sequences[slot].completing(states.token_ids[slot, states.prompt_len[slot] : states.total_len[slot]])
+            for slot in slots[rows].tolist()
+        ]
+        if ids:
+            row_of_id = np.repeat(rows, [len(own) for own in ids])
+            logits[upload(row_of_id, logits.device), upload(np.concatenate(ids), logits.device)] = -torch.inf
 
 
 class _Sequences:
@@ -77,6 +75,8 @@ class _Sequences:
     def completing(self, generated: np.ndarray) -> np.ndarray:
         """int64: the tokens that would complete a sequence, after these (int [G])."""
         longest = self._before.shape[1]
+        if not longest:
+            return self._last
         end = np.full(longest, _NOTHING, dtype=np.int32)
         num_compared = min(longest, len(generated))
         end[longest - num_compared :] = generated[len(generated) - num_compared :]

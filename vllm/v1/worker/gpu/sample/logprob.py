@@ -14,9 +14,6 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.buffer_utils import StagedTensor
 
-NO_LOGPROBS = -1
-"""The number of top-k entries of a request that asked for no readings at all; 0 asks for the sampled token."""
-
 _INITIAL_WIDTH = 16
 _NO_IDS = np.empty(0, dtype=np.int32).tobytes()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,27 +16,19 @@ from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.custom_processors import CustomProcessors, LogitsProcessorError
 from vllm.v1.worker.gpu.sample.gumbel import draw
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
-from vllm.v1.worker.gpu.sample.logprob import (
-    NO_LOGPROBS,
-    LogprobTokenIdsState,
-    compute_topk_logprobs,
-    greedy_readings,
-)
+from vllm.v1.worker.gpu.sample.logprob import LogprobTokenIdsState, compute_topk_logprobs, greedy_readings
 from vllm.v1.worker.gpu.sample.min_p import apply_min_p
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.request_processors import RequestProcessorsState
-from vllm.v1.worker.gpu.sample.states import SamplingStates
+from vllm.v1.worker.gpu.sample.states import Reads, SamplingStates
 from vllm.v1.worker.gpu.sample.top_k_top_p import apply_top_k, apply_top_p
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.worker.gpu.states import RequestStates
 
-# Rows that want more than this are read, or cut, apart from the others, which would otherwise pay for their
-# width.
-_WIDE_TOPK = 64
-_WIDE_TOKEN_IDS = 128
+# Rows that keep more tokens than this are cut apart from the others, which would otherwise pay for their width.
 _WIDE_TOP_K_CUT = 256
 
 
@@ -148,18 +140,23 @@ class Sampler:
     # -- plain rows ------------------------------------------------------------------------------------------
 
     def _sample_plain(self, logits: torch.Tensor, slots: np.ndarray, plain: np.ndarray, output: SamplerOutput) -> None:
-        for members, num_topk in self._reading_groups(slots[plain], by_mode=False):
+        for members, kind in self.states.reading_groups(slots[plain], by_mode=False):
             rows = plain[members]
             part = _take(logits, rows)
-            if num_topk is None:
+            if not kind:
                 no_ids = torch.empty((len(rows), 0), dtype=torch.int32, device=logits.device)
                 readings = token_readings(part, no_ids)
                 token_ids, health = readings.argmax, readings.lse
             else:
-                mapping = upload(slots[rows], logits.device)
-                widest = self.token_ids.max_num_token_ids(slots[rows])
-                entropy = bool(self.states.reads_entropy[slots[rows[0]]])
-                token_ids, tensors = greedy_readings(part, num_topk, self.token_ids, mapping, widest, entropy)
+                own_slots = slots[rows]
+                token_ids, tensors = greedy_readings(
+                    part,
+                    int(self.states.num_topk[own_slots].max()),
+                    self.token_ids,
+                    upload(own_slots, logits.device),
+                    self.token_ids.max_num_token_ids(own_slots),
+                    bool(kind & Reads.ENTROPY),
+                )
                 output.logprobs.append((rows.astype(np.int32), tensors))
                 health = tensors.lse
             _put(output.sampled_token_ids, rows, token_ids)
@@ -192,14 +189,11 @@ class Sampler:
             unsound = work.highest.isnan() | (work.highest == torch.inf)
             _put(output.spoilt, rows, highest.isfinite() & unsound)
         output.processor_errors = {int(rows[row]): message for row, message in work.errors.items()}
-        for members, num_topk in self._reading_groups(own_slots, by_mode=True):
-            if num_topk is None:
+        for members, kind in self.states.reading_groups(own_slots, by_mode=True):
+            if not kind:
                 continue
-            if self.states.reads_processed[own_slots[members[0]]]:
-                part = _take(processed, members)
-            else:
-                part = _take(logits, rows[members])
-            tensors = self._read(part, num_topk, _take(token_ids, members), own_slots[members])
+            part = _take(processed, members) if kind & Reads.PROCESSED else _take(logits, rows[members])
+            tensors = self._read(part, kind, _take(token_ids, members), own_slots[members])
             output.logprobs.append((rows[members].astype(np.int32), tensors))
 
     def _process(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> _Processed:
@@ -234,7 +228,7 @@ class Sampler:
             part.div_(temperature[index][:, None])
             temperature[index] = 1.0
 
-        looked_at = params.cuts(slots) | params.reads_processed[slots]
+        looked_at = params.cuts(slots) | (params.reads[slots] & Reads.PROCESSED > 0)
         if self.custom is not None:
             looked_at |= self.custom.has_argmax_invariant
         _on_rows(logits, looked_at & ~params.is_greedy(slots), divide)
@@ -264,29 +258,16 @@ class Sampler:
 
     # -- readings --------------------------------------------------------------------------------------------
 
-    def _read(self, logits: torch.Tensor, num_topk: int, token_ids: torch.Tensor, slots: np.ndarray) -> LogprobsTensors:
+    def _read(self, logits: torch.Tensor, kind: int, token_ids: torch.Tensor, slots: np.ndarray) -> LogprobsTensors:
         return compute_topk_logprobs(
             logits,
-            num_topk,
+            int(self.states.num_topk[slots].max()),
             token_ids,
             logprob_token_ids_state=self.token_ids,
             expanded_idx_mapping=upload(slots, logits.device),
             max_per_req_token_ids=self.token_ids.max_num_token_ids(slots),
-            entropy=bool(self.states.reads_entropy[slots[0]]),
+            entropy=bool(kind & Reads.ENTROPY),
         )
-
-    def _reading_groups(self, slots: np.ndarray, by_mode: bool) -> Iterator[tuple[np.ndarray, int | None]]:
-        """Split rows so that none pays for another's width or entropy: int64 [G] rows and the greatest top-k among
-        them, None for the rows that asked for no readings. With `by_mode`, raw and processed modes are apart too."""
-        num_topk = self.states.num_topk[slots]
-        kind = (num_topk > _WIDE_TOPK) + 2 * (self.states.num_token_ids[slots] > _WIDE_TOKEN_IDS)
-        kind = kind + 4 * self.states.reads_entropy[slots]
-        if by_mode:
-            kind = kind + 8 * self.states.reads_processed[slots]
-        kind[num_topk == NO_LOGPROBS] = -1
-        for each in np.unique(kind):
-            rows = np.flatnonzero(kind == each)
-            yield rows, None if each < 0 else int(num_topk[rows].max())
 
 
 def _of_slots(table: StagedTensor, slots: np.ndarray) -> torch.Tensor:

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from enum import IntFlag
 
 import numpy as np
 import torch
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import StagedTensor
-from vllm.v1.worker.gpu.sample.logprob import NO_LOGPROBS
 
 _UNRESTRICTED_TOP_K = np.iinfo(np.int32).max
+# Rows that want more than this are read apart from the others, which would otherwise pay for their width.
+_WIDE_TOPK = 64
+_WIDE_TOKEN_IDS = 128
+
+
+class Reads(IntFlag):
+    """What a request reads of its positions; requests with equal bits are read together. 0: nothing."""
+
+    ANYTHING = 1
+    WIDE_TOPK = 2
+    WIDE_TOKEN_IDS = 4
+    ENTROPY = 8
+    PROCESSED = 16  # a processed_* mode
 
 
 class SamplingStates:
@@ -30,12 +44,8 @@ class SamplingStates:
         self.top_p = StagedTensor(max_num_reqs, torch.float32, device, fill=1.0)
         self.min_p = StagedTensor(max_num_reqs, torch.float32, device)
         self.seeds = StagedTensor(max_num_reqs, torch.int64, device)
-        self.num_topk = np.full(
-            max_num_reqs, NO_LOGPROBS, dtype=np.int32
-        )  # [S], own k, at most V; NO_LOGPROBS = no readings
-        self.num_token_ids = np.zeros(max_num_reqs, dtype=np.int32)  # [S]
-        self.reads_processed = np.zeros(max_num_reqs, dtype=bool)  # [S], a processed_* mode
-        self.reads_entropy = np.zeros(max_num_reqs, dtype=bool)  # [S]
+        self.num_topk = np.zeros(max_num_reqs, dtype=np.int32)  # [S], own k, at most V
+        self.reads = np.zeros(max_num_reqs, dtype=np.int8)  # [S], bits of Reads
 
     def add_request(self, slot: int, params: SamplingParams, request_id: str) -> None:
         """Stage everything of a request that takes `slot`; nothing of the slot's last owner remains.
@@ -52,17 +62,24 @@ class SamplingStates:
         self.top_p.stage(slot, 1.0 if greedy else params.top_p)
         self.min_p.stage(slot, 0.0 if greedy else params.min_p)
         self.seeds.stage(slot, self._draw_seed(request_id) if params.seed is None else params.seed)
-        self.num_topk[slot] = self._own_topk(params)
-        self.num_token_ids[slot] = len(params.logprob_token_ids or ())
-        self.reads_processed[slot] = (params.logprobs_mode or "").startswith("processed")
-        self.reads_entropy[slot] = params.logprob_entropy
+        num_topk = params.logprobs or 0
+        self.num_topk[slot] = self.vocab_size if num_topk == -1 else min(num_topk, self.vocab_size)
+        self.reads[slot] = self._kind(params, self.num_topk[slot])
 
-    def _own_topk(self, params: SamplingParams) -> int:
+    @staticmethod
+    def _kind(params: SamplingParams, num_topk: int) -> Reads:
         if params.num_logprobs is None:
-            return NO_LOGPROBS
-        if params.logprobs is None:
-            return 0
-        return self.vocab_size if params.logprobs == -1 else min(params.logprobs, self.vocab_size)
+            return Reads(0)
+        kind = Reads.ANYTHING
+        if num_topk > _WIDE_TOPK:
+            kind |= Reads.WIDE_TOPK
+        if len(params.logprob_token_ids or ()) > _WIDE_TOKEN_IDS:
+            kind |= Reads.WIDE_TOKEN_IDS
+        if params.logprob_entropy:
+            kind |= Reads.ENTROPY
+        if (params.logprobs_mode or "").startswith("processed"):
+            kind |= Reads.PROCESSED
+        return kind
 
     def _draw_seed(self, request_id: str) -> int:
         digest = hashlib.blake2b(f"{self._engine_seed}\0{request_id}".encode(), digest_size=8).digest()
@@ -72,6 +89,19 @@ class SamplingStates:
         """Make the staged rows visible to device code."""
         for table in (self.temperature, self.top_k, self.top_p, self.min_p, self.seeds):
             table.apply_staged_writes()
+
+    def reading_groups(self, slots: np.ndarray, by_mode: bool) -> Iterator[tuple[np.ndarray, int]]:
+        """Split rows so that none pays for another's width or entropy: int64 [G] rows and their bits of Reads. With
+        `by_mode`, raw and processed modes are apart too; without, PROCESSED is not set."""
+        kinds = self.reads[slots]
+        if not by_mode:
+            kinds &= ~Reads.PROCESSED
+        if (kinds == kinds[:1]).all():
+            if len(kinds):
+                yield np.arange(len(kinds)), int(kinds[0])
+            return
+        for kind in np.unique(kinds).tolist():
+            yield np.flatnonzero(kinds == kind), kind
 
     def is_greedy(self, slots: np.ndarray) -> np.ndarray:
         """bool [R]: rows that take the most likely token."""
