@@ -75,6 +75,19 @@ def beam_params(width: int, k: int, length_penalty: float, early_stopping: Any, 
     )
 
 
+class RecordingBar:
+    """Stands in for tqdm."""
+
+    def __init__(self, updates: list[int]) -> None:
+        self.updates = updates
+
+    def update(self, count: int) -> None:
+        self.updates.append(count)
+
+    def close(self) -> None:
+        pass
+
+
 def scores_of(completions: list[Any], length_penalty: float) -> list[float]:
     return [each.cumulative_logprob / len(each.token_ids) ** length_penalty for each in completions]
 
@@ -158,6 +171,17 @@ def test_the_beams_share_what_is_cached(llama):
     assert stats().num_prefix_hit_tokens == 3 * 4 * 32
     (warm,) = llm.generate(prompt, beam_params(4, 1, 1.0, False, 4), use_tqdm=False)
     assert warm.num_cached_tokens == 32 and warm.outputs == cold.outputs
+
+
+def test_a_salt_keeps_the_cached_prefix_apart(llama):
+    (prompt,) = random_prompts(199, (40,))
+    llm = make_llm(llama[0])
+    cached = []
+    for salt in ("a", "b", "a"):
+        salted = {"prompt_token_ids": prompt, "cache_salt": salt}
+        (output,) = llm.generate([salted], beam_params(2, 1, 1.0, False, 3), use_tqdm=False)
+        cached.append(output.num_cached_tokens)
+    assert cached == [0, 0, 32]
 
 
 class TestWhatEndsASequence:
@@ -329,20 +353,15 @@ class TestWithATokenizer:
         assert is_empty(llm)
 
     def test_the_progress_bar_counts_prompts(self, llm):
-        seen: list[Any] = []
+        totals: list[int] = []
+        updates: list[int] = []
 
-        class Bar:
-            def __init__(self, total: int, **kwargs: Any) -> None:
-                seen.append(total)
+        def make_bar(total: int, **_: Any) -> RecordingBar:
+            totals.append(total)
+            return RecordingBar(updates)
 
-            def update(self, count: int) -> None:
-                seen.append(count)
-
-            def close(self) -> None:
-                seen.append("closed")
-
-        llm.beam_search(["a", "b"], BeamSearchParams(2, 3), use_tqdm=Bar)
-        assert seen == [2, 1, 1, "closed"]
+        llm.beam_search(["a", "b"], BeamSearchParams(2, 3), use_tqdm=make_bar)
+        assert (totals, updates) == ([2], [1, 1])
 
     def test_metrics(self, llm):
         (output,) = llm.generate("a", SamplingParams(use_beam_search=True, temperature=0, max_tokens=3), use_tqdm=False)
@@ -354,9 +373,13 @@ class TestFailures:
     PROMPTS = ([3, 4, 5], [6, 7, 8, 9], [10, 11])
 
     @pytest.fixture
-    def llm(self, tmp_path):
-        make_random_model("llama", "odd", tmp_path)
-        return make_llm(tmp_path)
+    def folder(self, tmp_path):
+        """A model whose head is not its embedding, which `poison` is to leave alone."""
+        return make_random_model("llama", "odd", tmp_path)[0]
+
+    @pytest.fixture
+    def llm(self, folder):
+        return make_llm(folder)
 
     @staticmethod
     def poison(llm: LLM, token_id: int) -> None:
@@ -382,16 +405,22 @@ class TestFailures:
         assert found[0].error is None and len(found[0].sequences) == 3
         assert is_empty(llm)
 
-    def test_nan_in_one_beam_ends_its_prompt_and_drops_the_other_beams(self, llm):
+    def test_nan_in_one_beam_ends_its_prompt_and_drops_the_other_beams(self, folder):
+        # One request a step: the broken beam is the first of its step, the others are still waiting.
+        llm = make_llm(folder, max_num_seqs=1)
         params = beam_params(3, 3, 1.0, "never", 6)
         clean = llm.generate(list(self.PROMPTS), params, use_tqdm=False)
-        used = [{token for each in output.outputs for token in each.token_ids} for output in clean]
-        best = clean[0].outputs[0].token_ids
-        token_id = next(token for token in best[:-1] if token not in used[1] | used[2] | {3, 4, 5, 6, 7, 8, 9, 10, 11})
-        self.poison(llm, token_id)
+        used = {token for output in clean[1:] for each in output.outputs for token in each.token_ids}
+        first = clean[0].outputs[0].token_ids[0]
+        assert first not in used.union(*self.PROMPTS)
+        self.poison(llm, first)
         llm.reset_prefix_cache()
-        broken = llm.generate(list(self.PROMPTS), params, use_tqdm=False)
+        finished: list[int] = []
+        broken = llm.generate(list(self.PROMPTS), params, use_tqdm=lambda **_: RecordingBar(finished))
         assert [each.finish_reason for each in broken[0].outputs] == ["error"]
+        for one, other in zip(broken[1:], clean[1:], strict=True):
+            assert [each.token_ids for each in one.outputs] == [each.token_ids for each in other.outputs]
+        assert finished == [1, 1, 1]
         assert is_empty(llm)
 
     def test_a_search_that_outgrows_the_cache_ends_alone(self, llama):
@@ -435,19 +464,28 @@ class TestFailures:
             llm.generate(list(self.PROMPTS), beam, use_tqdm=False, priority=[0, 1, 0])
         assert is_empty(llm)
 
-    def test_priorities_reach_the_readings(self, llama):
+    @pytest.mark.parametrize(
+        ("priority", "expected"),
+        [
+            ([1, 0, 0], ["1"] * 5 + ["2", "0", "0", "0", "0", "0"]),
+            # Of equal priority, a search's later readings are as old as its first.
+            ([0, 0, 0], ["0"] * 5 + ["1"] * 5 + ["2"]),
+        ],
+    )
+    def test_priority_and_arrival_hold_for_all_readings(self, llama, priority, expected):
         llm = make_llm(llama[0], scheduling_policy="priority", max_num_seqs=1)
         order: list[str] = []
         inner = llm.llm_engine.step
 
-        def step():
+        def step() -> list[Any]:
             outputs = inner()
-            order.extend(output.request_id for output in outputs)
+            order.extend(output.request_id.partition(".")[0] for output in outputs)
             return outputs
 
         llm.llm_engine.step = step
-        llm.generate([[5, 6], [7, 8]], beam_params(2, 2, 1.0, False, 3), use_tqdm=False, priority=[1, 0])
-        assert [request_id.partition(".")[0] for request_id in order] == ["1"] * 5 + ["0"] * 5
+        beam, plain = beam_params(2, 2, 1.0, False, 3), SamplingParams(temperature=0, max_tokens=1)
+        llm.generate([[5, 6], [7, 8], [9]], [beam, beam, plain], use_tqdm=False, priority=priority)
+        assert order == expected
 
 
 class TestParams:

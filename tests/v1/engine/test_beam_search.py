@@ -184,6 +184,17 @@ def test_an_ending_below_the_first_width_candidates_does_not_count():
     assert search.results() == [] and search.queries() == [[1, 1], [1, 2]]
 
 
+@pytest.mark.parametrize(("early_stopping", "ends"), [(True, True), (False, False), ("never", False)])
+def test_a_negative_penalty_bounds_a_beam_by_its_present_length(early_stopping, ends):
+    """Hypotheses at -1.0 * 1 and -1.3 * 2, the best beam at -1.25 * 2: it is ahead of one of them, though it would not
+    be at the greatest length."""
+    search = BeamSearch([7], 2, 10, eos_token_ids=[0], length_penalty=-1.0, early_stopping=early_stopping)
+    search.advance([(np.arange(3), np.array([-1.0, -1.2, -1.6]))])
+    search.advance([(np.arange(3), np.array([-0.1, -0.05, -9.0])), (np.arange(3), np.full(3, -9.0))])
+    assert [each.score for each in search.results()] == pytest.approx([-1.0, -2.6])
+    assert search.finished == ends
+
+
 def test_what_is_ruled_out_is_never_taken():
     search = BeamSearch([1], 3, 2)
     search.advance([(np.arange(4), np.array([-np.inf, -0.5, -np.inf, -1.0]))])
