@@ -17,6 +17,7 @@ from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, BeamSearchParams, SamplingParams
 from vllm.exceptions import VLLMValidationError
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 EOS_IDS = [2, *range(30, 60)]
 # width, k, length_penalty, early_stopping, max_tokens
@@ -262,6 +263,32 @@ class TestProcessedLogits:
             tokens, scores = zip(*self.expected(model, prompt, lambda scores: scores / temperature), strict=True)
             assert [each.tokens for each in output.sequences] == [prompt + each for each in tokens]
             assert [each.score for each in output.sequences] == pytest.approx(scores, abs=1e-4)
+
+    def test_custom_processors_and_their_arguments(self, llama, prompts):
+        class Favour(AdapterLogitsProcessor):
+            """Adds 5 to the tokens that a request names."""
+
+            def is_argmax_invariant(self) -> bool:
+                return False
+
+            def new_req_logits_processor(self, params: SamplingParams) -> Any:
+                favoured = (params.extra_args or {}).get("favour")
+                if favoured is None:
+                    return None
+
+                def add(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+                    logits[favoured] += 5.0
+                    return logits
+
+                return add
+
+        plain, biased, favoured = (beam_params(4, 4, 1.0, False, 8) for _ in range(3))
+        biased.logit_bias = {5: 5.0, 70: 5.0}
+        favoured.extra_args = {"favour": [5, 70]}
+        llm = make_llm(llama[0], logits_processors=[Favour])
+        found = llm.generate(prompts * 3, [plain] * 4 + [biased] * 4 + [favoured] * 4, use_tqdm=False)
+        assert [each.outputs for each in found[4:8]] == [each.outputs for each in found[8:]]
+        assert [each.outputs for each in found[:4]] != [each.outputs for each in found[8:]]
 
     def test_fewer_sequences_than_beams(self, llama):
         params = beam_params(4, 4, 1.0, False, 3)

@@ -155,6 +155,7 @@ class _Search:
             logprobs_mode="processed_logprobs",
             logit_bias=params.logit_bias,
             allowed_token_ids=params.allowed_token_ids,
+            extra_args=params.extra_args,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
