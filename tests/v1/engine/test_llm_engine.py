@@ -141,6 +141,10 @@ class TestEnds:
         with pytest.raises(VLLMValidationError, match="request_id must be a non-empty string"):
             engine.add_request(request_id, "ab", SamplingParams())
 
+    def test_a_beam_search_is_no_single_request(self, engine):
+        with pytest.raises(VLLMValidationError, match="use_beam_search"):
+            engine.add_request("a", "ab", SamplingParams(use_beam_search=True, temperature=0, best_of=2))
+
     def test_broken_logits_end_their_request_alone(self, tiny, monkeypatch):
         model = tiny.llm_engine.engine_core.executor.worker.model_runner.model
         inner = model.compute_logits

@@ -102,6 +102,13 @@ class LLMEngine:
                 value=request_id,
             )
         self.input_processor.check_priority(priority)
+        if params.use_beam_search:
+            raise VLLMValidationError(
+                "use_beam_search is a search over many requests, which LLM.generate and LLM.beam_search drive; "
+                "the engine takes single requests",
+                parameter="use_beam_search",
+                value=True,
+            )
         children = self.output_processor.add_request(request_id, prompt.text, prompt.token_ids, params, now)
         added.append(request_id)
         for child_id, child_params in children:
