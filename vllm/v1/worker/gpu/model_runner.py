@@ -55,8 +55,10 @@ class GPUModelRunner:
 
     def max_logits_bytes(self) -> int:
         """Bytes of logits that a step holds at most: one float32 row for each sequence and a copy of it for
-        processing, and a tile of prompt positions."""
-        num_rows = 2 * self.states.max_num_reqs + num_tile_rows(self.model_config.vocab_size)
+        processing, another in the order of the processors' batch where there are custom ones, and a tile of prompt
+        positions."""
+        num_copies = 3 if self.model_config.logits_processors else 2
+        num_rows = num_copies * self.states.max_num_reqs + num_tile_rows(self.model_config.vocab_size)
         return 4 * self.model_config.vocab_size * num_rows
 
     @torch.inference_mode()
