@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMValidationError, shown
 
-MAX_LIST_LENGTH = 2**24
-"""Longest list of ids that is looked at; no vocabulary or context is as large."""
+MAX_LIST_LENGTH = 2**20
+"""Longest list that is looked at; no vocabulary is as large, and no context that memory holds."""
+
+MAX_INTEGER = 2**63 - 1
+"""Limit of integers that have no other."""
 
 
 def wrong_type(name: str, value: Any, expected: str) -> VLLMValidationError:
@@ -28,7 +31,7 @@ def check_boolean(name: str, value: Any) -> None:
         raise wrong_type(name, value, "a bool")
 
 
-def check_integer(name: str, value: Any, low: int, high: int | None = None) -> int:
+def check_integer(name: str, value: Any, low: int, high: int = MAX_INTEGER) -> int:
     """An integer in [low, high]; bools are none."""
     if isinstance(value, (bool, np.bool_)):
         raise wrong_type(name, value, "an integer")
@@ -36,9 +39,9 @@ def check_integer(name: str, value: Any, low: int, high: int | None = None) -> i
         number = operator.index(value)
     except TypeError:
         raise wrong_type(name, value, "an integer") from None
-    if number < low or (high is not None and number > high):
-        limits = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise VLLMValidationError(f"{name} must be {limits}, got {number}", parameter=name, value=value)
+    if not low <= number <= high:
+        limits = f"at least {low}" if high == MAX_INTEGER and number < low else f"between {low} and {high}"
+        raise VLLMValidationError(f"{name} must be {limits}, got {shown(number)}", parameter=name, value=value)
     return number
 
 
@@ -60,21 +63,29 @@ def check_number(name: str, value: Any, low: float, high: float, open_low: bool 
     return number
 
 
+def check_list(name: str, values: Any, expected: str) -> list[Any]:
+    """The elements of what is iterable, at most MAX_LIST_LENGTH; of arrays and tensors as Python's own types. Texts
+    and dicts are no lists, nor are arrays without a dimension."""
+    elements = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(elements, (str, bytes, dict)) or not isinstance(elements, Iterable):
+        raise wrong_type(name, values, expected)
+    # An iterator may have no end.
+    result = list(itertools.islice(elements, MAX_LIST_LENGTH + 1))
+    if len(result) > MAX_LIST_LENGTH:
+        raise VLLMValidationError(
+            f"{name} has more than {MAX_LIST_LENGTH} entries", parameter=name, value=type(values).__name__
+        )
+    return result
+
+
 def check_token_ids(name: str, values: Any) -> list[int]:
     """A list of distinct non-negative Python ints in the order given. Lists, tuples, sets, ranges and one-dimensional
     integer arrays (or tensors) are accepted; bools, floats and strings are not, nor are such elements."""
     if values is None:
         return []
-    if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
-        raise wrong_type(name, values, "a list of integers")
-    elements = values.tolist() if hasattr(values, "tolist") else values
-    if not isinstance(elements, Iterable):
-        raise wrong_type(name, values, "a list of integers")
-    ids = [check_token_id(name, element) for element in itertools.islice(elements, MAX_LIST_LENGTH + 1)]
-    if len(ids) > MAX_LIST_LENGTH:
-        raise VLLMValidationError(f"{name} has more than {MAX_LIST_LENGTH} entries", parameter=name, value=type(values))
+    ids = [check_token_id(name, element) for element in check_list(name, values, "a list of integers")]
     if ids and min(ids) < 0:
-        raise VLLMValidationError(f"{name} must not be negative, got {min(ids)}", parameter=name, value=min(ids))
+        raise VLLMValidationError(f"{name} must not be negative, got {shown(min(ids))}", parameter=name, value=min(ids))
     return list(dict.fromkeys(ids))
 
 
@@ -82,11 +93,9 @@ def check_token_id_rows(name: str, values: Any) -> list[int] | list[list[int]]:
     """Either one list of ids, or a list of such lists. In a two-dimensional integer array -1 fills up short rows."""
     if getattr(values, "ndim", 1) == 2:
         values = [[element for element in row if element != -1] for row in values.tolist()]
-    if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
-        raise wrong_type(name, values, "a list of integers, or a list of such lists")
-    elements = list(itertools.islice(values, MAX_LIST_LENGTH + 1))
+    elements = check_list(name, values, "a list of integers, or a list of such lists")
     if not any(isinstance(element, Iterable) and not isinstance(element, (str, bytes)) for element in elements):
-        return check_token_ids(name, values if hasattr(values, "tolist") else elements)
+        return check_token_ids(name, elements)
     return [check_token_ids(f"{name}[{index}]", element) for index, element in enumerate(elements)]
 
 
@@ -96,9 +105,7 @@ def check_texts(name: str, values: Any) -> list[str]:
         return []
     if isinstance(values, str):
         values = [values]
-    elif isinstance(values, (bytes, dict)) or not isinstance(values, Iterable):
-        raise wrong_type(name, values, "a string or a list of strings")
-    texts = list(itertools.islice(values, MAX_LIST_LENGTH))
+    texts = check_list(name, values, "a string or a list of strings")
     for text in texts:
         if not isinstance(text, str):
             raise wrong_type(name, text, "a string or a list of strings")
@@ -111,9 +118,7 @@ def check_texts(name: str, values: Any) -> list[str]:
 
 def check_processors(name: str, values: Any) -> list[Callable[..., Any]]:
     """A list of callables that take (logits), (output ids, logits) or (prompt ids, output ids, logits)."""
-    if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
-        raise wrong_type(name, values, "a list of callables")
-    processors = list(itertools.islice(values, MAX_LIST_LENGTH))
+    processors = check_list(name, values, "a list of callables")
     for processor in processors:
         if not callable(processor):
             raise wrong_type(name, processor, "a list of callables")
@@ -153,19 +158,20 @@ def check_token_id(name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise VLLMValidationError(
-            f"{name} must hold integers, got {type(value).__name__} {value!r}", parameter=name, value=value
+            f"{name} must hold integers, got {type(value).__name__} {shown(value)}", parameter=name, value=value
         ) from None
 
 
 def check_bias_key(key: Any) -> int:
     """A token id that is a key of `logit_bias`."""
     # JSON objects have string keys only, so digits are accepted as OpenAI's clients send them.
-    if isinstance(key, str) and key.isascii() and key.isdigit():
+    # No id is longer, and Python reads no integer of some thousands of digits.
+    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 20:
         return int(key)
     token_id = check_token_id("logit_bias", key)
     if token_id < 0:
         raise VLLMValidationError(
-            f"logit_bias token ids must not be negative, got {token_id}", parameter="logit_bias", value=key
+            f"logit_bias token ids must not be negative, got {shown(token_id)}", parameter="logit_bias", value=key
         )
     return token_id
 
@@ -177,7 +183,7 @@ def check_vocabulary(name: str, ids: list[int], vocab_size: int) -> None:
     highest = max(ids)
     if highest >= vocab_size:
         raise VLLMValidationError(
-            f"{name} must be in [0, {vocab_size}), the model's vocabulary; got {highest}",
+            f"{name} must be in [0, {vocab_size}), the model's vocabulary; got {shown(highest)}",
             parameter=name,
             value=highest,
         )

@@ -24,13 +24,18 @@ class VLLMValidationError(ValueError):
         base = super().__str__()
         if self.parameter is None:
             return base
-        return f"{base} (parameter={self.parameter}, value={_shorten(self.value)})"
+        return f"{base} (parameter={self.parameter}, value={shown(self.value)})"
 
 
 class EngineDeadError(RuntimeError):
     """The engine stopped for good after a fault of its own; the message holds the cause."""
 
 
-def _shorten(value: Any, limit: int = 120) -> str:
-    text = repr(value)
+def shown(value: Any, limit: int = 120) -> str:
+    """The value as an error message shows it, in at most `limit` characters."""
+    try:
+        text = repr(value)
+    except ValueError:
+        # Python prints no integer of more than some thousands of digits.
+        text = f"a {type(value).__name__} too long to print"
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

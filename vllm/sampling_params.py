@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -25,12 +24,16 @@ from vllm.checks import (
     check_vocabulary,
     wrong_type,
 )
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMValidationError, shown
 
 MAX_LOGPROB_TOKEN_IDS = 128
 """Default cap on the length of `logprob_token_ids`; the engine argument `max_logprob_token_ids` raises it."""
 
 MAX_STOP_STRINGS = 1024
+MAX_TEMPERATURE = 1e30
+MIN_PENALTY = 1e-6
+"""Beyond these, float32 logits would overflow."""
+
 MAX_SEQUENCES = 16384
 """Limit of `n` and `best_of`."""
 SAMPLING_EPS = 1e-5
@@ -160,8 +163,8 @@ class SamplingParams:
             self.best_of = check_integer("best_of", self.best_of, low=1, high=MAX_SEQUENCES)
         self.presence_penalty = check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         self.frequency_penalty = check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        self.repetition_penalty = check_number("repetition_penalty", self.repetition_penalty, 0.0, 2.0, open_low=True)
-        self.temperature = check_number("temperature", self.temperature, 0.0, math.inf)
+        self.repetition_penalty = check_number("repetition_penalty", self.repetition_penalty, MIN_PENALTY, 2.0)
+        self.temperature = check_number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         self.top_p = check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         self.top_k = max(check_integer("top_k", self.top_k, low=-1, high=2**31 - 1), 0)
         self.min_p = check_number("min_p", self.min_p, 0.0, 1.0)
@@ -190,11 +193,12 @@ class SamplingParams:
                 value = 1 if value else None
             setattr(self, name, None if value is None else check_integer(name, value, low=-1))
         check_boolean("logprob_entropy", self.logprob_entropy)
-        if self.logprobs_mode is not None and self.logprobs_mode not in LOGPROBS_MODES:
+        mode = self.logprobs_mode
+        if mode is not None and not (isinstance(mode, str) and mode in LOGPROBS_MODES):
             raise VLLMValidationError(
-                f"logprobs_mode must be one of {', '.join(LOGPROBS_MODES)}, got {self.logprobs_mode!r}",
+                f"logprobs_mode must be one of {', '.join(LOGPROBS_MODES)}, got {shown(mode)}",
                 parameter="logprobs_mode",
-                value=self.logprobs_mode,
+                value=mode,
             )
         self.logprob_token_ids = check_token_ids("logprob_token_ids", self.logprob_token_ids) or None
         if self.prompt_logprob_token_ids is not None:
@@ -221,8 +225,9 @@ class SamplingParams:
             "spaces_between_special_tokens",
         ):
             check_boolean(name, getattr(self, name))
-        if self.early_stopping != "never" and not isinstance(self.early_stopping, bool):
-            raise wrong_type("early_stopping", self.early_stopping, "True, False or 'never'")
+        early = self.early_stopping
+        if not isinstance(early, bool) and not (isinstance(early, str) and early == "never"):
+            raise wrong_type("early_stopping", early, "True, False or 'never'")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise wrong_type("output_kind", self.output_kind, "a RequestOutputKind")
 

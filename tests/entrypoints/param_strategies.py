@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from decimal import Decimal
@@ -53,6 +54,9 @@ JUNK: dict[str, Callable[[], Any]] = {
     "object": object,
     "ring": ring,
     "generator": lambda: (value for value in (1, 2)),
+    "count": itertools.count,
+    "repeat": lambda: itertools.repeat("a"),
+    "range(2**40)": lambda: range(2**40),
     "lambda": lambda: lambda: None,
     "[[]]": lambda: [[]],
     "[[], [1]]": lambda: [[], [1]],
@@ -68,11 +72,17 @@ JUNK: dict[str, Callable[[], Any]] = {
     "[2**31]": lambda: [2**31],
     "[2**64]": lambda: [2**64],
     "[10**400]": lambda: [10**400],
+    "10**5000": lambda: 10**5000,
+    "-(10**5000)": lambda: -(10**5000),
+    "[10**5000]": lambda: [10**5000],
+    "{10**5000: 1}": lambda: {10**5000: 1},
+    "[[-(10**5000)]]": lambda: [[-(10**5000)]],
     "[vocabulary]": lambda: [VOCAB_SIZE],
     "{1: nan}": lambda: {1: math.nan},
     "{1: 10**400}": lambda: {1: 10**400},
     "{'a': 1}": lambda: {"a": 1},
     "{'\\u0663': 1}": lambda: {"\u0663": 1},
+    "{'9' * 5000: 1}": lambda: {"9" * 5000: 1},
     "{1: None}": lambda: {1: None},
     "{1: [1]}": lambda: {1: [1]},
     "{-1: 1}": lambda: {-1: 1},
@@ -86,10 +96,22 @@ JUNK: dict[str, Callable[[], Any]] = {
     "np.bool_(True)": lambda: np.bool_(True),
     "np.str_('a')": lambda: np.str_("a"),
     "np.datetime64": lambda: np.datetime64("2020"),
+    "np.array(1)": lambda: np.array(1),
+    "np.array([])": lambda: np.array([]),
     "np.array([1])": lambda: np.array([1]),
+    "np.array([1, 2])": lambda: np.array([1, 2]),
     "np.array([nan])": lambda: np.array([math.nan]),
+    "np.array(['a', 'b'])": lambda: np.array(["a", "b"]),
+    "np.array(object)": lambda: np.array([1, None], dtype=object),
+    "np.zeros((2, 2))": lambda: np.zeros((2, 2)),
+    "np.ones((3, 2), int)": lambda: np.ones((3, 2), dtype=np.int64),
+    "np.ones((2, 2, 2), int)": lambda: np.ones((2, 2, 2), dtype=np.int64),
+    "np.ones((0, 2), int)": lambda: np.ones((0, 2), dtype=np.int64),
+    "torch.tensor(1)": lambda: torch.tensor(1),
+    "torch.tensor([1, 2])": lambda: torch.tensor([1, 2]),
     "torch.tensor([0.5])": lambda: torch.tensor([0.5]),
     "torch.tensor([True])": lambda: torch.tensor([True]),
+    "torch.ones(2, 2)": lambda: torch.ones(2, 2, dtype=torch.int64),
     "processor of four": lambda: [one_too_many],
     "processor is a class": lambda: [dict],
     "processor fails": lambda: [fail],

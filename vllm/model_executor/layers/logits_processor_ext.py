@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vllm.checks import check_token_id, wrong_type
-from vllm.exceptions import VLLMValidationError
+from vllm.checks import check_list, check_token_id
+from vllm.exceptions import VLLMValidationError, shown
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.ops.packed_linear import PackedLinear, packed_linear
 from vllm.ops.packed_rows import take_packed_rows
@@ -26,14 +26,11 @@ def check_indices(name: str, indices: Any, vocab_size: int | None = None) -> lis
     Raises:
         VLLMValidationError: another type, or an index outside [0, vocab_size).
     """
-    elements = indices.tolist() if hasattr(indices, "tolist") else indices
-    if isinstance(elements, (str, bytes, dict)) or not isinstance(elements, Iterable):
-        raise wrong_type(name, indices, "a list of integers")
-    ids = [check_token_id(name, element) for element in elements]
+    ids = [check_token_id(name, element) for element in check_list(name, indices, "a list of integers")]
     for index in ids:
         if index < 0 or (vocab_size is not None and index >= vocab_size):
             limits = "at least 0" if vocab_size is None else f"in [0, {vocab_size}), the model's vocabulary"
-            raise VLLMValidationError(f"{name} must be {limits}; got {index}", parameter=name, value=index)
+            raise VLLMValidationError(f"{name} must be {limits}; got {shown(index)}", parameter=name, value=index)
     return ids
 
 
