@@ -86,10 +86,12 @@ class _Engine:
         from vllm import SamplingParams
 
         plain: dict[str, Any] = {"temperature": 0.0, "max_tokens": num_steps, "ignore_eos": True}
-        params = [SamplingParams(**plain, **{})] * (NUM_SEQUENCES - num_users)
         users = {**plain, **fields}
         users["min_tokens"] = min(users.get("min_tokens", 0), num_steps)
-        params += [SamplingParams(**users)] * num_users
+        params = [SamplingParams(**plain)] * (NUM_SEQUENCES - num_users)
+        # In the middle, where rows that are treated alike do not stand together.
+        middle = len(params) // 2
+        params[middle:middle] = [SamplingParams(**users)] * num_users
         prompts = [[100 + index, 7, 8, 9] for index in range(NUM_SEQUENCES)]
         self.sampler.microseconds.clear()
         self.llm.generate(prompts, params, use_tqdm=False)

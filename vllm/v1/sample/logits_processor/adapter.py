@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,15 +55,28 @@ class AdapterLogitsProcessor(LogitsProcessor):
         Raises:
             RequestProcessorsFailed: some of the requests' processors raised.
         """
-        errors: dict[int, Exception] = {}
-        for index, processor in self.req_info.items():
-            try:
-                processor.apply(logits[index])
-            except Exception as error:
-                errors[index] = error
+        errors = self.apply_to_rows({index: logits[index] for index in self.req_info})
         if errors:
             raise RequestProcessorsFailed(errors)
         return logits
+
+    def apply_to_rows(self, rows: Mapping[int, torch.Tensor]) -> dict[int, Exception]:
+        """Process in place single rows of the batch, index -> float32 [V]; those of requests without a processor stay
+        as they are. Returns what the requests' processors raised, by index."""
+        errors: dict[int, Exception] = {}
+        for index, row in rows.items():
+            processor = self.req_info.get(index)
+            try:
+                if processor is not None:
+                    processor.apply(row)
+            except Exception as error:
+                errors[index] = error
+        return errors
+
+    @property
+    def acts_by_row(self) -> bool:
+        """Whether `apply` is this class's own, so that rows may be given to `apply_to_rows` one by one instead."""
+        return type(self).apply is AdapterLogitsProcessor.apply
 
     def _bind(
         self, params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]

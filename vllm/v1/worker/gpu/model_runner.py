@@ -142,7 +142,8 @@ class GPUModelRunner:
             for rows, tensors in sampled.logprobs:
                 lists = tensors.tolists()
                 for index, row in enumerate(rows.tolist()):
-                    logprobs[row] = LogprobsRow(lists, index)
+                    if row >= 0:
+                        logprobs[row] = LogprobsRow(lists, index)
             samples = self.states.samples[slots]
             if samples.all():
                 self.states.append_sampled(slots, token_ids)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 import torch
 
 from vllm.sampling_params import SamplingParams
-from vllm.v1.sample.logits_processor.adapter import RequestProcessorsFailed
+from vllm.v1.sample.logits_processor.adapter import AdapterLogitsProcessor, RequestProcessorsFailed
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor
 from vllm.v1.sample.logits_processor.request import check_result, failure_message, processor_name
 from vllm.v1.sample.logits_processor.state import PersistentBatch
@@ -42,10 +42,16 @@ class CustomProcessors:
         self._processors: list[LogitsProcessor] | None = None
         self._build()
 
-    @property
-    def changes_argmax(self) -> bool:
-        """Whether any of them may change which token is the most likely."""
-        return bool(self._others)
+    def needs_all_rows(self, all_greedy: bool) -> bool:
+        """Whether a processor wants to see the whole batch in this step, not single rows of it."""
+        runs = self._others if all_greedy else [*self._others, *self._invariant]
+        return not all(_acts_by_row(processor) for processor in runs)
+
+    def touches(self, slots: np.ndarray) -> np.ndarray:
+        """bool [R]: rows whose most likely token a processor may change, where none needs all rows."""
+        touched = {index for processor in self._others if _acts_by_row(processor) for index in processor.req_info}
+        indices = self._batch.indices(slots).tolist()
+        return np.fromiter((index in touched for index in indices), dtype=bool, count=len(slots))
 
     @property
     def has_argmax_invariant(self) -> bool:
@@ -118,16 +124,37 @@ class CustomProcessors:
         if not processors:
             return {}
         indices = self._batch.indices(slots)
-        in_place = chosen.all() and np.array_equal(indices, np.arange(len(self._batch)))
-        batch = logits if in_place else self._gather(logits, indices)
+        row_of = {index: row for row, index in enumerate(indices.tolist()) if chosen[row]}
         errors: dict[int, str] = {}
         for processor in processors:
-            batch = _apply(processor, batch, errors)
-        if batch is not logits:
+            if _acts_by_row(processor):
+                own = {index: logits[row_of[index]] for index in processor.req_info if index in row_of}
+                failed = processor.apply_to_rows(own)
+            else:
+                failed = self._run_on_batch(processor, logits, indices, chosen)
+            name = processor_name(processor)
+            errors.update({row_of[i]: failure_message(name, error) for i, error in failed.items() if i in row_of})
+        return errors
+
+    def _run_on_batch(
+        self, processor: LogitsProcessor, logits: torch.Tensor, indices: np.ndarray, chosen: np.ndarray
+    ) -> dict[int, Exception]:
+        """Returns the errors of single requests, by index."""
+        in_place = chosen.all() and np.array_equal(indices, np.arange(len(self._batch)))
+        batch = logits if in_place else self._gather(logits, indices)
+        try:
+            result = processor.apply(batch)
+            check_result(result, batch)
+        except RequestProcessorsFailed as failed:
+            result, errors = batch, failed.errors
+        except Exception as error:
+            raise _failure(processor, error) from error
+        else:
+            errors = {}
+        if result is not logits:
             rows = np.flatnonzero(chosen)
-            logits[upload(rows, logits.device)] = batch[upload(indices[rows], logits.device)]
-        row_of = {index: row for row, index in enumerate(indices.tolist()) if chosen[row]}
-        return {row_of[index]: message for index, message in errors.items() if index in row_of}
+            logits[upload(rows, logits.device)] = result[upload(indices[rows], logits.device)].to(torch.float32)
+        return errors
 
     def _gather(self, logits: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
         """float32 [batch size, V]: rows at their indices; zeros for requests that do not sample in this step."""
@@ -136,18 +163,8 @@ class CustomProcessors:
         return batch
 
 
-def _apply(processor: LogitsProcessor, batch: torch.Tensor, errors: dict[int, str]) -> torch.Tensor:
-    """The batch processed, in place or not; errors of single requests go to `errors`, by index."""
-    try:
-        result = processor.apply(batch)
-        check_result(result, batch)
-    except RequestProcessorsFailed as failed:
-        name = processor_name(processor)
-        errors.update({index: failure_message(name, error) for index, error in failed.errors.items()})
-        return batch
-    except Exception as error:
-        raise _failure(processor, error) from error
-    return result.to(torch.float32)
+def _acts_by_row(processor: LogitsProcessor) -> TypeGuard[AdapterLogitsProcessor]:
+    return isinstance(processor, AdapterLogitsProcessor) and processor.acts_by_row
 
 
 def _failure(processor: LogitsProcessor | type[LogitsProcessor], error: Exception) -> LogitsProcessorError:

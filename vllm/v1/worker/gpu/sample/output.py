@@ -18,7 +18,7 @@ class SamplerOutput:
     # float32 [L]; finite: sound; NaN or +inf: the model's logits are not; -inf: no token was left.
     health: torch.Tensor
     # Readings by group of rows: (int32 [G] rows, their readings in that order). A row is in at most one
-    # group; rows that asked for none are in no group.
+    # group; rows that asked for none are in no group. A row of -1 is nobody's.
     logprobs: list[tuple[np.ndarray, LogprobsTensors]] = field(default_factory=list)
     # bool [L]; rows that were sound until a logits processor left NaN or +inf in them. None: none ran.
     spoilt: torch.Tensor | None = None

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 # Rows that keep more tokens than this are cut apart from the others, which would otherwise pay for their width.
 _WIDE_TOP_K_CUT = 256
 
+# A row's logits are read about as fast as they are copied.
+_MAX_SPAN = 1.5
+
 
 class _Processed(NamedTuple):
     """What is known of R rows beside their processed logits."""
@@ -132,9 +135,10 @@ class Sampler:
             if state.in_use:
                 changed |= state.uses(slots)
         greedy = self.states.is_greedy(slots)
-        # A custom processor gets the logits of every row of its batch.
-        if self.custom is not None and (self.custom.changes_argmax or not greedy.all()):
-            return np.zeros(len(slots), dtype=bool)
+        if self.custom is not None:
+            if self.custom.needs_all_rows(all_greedy=bool(greedy.all())):
+                return np.zeros(len(slots), dtype=bool)
+            changed |= self.custom.touches(slots)
         return greedy & ~changed
 
     # -- plain rows ------------------------------------------------------------------------------------------
@@ -142,9 +146,10 @@ class Sampler:
     def _sample_plain(self, logits: torch.Tensor, slots: np.ndarray, plain: np.ndarray, output: SamplerOutput) -> None:
         for members, kind in self.states.reading_groups(slots[plain], by_mode=False):
             rows = plain[members]
-            part = _take(logits, rows)
+            span, is_own = _span(rows)
+            part = _take(logits, span)
             if not kind:
-                no_ids = torch.empty((len(rows), 0), dtype=torch.int32, device=logits.device)
+                no_ids = torch.empty((len(span), 0), dtype=torch.int32, device=logits.device)
                 readings = token_readings(part, no_ids)
                 token_ids, health = readings.argmax, readings.lse
             else:
@@ -153,12 +158,16 @@ class Sampler:
                     part,
                     int(self.states.num_topk[own_slots].max()),
                     self.token_ids,
-                    upload(own_slots, logits.device),
+                    # Strangers read what some row of the group reads.
+                    upload(np.where(is_own, slots[span], own_slots[0]), logits.device),
                     self.token_ids.max_num_token_ids(own_slots),
                     bool(kind & Reads.ENTROPY),
                 )
-                output.logprobs.append((rows.astype(np.int32), tensors))
+                output.logprobs.append((np.where(is_own, span, -1).astype(np.int32), tensors))
                 health = tensors.lse
+            if len(span) > len(rows):
+                chosen = upload(np.flatnonzero(is_own), logits.device)
+                token_ids, health = token_ids[chosen], health[chosen]
             _put(output.sampled_token_ids, rows, token_ids)
             _put(output.health, rows, health)
 
@@ -272,6 +281,17 @@ class Sampler:
 
 def _of_slots(table: StagedTensor, slots: np.ndarray) -> torch.Tensor:
     return table.tensor[upload(slots, table.device)]
+
+
+def _span(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows (ascending) with the strangers between them, and which of these are the rows; or the rows alone, where
+    the strangers are too many: up to some share, it is cheaper to read them, too, than to copy rows together."""
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 > _MAX_SPAN * len(rows):
+        return rows, np.ones(len(rows), dtype=bool)
+    is_own = np.zeros(last - first + 1, dtype=bool)
+    is_own[rows - first] = True
+    return np.arange(first, last + 1), is_own
 
 
 def _take(table: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
