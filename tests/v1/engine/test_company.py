@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 from byte_tokenizer import VOCAB_SIZE
+from models_util import random_prompts
+from readings_reference import assert_same_readings
 from tiny_llm import make_tiny_llm, make_tiny_model
+
+from vllm import SamplingParams
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
@@ -31,3 +35,21 @@ def test_32_requests_in_any_company(dtype, tolerance, tmp_path, monkeypatch):
         assert difference.logprob <= tolerance, difference
     assert found["preempted"].preemptions > 0
     assert found["cached"].cached_tokens > found["together"].cached_tokens > 0
+
+
+def test_rows_of_one_kind_around_a_stranger(tmp_path):
+    """Rows are read together with strangers between them; nobody gets a stranger's readings."""
+    llm = make_tiny_llm(make_tiny_model(tmp_path), dtype="float32")
+    entropy = {"logprobs": 1, "logprob_entropy": True}
+    fields = [entropy, entropy, {}, entropy, {"logprob_token_ids": [3, 4]}, entropy, {"logprobs": 2}]
+    params = [SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, **each) for each in fields]
+    prompts = random_prompts(VOCAB_SIZE, (4, 7, 5, 9, 3, 6, 8))
+    together = llm.generate(prompts, params, use_tqdm=False)
+    for prompt, own, output in zip(prompts, params, together, strict=True):
+        llm.reset_prefix_cache()
+        (alone,) = llm.generate([prompt], own, use_tqdm=False)
+        assert_same_readings(output, alone, 1e-5)
+        if own.logprob_entropy:
+            assert [each.entropy for each in output.outputs[0].logprobs] == [
+                each.entropy for each in alone.outputs[0].logprobs
+            ]
