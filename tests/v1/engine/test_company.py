@@ -39,11 +39,12 @@ def test_32_requests_in_any_company(dtype, tolerance, tmp_path, monkeypatch):
 
 def test_rows_of_one_kind_around_a_stranger(tmp_path):
     """Rows are read together with strangers between them; nobody gets a stranger's readings."""
-    llm = make_tiny_llm(make_tiny_model(tmp_path), dtype="float32")
+    llm = make_tiny_llm(make_tiny_model(tmp_path), max_logprob_token_ids=-1)
     entropy = {"logprobs": 1, "logprob_entropy": True}
-    fields = [entropy, entropy, {}, entropy, {"logprob_token_ids": [3, 4]}, entropy, {"logprobs": 2}]
+    few, many = {"logprob_token_ids": [3, 4]}, {"logprob_token_ids": range(200)}
+    fields = [entropy, entropy, {}, few, entropy, many, entropy, few, few, {"logprobs": 2}]
     params = [SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, **each) for each in fields]
-    prompts = random_prompts(VOCAB_SIZE, (4, 7, 5, 9, 3, 6, 8))
+    prompts = random_prompts(VOCAB_SIZE, (4, 7, 5, 9, 3, 6, 8, 2, 5, 7))
     together = llm.generate(prompts, params, use_tqdm=False)
     for prompt, own, output in zip(prompts, params, together, strict=True):
         llm.reset_prefix_cache()
