@@ -90,6 +90,8 @@ class VllmAdapter:
             [{"prompt_token_ids": ids} for ids in work.prompts], self._sampling_params(work), use_tqdm=False
         )
         _check_lengths([len(output.outputs[0].token_ids) for output in outputs], work)
+        if work.reads_prompt:
+            return np.array([[[self._mean_of_prompt(output)]] for output in outputs], np.float32)
         if not work.read_ids:
             return None
         return np.array([self._read(output.outputs[0].logprobs, work.read_ids) for output in outputs], np.float32)
@@ -107,9 +109,17 @@ class VllmAdapter:
             if not self._ours:
                 # Arrays instead of an object an entry: upstream's faster form.
                 wanted["flat_logprobs"] = True
+        elif work.reads_prompt:
+            wanted["prompt_logprobs"] = 0
         elif work.read_ids:
             wanted["logprob_token_ids"] = list(work.read_ids)
         return self._params(temperature=0.0, max_tokens=work.max_tokens, ignore_eos=True, **wanted)
+
+    def _mean_of_prompt(self, output: Any) -> float:
+        if self._ours:
+            return float(output.prompt_logprobs.logprobs.mean())
+        pairs = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
+        return float(np.mean([position[token].logprob for position, token in pairs]))
 
     def _read(self, logprobs: Any, ids: tuple[int, ...]) -> Any:
         if self._ours:

@@ -17,6 +17,7 @@ from workloads import LABEL_IDS, STARTUP_PROMPT, Workload
 
 SCORE_BATCH = 32
 SUFFIX_BATCH = 16
+PROMPT_ROWS = 128
 
 
 class TransformersAdapter:
@@ -29,6 +30,7 @@ class TransformersAdapter:
             "score_prefix": f"prefix computed once, then repeated for suffixes in batches of {SUFFIX_BATCH}",
             "fullvocab": f"log-softmax over the vocabulary, batches of {SCORE_BATCH} by length",
             "decode64_ids": "ids read in a logits processor",
+            "prompt_logprobs": f"one prompt at a time, log-softmax in pieces of {PROMPT_ROWS} positions",
         }
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
@@ -41,6 +43,8 @@ class TransformersAdapter:
         """See Adapter."""
         if work.max_tokens > 1:
             return self._decode(work)
+        if work.reads_prompt:
+            return self._read_prompts(work)
         return self._score_suffixes(work) if work.shared else self._score(work)
 
     @torch.inference_mode()
@@ -90,6 +94,20 @@ class TransformersAdapter:
             ).logits[:, -1]
             readings[batch, 0] = _chosen(logits, work.read_ids).numpy()
         return readings
+
+    def _read_prompts(self, work: Workload) -> np.ndarray:
+        means = []
+        for prompt in work.prompts:
+            ids = torch.tensor([prompt])
+            hidden = self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, :-1]
+            targets = ids[0, 1:, None]
+            parts = []
+            for start in range(0, len(hidden), PROMPT_ROWS):
+                logits = self._model.lm_head(hidden[start : start + PROMPT_ROWS]).float()
+                chosen = logits.gather(1, targets[start : start + PROMPT_ROWS])
+                parts.append(chosen - logits.logsumexp(-1, keepdim=True))
+            means.append(torch.cat(parts).mean().item())
+        return np.array(means, np.float32)[:, None, None]
 
     def _decode(self, work: Workload) -> np.ndarray | None:
         ids, mask = _left_padded(work.prompts)

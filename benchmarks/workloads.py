@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-ROWS = ("score", "score_prefix", "decode64", "decode64_ids", "decode1", "fullvocab", "startup")
+ROWS = ("score", "score_prefix", "decode64", "decode64_ids", "decode1", "fullvocab", "prompt_logprobs", "startup")
 
 LABEL_IDS = (4321, 1234)
 READ_IDS = tuple(range(1000, 3000, 100))
@@ -24,6 +24,7 @@ class Workload:
         shared: how many leading ids all prompts have in common; 0 = each is its own.
         max_tokens: tokens to generate a prompt, greedily, whatever the end token says.
         read_ids: ids whose logprobs are wanted at every generated position; empty = none.
+        reads_prompt: the logprob of every prompt token is wanted; the reading is their mean.
         full_vocabulary: obtain them through the whole vocabulary's logprobs, as when ids cannot be asked for.
         unit: "req/s" or "tok/s".
     """
@@ -34,6 +35,7 @@ class Workload:
     shared: int = 0
     read_ids: tuple[int, ...] = ()
     full_vocabulary: bool = False
+    reads_prompt: bool = False
 
     @property
     def amount(self) -> int:
@@ -63,6 +65,9 @@ def make_workload(row: str, repeat: int, scale: float = 1.0) -> Workload:
         return Workload(prompts, _scaled(64, scale), "tok/s", read_ids=ids)
     if row == "decode1":
         return Workload([_ids(rng, 16)], _scaled(64, scale), "tok/s")
+    if row == "prompt_logprobs":
+        prompts = [_ids(rng, _scaled(rng.randint(900, 1100), scale)) for _ in range(_scaled(8, scale))]
+        return Workload(prompts, 1, "req/s", reads_prompt=True)
     raise ValueError(f"unknown row {row!r}; known: {', '.join(ROWS)}")
 
 
