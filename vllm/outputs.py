@@ -88,6 +88,7 @@ class LabelScore:
         logprob: natural-log probability that the prompt is continued by exactly these tokens.
         token_logprobs: each token's logprob, given the prompt and the tokens before it; they add up to `logprob`.
         token_ranks: each token's rank in the vocabulary; 1 is the most likely.
+        token_logits: the logit that each token's logprob was computed from.
     """
 
     label: str | None
@@ -95,6 +96,7 @@ class LabelScore:
     logprob: float
     token_logprobs: list[float]
     token_ranks: list[int]
+    token_logits: list[float]
 
     @property
     def normalized_logprob(self) -> float:
@@ -117,6 +119,7 @@ class LabelScores:
             the labels that continue no other label, as "New York" happens only where "New" does.
         token_logprobs: float32 [T], the labels' tokens one after another.
         token_ranks: int32 [T], 1 + the number of vocabulary entries with a greater logit.
+        token_logits: float32 [T], the logits that the logprobs were computed from.
         error: why this prompt has no scores (they are NaN then, ranks 0); None when all went well.
     """
 
@@ -129,6 +132,7 @@ class LabelScores:
     mass: float
     token_logprobs: np.ndarray = field(repr=False)
     token_ranks: np.ndarray = field(repr=False)
+    token_logits: np.ndarray = field(repr=False)
     error: str | None = None
 
     @cached_property
@@ -137,8 +141,8 @@ class LabelScores:
         scores, start = [], 0
         for text, token_ids, total in zip(self.label_texts, self.label_token_ids, self.logprobs.tolist(), strict=True):
             span = slice(start, start := start + len(token_ids))
-            logprobs, ranks = self.token_logprobs[span].tolist(), self.token_ranks[span].tolist()
-            scores.append(LabelScore(text, token_ids, total, logprobs, ranks))
+            readings = (array[span].tolist() for array in (self.token_logprobs, self.token_ranks, self.token_logits))
+            scores.append(LabelScore(text, token_ids, total, *readings))
         return scores
 
     @property

@@ -32,6 +32,8 @@ def assert_exact(model, scores: LabelScores, labels: list[list[int]]) -> None:
         expected = logits.log_softmax(-1).gather(1, torch.tensor(label)[:, None])[:, 0]
         totals.append(float(expected.sum()))
         assert own.token_logprobs == pytest.approx(expected.tolist(), abs=TOLERANCE)
+        read = logits.gather(1, torch.tensor(label)[:, None])[:, 0]
+        assert own.token_logits == pytest.approx(read.tolist(), abs=TOLERANCE)
         assert own.logprob == pytest.approx(totals[-1], abs=TOLERANCE)
         assert own.normalized_logprob == pytest.approx(totals[-1] / len(label), abs=TOLERANCE)
         for row, token, rank in zip(logits, label, own.token_ranks, strict=True):
@@ -160,6 +162,7 @@ def test_the_reading_of_a_single_token_is_generates_own(llm):
     (scores,) = llm.score_labels(["a cat"], [30, 31], use_tqdm=False)
     position = output.outputs[0].logprobs[0]
     assert scores.logprobs.tolist() == [position[30].logprob, position[31].logprob]
+    assert scores.token_logits.tolist() == [position[30].logit, position[31].logit]
     assert [each.token_ranks for each in scores.labels] == [[position[30].rank], [position[31].rank]]
     assert scores.mass == pytest.approx(position.mass([30, 31]))
 
@@ -207,7 +210,7 @@ def test_nan_logits_spoil_their_own_prompt_alone(tiny, monkeypatch):
     )
     labels = [[5, 6], [7, 8], [9]]
     bad, good = llm.score_labels([[3, 99, 4], [3, 98, 4]], labels, use_tqdm=False)
-    assert "NaN" in bad.error and bad.best is None and np.isnan(bad.logprobs).all()
+    assert "NaN" in bad.error and bad.best is None and np.isnan(bad.logprobs).all() and np.isnan(bad.token_logits).all()
     assert good.error is None
     assert_exact(tiny[1], good, labels)
     assert is_empty(llm)

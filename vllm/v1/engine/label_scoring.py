@@ -207,9 +207,10 @@ class LabelScorer:
         """The prompt's scores from the outputs of its `requests`, in their order."""
         error = next((output.outputs[0].error for output in outputs if output.outputs[0].error is not None), None)
         if error is None:
-            logprobs, ranks = (edges[self._edges] for edges in self._gather(outputs))
+            logprobs, logits, ranks = (edges[self._edges] for edges in self._gather(outputs))
         else:
-            logprobs, ranks = np.full(len(self._edges), np.nan, np.float32), np.zeros(len(self._edges), np.int32)
+            logprobs = logits = np.full(len(self._edges), np.nan, np.float32)
+            ranks = np.zeros(len(self._edges), np.int32)
         totals = np.add.reduceat(logprobs.astype(np.float64), self._starts)
         return LabelScores(
             prompt=prompt.text,
@@ -221,11 +222,12 @@ class LabelScorer:
             mass=math.fsum(np.exp(totals[self._continues_none])),
             token_logprobs=logprobs,
             token_ranks=ranks,
+            token_logits=logits,
             error=error,
         )
 
-    def _gather(self, outputs: Sequence[RequestOutput]) -> tuple[np.ndarray, np.ndarray]:
-        """Logprob (float32) and rank (int32) of every edge."""
+    def _gather(self, outputs: Sequence[RequestOutput]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Logprob, logit (float32) and rank (int32) of every edge."""
         readings = [
             part
             for output in outputs
@@ -234,7 +236,11 @@ class LabelScorer:
         ]
         # Entries come in the order asked, the prompt's own token first: that of the edges' numbers.
         assert np.array_equal(np.concatenate([part.token_ids for part in readings]), self._edge_tokens)
-        return np.concatenate([part.logprobs for part in readings]), np.concatenate([part.ranks for part in readings])
+        return (
+            np.concatenate([part.logprobs for part in readings]),
+            np.concatenate([part.logits for part in readings]),
+            np.concatenate([part.ranks for part in readings]),
+        )
 
 
 def _softmax(logprobs: np.ndarray) -> np.ndarray:
