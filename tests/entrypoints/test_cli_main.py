@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 import vllm
 from vllm.entrypoints.cli import main as cli
 from vllm.entrypoints.cli.errors import CliError
+from vllm.exceptions import VLLMValidationError
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["score", "--help"]])
@@ -59,6 +62,8 @@ def test_bad_usage_is_exit_code_2(arguments: list[str], message: str, capsys: py
     ("raised", "code", "line"),
     [
         (CliError("the file is bad"), 2, "vllm score: error: the file is bad\n"),
+        (VLLMValidationError("max_tokens must be at least 0"), 2, "vllm score: error: max_tokens must be at least 0\n"),
+        (RuntimeError("it\nbroke"), 1, "vllm score: error: RuntimeError: it broke (--debug shows where)\n"),
         (KeyboardInterrupt(), 130, "vllm score: interrupted\n"),
     ],
 )
@@ -77,6 +82,53 @@ def test_errors_are_one_line(
     captured = capsys.readouterr()
     assert captured.err == line
     assert captured.out == ""
+
+
+@pytest.mark.parametrize(("raised", "code"), [(CliError("bad file"), 2), (RuntimeError("broke"), 1)])
+def test_debug_shows_the_traceback(
+    raised: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(args: object) -> int:
+        raise raised
+
+    monkeypatch.setattr("vllm.entrypoints.cli.score.run", run)
+    assert cli.main(["score", "a.jsonl", "--labels", "x", "--debug"]) == code
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback")
+    assert lines[-1].startswith("vllm score: error: ")
+
+
+def test_help_through_a_closed_pipe() -> None:
+    """As `vllm score --help | head`, whose reader is gone when the interpreter flushes."""
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "score", "--help"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    # argparse swallows the error where it meets it first.
+    assert process.wait(timeout=60) in (0, 141)
+
+
+def _leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from _leaves(child)
+            return
+    yield parser
+
+
+def test_every_command_has_the_frame(capsys: pytest.CaptureFixture[str]) -> None:
+    for parser in _leaves(cli.build_parser()):
+        with pytest.raises(SystemExit) as end:
+            cli.main([*parser.prog.split()[1:], "--help"])
+        assert end.value.code == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"usage: {parser.prog} [options]")
+        assert "--config FILE" in shown and "--debug" in shown
+        for action in parser._actions:
+            assert action.help, f"{parser.prog}: {action.dest} has no help"
 
 
 def test_a_reader_that_goes_away_is_no_traceback() -> None:

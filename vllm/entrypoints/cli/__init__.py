@@ -1,1 +1,1 @@
-"""The `vllm` command. A subcommand is a module with NAME, HELP, add_arguments(parser) and run(args)."""
+"""The `vllm` command. A subcommand is a module with NAME, HELP, add_arguments(parser) and run(args); see frame.py."""

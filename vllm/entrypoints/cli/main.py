@@ -5,41 +5,27 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
-from typing import NoReturn
 
 from vllm import __version__
 from vllm.entrypoints.cli import score
 from vllm.entrypoints.cli.errors import CliError
+from vllm.entrypoints.cli.frame import EXIT_USAGE, CommandParser, add_commands
+from vllm.exceptions import VLLMValidationError
 
 _COMMANDS = (score,)
 
-EXIT_USAGE = 2
+EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose complaint is one line: the engine's flags alone would fill a screen."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-
-
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """The command's parser, with one subparser a subcommand."""
-    parser = _Parser(prog="vllm", description="Read the log-probabilities of chosen tokens, exactly.")
+    parser = CommandParser(prog="vllm", description="Read the log-probabilities of chosen tokens, exactly.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in _COMMANDS:
-        subparser = subparsers.add_parser(
-            module.NAME,
-            help=module.HELP,
-            description=module.__doc__,
-            formatter_class=argparse.RawTextHelpFormatter,
-        )
-        module.add_arguments(subparser)
-        subparser.set_defaults(run=module.run)
+    add_commands(parser, _COMMANDS)
     return parser
 
 
@@ -50,28 +36,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; None = those of the process.
 
     Returns:
-        The exit code: 0, 1 (some results are missing), 2 (usage or data), 130 (interrupted) or 141 (whoever
-        read the output went away).
+        The exit code: 0, 1 (a fault, or some results are missing), 2 (usage, bad values or data), 130 (interrupted)
+        or 141 (whoever read the output went away).
 
     Raises:
         SystemExit: --help, --version or bad usage, by argparse (0 or 2).
     """
     _tolerate_narrow_encodings()
-    args = build_parser().parse_args(argv)
+    args = argparse.Namespace(prog="vllm", debug=False)
     try:
-        code = args.run(args)
-        sys.stdout.flush()
-        return code
-    except CliError as error:
-        print(f"vllm {args.command}: error: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except KeyboardInterrupt:
-        print(f"vllm {args.command}: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        try:
+            args = build_parser().parse_args(argv)
+            return args.run(args)
+        finally:
+            # Here rather than at the interpreter's exit, where nothing can be done about a closed pipe any more.
+            sys.stdout.flush()
     except BrokenPipeError:
         # The interpreter flushes stdout once more on exit, which would complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+    except KeyboardInterrupt:
+        print(f"{args.prog}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except (CliError, VLLMValidationError) as error:
+        return _report(args, str(error), EXIT_USAGE)
+    except Exception as error:
+        hint = "" if args.debug else " (--debug shows where)"
+        return _report(args, f"{type(error).__name__}: {error}{hint}", EXIT_FAILURE)
+
+
+def _report(args: argparse.Namespace, message: str, code: int) -> int:
+    """Print the error being handled, in one line or with its traceback, and give back `code`."""
+    if args.debug:
+        traceback.print_exc()
+    print(f"{args.prog}: error: {' '.join(message.splitlines())}", file=sys.stderr)
+    return code
 
 
 def _tolerate_narrow_encodings() -> None:

@@ -1,0 +1,88 @@
+"""What all subcommands share: the look of --help, errors of usage in one line, --config and --debug."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import Any, NoReturn
+
+EXIT_USAGE = 2
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Descriptions as they are written; help wrapped to the terminal, its own line breaks kept, and the default
+    named where there is one to name."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return [part for line in text.splitlines() for part in textwrap.wrap(line, width)]
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text, default = action.help, action.default
+        silent = default is None or isinstance(default, (bool, list)) or default == argparse.SUPPRESS
+        if not text or silent or not action.option_strings or "default" in text:
+            return text
+        return f"{text} (default: %(default)s)"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose complaint is one line (the engine's flags alone would fill a screen), and which reads further
+    flags from the file that --config names."""
+
+    reads_config = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        # An abbreviation that works today is ambiguous, or another flag, once one is added.
+        super().__init__(*args, **{"formatter_class": HelpFormatter, "allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        """As argparse's, with the flags of --config in front of `args`, so that those of `args` win."""
+        if self.reads_config and args is not None:
+            from vllm.entrypoints.cli.config_file import with_config
+            from vllm.entrypoints.cli.errors import CliError
+
+            try:
+                args = with_config(self, list(args))
+            except CliError as error:
+                self.error(str(error))
+        return super().parse_known_args(args, namespace)
+
+
+def add_commands(parser: CommandParser, modules: Iterable[ModuleType]) -> None:
+    """Add one subparser a module.
+
+    Args:
+        parser: the parser of what stands before the command's name.
+        modules: each with NAME, HELP and a docstring, and either COMMANDS (modules of the same kind) or
+            `add_arguments(parser)` and `run(args)`, which returns the exit code.
+    """
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
+    for module in modules:
+        child = subparsers.add_parser(module.NAME, help=module.HELP, description=module.__doc__)
+        if hasattr(module, "COMMANDS"):
+            add_commands(child, module.COMMANDS)
+            continue
+        module.add_arguments(child)
+        common = child.add_argument_group("all commands")
+        common.add_argument(
+            "--config", metavar="FILE", help="YAML file of further flags, as `name: value`; those given here win"
+        )
+        common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        child.usage = " ".join(["%(prog)s [options]", *_positionals(child)])
+        child.reads_config = True
+        child.set_defaults(run=module.run, prog=child.prog)
+
+
+def _positionals(parser: argparse.ArgumentParser) -> list[str]:
+    """Each positional argument as a usage line shows it."""
+    names = [(action, action.metavar or action.dest) for action in parser._actions if not action.option_strings]
+    return [f"[{name}]" if action.nargs == "?" else str(name) for action, name in names]
