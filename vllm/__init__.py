@@ -10,7 +10,10 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "LLM": "vllm.entrypoints.llm",
     "LLMEngine": "vllm.v1.engine.llm_engine",
+    "AsyncLLM": "vllm.v1.engine.async_llm",
+    "AsyncLLMEngine": "vllm.engine.async_llm_engine",
     "EngineArgs": "vllm.engine.arg_utils",
+    "AsyncEngineArgs": "vllm.engine.arg_utils",
     "SamplingParams": "vllm.sampling_params",
     "BeamSearchParams": "vllm.beam_search",
     "RequestOutput": "vllm.outputs",
@@ -26,11 +29,13 @@ __all__ = ["__version__", *_EXPORTS]
 
 if TYPE_CHECKING:
     from vllm.beam_search import BeamSearchParams
-    from vllm.engine.arg_utils import EngineArgs
+    from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+    from vllm.engine.async_llm_engine import AsyncLLMEngine
     from vllm.entrypoints.llm import LLM
     from vllm.inputs import PromptType, TextPrompt, TokensPrompt
     from vllm.outputs import CompletionOutput, LabelScore, LabelScores, RequestOutput
     from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.llm_engine import LLMEngine
 
 

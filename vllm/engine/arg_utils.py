@@ -207,6 +207,11 @@ class EngineArgs:
         return cls(**{item.name: getattr(args, item.name) for item in fields(cls)})
 
 
+@dataclass
+class AsyncEngineArgs(EngineArgs):
+    """Arguments of `AsyncLLM`: those of `LLM`."""
+
+
 def _flag_options(hint: Any) -> dict[str, Any]:
     """argparse options for a field's type."""
     # A Literal joined with None becomes a typing.Union, everything else a types.UnionType.

@@ -1,0 +1,297 @@
+"""The engine for an event loop: requests go in, streams of outputs come back, the core works in its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import EngineDeadError, VLLMValidationError
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.tokenizer import Tokenizer, get_tokenizer
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine.core_client import CoreClient
+from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt
+from vllm.v1.engine.output_processor import OutputProcessor
+
+# Texts longer than this are tokenised in a thread, so that the loop goes on meanwhile.
+_LONG_TEXT = 4096
+
+
+class RequestStream:
+    """The outputs of one request, in order: an asynchronous iterator that ends after the finished one, or when the
+    request is aborted.
+
+    With CUMULATIVE and FINAL_ONLY outputs a slow reader gets the newest only; deltas are all kept.
+    """
+
+    def __init__(self, request_id: str, keeps_all: bool) -> None:
+        self.request_id = request_id
+        self._keeps_all = keeps_all
+        self._outputs: list[RequestOutput] = []
+        self._error: BaseException | None = None
+        self._changed = asyncio.Event()
+        self._finished = False
+
+    def put(self, output: RequestOutput) -> None:
+        """Add the next output."""
+        if not self._keeps_all:
+            self._outputs.clear()
+        self._outputs.append(output)
+        self._changed.set()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the stream: whoever reads on gets the error, if there is one."""
+        self._error = StopAsyncIteration() if error is None else error
+        self._changed.set()
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._finished:
+            raise StopAsyncIteration
+        while not self._outputs:
+            if self._error is not None:
+                self._finished = True
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
+        output = self._outputs.pop(0)
+        self._finished = output.finished
+        return output
+
+
+class AsyncLLM:
+    """Generates for requests that come at any time. All methods but the constructor and `shutdown` belong to one event
+    loop."""
+
+    def __init__(self, config: VllmConfig) -> None:
+        """Start the engine core's process and wait until it is ready.
+
+        Raises:
+            EngineDeadError: it could not start; the message has the cause.
+        """
+        self.vllm_config = config
+        self.model_config = config.model_config
+        self.tokenizer: Tokenizer | None = None
+        # The core loads its weights while the tokenizer is read here.
+        self._core = CoreClient(config)
+        if not self.model_config.skip_tokenizer_init:
+            self.tokenizer = get_tokenizer(
+                self.model_config.tokenizer,
+                tokenizer_mode=self.model_config.tokenizer_mode,
+                trust_remote_code=self.model_config.trust_remote_code,
+                revision=self.model_config.tokenizer_revision,
+            )
+        self.input_processor = InputProcessor(config, self.tokenizer)
+        self.output_processor = OutputProcessor(self.tokenizer)
+        self._streams: dict[str, RequestStream] = {}
+        self._receiver: asyncio.Task[None] | None = None
+        self._stats: dict[str, Any] = {}
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
+        """Build the configuration and the engine.
+
+        Raises:
+            ValueError: an argument that cannot be honoured.
+            EngineDeadError: the core could not start.
+        """
+        return cls(engine_args.create_engine_config())
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Generate for one prompt; yields outputs as `sampling_params.output_kind` wants them. Leaving the iteration
+        early, by whatever way, aborts the request.
+
+        Raises:
+            VLLMValidationError: see `add_request`.
+            EngineDeadError: the engine is dead, or dies meanwhile.
+        """
+        stream = await self.add_request(request_id, prompt, sampling_params, priority=priority)
+        finished = False
+        try:
+            async for output in stream:
+                finished = output.finished
+                yield output
+        finally:
+            if not finished and not self.errored:
+                await asyncio.shield(self.abort(request_id))
+
+    async def add_request(
+        self, request_id: str, prompt: Any, params: SamplingParams, *, priority: int = 0
+    ) -> RequestStream:
+        """Check and queue one request.
+
+        Args:
+            request_id: a name that no unfinished request has.
+            prompt: a string, a list of ids, a TextPrompt / TokensPrompt dict, or what the input processor made of one.
+            params: what to do with it.
+            priority: lower runs earlier under the "priority" policy.
+
+        Raises:
+            VLLMValidationError: a bad prompt, parameter or id; nothing is queued then.
+            EngineDeadError: the engine is dead.
+        """
+        self._check_alive()
+        self._start_receiving()
+        _check_supported(request_id, params)
+        self.input_processor.check_priority(priority)
+        processed = prompt if isinstance(prompt, ProcessedPrompt) else await self._process_prompt(prompt, params)
+        checked = self.input_processor.process_params(params, len(processed.token_ids))
+        now = time.monotonic()
+        children = self.output_processor.add_request(request_id, processed.text, processed.token_ids, checked, now)
+        stream = RequestStream(request_id, checked.output_kind is RequestOutputKind.DELTA)
+        self._streams[request_id] = stream
+        try:
+            for child_id, child_params in children:
+                await self._core.add_request(
+                    EngineCoreRequest(
+                        request_id=child_id,
+                        prompt_token_ids=processed.token_ids,
+                        sampling_params=child_params,
+                        eos_token_ids=self.input_processor.eos_token_ids,
+                        arrival_time=now,
+                        priority=priority,
+                        cache_salt=processed.cache_salt,
+                    )
+                )
+        except BaseException:
+            # Interrupted or broken half way: nobody will read the stream.
+            await asyncio.shield(self.abort(request_id))
+            raise
+        return stream
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Drop requests; unknown ids are ignored. Their streams end without a finished output."""
+        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        core_ids = self.output_processor.abort_requests(request_ids)
+        for each in request_ids:
+            stream = self._streams.pop(each, None)
+            if stream is not None:
+                stream.end()
+        if core_ids and not self.errored:
+            await self._core.abort_requests(core_ids)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False, and nothing done, while requests run."""
+        return await self._call("reset_prefix_cache")
+
+    async def collective_rpc(self, method: str, args: tuple = (), kwargs: dict[str, Any] | None = None) -> list[Any]:
+        """Call a method of every worker by name; arguments and results are what msgpack can hold."""
+        return await self._call("collective_rpc", method, args, kwargs)
+
+    async def check_health(self) -> None:
+        """
+        Raises:
+            EngineDeadError: the engine is dead.
+        """
+        self._start_receiving()
+        self._check_alive()
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine is dead."""
+        return self._core.dead_error is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Why, if it is."""
+        return self._core.dead_error
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """Requests whose last output has not been produced."""
+        return self.output_processor.num_unfinished_requests
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """The scheduler's counts (SchedulerStats by name) as of the last step; empty before the first."""
+        return self._stats
+
+    @property
+    def core_pid(self) -> int:
+        """Process id of the engine core."""
+        return self._core.pid
+
+    def shutdown(self) -> None:
+        """End the core's process. Streams that are open get EngineDeadError."""
+        if self._receiver is not None:
+            self._receiver.cancel()
+        self._core.close()
+        if self._core.dead_error is None:
+            self._core.dead_error = EngineDeadError("the engine was shut down")
+        self._fail_all(self._core.dead_error)
+
+    async def _process_prompt(self, prompt: Any, params: SamplingParams) -> ProcessedPrompt:
+        text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+        if isinstance(text, str) and len(text) > _LONG_TEXT:
+            (processed,) = await asyncio.to_thread(self.input_processor.process_prompts, [prompt], [params])
+        else:
+            (processed,) = self.input_processor.process_prompts([prompt], [params])
+        return processed
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        self._check_alive()
+        self._start_receiving()
+        return await self._core.call(method, *arguments)
+
+    def _check_alive(self) -> None:
+        if self._core.dead_error is not None:
+            raise self._core.dead_error
+
+    def _start_receiving(self) -> None:
+        if self._receiver is None:
+            self._receiver = asyncio.create_task(self._receive())
+
+    async def _receive(self) -> None:
+        try:
+            await self._core.receive(self._take)
+        except EngineDeadError as error:
+            self._fail_all(error)
+
+    async def _take(self, outputs: list[EngineCoreOutput], stats: dict[str, Any]) -> None:
+        """Hand a step's outputs to their streams."""
+        self._stats = stats
+        processed = self.output_processor.process_outputs(outputs)
+        for output in processed.request_outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.put(output)
+                if output.finished:
+                    del self._streams[output.request_id]
+        if processed.requests_to_abort:
+            await self._core.abort_requests(processed.requests_to_abort)
+
+    def _fail_all(self, error: BaseException) -> None:
+        streams, self._streams = self._streams, {}
+        self.output_processor.abort_requests(streams)
+        for stream in streams.values():
+            stream.end(error)
+
+
+def _check_supported(request_id: Any, params: Any) -> None:
+    if not isinstance(request_id, str) or not request_id:
+        raise VLLMValidationError(
+            f"request_id must be a non-empty string, got {request_id!r}", parameter="request_id", value=request_id
+        )
+    if not isinstance(params, SamplingParams):
+        return  # the input processor says so
+    if params.logits_processors:
+        raise VLLMValidationError(
+            "logits_processors are functions, which cannot be sent to the engine's process; load a custom logits "
+            "processor instead",
+            parameter="logits_processors",
+        )
+    if params.use_beam_search:
+        raise VLLMValidationError(
+            "use_beam_search is a search over many requests, which LLM.generate and LLM.beam_search drive",
+            parameter="use_beam_search",
+            value=True,
+        )

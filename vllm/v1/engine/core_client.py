@@ -1,0 +1,209 @@
+"""The engine core's process seen from its parent: start, send, receive, notice its death."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from vllm.config import VllmConfig
+from vllm.exceptions import EngineDeadError
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine.core_proc import ABORT, ADD, CALL, DEAD, OUTPUTS, READY, REPLY, STOP, CoreStart
+from vllm.v1.engine.serial import decode_outputs, encode_request
+
+OutputHandler = Callable[[list[EngineCoreOutput], dict[str, Any]], Awaitable[None]]
+
+_STOP_SECONDS = 5.0
+
+
+class CoreClient:
+    """A running core process. Sending works from one event loop, that of `receive`.
+
+    The process ends with `close`, and with this process, however that ends.
+    """
+
+    def __init__(self, config: VllmConfig) -> None:
+        """Start the process and wait until its engine is ready.
+
+        Raises:
+            EngineDeadError: it could not start; the message has the cause.
+        """
+        self._folder = tempfile.mkdtemp(prefix="vllm-")
+        self._context = zmq.asyncio.Context()
+        self._to_core = self._bind(zmq.PUSH, "input")
+        self._from_core = self._bind(zmq.PULL, "output")
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._call_numbers = itertools.count()
+        self._cause: str | None = None
+        self.dead_error: EngineDeadError | None = None
+        self._process = _start(CoreStart(config, self._address("input"), self._address("output")))
+        self._finalizer = weakref.finalize(self, _close, self._process, self._folder)
+        try:
+            self.num_blocks = self._wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of the core's process."""
+        return self._process.pid
+
+    async def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request."""
+        await self._send(ADD, encode_request(request))
+
+    async def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """Forget requests; ids that are not there are ignored."""
+        await self._send(ABORT, msgspec.msgpack.encode(list(request_ids)))
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the EngineCore with what msgpack can hold, between two of its steps.
+
+        Raises:
+            RuntimeError: the method raised; the message says what.
+            EngineDeadError: the core died.
+        """
+        number = next(self._call_numbers)
+        self._calls[number] = asyncio.get_running_loop().create_future()
+        try:
+            await self._send(CALL, msgspec.msgpack.encode((number, method, arguments)))
+            return await self._calls[number]
+        finally:
+            del self._calls[number]
+
+    async def receive(self, handle: OutputHandler) -> None:
+        """Hand every step's outputs, and the scheduler's counts with them, to `handle`, until the core dies.
+
+        Raises:
+            EngineDeadError: the core died; always, sooner or later.
+        """
+        loop = asyncio.get_running_loop()
+        died = asyncio.Event()
+        # A thread waits for the process, so that its death is noticed at once, whatever it did last.
+        threading.Thread(target=self._watch, args=(loop, died), daemon=True).start()
+        watcher = asyncio.create_task(died.wait())
+        try:
+            while True:
+                message = asyncio.ensure_future(self._from_core.recv_multipart(copy=False))
+                await asyncio.wait((message, watcher), return_when=asyncio.FIRST_COMPLETED)
+                if not message.done() and not await self._from_core.poll(0):
+                    message.cancel()
+                    raise self._die()
+                await self._handle([frame.buffer for frame in await message], handle)
+        finally:
+            watcher.cancel()
+
+    def close(self) -> None:
+        """End the process: it is asked to stop, then made to."""
+        if self._finalizer.alive and self._process.poll() is None:
+            with contextlib.suppress(zmq.ZMQError, subprocess.TimeoutExpired):
+                zmq.Socket.shadow(self._to_core).send_multipart([STOP], flags=zmq.NOBLOCK)
+                self._process.wait(_STOP_SECONDS)
+        self._finalizer()
+        for socket in (self._to_core, self._from_core):
+            socket.close(linger=0)
+        self._context.term()
+
+    async def _handle(self, frames: list[memoryview], handle: OutputHandler) -> None:
+        kind = bytes(frames[0])
+        if kind == OUTPUTS:
+            await handle(*decode_outputs(frames[1:]))
+        elif kind == REPLY:
+            number, succeeded, result = msgspec.msgpack.decode(frames[1])
+            future = self._calls.get(number)
+            if future is not None and not future.done():
+                if succeeded:
+                    future.set_result(result)
+                else:
+                    future.set_exception(RuntimeError(result))
+        elif kind == DEAD:
+            self._cause = bytes(frames[1]).decode()
+
+    async def _send(self, kind: bytes, data: bytes) -> None:
+        if self.dead_error is not None:
+            raise self.dead_error
+        await self._to_core.send_multipart([kind, data])
+
+    def _die(self) -> EngineDeadError:
+        status = self._process.poll()
+        ending = f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
+        cause = self._cause.strip().splitlines()[-1] if self._cause else "it left no word"
+        self.dead_error = EngineDeadError(f"the engine core's process ended with {ending}: {cause}")
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(self.dead_error)
+        return self.dead_error
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, died: asyncio.Event) -> None:
+        self._process.wait()
+        # A closed loop has nobody who waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(died.set)
+
+    def _wait_until_ready(self) -> int:
+        receiving: zmq.Socket[bytes] = zmq.Socket.shadow(self._from_core)
+        while True:
+            if receiving.poll(100):
+                kind, data = receiving.recv_multipart()
+                if kind == READY:
+                    return msgspec.msgpack.decode(data)["num_blocks"]
+                self._cause = data.decode()
+            if self._process.poll() is not None and not receiving.poll(0):
+                raise self._die()
+
+    def _bind(self, kind: int, name: str) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        socket.set_hwm(0)
+        socket.bind(self._address(name))
+        return socket
+
+    def _address(self, name: str) -> str:
+        return f"ipc://{self._folder}/{name}"
+
+
+def _start(start: CoreStart) -> subprocess.Popen[bytes]:
+    # A fresh interpreter rather than a fork or a spawn: no thread is copied, and no main module is run again. It sees
+    # the modules that this process sees.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vllm.v1.engine.core_proc"], stdin=subprocess.PIPE, env=environment
+    )
+    assert process.stdin is not None
+    # One that died at once is noticed by its exit status.
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(pickle.dumps(start))
+        process.stdin.flush()
+    return process
+
+
+def _close(process: subprocess.Popen[bytes], folder: str) -> None:
+    """Make sure that the process is gone, and what it used."""
+    if process.poll() is None:
+        process.terminate()
+        deadline = time.monotonic() + 1.0
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,164 @@
+"""The engine core in a process of its own: `python -m vllm.v1.engine.core_proc`, started by CoreClient.
+
+Its configuration and addresses come pickled through stdin, which then stays open: when it ends, so has the parent, and
+the process follows. Messages are multipart; the first frame says what they are.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import zmq
+
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.serial import decode_request, encode_outputs
+
+logger = init_logger(__name__)
+
+# Messages to the core, and from it.
+ADD, ABORT, CALL, STOP = b"add", b"abort", b"call", b"stop"
+READY, OUTPUTS, REPLY, DEAD = b"ready", b"outputs", b"reply", b"dead"
+
+_MAX_FAILED_STEPS = 3
+"""So many steps in a row that fail are a fault of the engine, not of a request."""
+
+
+@dataclass(frozen=True)
+class CoreStart:
+    """What a core process is started with."""
+
+    config: VllmConfig
+    input_address: str
+    output_address: str
+
+
+class CoreProcess:
+    """The process's loop: take what has come, run a step, send what it gave."""
+
+    def __init__(self, start: CoreStart) -> None:
+        context = zmq.Context()
+        self._input = context.socket(zmq.PULL)
+        self._output = context.socket(zmq.PUSH)
+        for socket in (self._input, self._output):
+            # Nothing is dropped at a high-water mark, and nothing delays the process's end by much.
+            socket.set_hwm(0)
+            socket.setsockopt(zmq.LINGER, 1000)
+        self._input.connect(start.input_address)
+        self._output.connect(start.output_address)
+        self._config = start.config
+        self._core: EngineCore
+        self._num_failed_steps = 0
+
+    def run(self) -> int:
+        """Serve until told to stop; the process's exit status."""
+        try:
+            self._core = EngineCore(self._config)
+            self._send(READY, msgspec.msgpack.encode({"num_blocks": self._core.executor.num_blocks}))
+            while self._take_messages():
+                if self._core.has_unfinished_requests():
+                    self._step()
+            return 0
+        except BaseException:
+            cause = traceback.format_exc()
+            logger.error("engine core died:\n%s", cause)
+            self._send(DEAD, cause.encode())
+            return 1
+        finally:
+            self._input.close()
+            self._output.close()
+
+    def _take_messages(self) -> bool:
+        """Handle every message that is there; wait for one when there is no other work. False: stop."""
+        while True:
+            busy = self._core.has_unfinished_requests()
+            if busy and not self._input.poll(0):
+                return True
+            kind, *frames = self._input.recv_multipart()
+            if kind == STOP:
+                return False
+            self._handle(kind, frames)
+
+    def _handle(self, kind: bytes, frames: list[bytes]) -> None:
+        if kind == ADD:
+            request = decode_request(frames[0])
+            try:
+                self._core.add_request(request)
+            except ValueError as error:
+                self._send_outputs([EngineCoreOutput(request.request_id, [], finish_reason="error", error=str(error))])
+        elif kind == ABORT:
+            self._core.abort_requests(msgspec.msgpack.decode(frames[0]))
+        elif kind == CALL:
+            number, method, arguments = msgspec.msgpack.decode(frames[0])
+            self._send(REPLY, msgspec.msgpack.encode((number, *self._call(method, arguments))))
+
+    def _call(self, method: str, arguments: list[Any]) -> tuple[bool, Any]:
+        """(True, result) or (False, message)."""
+        try:
+            result = getattr(self._core, method)(*arguments)
+            msgspec.msgpack.encode(result)
+            return True, result
+        except Exception as error:
+            return False, f"{type(error).__name__}: {error}"
+
+    def _step(self) -> None:
+        scheduler = self._core.scheduler
+        before = list(scheduler.requests)
+        try:
+            outputs = self._core.step()
+            self._num_failed_steps = 0
+        except Exception as error:
+            self._num_failed_steps += 1
+            if self._num_failed_steps >= _MAX_FAILED_STEPS:
+                raise
+            logger.exception("a step failed; its requests end")
+            message = f"the engine's step failed: {type(error).__name__}: {error}"
+            lost = [request_id for request_id in before if not scheduler.has_request(request_id)]
+            outputs = [EngineCoreOutput(each, [], finish_reason="error", error=message) for each in lost]
+        if outputs:
+            self._send_outputs(outputs)
+
+    def _send_outputs(self, outputs: list[EngineCoreOutput]) -> None:
+        stats = vars(self._core.scheduler.stats())
+        # Without copying: a step's arrays belong to nobody else once the step is over.
+        self._output.send_multipart([OUTPUTS, *encode_outputs(outputs, stats)], copy=False)
+
+    def _send(self, kind: bytes, *frames: bytes) -> None:
+        self._output.send_multipart([kind, *frames])
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of stdin, which only the parent's end closes."""
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+def main() -> int:
+    """Run a core as the parent describes it."""
+    # The terminal's Ctrl-C goes to the whole group; when to stop is the parent's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    start = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    return CoreProcess(start).run()
+
+
+if __name__ == "__main__":
+    # Under this name, not as __main__, the classes are those that the parent pickled.
+    from vllm.v1.engine import core_proc
+
+    # A thread of a library must not keep a dead core alive.
+    status = core_proc.main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

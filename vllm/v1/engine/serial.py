@@ -1,0 +1,135 @@
+"""The engine core's borders as bytes: requests and outputs between two processes of one machine.
+
+Everything small is msgpack. Readings are not: the arrays of a step travel as they are, one frame an array, however
+many requests refer to their rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from vllm.logprobs import LogprobsLists, LogprobsRow, LogprobsRows
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+
+Frame = bytes | memoryview
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(strict=True)
+
+_ARRAYS = ("token_ids", "logprobs", "logits", "ranks", "lse", "entropy")
+_DEFAULTS = {item.name: getattr(SamplingParams(), item.name) for item in fields(SamplingParams)}
+
+
+def encode_request(request: EngineCoreRequest) -> bytes:
+    """A request, its parameters as those that are not the default."""
+    return _encoder.encode(
+        {
+            **vars(request),
+            "eos_token_ids": sorted(request.eos_token_ids),
+            "sampling_params": _encode_params(request.sampling_params),
+        }
+    )
+
+
+def decode_request(data: Frame) -> EngineCoreRequest:
+    """The inverse of `encode_request`."""
+    values = _decoder.decode(data)
+    values["eos_token_ids"] = frozenset(values["eos_token_ids"])
+    values["sampling_params"] = _decode_params(values["sampling_params"])
+    return EngineCoreRequest(**values)
+
+
+def _encode_params(params: SamplingParams) -> dict[str, Any]:
+    names = [item.name for item in fields(params)]
+    values = {name: getattr(params, name) for name in names}
+    changed = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+    if "output_kind" in changed:
+        changed["output_kind"] = params.output_kind.value
+    return changed
+
+
+def _decode_params(changed: dict[str, Any]) -> SamplingParams:
+    # They were checked before they were sent; the constructor would check them once more.
+    params = SamplingParams.__new__(SamplingParams)
+    vars(params).update({name: copy.copy(value) for name, value in _DEFAULTS.items()})
+    vars(params).update(changed)
+    if "output_kind" in changed:
+        params.output_kind = RequestOutputKind(changed["output_kind"])
+    return params
+
+
+def encode_outputs(outputs: Sequence[EngineCoreOutput], extra: Any = None) -> list[Frame]:
+    """A step's outputs as frames: a header, then the arrays that it names. `extra`: anything that msgpack can hold."""
+    lists: dict[int, int] = {}  # id of a LogprobsLists -> its number
+    layouts: list[Any] = []
+    frames: list[Frame] = []
+
+    def number_of(readings: LogprobsLists) -> int:
+        number = lists.get(id(readings))
+        if number is None:
+            number = lists[id(readings)] = len(layouts)
+            arrays = [getattr(readings, name) for name in _ARRAYS]
+            layouts.append(
+                (readings.num_topk, [None if array is None else (array.dtype.str, array.shape) for array in arrays])
+            )
+            frames.extend(_bytes_of(array) for array in arrays if array is not None)
+        return number
+
+    rows = [
+        (
+            output.request_id,
+            output.new_token_ids,
+            None if output.logprobs is None else [(number_of(row.lists), row.row) for row in output.logprobs],
+            output.finish_reason,
+            output.stop_reason,
+            output.num_cached_tokens,
+            output.error,
+            None
+            if output.prompt_logprobs is None
+            else [(number_of(r.lists), r.rows.start, r.rows.stop, r.num_token_ids) for r in output.prompt_logprobs],
+        )
+        for output in outputs
+    ]
+    return [_encoder.encode((rows, layouts, extra)), *frames]
+
+
+def decode_outputs(frames: Sequence[Frame]) -> tuple[list[EngineCoreOutput], Any]:
+    """The inverse of `encode_outputs`; the arrays are read-only views of the frames."""
+    rows, layouts, extra = _decoder.decode(frames[0])
+    data = iter(frames[1:])
+    lists = []
+    for num_topk, arrays in layouts:
+        values: list[Any] = [None if layout is None else _array(next(data), layout) for layout in arrays]
+        lists.append(LogprobsLists(num_topk=num_topk, **dict(zip(_ARRAYS, values, strict=True))))
+    outputs = [
+        EngineCoreOutput(
+            request_id,
+            new_token_ids,
+            None if logprobs is None else [LogprobsRow(lists[number], row) for number, row in logprobs],
+            finish_reason,
+            stop_reason,
+            num_cached_tokens,
+            error,
+            None
+            if prompt is None
+            else [LogprobsRows(lists[number], slice(start, stop), count) for number, start, stop, count in prompt],
+        )
+        for request_id, new_token_ids, logprobs, finish_reason, stop_reason, num_cached_tokens, error, prompt in rows
+    ]
+    return outputs, extra
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _array(frame: Frame, layout: tuple[str, list[int]]) -> np.ndarray:
+    dtype, shape = layout
+    return np.ndarray(shape, dtype, buffer=frame)
