@@ -1,0 +1,117 @@
+"""Questions in, answers out: one through pipes as plain text, or many in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from vllm.entrypoints.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Escape sequences of a model's answer could move the cursor, retitle the window or write to the clipboard.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_PROMPT = ">>> "
+
+Answer = Callable[[str], Iterator[str]]
+
+
+def add_message_argument(parser: argparse.ArgumentParser, flag: str, noun: str) -> None:
+    """Add the flag that brings a single message, with upstream's spelling of it."""
+    parser.add_argument(
+        flag,
+        "--quick",
+        "-q",
+        dest="message",
+        metavar="TEXT",
+        help=f"answer this {noun} and end; left out: read one from stdin, or ask for them if it is a terminal",
+    )
+
+
+def single_message(args: argparse.Namespace) -> str | None:
+    """The message of the flag or of stdin; None when they are to be asked for.
+
+    Raises:
+        CliError: there is none, or stdin is no text.
+    """
+    message = args.message
+    if message is None:
+        if sys.stdin.isatty():
+            return None
+        try:
+            message = sys.stdin.read().removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise CliError(f"stdin is not {error.encoding} text: {error.reason}") from None
+    if not message:
+        raise CliError("the message is empty")
+    return message
+
+
+def answer_once(answer: Answer, message: str) -> int:
+    """Print one answer as plain text while it is made; the exit code."""
+    for piece in answer(message):
+        sys.stdout.write(_printable(piece) if sys.stdout.isatty() else piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    return 0
+
+
+def converse(title: str, answer: Answer, commands: Mapping[str, tuple[str, Callable[[], None]]]) -> int:
+    """Ask for messages until /exit or Ctrl-D, and show each answer while it is made; the exit code.
+
+    Ctrl-C stops an answer; at the prompt it ends the command.
+
+    Args:
+        title: shown first.
+        answer: called with each message.
+        commands: what a message such as /reset does: its help and a function.
+    """
+    import readline  # noqa: F401 - gives input() line editing and a history
+
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    names = {**{name: text for name, (text, _) in commands.items()}, "/exit": "end (or Ctrl-D)"}
+    console.print(Text(title, style="bold"))
+    console.print(Text(", ".join(f"{name}: {text}" for name, text in names.items()), style="dim"))
+    while True:
+        try:
+            message = input(_PROMPT)
+        except EOFError:
+            console.print()
+            return 0
+        word = message.strip()
+        if word == "/exit":
+            return 0
+        if word in commands:
+            commands[word][1]()
+        elif word.startswith("/") and word[1:].isalpha():
+            console.print(Text(f"{word} is no command; there are {', '.join(names)}", style="red"))
+        elif word:
+            _show(console, answer(message))
+
+
+def _show(console: Console, pieces: Iterator[str]) -> None:
+    """Print an answer, or why there is none: the conversation goes on either way."""
+    from rich.text import Text
+
+    try:
+        with console.status("reading"):
+            first = next(pieces, "")
+        console.print(Text(_printable(first)), end="")
+        for piece in pieces:
+            console.print(Text(_printable(piece)), end="")
+        console.print()
+    except KeyboardInterrupt:
+        console.print(Text(" [stopped]", style="dim"))
+    except (ValueError, RuntimeError) as error:
+        console.print(Text(f"error: {error}", style="red"))
+
+
+def _printable(text: str) -> str:
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
