@@ -16,7 +16,7 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
 run: $(VENV)/.package
 	@mkdir -p results
-	$(BIN)/vllm score examples/data/reviews.jsonl --labels " positive" " negative" --output results/reviews.scores.jsonl
+	$(BIN)/vllm score examples/data/reviews.jsonl --labels " positive" " negative" --output results/reviews.scores.jsonl --overwrite
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -q $(TESTS)

@@ -15,8 +15,9 @@ from vllm import LLM, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.cli import score
 from vllm.entrypoints.cli.main import main
+from vllm.entrypoints.cli.score_io import Item
 from vllm.model_executor.model_loader import resolve
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import LabelScores
 
 REVIEWS = Path(__file__).parents[2] / "examples" / "data" / "reviews.jsonl"
 LABELS = [" positive", " negative"]
@@ -80,7 +81,7 @@ def test_reviews_from_the_command_line_to_files(llm: LLM, capsys: pytest.Capture
 
 def _agree_with_generate(llm: LLM, records: list[dict[str, Any]]) -> None:
     template = score.Template.default(LABELS)
-    prompts = [template.render("", score.Item(1, record["text"], {})) for record in records]
+    prompts = [template.render("", Item(1, record["text"], {})) for record in records]
     ids = [llm.get_tokenizer().encode(label, add_special_tokens=False)[0] for label in LABELS]
     params = SamplingParams(max_tokens=1, temperature=0, logprob_token_ids=ids)
     for record, output in zip(records, llm.generate(prompts, params, use_tqdm=False), strict=True):
@@ -119,8 +120,8 @@ def test_one_batch_gives_exactly_what_generate_gives(loaded: LLM) -> None:
         assert record["ranks"] == {" good": good.rank, " bad": bad.rank}
         assert record["logprobs"] == {" good": good.logprob, " bad": bad.logprob}
         assert record["logits"] == {" good": good.logit, " bad": bad.logit}
-        assert list(record["probs"].values()) == list(position.softmax(ids).values())
-        assert record["label_mass"] == position.mass(ids)
+        assert list(record["probs"].values()) == pytest.approx(list(position.softmax(ids).values()), abs=1e-6)
+        assert record["label_mass"] == pytest.approx(position.mass(ids), abs=1e-6)
     assert [record["id"] for record in _lines("out.jsonl")] == ["1", "2"]
 
 
@@ -130,7 +131,7 @@ def test_quiet_prints_nothing_and_limit_limits(loaded: LLM, capsys: pytest.Captu
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "")
     assert len(_lines("o.jsonl")) == 2
-    assert sorted(path.name for path in Path().iterdir()) == ["o.jsonl", "p.svg"]
+    assert sorted(path.name for path in Path().iterdir()) == ["o.jsonl", "o.jsonl.meta.json", "p.svg"]
 
 
 def test_label_ids_give_the_same_readings(loaded: LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,12 +161,10 @@ def test_template_file_is_taken_as_it_is(loaded: LLM) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--labels", "sooo goood"], "label 'sooo goood' must be one token, but is"),
-        (["--labels", ""], "label '' has no token"),
-        (["--label-ids", "99999999"], "logprob_token_ids must be in [0, "),
-        (["--label-ids", "-1"], "logprob_token_ids must not be negative, got -1"),
-        (["--label-ids", *map(str, range(129))], "129, which is greater than max allowed: 128"),
-        (["--labels", " a", "--template", "{text}" * 300], "a.jsonl:1: the prompt has "),
+        (["--labels", ""], "labels cannot contain an empty string"),
+        (["--label-ids", "99999999"], "labels must be in [0, "),
+        (["--label-ids", "-1"], "labels must not be negative, got -1"),
+        (["--labels", "so " * 300], "leaves no room for a prompt (max_model_len=256)"),
     ],
 )
 def test_what_only_the_model_knows_to_be_wrong(
@@ -176,16 +175,46 @@ def test_what_only_the_model_knows_to_be_wrong(
     assert [path.name for path in Path().iterdir()] == ["a.jsonl"]
 
 
-def test_a_label_that_is_not_one_token_shows_its_tokens(loaded: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    tokenizer = loaded.get_tokenizer()
-    ids = tokenizer.encode(" very bad", add_special_tokens=False)
-    shown = ", ".join(f"{token_id} {tokenizer.decode([token_id])!r}" for token_id in ids)
-    Path("a.jsonl").write_text('"hello"\n')
-    _fails(
-        ["a.jsonl", "--labels", " good", " very bad"],
-        f"' very bad' must be one token, but is 2: {shown}",
-        capsys,
-    )
+def test_labels_of_several_tokens(loaded: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.jsonl").write_text('{"text": "hello", "label": "very bad"}\n"bye"\n')
+    labels = [" good", " very bad", " very good indeed"]
+    assert main(["score", "a.jsonl", "--labels", *labels, "--template", "{text}, it is", "--no-picture"]) == 0
+    loaded.reset_prefix_cache()
+    prompts = ["hello, it is", "bye, it is"]
+    for record, scores in zip(
+        _lines("a.scores.jsonl"), loaded.score_labels(prompts, labels, use_tqdm=False), strict=True
+    ):
+        good = scores.labels[0]
+        assert list(record["probs"].values()) == scores.probabilities.tolist()
+        assert list(record["logprobs"].values()) == scores.logprobs.tolist()
+        assert record["logits"] == {" good": good.token_logits[0], " very bad": None, " very good indeed": None}
+        for name, own in zip(labels, scores.labels, strict=True):
+            assert record["ranks"][name] == own.token_ranks[0]
+            assert record["token_ranks"][name] == own.token_ranks
+            assert record["token_logprobs"][name] == own.token_logprobs
+            assert record["normalized_logprobs"][name] == own.normalized_logprob
+        assert (record["label_mass"], record["prediction"]) == (scores.mass, scores.best.label)
+    out = capsys.readouterr().out
+    assert "P(very bad)" in out and "accuracy:   " in out
+
+
+def test_prompts_that_are_too_long_are_marked(loaded: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.jsonl").write_text('"hello"\n' + json.dumps("x " * 300) + '\n""\n"bye"\n')
+    arguments = ["a.jsonl", "--labels", " a", " b c", "--template", "{text}", "--quiet"]
+    assert main(["score", *arguments]) == 1
+    assert "2 of 4 texts failed, first a.jsonl:2: the prompt has " in capsys.readouterr().err
+    errors = [record.get("error") for record in _lines("a.scores.jsonl")]
+    assert errors[0] is None and errors[3] is None
+    assert errors[1].endswith("it must have from 1 to 255 (max_model_len=256, the longest label has 2)")
+    assert errors[2].startswith("the prompt has 0 tokens")
+
+
+def test_one_token_labels_take_one_request_a_text(loaded: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = []
+    complete = loaded._complete
+    monkeypatch.setattr(loaded, "_complete", lambda own, *rest: lengths.append(len(own)) or complete(own, *rest))
+    assert main(["score", str(REVIEWS), "--labels", *LABELS, "--limit", "5", "--quiet", "--no-picture"]) == 0
+    assert lengths == [5]
 
 
 @pytest.mark.parametrize(
@@ -251,20 +280,20 @@ def test_without_matplotlib_it_goes_on(
     captured = capsys.readouterr()
     assert "no picture: matplotlib is not installed (pip install matplotlib)" in captured.err
     assert "picture:" not in captured.out
-    assert [path.name for path in Path().iterdir()] == ["reviews.scores.jsonl"]
+    assert not Path("reviews.scores.png").exists()
 
 
 def test_texts_on_which_the_model_fails_are_marked(
     llm: LLM, loaded: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    generate = llm.generate
+    score_labels = llm.score_labels
 
-    def failing(*args: Any, **kwargs: Any) -> list[RequestOutput]:
-        outputs = generate(*args, **kwargs)
-        outputs[1].outputs = [CompletionOutput(0, "", [], finish_reason="error", error="NaN logits")]
+    def failing(*args: Any, **kwargs: Any) -> list[LabelScores]:
+        outputs = score_labels(*args, **kwargs)
+        outputs[1].error = "NaN logits"
         return outputs
 
-    monkeypatch.setattr(llm, "generate", failing)
+    monkeypatch.setattr(llm, "score_labels", failing)
     assert main(["score", str(REVIEWS), "--labels", *LABELS, "--limit", "3"]) == 1
     captured = capsys.readouterr()
     assert "vllm score: 1 of 3 texts failed, first reviews.jsonl:2: NaN logits" in captured.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,8 @@ import pytest
 
 from vllm.entrypoints.cli import score_table
 from vllm.entrypoints.cli.errors import CliError
-from vllm.entrypoints.cli.score_io import Item, read_items, to_jsonl, write_atomically
-from vllm.entrypoints.cli.score_labels import Labels, verdicts
+from vllm.entrypoints.cli.score_io import Item, TextFile, write_atomically
+from vllm.entrypoints.cli.score_labels import Labels, verdict
 from vllm.entrypoints.cli.score_plot import draw
 from vllm.entrypoints.cli.score_table import cut, display_width, format_table, short_names
 from vllm.entrypoints.cli.score_template import Template
@@ -27,7 +29,7 @@ def _write(folder: Path, name: str, content: str | bytes) -> Path:
 
 def test_jsonl_objects_strings_and_blank_lines(tmp_path: Path) -> None:
     path = _write(tmp_path, "a.jsonl", '\ufeff{"text": "one", "id": 7}\r\n\n"two \u2028 {x}"\n{"text": ""}')
-    assert read_items(path, "text") == [
+    assert list(TextFile(path, "text")) == [
         Item(1, "one", {"text": "one", "id": 7}),
         Item(3, "two \u2028 {x}", {"text": "two \u2028 {x}"}),
         Item(4, "", {"text": ""}),
@@ -36,20 +38,34 @@ def test_jsonl_objects_strings_and_blank_lines(tmp_path: Path) -> None:
 
 def test_csv_with_quoted_line_breaks_counts_lines_of_the_file(tmp_path: Path) -> None:
     path = _write(tmp_path, "a.CSV", 'id,review\n1,"two\nlines, ""quoted"""\n\n2,plain\n')
-    items = read_items(path, "review")
+    items = list(TextFile(path, "review"))
     assert [(item.line, item.text) for item in items] == [(2, 'two\nlines, "quoted"'), (5, "plain")]
     assert items[0].fields == {"id": "1", "review": 'two\nlines, "quoted"'}
 
 
 def test_limit_stops_reading(tmp_path: Path) -> None:
     path = _write(tmp_path, "a.jsonl", '"one"\n"two"\nnot json\n')
-    assert [item.text for item in read_items(path, "text", limit=2)] == ["one", "two"]
+    assert [item.text for item in TextFile(path, "text", limit=2)] == ["one", "two"]
+
+
+def test_every_iteration_starts_anew_from_pipes_too(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.csv"
+    os.mkfifo(pipe)
+    writer = threading.Thread(
+        target=pipe.write_text, args=('\ufefftext\none\n"t\r\nwo"\n',), kwargs={"encoding": "utf-8"}
+    )
+    writer.start()
+    texts = TextFile(pipe, "text")
+    writer.join()
+    assert next(iter(texts)).text == "one"
+    assert [[item.text for item in texts] for _ in range(2)] == [["one", "t\r\nwo"]] * 2
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.jsonl", '"ok"\n{"text": ', "a.jsonl:2: not JSON: Expecting value at column 10"),
+        ("a.jsonl", '"ok"\n{"text": \n"x"', "a.jsonl:2: not JSON: Expecting value at column 10"),
         ("a.jsonl", '"ok"\n[1]\n', "a.jsonl:2: must be a JSON object or a JSON string, got a list"),
         ("a.jsonl", "\n12\n", "a.jsonl:2: must be a JSON object or a JSON string, got a number"),
         ("a.jsonl", '{"body": "x"}\n', "a.jsonl:1: no field 'text'; there is 'body' (see --text-field)"),
@@ -59,6 +75,7 @@ def test_limit_stops_reading(tmp_path: Path) -> None:
         ("a.jsonl", r'"\ud800"', "a.jsonl:1: half of a surrogate pair, which is not text"),
         ("a.jsonl", "[" * 100_000, "a.jsonl:1: not usable JSON: nested too deeply"),
         ("a.jsonl", b'"ok"\n"caf\xe9"\n', "a.jsonl:2: not UTF-8"),
+        ("a.csv", b'text\n"caf\n\xe9"\n', "a.csv:3: not UTF-8"),
         ("a.jsonl", "\n \n", "a.jsonl: there are no texts in it"),
         ("a.csv", "", "a.csv: there are no texts in it"),
         ("a.csv", "text\n", "a.csv: there are no texts in it"),
@@ -70,21 +87,21 @@ def test_limit_stops_reading(tmp_path: Path) -> None:
 )
 def test_bad_input_names_file_line_and_fault(name: str, content: str | bytes, message: str, tmp_path: Path) -> None:
     with pytest.raises(CliError) as raised:
-        read_items(_write(tmp_path, name, content), "text")
+        list(TextFile(_write(tmp_path, name, content), "text"))
     assert message in str(raised.value)
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none.jsonl", tmp_path):
         with pytest.raises(CliError, match="cannot read"):
-            read_items(path, "text")
+            list(TextFile(path, "text"))
 
 
 def test_writing_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("old")
-    write_atomically(path, to_jsonl([{"text": "é"}, {"n": 1}]))
-    assert path.read_text(encoding="utf-8") == '{"text": "é"}\n{"n": 1}\n'
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(CliError, match="cannot write"):
         write_atomically(tmp_path / "missing" / "x", b"")
@@ -145,13 +162,13 @@ def _record(text: str, p: float | None, prediction: str | None, **more: Any) -> 
 
 
 def test_verdicts_compare_without_the_space() -> None:
-    labels = Labels([" a", " b"], [" a", " b"], [1, 2])
+    labels = Labels([" a", " b"], [" a", " b"], [[1], [2]])
     items = [Item(i, "x", {"label": gold} if gold else {}) for i, gold in enumerate(("a", "b ", "c", None, "a"))]
     records = [_record("x", 0.9, " a")] * 4 + [_record("x", None, None)]
-    assert verdicts(records, items, labels) == [True, False, None, None, None]
-    by_id = Labels(["1", "2"], [" a", " b"], [1, 2])
+    assert list(map(verdict, records, items, [labels] * 5)) == [True, False, None, None, None]
+    by_id = Labels(["1", "2"], [" a", " b"], [[1], [2]])
     items = [Item(1, "x", {"label": gold}) for gold in ("a", 1, "b", 2)]
-    assert verdicts([_record("x", 0.9, "1")] * 4, items, by_id) == [True, True, False, False]
+    assert [verdict(_record("x", 0.9, "1"), item, by_id) for item in items] == [True, True, False, False]
 
 
 def test_table_fits_the_width() -> None:
@@ -161,7 +178,7 @@ def test_table_fits_the_width() -> None:
         _record("広い" * 40, None, None),
         {"text": "broken", "error": "NaN"},
     ]
-    table = format_table(records, [" a", " b"], [" a", " b"], [True, False, None, None], 80)
+    table = format_table(records, [" a", " b"], [" a", " b"], [True, False, None, None], 80, 4)
     lines = table.split("\n")
     assert lines[0].split() == ["text", "P(a)", "P(b)", "logprob", "rank", "mass"]
     assert lines[1].split() == ["short", "0.900", "0.100", "-0.50", "1", "0.750"]
@@ -174,8 +191,8 @@ def test_table_fits_the_width() -> None:
 
 def test_long_tables_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(score_table, "MAX_ROWS", 2)
-    table = format_table([_record("x", 0.5, " a")] * 5, [" a", " b"], [" a", " b"], [None] * 5, 80)
-    assert table.split("\n")[3] == "... and 3 more"
+    table = format_table([_record("x", 0.5, " a")] * 5, [" a", " b"], [" a", " b"], [None] * 5, 80, 9)
+    assert table.split("\n")[3] == "... and 7 more"
 
 
 def test_headings_stay_distinct() -> None:
@@ -188,10 +205,10 @@ def test_headings_stay_distinct() -> None:
 @pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG\r\n\x1a\n"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_picture_formats_and_awkward_texts(kind: str, start: bytes) -> None:
     scored = [(_record("costs $5 and $6_x^", 0.9, " a"), True), (_record("広い", None, None), None)]
-    assert draw(scored, {" a": "$a$", " b": "b"}, "title $1", kind).startswith(start)
+    assert draw(scored, {" a": "$a$", " b": "b"}, "title $1", kind, 2).startswith(start)
 
 
 def test_reviews_file_is_balanced() -> None:
     path = Path(__file__).parents[2] / "examples" / "data" / "reviews.jsonl"
-    labels = [item.fields["label"] for item in read_items(path, "text")]
+    labels = [item.fields["label"] for item in TextFile(path, "text")]
     assert labels.count("positive") == labels.count("negative") == 12

@@ -1,8 +1,16 @@
 """Score the texts of a file: how likely is each label to come next?
 
 FILE is JSONL (a line is an object with a text field, or a string) or CSV with a header. Every text is put in
-the template, and the probability that the model gives to each label as the next token is read. A label is one
-token.
+the template, and the probability that the model gives to each label as its continuation is read.
+
+A row of the output has, by label: probs (among the labels), logprobs, logits, ranks (1 is the likeliest token);
+and label_mass (the probability of all labels together), prediction, num_prompt_tokens, or an error instead.
+A label may have any number of tokens. If one has several, logprobs are those of whole labels, ranks those of their
+first tokens, logits are null for the longer ones, and normalized_logprobs (a token's mean), token_logprobs and
+token_ranks come along.
+
+Rows are appended as batches of them are known. What they are made from is kept in OUTPUT.meta.json; a run that was
+killed is continued by the same command with --resume, which scores the texts that are missing and no others.
 
 example: vllm score reviews.jsonl --labels " positive" " negative"
 """
@@ -10,36 +18,28 @@ example: vllm score reviews.jsonl --labels " positive" " negative"
 from __future__ import annotations
 
 import argparse
-import shutil
-import sys
+import hashlib
+import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm import __version__
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.cli.errors import CliError
-from vllm.entrypoints.cli.score_io import Item, read_items, read_text, to_jsonl, write_atomically
-from vllm.entrypoints.cli.score_labels import Labels, make_record, verdicts
-from vllm.entrypoints.cli.score_plot import FORMATS, draw
-from vllm.entrypoints.cli.score_table import format_table
+from vllm.entrypoints.cli.score_batches import BatchScorer, Progress, batches
+from vllm.entrypoints.cli.score_io import TextFile, read_text
+from vllm.entrypoints.cli.score_labels import Labels
+from vllm.entrypoints.cli.score_plot import FORMATS
+from vllm.entrypoints.cli.score_report import Report
+from vllm.entrypoints.cli.score_rows import RowFile, check_output, meta_path
 from vllm.entrypoints.cli.score_template import Template
 
 if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM
-    from vllm.outputs import RequestOutput
 
 NAME = "score"
 HELP = "read the probability of each label for every text of a file"
-
-
-@dataclass
-class _Times:
-    """Seconds."""
-
-    load: float = 0.0
-    score: float = 0.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="FILE", type=Path, help="results, as JSONL (default: <FILE's stem>.scores.jsonl)"
     )
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument(
+        "--resume", action="store_true", help="keep the rows that --output has and score the other texts"
+    )
+    existing.add_argument("--overwrite", action="store_true", help="replace an --output that exists")
     picture = parser.add_mutually_exclusive_group()
     picture.add_argument(
         "--picture",
@@ -79,50 +84,43 @@ def run(args: argparse.Namespace) -> int:
     """Score a file as the arguments say.
 
     Returns:
-        0, or 1 when the model failed on some of the texts.
+        0, or 1 when some of the texts could not be scored.
 
     Raises:
         CliError: an argument, the data or the model cannot be used.
     """
     output, picture = _output_paths(args)
     _check_arguments(args)
-    items = read_items(args.file, args.text_field, args.limit)
+    texts = TextFile(args.file, args.text_field, args.limit)
     template = _template(args)
-    if template is not None:
-        # A field that some line lacks should be known before the model loads.
-        _prompts(template, args, items)
+    num_texts, digest = _survey(texts, template)
+    made_from = _made_from(args, template, num_texts, digest)
+    check_output(output, made_from, args.resume, args.overwrite)
 
-    times = _Times()
     started = time.perf_counter()
     llm = _load(args)
-    times.load = time.perf_counter() - started
-    tokenizer = llm.llm_engine.tokenizer
-    if tokenizer is None:
+    load_seconds = time.perf_counter() - started
+    engine = llm.llm_engine
+    if engine.tokenizer is None:
         raise CliError("--skip-tokenizer-init: texts cannot be scored without a tokenizer")
-    if args.labels is not None:
-        labels = Labels.from_strings(args.labels, tokenizer)
-    else:
-        labels = Labels.from_ids(args.label_ids, tokenizer)
-    prompts = _prompts(template or Template.default(labels.texts), args, items)
-
+    labels = Labels.resolve(args.labels or args.label_ids, engine.tokenizer, engine.model_config.vocab_size)
+    scorer = BatchScorer(llm, template or Template.default(labels.texts), labels, texts.name)
+    report = Report(labels)
     started = time.perf_counter()
-    outputs = _score(llm, args, items, prompts, labels)
-    times.score = time.perf_counter() - started
+    with RowFile(output, made_from, args.resume) as rows:
+        _score(texts, rows, scorer, report, Progress(num_texts, shown=not args.quiet))
+    score_seconds = time.perf_counter() - started
 
-    records = [make_record(i, item, out, labels) for i, (item, out) in enumerate(zip(items, outputs, strict=True))]
-    write_atomically(output, to_jsonl(records))
-    correct = verdicts(records, items, labels)
     if not args.quiet:
-        width = shutil.get_terminal_size((120, 24)).columns
-        print(format_table(records, labels.names, labels.headings(), correct, width), end="\n\n")
-    title = f"{args.file.name}, scored by {Path(llm.llm_engine.model_config.model).name}"
-    drawn = picture is not None and _draw(picture, title, records, labels, correct)
+        report.print_table()
+    title = f"{texts.name}, scored by {Path(engine.model_config.model).name}"
+    drawn = picture is not None and report.draw(picture, title)
     if not args.quiet:
         print(f"results:    {output}")
         if drawn:
             print(f"picture:    {picture}")
-        _print_summary(correct, outputs, times)
-    return _report_failures(args, items, records)
+        report.print_summary(load_seconds, score_seconds)
+    return 1 if report.print_failures(texts.name) else 0
 
 
 def _check_arguments(args: argparse.Namespace) -> None:
@@ -143,7 +141,7 @@ def _output_paths(args: argparse.Namespace) -> tuple[Path, Path | None]:
         if picture.suffix.lower().lstrip(".") not in FORMATS:
             raise CliError(f"--picture must end in .{', .'.join(FORMATS)}, got {picture.name}")
     taken = {args.file.resolve(): "FILE"}
-    for flag, path in (("--output", output), ("--picture", picture)):
+    for flag, path in (("--output", output), ("--output's description", meta_path(output)), ("--picture", picture)):
         if path is None:
             continue
         if path.resolve() in taken:
@@ -166,8 +164,34 @@ def _template(args: argparse.Namespace) -> Template | None:
     return None
 
 
-def _prompts(template: Template, args: argparse.Namespace, items: Sequence[Item]) -> list[str]:
-    return [template.render(args.file.name, item) for item in items]
+def _survey(texts: TextFile, template: Template | None) -> tuple[int, str]:
+    """Number and hash of the texts with their fields; a bad line or a field that one lacks is an error before the model
+    loads."""
+    digest, count = hashlib.sha256(), 0
+    for item in texts:
+        count += 1
+        if template is not None:
+            template.render(texts.name, item)
+        digest.update(json.dumps([item.text, item.fields]).encode())
+    return count, digest.hexdigest()
+
+
+def _made_from(args: argparse.Namespace, template: Template | None, num_texts: int, digest: str) -> dict[str, Any]:
+    """What decides the rows, by the names that an error calls them."""
+    engine_args = EngineArgs.from_cli_args(args)
+    return {
+        "vllm": __version__,
+        "number of texts": num_texts,
+        "texts of sha256": digest,
+        "labels": args.labels,
+        "label ids": args.label_ids,
+        "template": template and template.source,
+        "model": engine_args.model,
+        "revision": engine_args.revision,
+        "tokenizer": engine_args.tokenizer,
+        "dtype": engine_args.dtype,
+        "max_model_len": engine_args.max_model_len,
+    }
 
 
 def _load(args: argparse.Namespace) -> LLM:
@@ -180,71 +204,22 @@ def _load(args: argparse.Namespace) -> LLM:
         raise CliError(str(error)) from error
 
 
-def _score(
-    llm: LLM, args: argparse.Namespace, items: Sequence[Item], prompts: Sequence[str], labels: Labels
-) -> list[RequestOutput]:
-    from vllm.exceptions import VLLMValidationError
-    from vllm.sampling_params import SamplingParams
-
-    engine = llm.llm_engine
-    assert engine.tokenizer is not None
-    limit = engine.model_config.max_model_len
-    encoded = engine.tokenizer.encode_batch(prompts)
-    for item, ids in zip(items, encoded, strict=True):
-        if not 0 < len(ids) < limit:
-            raise CliError(
-                f"{args.file.name}:{item.line}: the prompt has {len(ids)} tokens; it must have from 1 to "
-                f"{limit - 1} (max_model_len={limit})"
-            )
+def _score(texts: TextFile, rows: RowFile, scorer: BatchScorer, report: Report, progress: Progress) -> None:
+    """Bring `rows` to one a text, and `report` with it."""
     try:
-        params = SamplingParams(max_tokens=1, temperature=0.0, logprob_token_ids=labels.ids, detokenize=False)
-        return llm.generate(encoded, params, use_tqdm=not args.quiet)
-    except VLLMValidationError as error:
-        raise CliError(str(error)) from error
-
-
-def _draw(
-    picture: Path,
-    title: str,
-    records: Sequence[dict[str, Any]],
-    labels: Labels,
-    correct: Sequence[bool | None],
-) -> bool:
-    """Draw the picture; whether it could be drawn."""
-    scored = [pair for pair in zip(records, correct, strict=True) if "error" not in pair[0]]
-    if not scored:
-        return False
-    headings = dict(zip(labels.names, labels.headings(), strict=True))
-    try:
-        image = draw(scored, headings, title, picture.suffix.lower().lstrip("."))
-    except ImportError:
-        print("no picture: matplotlib is not installed (pip install matplotlib)", file=sys.stderr)
-        return False
-    write_atomically(picture, image)
-    return True
-
-
-def _print_summary(correct: Sequence[bool | None], outputs: Sequence[RequestOutput], times: _Times) -> None:
-    judged = [verdict for verdict in correct if verdict is not None]
-    if judged:
-        print(f"accuracy:   {sum(judged)} of {len(judged)} ({sum(judged) / len(judged):.1%})")
-    tokens = sum(len(output.prompt_token_ids) for output in outputs)
-    cached = sum(output.num_cached_tokens or 0 for output in outputs)
-    print(
-        f"throughput: {len(outputs) / times.score:.1f} prompts/s, {tokens / times.score:.0f} prompt tokens/s "
-        f"({len(outputs)} prompts, {tokens} tokens, {cached} of them cached, in {times.score:.2f} s; "
-        f"loading took {times.load:.2f} s)"
-    )
-
-
-def _report_failures(args: argparse.Namespace, items: Sequence[Item], records: Sequence[dict[str, Any]]) -> int:
-    failed = [record for record in records if "error" in record]
-    if not failed:
-        return 0
-    first = failed[0]
-    where = f"{args.file.name}:{items[first['index']].line}"
-    print(
-        f"vllm score: {len(failed)} of {len(records)} texts failed, first {where}: {first['error']}",
-        file=sys.stderr,
-    )
-    return 1
+        for batch in batches(texts):
+            first = report.num_rows
+            there = rows.read(len(batch))
+            for record, item in zip(there, batch, strict=False):
+                report.add(record, item, is_new=False)
+            progress.move_to(report.num_rows)
+            if len(there) == len(batch):
+                continue
+            # Whole, although some of its rows may be there: what shares a batch decides the last bits.
+            records = scorer.score(batch, first, progress)
+            for record, item in list(zip(records, batch, strict=True))[len(there) :]:
+                rows.append(record)
+                report.add(record, item, is_new=True)
+            progress.move_to(report.num_rows)
+    finally:
+        progress.close()

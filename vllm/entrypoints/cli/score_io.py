@@ -1,4 +1,4 @@
-"""Reading the texts to score, and writing what came out."""
+"""Reading the texts to score, and writing whole files."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from vllm.entrypoints.cli.errors import CliError
 
@@ -30,23 +32,61 @@ class Item:
     fields: dict[str, Any]
 
 
-def read_items(path: Path, text_field: str, limit: int | None = None) -> list[Item]:
-    """Read JSONL (a line is an object or a string) or, if the file's name ends in .csv, CSV with a header.
+class TextFile:
+    """The items of a file, read anew by every iteration and never held together.
 
-    Args:
-        path: the file, in UTF-8.
-        text_field: name of the field that holds the text.
-        limit: read this many texts and no more; None = all.
-
-    Raises:
-        CliError: the file cannot be read, has no texts, or has a bad line; names the file, line and fault.
+    JSONL (a line is an object or a string) or, if the file's name ends in .csv, CSV with a header; in UTF-8. Iterating
+    raises CliError when the file has no texts, or at a bad line; it names the file, line and fault.
     """
-    content = read_text(path)
-    reader = _csv_items if path.suffix.lower() == ".csv" else _jsonl_items
-    items = list(islice(reader(path.name, content, text_field), limit))
-    if not items:
-        raise CliError(f"{path.name}: there are no texts in it")
-    return items
+
+    def __init__(self, path: Path, text_field: str, limit: int | None = None) -> None:
+        """
+        Args:
+            path: the file; a pipe is copied to a temporary file first.
+            text_field: name of the field that holds the text.
+            limit: read this many texts and no more; None = all.
+
+        Raises:
+            CliError: it cannot be read.
+        """
+        self.name = path.name
+        self._text_field = text_field
+        self._limit = limit
+        self._is_csv = path.suffix.lower() == ".csv"
+        try:
+            self._file: IO[bytes] = path.open("rb")
+            if not self._file.seekable():
+                with self._file as pipe:
+                    self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
+                    shutil.copyfileobj(pipe, self._file)
+        except OSError as error:
+            raise CliError(f"cannot read {path}: {error.strerror or error}") from None
+
+    def __iter__(self) -> Iterator[Item]:
+        self._file.seek(0)
+        # csv wants line breaks as they are. JSON strings may hold U+2028 and the like, which end no line.
+        lines = io.TextIOWrapper(self._file, encoding="utf-8-sig", newline="" if self._is_csv else "\n")
+        reader = _csv_items if self._is_csv else _jsonl_items
+        found = False
+        try:
+            for item in islice(reader(self.name, lines, self._text_field), self._limit):
+                found = True
+                yield item
+        except UnicodeDecodeError as error:
+            raise CliError(f"{self.name}:{self._undecodable_line()}: not UTF-8 ({error.reason})") from None
+        finally:
+            lines.detach()
+        if not found:
+            raise CliError(f"{self.name}: there are no texts in it")
+
+    def _undecodable_line(self) -> int:
+        self._file.seek(0)
+        for number, line in enumerate(self._file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+        raise AssertionError("every line is UTF-8")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -63,11 +103,6 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise CliError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def to_jsonl(records: Sequence[dict[str, Any]]) -> bytes:
-    """One JSON object a line, in UTF-8."""
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
 
 
 def read_text(path: Path) -> str:
@@ -88,13 +123,12 @@ def read_text(path: Path) -> str:
         raise CliError(f"{path.name}:{line}: not UTF-8 ({error.reason})") from None
 
 
-def _jsonl_items(name: str, content: str, text_field: str) -> Iterator[Item]:
-    # Not splitlines(): JSON strings may hold U+2028 and the like as they are.
-    for line, source in enumerate(content.split("\n"), start=1):
+def _jsonl_items(name: str, lines: Iterable[str], text_field: str) -> Iterator[Item]:
+    for line, source in enumerate(lines, start=1):
         if not source.strip():
             continue
         try:
-            value = json.loads(source)
+            value = json.loads(source.removesuffix("\n"))
         except ValueError as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
             column = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
@@ -108,8 +142,8 @@ def _jsonl_items(name: str, content: str, text_field: str) -> Iterator[Item]:
         yield _item(name, line, value, text_field)
 
 
-def _csv_items(name: str, content: str, text_field: str) -> Iterator[Item]:
-    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
+def _csv_items(name: str, lines: Iterable[str], text_field: str) -> Iterator[Item]:
+    reader = csv.reader(lines, strict=True)
     header: list[str] | None = None
     while True:
         line = reader.line_num + 1

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.cli.errors import CliError
 from vllm.entrypoints.cli.score_io import Item
+from vllm.exceptions import VLLMValidationError
 
 if TYPE_CHECKING:
-    from vllm.outputs import RequestOutput
+    from vllm.outputs import LabelScores
     from vllm.tokenizer import Tokenizer
 
 GOLD_FIELD = "label"
@@ -24,39 +26,39 @@ class Labels:
     Attributes:
         names: their keys in the output: the strings, or the ids as strings.
         texts: what they read as, to be compared with the input's label field.
-        ids: their token ids.
+        token_ids: their tokens.
     """
 
     names: list[str]
     texts: list[str]
-    ids: list[int]
+    token_ids: list[list[int]]
 
     @classmethod
-    def from_strings(cls, strings: Sequence[str], tokenizer: Tokenizer) -> Labels:
-        """Labels given as strings.
+    def resolve(cls, given: Sequence[str] | Sequence[int], tokenizer: Tokenizer, vocab_size: int) -> Labels:
+        """Labels given as texts of any number of tokens, or as token ids.
 
         Raises:
-            CliError: one that is not one token, with its tokens; two that are the same token.
+            CliError: one without a token or outside the vocabulary, or two of the same tokens.
         """
-        encoded = [tokenizer.encode(string, add_special_tokens=False) for string in strings]
-        faults = [
-            _not_one_token(string, ids, tokenizer)
-            for string, ids in zip(strings, encoded, strict=True)
-            if len(ids) != 1
-        ]
-        if faults:
-            raise CliError("; ".join(faults))
-        ids = [own[0] for own in encoded]
-        for i, token_id in enumerate(ids):
-            if token_id in ids[:i]:
-                same = strings[ids.index(token_id)]
-                raise CliError(f"--labels: {same!r} and {strings[i]!r} are the same token, {token_id}")
-        return cls(list(strings), list(strings), ids)
+        from vllm.v1.engine.label_scoring import encode_labels
 
-    @classmethod
-    def from_ids(cls, ids: Sequence[int], tokenizer: Tokenizer) -> Labels:
-        """Labels given as token ids, which the engine checks against its vocabulary."""
-        return cls([str(token_id) for token_id in ids], tokenizer.decode_tokens(ids), list(ids))
+        try:
+            token_ids = [label.token_ids for label in encode_labels(given, tokenizer, vocab_size)]
+        except VLLMValidationError as error:
+            raise CliError(str(error)) from None
+        names = [str(label) for label in given]
+        texts = [label if isinstance(label, str) else tokenizer.decode_tokens([label])[0] for label in given]
+        return cls(names, texts, token_ids)
+
+    @cached_property
+    def stripped(self) -> dict[str, str]:
+        """Each name's text without the space around it."""
+        return {name: text.strip() for name, text in zip(self.names, self.texts, strict=True)}
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest label."""
+        return max(len(ids) for ids in self.token_ids)
 
     def headings(self) -> list[str]:
         """What to call them in a table: an id together with its text."""
@@ -66,59 +68,61 @@ class Labels:
         ]
 
 
-def make_record(index: int, item: Item, output: RequestOutput, labels: Labels) -> dict[str, Any]:
+def make_record(
+    index: int, item: Item, num_prompt_tokens: int, scores: LabelScores | str, labels: Labels
+) -> dict[str, Any]:
     """One text's line of the output file; the input's other fields are kept where no result has their name.
 
     A value that JSON has no number for (a masked-out label's logprob, say) is None.
+
+    Args:
+        index: the row's number, from 0.
+        item: the text.
+        num_prompt_tokens: length of its prompt.
+        scores: what was read, or why nothing could be.
+        labels: as they were scored.
     """
-    (completion,) = output.outputs
     record: dict[str, Any] = {"index": index, "text": item.text}
-    results: dict[str, Any] = {"num_prompt_tokens": len(output.prompt_token_ids)}
-    if completion.error is not None or not completion.logprobs:
-        results["error"] = completion.error or f"no readings came back ({completion.finish_reason})"
+    results: dict[str, Any] = {"num_prompt_tokens": num_prompt_tokens}
+    error = scores if isinstance(scores, str) else scores.error
+    if error is not None:
+        results["error"] = error
     else:
-        position = completion.logprobs[0]
-        probs = position.softmax(labels.ids)
-        named = list(zip(labels.names, labels.ids, strict=True))
-        best = max(labels.ids, key=lambda token_id: probs[token_id])
-        results = {
-            "probs": {name: _finite(probs[token_id]) for name, token_id in named},
-            "logprobs": {name: _finite(position[token_id].logprob) for name, token_id in named},
-            "logits": {name: _finite(position[token_id].logit) for name, token_id in named},
-            "ranks": {name: position[token_id].rank for name, token_id in named},
-            "label_mass": _finite(position.mass(labels.ids)),
-            "prediction": None if math.isnan(probs[best]) else labels.names[labels.ids.index(best)],
-            **results,
-        }
+        assert not isinstance(scores, str)
+        results = {**_results(scores, labels), **results}
     kept = {name: value for name, value in item.fields.items() if name not in results and name not in record}
     return {**record, **kept, **results}
 
 
-def verdicts(records: Sequence[dict[str, Any]], items: Sequence[Item], labels: Labels) -> list[bool | None]:
-    """Whether each prediction is the input's own label; None where the input has none of the labels."""
-    text_of = {name: text.strip() for name, text in zip(labels.names, labels.texts, strict=True)}
-    known = {*text_of, *text_of.values()}
-    result: list[bool | None] = []
-    for record, item in zip(records, items, strict=True):
-        gold, prediction = str(item.fields.get(GOLD_FIELD, "")).strip(), record.get("prediction")
-        if gold not in known or prediction is None:
-            result.append(None)
-        else:
-            result.append(gold in (prediction.strip(), text_of[prediction]))
-    return result
+def _results(scores: LabelScores, labels: Labels) -> dict[str, Any]:
+    named = list(zip(labels.names, scores.labels, strict=True))
+    best = scores.best
+    certain = best is not None and math.isfinite(best.logprob)
+    results: dict[str, Any] = {
+        "probs": dict(zip(labels.names, map(_finite, scores.probabilities.tolist()), strict=True)),
+        "logprobs": {name: _finite(own.logprob) for name, own in named},
+        "logits": {name: _finite(own.token_logits[0]) if len(own.token_ids) == 1 else None for name, own in named},
+        "ranks": {name: own.token_ranks[0] for name, own in named},
+        "label_mass": _finite(scores.mass),
+        "prediction": next(name for name, own in named if own is best) if certain else None,
+    }
+    if labels.longest > 1:
+        results |= {
+            "normalized_logprobs": {name: _finite(own.normalized_logprob) for name, own in named},
+            "token_logprobs": {name: [_finite(value) for value in own.token_logprobs] for name, own in named},
+            "token_ranks": {name: own.token_ranks for name, own in named},
+        }
+    return results
 
 
-def _not_one_token(string: str, ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    if not ids:
-        return f"label {string!r} has no token"
-    tokens = ", ".join(f"{token_id} {text!r}" for token_id, text in zip(ids, tokenizer.decode_tokens(ids), strict=True))
-    hint = ""
-    for other in (" " + string, string.strip()):
-        if other != string and len(tokenizer.encode(other, add_special_tokens=False)) == 1:
-            hint = f" ({other!r} is one)"
-            break
-    return f"label {string!r} must be one token, but is {len(ids)}: {tokens}{hint}"
+def verdict(record: dict[str, Any], item: Item, labels: Labels) -> bool | None:
+    """Whether the prediction is the input's own label; None where the input has none of the labels."""
+    text_of = labels.stripped
+    gold, prediction = str(item.fields.get(GOLD_FIELD, "")).strip(), record.get("prediction")
+    if prediction not in text_of or not (gold in text_of or gold in text_of.values()):
+        return None
+    return gold in (prediction.strip(), text_of[prediction])
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -21,15 +21,17 @@ def draw(
     headings: dict[str, str],
     title: str,
     image_format: str,
+    num_scored: int,
 ) -> bytes:
     """A bar chart of P(first label), coloured by the likeliest label; at most MAX_ROWS texts.
 
     Args:
         scored: lines of the output file without those that failed, each with whether its prediction is right
-            (None = unknown).
+            (None = unknown); the first MAX_ROWS at least.
         headings: what to call each label, in the labels' order.
         title: what stands above.
         image_format: one of FORMATS.
+        num_scored: how many of such lines there are.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -46,7 +48,7 @@ def draw(
     axes.set_xlabel(f"P({names[labels[0]]}) among the labels", parse_math=False)
     if len(labels) == 2:
         axes.axvline(0.5, color="#666666", linewidth=0.8, linestyle=":")
-    more = f" (the first {len(shown)} of {len(scored)})" if len(scored) > len(shown) else ""
+    more = f" (the first {len(shown)} of {num_scored})" if num_scored > len(shown) else ""
     figure.suptitle(title + more, fontsize=11, parse_math=False)
     winners = [label for label in labels if any(record["prediction"] == label for record, _ in shown)]
     _add_legend(figure, [(names[label], colours[label]) for label in winners])

@@ -17,15 +17,17 @@ def format_table(
     headings: Sequence[str],
     correct: Sequence[bool | None],
     width: int,
+    num_rows: int,
 ) -> str:
     """The first MAX_ROWS records as a table.
 
     Args:
-        records: what is written to the output file.
+        records: what is written to the output file, the first MAX_ROWS at least.
         labels: the labels' names; the first two get a column.
         headings: what to call the labels.
         correct: one a record: whether the prediction is right, None = unknown.
         width: columns of the terminal.
+        num_rows: rows of the output file.
     """
     header = [*(f"P({name})" for name in short_names(headings)[:2]), "logprob", "rank", "mass", ""]
     shown = list(zip(records, correct, strict=True))[:MAX_ROWS]
@@ -43,8 +45,8 @@ def format_table(
 
     lines = [line("text", header)]
     lines += [line(record["text"], row) for record, row in zip(records, rows, strict=False)]
-    if len(records) > MAX_ROWS:
-        lines.append(f"... and {len(records) - MAX_ROWS} more")
+    if num_rows > len(shown):
+        lines.append(f"... and {num_rows - len(shown)} more")
     lines.append("logprob and rank: of the likeliest label; mass: the probability of all labels together")
     return "\n".join(lines)
 

@@ -1,0 +1,130 @@
+"""Scoring the texts of `vllm score` batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from vllm.entrypoints.cli.errors import CliError
+from vllm.entrypoints.cli.score_io import Item, TextFile
+from vllm.entrypoints.cli.score_labels import Labels, make_record
+from vllm.entrypoints.cli.score_template import Template
+
+if TYPE_CHECKING:
+    from vllm.entrypoints.llm import LLM
+    from vllm.outputs import LabelScores
+
+BATCH_ROWS = 256
+
+
+def batches(texts: TextFile) -> Iterator[list[Item]]:
+    """The file's items, BATCH_ROWS at a time: what is in memory at once."""
+    items = iter(texts)
+    while batch := list(islice(items, BATCH_ROWS)):
+        yield batch
+
+
+class Progress:
+    """A bar over all rows that moves while a batch is scored, by the share of its requests that are done."""
+
+    def __init__(self, num_rows: int, shown: bool) -> None:
+        self._bar: Any = None
+        if shown:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=num_rows, desc="Scored texts", unit="text", dynamic_ncols=True)
+
+    def move_to(self, row: int) -> None:
+        """`row` rows are done."""
+        if self._bar is not None and row > self._bar.n:
+            self._bar.update(row - self._bar.n)
+
+    def of_batch(self, first_row: int, num_rows: int) -> bool | Callable[..., _BatchProgress]:
+        """What to give to the engine as `use_tqdm` for these rows."""
+        if self._bar is None:
+            return False
+        return lambda total, **_: _BatchProgress(self, first_row, num_rows, total)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+@dataclass
+class _BatchProgress:
+    """A batch's requests, in the shape of a tqdm bar."""
+
+    progress: Progress
+    first_row: int
+    num_rows: int
+    num_requests: int
+    num_done: int = 0
+
+    def update(self, count: int) -> None:
+        self.num_done += count
+        self.progress.move_to(self.first_row + self.num_done * self.num_rows // self.num_requests)
+
+    def close(self) -> None:
+        """The bar of all rows stays."""
+
+
+class BatchScorer:
+    """Scores batches so that a row depends on its own batch alone, and a resumed run repeats an uninterrupted one.
+
+    A reading depends a little, in its last bits, on what shares a step and on what is cached. So a batch is always the
+    same rows, and begins with an empty prefix cache.
+    """
+
+    def __init__(self, llm: LLM, template: Template, labels: Labels, input_name: str) -> None:
+        """
+        Raises:
+            CliError: a label fills the context by itself.
+        """
+        self._llm = llm
+        self._template = template
+        self._labels = labels
+        self._input_name = input_name
+        self._max_model_len = llm.llm_engine.model_config.max_model_len
+        # The last token of a label is read, never computed.
+        self._max_prompt_tokens = self._max_model_len - labels.longest + 1
+        if self._max_prompt_tokens < 1:
+            raise CliError(
+                f"the longest label has {labels.longest} tokens and leaves no room for a prompt "
+                f"(max_model_len={self._max_model_len})"
+            )
+
+    def score(self, batch: Sequence[Item], first_index: int, progress: Progress) -> list[dict[str, Any]]:
+        """The batch's rows of the output; one for a prompt of no or too many tokens has an error.
+
+        Args:
+            batch: the items.
+            first_index: number of the first row.
+            progress: what to move on.
+        """
+        tokenizer = self._llm.llm_engine.tokenizer
+        assert tokenizer is not None
+        prompts = tokenizer.encode_batch([self._template.render(self._input_name, item) for item in batch])
+        results: list[LabelScores | str] = [self._fault(ids) for ids in prompts]
+        usable = [i for i, fault in enumerate(results) if not fault]
+        self._llm.reset_prefix_cache()
+        scores = self._llm.score_labels(
+            [prompts[i] for i in usable], self._labels.token_ids, use_tqdm=progress.of_batch(first_index, len(batch))
+        )
+        for i, own in zip(usable, scores, strict=True):
+            results[i] = own
+        return [
+            make_record(index, item, len(ids), result, self._labels)
+            for index, (item, ids, result) in enumerate(zip(batch, prompts, results, strict=True), first_index)
+        ]
+
+    def _fault(self, token_ids: Sequence[int]) -> str:
+        """Why a prompt cannot be scored; empty if it can."""
+        if 0 < len(token_ids) <= self._max_prompt_tokens:
+            return ""
+        return (
+            f"the prompt has {len(token_ids)} tokens; it must have from 1 to {self._max_prompt_tokens} "
+            f"(max_model_len={self._max_model_len}, the longest label has {self._labels.longest})"
+        )
