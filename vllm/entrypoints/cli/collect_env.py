@@ -1,0 +1,118 @@
+"""Describe this installation and machine, for a bug report. Loads no model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+from vllm import __version__
+
+NAME = "collect-env"
+HELP = "describe this installation and machine, for a bug report"
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton")
+_PREFIX = "VLLM_"
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `vllm collect-env`."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the description."""
+    found = collect()
+    print(json.dumps(found, indent=2) if args.json else "\n".join(_lines(found)))
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """Versions (None: not installed), CPU, CUDA devices, and the environment variables that begin with VLLM_. Values of
+    variables that are named like secrets are left out."""
+    return {
+        "vllm-logprobs": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "cpu": _cpu(),
+        "cuda": _cuda(),
+        "environment": {
+            name: "(hidden)" if name.endswith(_SECRET) else value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_PREFIX)
+        },
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> dict[str, Any]:
+    import torch
+
+    from vllm.ops.loaded import cpu_kernel_isa
+
+    try:
+        isa, fault = cpu_kernel_isa(), None
+    except ValueError as error:
+        isa, fault = None, str(error)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "model": cpu_model(),
+        "usable_cores": usable,
+        "torch_threads": torch.get_num_threads(),
+        "kernels_loaded": isa is not None,
+        "kernels_isa": isa,
+        **({"kernels_fault": fault} if fault is not None else {}),
+    }
+
+
+def cpu_model() -> str:
+    """The processor as the kernel calls it, else its architecture."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _cuda() -> dict[str, Any]:
+    import torch
+
+    devices = []
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            device = torch.cuda.get_device_properties(index)
+            devices.append(
+                {
+                    "name": device.name,
+                    "capability": f"{device.major}.{device.minor}",
+                    "memory_gib": round(device.total_memory / 2**30, 1),
+                }
+            )
+    return {"torch_built_for": torch.version.cuda, "devices": devices}
+
+
+def _lines(value: dict[str, Any], indent: str = "") -> Iterator[str]:
+    """`name: value`, one a line, nested ones indented."""
+    for name, item in value.items():
+        if isinstance(item, dict):
+            yield f"{indent}{name}:" if item else f"{indent}{name}: none"
+            yield from _lines(item, indent + "  ")
+        elif isinstance(item, list):
+            yield f"{indent}{name}: {'; '.join(' '.join(map(str, each.values())) for each in item) or 'none'}"
+        else:
+            yield f"{indent}{name}: {'none' if item is None else item}"
