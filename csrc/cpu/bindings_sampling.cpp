@@ -107,6 +107,21 @@ Tensor gumbel_sample(Tensor logits, Tensor temperature, Tensor seeds, Tensor pos
   return sampled;
 }
 
+void keep_top_p_(Tensor logits, Tensor top_p) {
+  TopPArgs args{};
+  const Logits view = logits_of(logits);
+  check_dtype(logits, "logits", ScalarType::Float, "float32");
+  check_dtype(top_p, "top_p", ScalarType::Float, "float32");
+  check_shape(top_p, "top_p", {view.rows});
+  check_contiguous(top_p, "top_p");
+  args.logits = data_of<float>(logits);
+  args.rows = view.rows;
+  args.vocab = view.vocab;
+  args.stride = view.stride;
+  args.top_p = data_of<const float>(top_p);
+  VLLM_KERNEL(top_p)(args);
+}
+
 // A copy of a few integers a row: no level of instructions matters.
 Tensor fill_logprob_token_ids(Tensor columns, int64_t first_column, Tensor expanded_idx_mapping, Tensor token_ids,
                               Tensor list_idx, Tensor num_token_ids) {
@@ -155,6 +170,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("topk(Tensor logits, int k) -> (Tensor values, Tensor ids)");
   m.def(
       "gumbel_sample(Tensor logits, Tensor temperature, Tensor seeds, Tensor positions, Tensor idx_mapping) -> Tensor");
+  m.def("keep_top_p_(Tensor(a!) logits, Tensor top_p) -> ()");
   m.def(
       "fill_logprob_token_ids(Tensor(a!) columns, int first_column, Tensor expanded_idx_mapping, Tensor token_ids, "
       "Tensor list_idx, Tensor num_token_ids) -> Tensor");
@@ -164,5 +180,6 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("token_readings", TORCH_BOX(&vllm_cpu::token_readings));
   m.impl("topk", TORCH_BOX(&vllm_cpu::topk));
   m.impl("gumbel_sample", TORCH_BOX(&vllm_cpu::gumbel_sample));
+  m.impl("keep_top_p_", TORCH_BOX(&vllm_cpu::keep_top_p_));
   m.impl("fill_logprob_token_ids", TORCH_BOX(&vllm_cpu::fill_logprob_token_ids));
 }

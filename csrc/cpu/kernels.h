@@ -118,6 +118,12 @@ struct GumbelArgs {
   int32_t* sampled;           // [rows]
 };
 
+struct TopPArgs {
+  float* logits;       // [rows, vocab]
+  int64_t rows, vocab, stride;
+  const float* top_p;  // [rows]
+};
+
 }  // namespace vllm_cpu
 
 #define VLLM_DECLARE_KERNELS(ISA)                     \
@@ -133,6 +139,7 @@ struct GumbelArgs {
   void token_readings(const TokenReadingsArgs& args); \
   void topk(const TopkArgs& args);                    \
   void gumbel_sample(const GumbelArgs& args);         \
+  void top_p(const TopPArgs& args);                   \
   }                                                   \
   }
 VLLM_FOR_EACH_ISA(VLLM_DECLARE_KERNELS)

@@ -24,8 +24,12 @@ OPERATIONS = (
     "token_readings",
     "topk",
     "gumbel_sample",
+    "keep_top_p_",
     "fill_logprob_token_ids",
 )
+
+# On CUDA these run their references.
+WITHOUT_TRITON = {"keep_top_p_"}
 
 # float32 sums in another order, relative to the greatest value.
 _SLACK = 2e-6
@@ -41,7 +45,7 @@ def twins(operation: str) -> list[str]:
     operators = cpu_ops()
     if operators is not None and hasattr(operators, operation):
         found += ["cpp", *(f"cpp-{level}" for level in ISA_LEVELS[: operators.set_isa(-1)])]
-    return [*found, "triton"]
+    return found if operation in WITHOUT_TRITON else [*found, "triton"]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from vllm.ops.token_readings import token_readings
+from vllm.ops.top_p import keep_top_p_
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload
@@ -22,7 +23,7 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.request_processors import RequestProcessorsState
 from vllm.v1.worker.gpu.sample.states import Reads, SamplingStates
-from vllm.v1.worker.gpu.sample.top_k_top_p import apply_top_k, apply_top_p
+from vllm.v1.worker.gpu.sample.top_k import apply_top_k
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -258,7 +259,7 @@ class Sampler:
             apply_top_k(part, _of_slots(params.top_k, own), widest, _of_slots(params.top_p, own))
 
         def cut_top_p(part: torch.Tensor, rows: np.ndarray) -> None:
-            apply_top_p(part, _of_slots(params.top_p, slots[rows]))
+            keep_top_p_(part, _of_slots(params.top_p, slots[rows]))
 
         top_k, wide = params.uses_top_k(slots), params.top_k.np[slots] > _WIDE_TOP_K_CUT
         _on_rows(logits, top_k & ~wide, cut_top_k)

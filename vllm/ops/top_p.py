@@ -1,0 +1,62 @@
+"""The nucleus: each row's smallest set of most likely tokens that holds a share of the probability."""
+
+from __future__ import annotations
+
+import torch
+
+from vllm.ops._dispatch import implementation
+
+
+def keep_top_p_(logits: torch.Tensor, top_p: torch.Tensor) -> None:
+    """Set everything outside the nucleus to -inf, in place.
+
+    A token stays while the more likely ones do not hold `top_p` of the probability yet; so at least one does. Among
+    equal logits the lower ids are the more likely ones.
+
+    Args:
+        logits: float32 [R, V]; the last dimension contiguous, any stride between rows. A row that holds NaN or +inf,
+            or nothing else than -inf, has no nucleus: what becomes of it is not defined.
+        top_p: float32 [R], in (0, 1]; 1 = everything stays.
+
+    Raises:
+        ValueError: a shape or dtype is wrong.
+    """
+    if logits.dim() != 2 or logits.dtype != torch.float32 or (logits.shape[1] > 1 and logits.stride(1) != 1):
+        raise ValueError(
+            "logits must be float32 [R, V] with the last dimension contiguous, got "
+            f"{logits.dtype} {tuple(logits.shape)} with strides {logits.stride()}"
+        )
+    if top_p.shape != logits.shape[:1] or top_p.dtype != torch.float32:
+        raise ValueError(f"top_p must be float32 [{len(logits)}], got {top_p.dtype} {tuple(top_p.shape)}")
+    if implementation(logits) == "cpp" and logits.shape[1] > 0:
+        torch.ops.vllm_cpu.keep_top_p_(logits, top_p)
+    else:
+        # CUDA takes this one, too: it sorts vocabularies quickly, and nothing here waits for the device.
+        _reference(logits, top_p)
+
+
+def _reference(logits: torch.Tensor, top_p: torch.Tensor) -> None:
+    values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
+    keep = nucleus(values, values.double().logsumexp(dim=-1), top_p)
+    logits.fill_(-torch.inf)
+    logits.scatter_(1, ids, values.masked_fill(~keep, -torch.inf))
+
+
+def nucleus(values: torch.Tensor, lse: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Which of a row's most likely tokens belong to the nucleus.
+
+    Args:
+        values: float32 [R, K], logits sorted descending.
+        lse: float64 [R], log-sum-exp over all that the probability is shared among.
+        top_p: float32 [R].
+
+    Returns:
+        bool [R, K].
+    """
+    probs = (values.double() - lse[:, None]).exp_()
+    before = probs.cumsum(dim=-1) - probs
+    # top_p = 1 keeps all: rounding must not cut the tail.
+    share = top_p.double()[:, None]
+    keep = (before < share) | (share >= 1)
+    keep[:, :1] = True
+    return keep
