@@ -92,7 +92,7 @@ def loaded(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
 
 
 def arguments(output: str, *more: str, labels: list[str] | None = None) -> list[str]:
-    fixed = ["--template", "the cat sat on {text}:", "--quiet", "--no-picture"]
+    fixed = ["--template", "a cat that sat on a mat for long said {text}:", "--quiet", "--no-picture"]
     return ["score", "a.jsonl", "--labels", *(labels or LABELS), *fixed, "--output", output, *more]
 
 
@@ -179,6 +179,33 @@ def test_rows_are_there_while_the_run_goes_on(loaded: LLM, monkeypatch: pytest.M
     assert seen == list(range(0, NUM_TEXTS, BATCH_ROWS))
 
 
+def test_a_batch_is_scored_with_nothing_left_of_the_one_before(loaded: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def queried_and_hit() -> tuple[int, int]:
+        stats = loaded.llm_engine.engine_core.scheduler.stats()
+        return stats.num_prefix_queried_tokens, stats.num_prefix_hit_tokens
+
+    def steps_of(*more: str) -> list[tuple[int, int]]:
+        seen: list[tuple[int, int]] = []
+        plain = loaded.score_labels
+
+        def watching(*args: Any, **named: Any) -> Any:
+            before = queried_and_hit()
+            result = plain(*args, **named)
+            seen.append(tuple(after - start for after, start in zip(queried_and_hit(), before, strict=True)))
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loaded, "score_labels", watching)
+            assert main(arguments("o.jsonl", *more)) == 1
+        return seen
+
+    whole = steps_of()
+    lines = Path("o.jsonl").read_bytes().splitlines(keepends=True)
+    Path("o.jsonl").write_bytes(b"".join(lines[:27]))
+    assert steps_of("--resume") == whole[3:]
+    assert all(hit for _, hit in whole)
+
+
 def test_the_summary_of_a_resumed_run_covers_all_rows(loaded: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.jsonl").write_text("".join(f'{{"text": "{i}", "label": "a"}}\n' for i in range(20)))
     plain = [argument for argument in arguments("o.jsonl") if argument != "--quiet"]
@@ -215,11 +242,12 @@ def test_an_output_that_exists_is_kept(loaded: LLM, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--limit", "60"], "number of texts 61, not 60"),
+        (["--limit", "60"], "num_texts 61, not 60"),
         (["--labels", "a", " the"], "labels ['a', ' the', 'the stop', 'stop it'], not ['a', ' the'];"),
-        (["--template", "{text}?"], "template 'the cat sat on {text}:', not '{text}?';"),
+        (["--template", "{text}?"], "template 'a cat that sat on a mat for long said {text}:', not '{text}?';"),
         (["--model", "other"], "model None, not 'other';"),
         (["--dtype", "float16"], "dtype 'auto', not 'float16';"),
+        (["--max-model-len", "100"], "max_model_len None, not 100;"),
     ],
 )
 def test_rows_of_another_kind_are_not_continued(
@@ -231,11 +259,18 @@ def test_rows_of_another_kind_are_not_continued(
     assert Path("whole.jsonl").read_bytes() == whole
 
 
+def test_the_size_of_a_step_may_change(loaded: LLM) -> None:
+    whole = whole_run()
+    Path("whole.jsonl").write_bytes(whole[: len(whole) // 2])
+    assert main(arguments("whole.jsonl", "--resume", "--max-num-seqs", "4")) == 1
+    assert Path("whole.jsonl").read_bytes() == whole
+
+
 def test_other_texts_are_not_continued(loaded: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     whole_run()
     capsys.readouterr()
     Path("a.jsonl").write_text(Path("a.jsonl").read_text().replace('"id": 60', '"id": 61'))
-    _fails(arguments("whole.jsonl", "--resume"), "whole.jsonl was made from texts of sha256 '", capsys)
+    _fails(arguments("whole.jsonl", "--resume"), "whole.jsonl was made from texts_sha256 '", capsys)
 
 
 def test_an_output_that_is_not_ours(loaded: LLM, capsys: pytest.CaptureFixture[str]) -> None:

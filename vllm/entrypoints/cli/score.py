@@ -10,7 +10,8 @@ first tokens, logits are null for the longer ones, and normalized_logprobs (a to
 token_ranks come along.
 
 Rows are appended as batches of them are known. What they are made from is kept in OUTPUT.meta.json; a run that was
-killed is continued by the same command with --resume, which scores the texts that are missing and no others.
+killed is continued by the same command with --resume: rows that are there stay, and the output becomes that of a
+run that was never stopped.
 
 example: vllm score reviews.jsonl --labels " positive" " negative"
 """
@@ -40,6 +41,13 @@ if TYPE_CHECKING:
 
 NAME = "score"
 HELP = "read the probability of each label for every text of a file"
+
+# Engine arguments that decide what is read. Others, such as the size of a step, change speed and last bits; a run that
+# was killed for memory may need them changed.
+_DECIDING = (
+    "model", "revision", "hf_overrides", "quantization", "dtype", "max_model_len",
+    "tokenizer", "tokenizer_revision", "tokenizer_mode",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -177,20 +185,16 @@ def _survey(texts: TextFile, template: Template | None) -> tuple[int, str]:
 
 
 def _made_from(args: argparse.Namespace, template: Template | None, num_texts: int, digest: str) -> dict[str, Any]:
-    """What decides the rows, by the names that an error calls them."""
+    """What decides the rows, for OUTPUT.meta.json."""
     engine_args = EngineArgs.from_cli_args(args)
     return {
         "vllm": __version__,
-        "number of texts": num_texts,
-        "texts of sha256": digest,
+        "num_texts": num_texts,
+        "texts_sha256": digest,
         "labels": args.labels,
-        "label ids": args.label_ids,
+        "label_ids": args.label_ids,
         "template": template and template.source,
-        "model": engine_args.model,
-        "revision": engine_args.revision,
-        "tokenizer": engine_args.tokenizer,
-        "dtype": engine_args.dtype,
-        "max_model_len": engine_args.max_model_len,
+        **{name: getattr(engine_args, name) for name in _DECIDING},
     }
 
 
