@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -47,6 +48,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["score", "a.jsonl", "--label-ids", "1.5"], "1.5"),
         (["score", "a.jsonl", "--labels"], "--labels"),
         (["score", "a.jsonl", "--labels", "x", "--dtype"], "--dtype"),
+        (["chat", "--tempreature=0"], "vllm chat: error: unrecognized arguments: --tempreature=0; did you mean --temp"),
+        (["chat", "--temp", "0"], "unrecognized arguments: --temp"),
+        (["chat", "model", "hello"], "vllm chat: error: unrecognized arguments: hello (see"),
     ],
 )
 def test_bad_usage_is_exit_code_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,6 +100,20 @@ def test_debug_shows_the_traceback(
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("Traceback")
     assert lines[-1].startswith("vllm score: error: ")
+
+
+def test_ctrl_c_is_no_traceback() -> None:
+    code = (
+        "import sys, time\nfrom vllm.entrypoints.cli import main, score\n"
+        "score.run = lambda args: print('started', flush=True) or time.sleep(60)\n"
+        "sys.exit(main.main(['score', 'a', '--labels', 'x']))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"started\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == (b"", b"vllm score: interrupted\n")
+    assert process.returncode == 130
 
 
 def test_help_through_a_closed_pipe() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import textwrap
 from collections.abc import Iterable, Sequence
 from types import ModuleType
@@ -54,7 +55,14 @@ class CommandParser(argparse.ArgumentParser):
                 args = with_config(self, list(args))
             except CliError as error:
                 self.error(str(error))
-        return super().parse_known_args(args, namespace)
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown and self.reads_config:
+            # Here, and not in the parser of all commands, because here it is known what could have been meant.
+            flags = [name for action in self._actions for name in action.option_strings]
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found, unknown
 
 
 def add_commands(parser: CommandParser, modules: Iterable[ModuleType]) -> None:
