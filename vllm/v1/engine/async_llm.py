@@ -12,10 +12,9 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import EngineDeadError, VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.tokenizer import Tokenizer, get_tokenizer
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.core_client import CoreClient
-from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt
+from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
 from vllm.v1.engine.output_processor import OutputProcessor
 
 # Texts longer than this are tokenised in a thread, so that the loop goes on meanwhile.
@@ -78,16 +77,8 @@ class AsyncLLM:
         """
         self.vllm_config = config
         self.model_config = config.model_config
-        self.tokenizer: Tokenizer | None = None
-        # The core loads its weights while the tokenizer is read here.
         self._core = CoreClient(config)
-        if not self.model_config.skip_tokenizer_init:
-            self.tokenizer = get_tokenizer(
-                self.model_config.tokenizer,
-                tokenizer_mode=self.model_config.tokenizer_mode,
-                trust_remote_code=self.model_config.trust_remote_code,
-                revision=self.model_config.tokenizer_revision,
-            )
+        self.tokenizer = load_tokenizer(self.model_config)
         self.input_processor = InputProcessor(config, self.tokenizer)
         self.output_processor = OutputProcessor(self.tokenizer)
         self._streams: dict[str, RequestStream] = {}

@@ -9,14 +9,26 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-from vllm.config import VllmConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
-from vllm.tokenizer import Tokenizer
+from vllm.tokenizer import Tokenizer, get_tokenizer
 from vllm.v1.sample.bad_words import spell_bad_words
 from vllm.v1.sample.logits_processor import validate_params
 
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+
+
+def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
+    """The model's tokenizer; None with skip_tokenizer_init."""
+    if config.skip_tokenizer_init:
+        return None
+    return get_tokenizer(
+        config.tokenizer,
+        tokenizer_mode=config.tokenizer_mode,
+        trust_remote_code=config.trust_remote_code,
+        revision=config.tokenizer_revision,
+    )
 
 
 @dataclass(frozen=True)
