@@ -12,9 +12,9 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import EngineDeadError, VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.core_client import CoreClient
-from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
+from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, check_params_type, load_tokenizer
 from vllm.v1.engine.output_processor import OutputProcessor
 
 # Texts longer than this are tokenised in a thread, so that the loop goes on meanwhile.
@@ -132,8 +132,14 @@ class AsyncLLM:
         """
         self._check_alive()
         self._start_receiving()
-        _check_supported(request_id, params)
-        self.input_processor.check_priority(priority)
+        check_params_type(params)
+        self.input_processor.check_request(request_id, params, priority)
+        if params.logits_processors:
+            raise VLLMValidationError(
+                "logits_processors are functions, which cannot be sent to the engine's process; load a custom logits "
+                "processor instead",
+                parameter="logits_processors",
+            )
         processed = prompt if isinstance(prompt, ProcessedPrompt) else await self._process_prompt(prompt, params)
         checked = self.input_processor.process_params(params, len(processed.token_ids))
         now = time.monotonic()
@@ -143,15 +149,7 @@ class AsyncLLM:
         try:
             for child_id, child_params in children:
                 await self._core.add_request(
-                    EngineCoreRequest(
-                        request_id=child_id,
-                        prompt_token_ids=processed.token_ids,
-                        sampling_params=child_params,
-                        eos_token_ids=self.input_processor.eos_token_ids,
-                        arrival_time=now,
-                        priority=priority,
-                        cache_salt=processed.cache_salt,
-                    )
+                    self.input_processor.core_request(child_id, processed, child_params, now, priority)
                 )
         except BaseException:
             # Interrupted or broken half way: nobody will read the stream.
@@ -265,24 +263,3 @@ class AsyncLLM:
         self.output_processor.abort_requests(streams)
         for stream in streams.values():
             stream.end(error)
-
-
-def _check_supported(request_id: Any, params: Any) -> None:
-    if not isinstance(request_id, str) or not request_id:
-        raise VLLMValidationError(
-            f"request_id must be a non-empty string, got {request_id!r}", parameter="request_id", value=request_id
-        )
-    if not isinstance(params, SamplingParams):
-        return  # the input processor says so
-    if params.logits_processors:
-        raise VLLMValidationError(
-            "logits_processors are functions, which cannot be sent to the engine's process; load a custom logits "
-            "processor instead",
-            parameter="logits_processors",
-        )
-    if params.use_beam_search:
-        raise VLLMValidationError(
-            "use_beam_search is a search over many requests, which LLM.generate and LLM.beam_search drive",
-            parameter="use_beam_search",
-            value=True,
-        )

@@ -13,6 +13,7 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizer import Tokenizer, get_tokenizer
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.sample.bad_words import spell_bad_words
 from vllm.v1.sample.logits_processor import validate_params
 
@@ -64,7 +65,7 @@ class InputProcessor:
                 with no room left for output.
         """
         for own in params or ():
-            _check_params_type(own)
+            check_params_type(own)
         parsed = []
         for i, prompt in enumerate(prompts):
             with _naming(i, len(prompts)):
@@ -98,7 +99,7 @@ class InputProcessor:
         Raises:
             VLLMValidationError: a value that this model or engine cannot honour.
         """
-        _check_params_type(params)
+        check_params_type(params)
         config = self.model_config
         params.verify(config.vocab_size, config.max_logprobs, config.max_logprob_token_ids)
         params.verify_prompt(prompt_len)
@@ -125,11 +126,24 @@ class InputProcessor:
         validate_params(config.logits_processors, own)
         return own
 
-    def check_priority(self, priority: Any) -> None:
-        """
+    def check_request(self, request_id: Any, params: SamplingParams, priority: Any) -> None:
+        """Check what is neither a prompt's matter nor a parameter's.
+
         Raises:
-            VLLMValidationError: it is no integer, or the scheduling policy would ignore it.
+            VLLMValidationError: `request_id` is no text; `priority` is no integer, or the scheduling policy would
+                ignore it; or `params` asks for a beam search, which is many requests.
         """
+        if not isinstance(request_id, str) or not request_id:
+            raise VLLMValidationError(
+                f"request_id must be a non-empty string, got {request_id!r}", parameter="request_id", value=request_id
+            )
+        if params.use_beam_search:
+            raise VLLMValidationError(
+                "use_beam_search is a search over many requests, which LLM.generate and LLM.beam_search drive; "
+                "the engine takes single requests",
+                parameter="use_beam_search",
+                value=True,
+            )
         if isinstance(priority, bool) or not isinstance(priority, Integral):
             raise VLLMValidationError(
                 f"priority must be an integer, got {type(priority).__name__}",
@@ -142,6 +156,20 @@ class InputProcessor:
                 parameter="priority",
                 value=priority,
             )
+
+    def core_request(
+        self, request_id: str, prompt: ProcessedPrompt, params: SamplingParams, arrival_time: float, priority: int
+    ) -> EngineCoreRequest:
+        """What the engine core takes for one sequence. `arrival_time`: seconds on the monotonic clock."""
+        return EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt.token_ids,
+            sampling_params=params,
+            eos_token_ids=self.eos_token_ids,
+            arrival_time=arrival_time,
+            priority=priority,
+            cache_salt=prompt.cache_salt,
+        )
 
     def _parse(self, prompt: Any) -> _ParsedPrompt:
         if isinstance(prompt, str):
@@ -242,7 +270,11 @@ class InputProcessor:
             )
 
 
-def _check_params_type(params: Any) -> None:
+def check_params_type(params: Any) -> None:
+    """
+    Raises:
+        VLLMValidationError: it is no SamplingParams.
+    """
     if not isinstance(params, SamplingParams):
         raise VLLMValidationError(
             f"sampling_params must be SamplingParams, got {type(params).__name__}", parameter="sampling_params"

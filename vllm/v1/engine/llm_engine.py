@@ -9,10 +9,8 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
-from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
 from vllm.v1.engine.output_processor import OutputProcessor
@@ -87,33 +85,12 @@ class LLMEngine:
         priority: int,
         added: list[str],
     ) -> None:
-        if not isinstance(request_id, str) or not request_id:
-            raise VLLMValidationError(
-                f"request_id must be a non-empty string, got {request_id!r}",
-                parameter="request_id",
-                value=request_id,
-            )
-        self.input_processor.check_priority(priority)
-        if params.use_beam_search:
-            raise VLLMValidationError(
-                "use_beam_search is a search over many requests, which LLM.generate and LLM.beam_search drive; "
-                "the engine takes single requests",
-                parameter="use_beam_search",
-                value=True,
-            )
+        self.input_processor.check_request(request_id, params, priority)
         children = self.output_processor.add_request(request_id, prompt.text, prompt.token_ids, params, now)
         added.append(request_id)
         for child_id, child_params in children:
             self.engine_core.add_request(
-                EngineCoreRequest(
-                    request_id=child_id,
-                    prompt_token_ids=prompt.token_ids,
-                    sampling_params=child_params,
-                    eos_token_ids=self.input_processor.eos_token_ids,
-                    arrival_time=now,
-                    priority=priority,
-                    cache_salt=prompt.cache_salt,
-                )
+                self.input_processor.core_request(child_id, prompt, child_params, now, priority)
             )
 
     def step(self) -> list[RequestOutput]:

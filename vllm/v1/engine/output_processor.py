@@ -66,6 +66,7 @@ class _Sequence:
         return not already_finished
 
     def completion(self, delta: bool) -> CompletionOutput:
+        """What there is to show: all of it, or what was added since the last call (`delta`)."""
         finished = self.finish_reason is not None
         text = self.detokenizer.take_text(finished, delta) if self.detokenizer is not None else ""
         token_ids = self.token_ids[self._num_sent :] if delta else list(self.token_ids)
@@ -110,30 +111,27 @@ class _RequestState:
         self.sequences = sequences
         self.prompt_logprobs = prompt_logprobs
         self.num_cached_tokens = 0
-        self._held: list[_Sequence] = []  # changed while the prompt's readings were not complete
+        self.news: dict[_Sequence, None] = {}  # sequences that changed since the last output, in that order
         self._prompt_logprobs_sent = False
 
     @property
     def finished(self) -> bool:
         return all(sequence.finish_reason is not None for sequence in self.sequences)
 
-    def make_output(self, changed: list[_Sequence]) -> RequestOutput | None:
+    def make_output(self) -> RequestOutput | None:
         """The output to hand out now, or None when this request's output_kind wants to wait."""
         finished = self.finished
         if finished:
             self.metrics.finished_time = time.monotonic()
-        changed = list(dict.fromkeys([*self._held, *changed]))
         if self._must_wait(finished):
-            self._held = changed
             return None
-        self._held = []
         delta = self.output_kind is RequestOutputKind.DELTA
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
             prompt_logprobs=self._take_prompt_logprobs(delta),
-            outputs=self._completions(changed, delta),
+            outputs=self._completions(delta),
             finished=finished,
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
@@ -154,10 +152,11 @@ class _RequestState:
         self._prompt_logprobs_sent = True
         return self.prompt_logprobs.readings
 
-    def _completions(self, changed: list[_Sequence], delta: bool) -> list[CompletionOutput]:
-        """All sequences, those that changed, or the best ones."""
+    def _completions(self, delta: bool) -> list[CompletionOutput]:
+        """All sequences, those with news, or the best ones."""
+        news, self.news = self.news, {}
         if self.num_best is None:
-            return [sequence.completion(delta) for sequence in (changed if delta else self.sequences)]
+            return [sequence.completion(delta) for sequence in (news if delta else self.sequences)]
         best = sorted(self.sequences, key=lambda sequence: -sequence.cumulative_logprob)[: self.num_best]
         outputs = [replace(sequence.completion(delta), index=index) for index, sequence in enumerate(best)]
         if not self.shows_logprobs:
@@ -223,7 +222,7 @@ class OutputProcessor:
     def process_outputs(self, outputs: list[EngineCoreOutput]) -> ProcessedOutputs:
         """Take one step's outputs of the core."""
         result = ProcessedOutputs()
-        changed: dict[str, list[_Sequence]] = {}
+        changed: dict[str, _RequestState] = {}
         now = time.monotonic()
         for output in outputs:
             entry = self._by_core_id.get(output.request_id)
@@ -241,10 +240,10 @@ class OutputProcessor:
                 result.requests_to_abort.append(sequence.core_id)
             if sequence.finish_reason is not None:
                 del self._by_core_id[sequence.core_id]
-            changed.setdefault(state.request_id, []).append(sequence)
-        for request_id, sequences in changed.items():
-            state = self._requests[request_id]
-            request_output = state.make_output(sequences)
+            state.news[sequence] = None
+            changed[state.request_id] = state
+        for request_id, state in changed.items():
+            request_output = state.make_output()
             if request_output is not None:
                 result.request_outputs.append(request_output)
             if state.finished:

@@ -162,7 +162,7 @@ def compute_topk_logprobs(
     )
     columns[:, 0] = sampled_token_ids
     readings = token_readings(logits, columns, num_valid, entropy=entropy)
-    return _tensors(readings, columns, num_valid, num_logprobs, num_token_ids, cu_num_logits)
+    return as_tensors(readings, columns, num_valid, num_logprobs, num_token_ids, cu_num_logits)
 
 
 def greedy_readings(
@@ -194,7 +194,7 @@ def greedy_readings(
         # Nothing is greater than the greatest.
         ranks=torch.nn.functional.pad(others.ranks, (1, 0), value=1),
     )
-    return others.argmax, _tensors(readings, columns, num_valid, num_logprobs, num_token_ids, None)
+    return others.argmax, as_tensors(readings, columns, num_valid, num_logprobs, num_token_ids, None)
 
 
 def _columns(
@@ -225,14 +225,16 @@ def _columns(
     return columns, num_token_ids + (1 + num_logprobs), num_token_ids
 
 
-def _tensors(
+def as_tensors(
     readings: Readings,
     columns: torch.Tensor,
     num_valid: torch.Tensor | None,
     num_topk: int,
-    num_token_ids: torch.Tensor | None,
-    cu_num_generated_tokens: list[int] | None,
+    num_token_ids: torch.Tensor | None = None,
+    cu_num_generated_tokens: list[int] | None = None,
 ) -> LogprobsTensors:
+    """What was read of `columns`, int32 [L, 1 + K + M], of which a row's first `num_valid` (int32 [L]; None: all) are
+    its own; the other arguments, and what is returned, as in LogprobsTensors."""
     logprobs = readings.logits - readings.lse[:, None]
     if num_valid is not None:
         column = torch.arange(columns.shape[1], dtype=torch.int32, device=columns.device)

@@ -14,6 +14,7 @@ from vllm.ops.token_readings import token_readings
 from vllm.ops.topk import topk
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import upload
+from vllm.v1.worker.gpu.sample.logprob import as_tensors
 from vllm.v1.worker.gpu.states import RequestStates
 
 TILE_BYTES = 64 * 2**20
@@ -188,14 +189,5 @@ def _read_tile(
     num_valid = None
     if counts.min() < ids.shape[1] - 1:
         num_valid = upload(counts + np.int32(1 + num_topk), logits.device)
-    read = token_readings(logits, columns, num_valid, entropy=entropy)
-    return LogprobsLists(
-        columns.cpu().numpy(),
-        # Cells beyond a row's own ids are never shown, so they need no mask.
-        (read.logits - read.lse[:, None]).cpu().numpy(),
-        read.logits.cpu().numpy(),
-        read.ranks.cpu().numpy(),
-        read.lse.cpu().numpy(),
-        num_topk,
-        None if read.entropy is None else read.entropy.cpu().numpy(),
-    )
+    readings = token_readings(logits, columns, num_valid, entropy=entropy)
+    return as_tensors(readings, columns, num_valid, num_topk).tolists()
