@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 
 from vllm.sampling_params import SamplingParams
+from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestStates
@@ -102,3 +104,29 @@ def random_logits(rows: int, vocab_size: int = VOCAB, seed: int = 0, scale: floa
     """float32 [rows, vocab_size]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, vocab_size, generator=generator) * scale
+
+
+class Custom(LogitsProcessor):
+    """Adds each request's `extra_args["shift"]` to its odd tokens and halves the rest; keeps what it was given."""
+
+    invariant = False
+    seen: list[torch.Tensor]
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        assert (device.type, is_pin_memory) == ("cpu", False)
+        assert vllm_config.model_config.vocab_size == VOCAB
+        self.shifts: dict[int, float] = {}
+        type(self).seen = []
+
+    def is_argmax_invariant(self) -> bool:
+        return self.invariant
+
+    def update_state(self, batch_update: Any) -> None:
+        process_dict_updates(self.shifts, batch_update, lambda params, *_: (params.extra_args or {}).get("shift"))
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        self.seen.append(logits.clone())
+        for index, shift in self.shifts.items():
+            logits[index, 1::2] += shift
+            logits[index, ::2] *= 0.5
+        return logits
