@@ -197,7 +197,7 @@ class EngineArgs:
             flag = "--" + item.name.replace("_", "-")
             default = None if item.default is MISSING else item.default
             group.add_argument(
-                flag, dest=item.name, default=default, help=item.metadata["help"], **_flag_options(hints[item.name])
+                flag, dest=item.name, default=default, help=item.metadata["help"], **flag_options(hints[item.name])
             )
         return parser
 
@@ -212,7 +212,7 @@ class AsyncEngineArgs(EngineArgs):
     """Arguments of `AsyncLLM`: those of `LLM`."""
 
 
-def _flag_options(hint: Any) -> dict[str, Any]:
+def flag_options(hint: Any) -> dict[str, Any]:
     """argparse options for a field's type."""
     # A Literal joined with None becomes a typing.Union, everything else a types.UnionType.
     union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union

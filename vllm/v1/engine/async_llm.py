@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -140,8 +140,43 @@ class AsyncLLM:
                 "processor instead",
                 parameter="logits_processors",
             )
-        processed = prompt if isinstance(prompt, ProcessedPrompt) else await self._process_prompt(prompt, params)
+        if isinstance(prompt, ProcessedPrompt):
+            processed = prompt
+        else:
+            (processed,) = await self.process_prompts([prompt], [params])
         checked = self.input_processor.process_params(params, len(processed.token_ids))
+        return await self.add_checked(request_id, processed, checked, priority)
+
+    async def process_prompts(
+        self, prompts: Sequence[Any], params: Sequence[SamplingParams], *, add_special_tokens: bool = True
+    ) -> list[ProcessedPrompt]:
+        """Tokenise and check prompts; long texts in a thread, so that the loop goes on meanwhile.
+
+        Raises:
+            VLLMValidationError: see InputProcessor.process_prompts.
+        """
+        process = self.input_processor.process_prompts
+        if sum(len(_text_of(prompt)) for prompt in prompts) > _LONG_TEXT:
+            return await asyncio.to_thread(process, prompts, params, add_special_tokens=add_special_tokens)
+        return process(prompts, params, add_special_tokens=add_special_tokens)
+
+    async def add_checked(
+        self, request_id: str, processed: ProcessedPrompt, checked: SamplingParams, priority: int = 0
+    ) -> RequestStream:
+        """Queue a request whose parts are known to be good.
+
+        Args:
+            request_id: a name that no unfinished request has.
+            processed: from `process_prompts`.
+            checked: from `input_processor.process_params`, or of the same quality.
+            priority: lower runs earlier under the "priority" policy.
+
+        Raises:
+            VLLMValidationError: the id is in use.
+            EngineDeadError: the engine is dead.
+        """
+        self._check_alive()
+        self._start_receiving()
         now = time.monotonic()
         children = self.output_processor.add_request(request_id, processed.text, processed.token_ids, checked, now)
         stream = RequestStream(request_id, checked.output_kind is RequestOutputKind.DELTA)
@@ -200,6 +235,19 @@ class AsyncLLM:
         return self.output_processor.num_unfinished_requests
 
     @property
+    def num_unfinished_sequences(self) -> int:
+        """The same in sequences, of which a request may have several."""
+        return self.output_processor.num_unfinished_sequences
+
+    async def wait_dead(self) -> EngineDeadError:
+        """Wait until the engine is dead; says why."""
+        self._start_receiving()
+        assert self._receiver is not None
+        await asyncio.shield(self._receiver)
+        assert self._core.dead_error is not None
+        return self._core.dead_error
+
+    @property
     def stats(self) -> dict[str, Any]:
         """The scheduler's counts (SchedulerStats by name) as of the last step; empty before the first."""
         return self._stats
@@ -217,14 +265,6 @@ class AsyncLLM:
         if self._core.dead_error is None:
             self._core.dead_error = EngineDeadError("the engine was shut down")
         self._fail_all(self._core.dead_error)
-
-    async def _process_prompt(self, prompt: Any, params: SamplingParams) -> ProcessedPrompt:
-        text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
-        if isinstance(text, str) and len(text) > _LONG_TEXT:
-            (processed,) = await asyncio.to_thread(self.input_processor.process_prompts, [prompt], [params])
-        else:
-            (processed,) = self.input_processor.process_prompts([prompt], [params])
-        return processed
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         self._check_alive()
@@ -263,3 +303,9 @@ class AsyncLLM:
         self.output_processor.abort_requests(streams)
         for stream in streams.values():
             stream.end(error)
+
+
+def _text_of(prompt: Any) -> str:
+    """The text that is to be tokenised, if there is one."""
+    text = prompt.get("prompt") if isinstance(prompt, dict) and "prompt_token_ids" not in prompt else prompt
+    return text if isinstance(text, str) else ""

@@ -51,7 +51,11 @@ class InputProcessor:
         self.eos_token_ids = frozenset(self.model_config.hf_config.eos_token_ids)
 
     def process_prompts(
-        self, prompts: Sequence[Any], params: Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Any],
+        params: Sequence[SamplingParams] | None = None,
+        *,
+        add_special_tokens: bool = True,
     ) -> list[ProcessedPrompt]:
         """Tokenise in one batch what is text, check what is ids.
 
@@ -59,6 +63,7 @@ class InputProcessor:
             prompts: strings, lists of ids, or TextPrompt / TokensPrompt dicts.
             params: one a prompt, for truncate_prompt_tokens and for whether room for output is needed; None = no
                 truncation, room for a token.
+            add_special_tokens: tokenise texts with what the tokenizer puts around one, such as <s>.
 
         Raises:
             VLLMValidationError: a prompt of another shape, an empty one, ids outside the vocabulary, or one
@@ -80,7 +85,7 @@ class InputProcessor:
                     value=parsed[missing[0]].text,
                 )
             texts = [parsed[i].text or "" for i in missing]
-            encoded = dict(zip(missing, self.tokenizer.encode_batch(texts), strict=True))
+            encoded = dict(zip(missing, self.tokenizer.encode_batch(texts, add_special_tokens), strict=True))
         result = []
         for i, prompt in enumerate(parsed):
             token_ids = encoded[i] if prompt.token_ids is None else prompt.token_ids

@@ -219,6 +219,11 @@ class OutputProcessor:
         """Number of unfinished requests."""
         return len(self._requests)
 
+    @property
+    def num_unfinished_sequences(self) -> int:
+        """Number of unfinished sequences."""
+        return len(self._by_core_id)
+
     def process_outputs(self, outputs: list[EngineCoreOutput]) -> ProcessedOutputs:
         """Take one step's outputs of the core."""
         result = ProcessedOutputs()

@@ -1,0 +1,85 @@
+"""One shape for every error: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from vllm.exceptions import EngineDeadError, VLLMValidationError
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "method_not_allowed_error",
+    413: "request_too_large_error",
+    415: "unsupported_media_type_error",
+    429: "rate_limit_error",
+    500: "internal_error",
+    503: "service_unavailable_error",
+}
+
+
+class ApiError(Exception):
+    """What a request is answered with instead of its result.
+
+    Attributes:
+        status: the HTTP status.
+        message: what is wrong, for a person.
+        param: the field that is at fault, as the client wrote it; None when it is none of them.
+        code: what is wrong, for a program.
+        retry_after: seconds after which the client may try again; None when it would not help.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, Any]:
+        """The error as JSON is made of it."""
+        kind = _TYPES.get(self.status, "internal_error" if self.status >= 500 else "invalid_request_error")
+        return {
+            "error": {"message": _clean(self.message), "type": kind, "param": _clean(self.param), "code": self.code}
+        }
+
+    def response(self) -> Response:
+        """The error as an answer."""
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return json_response(self.body(), self.status, headers)
+
+
+def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """An answer of what msgspec can encode."""
+    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """What a client is told of an exception. What it was not meant to see is named by its type only."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, VLLMValidationError):
+        return ApiError(400, error.args[0], param=error.parameter, code="invalid_value")
+    if isinstance(error, EngineDeadError):
+        return ApiError(503, "the engine has stopped after a fault of its own", code="engine_dead", retry_after=10)
+    return ApiError(500, f"internal error: {type(error).__name__}", code="internal_error")
+
+
+def _clean(text: str | None) -> str | None:
+    """The text as UTF-8 can hold it: clients send lone surrogates, too."""
+    return None if text is None else text.encode("utf-8", errors="backslashreplace").decode()

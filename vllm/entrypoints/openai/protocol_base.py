@@ -1,0 +1,78 @@
+"""What all request models share."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+_TOOLS = "this server calls no tools"
+_GUIDED = "this server does not constrain what is generated (allowed_token_ids, logit_bias and bad_words do)"
+
+# Of OpenAI's clients: what changes nothing here.
+ACCEPTED_FIELDS = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "parallel_tool_calls",
+)  # fmt: skip
+
+# What asks for something that is not done here: field -> (values that ask for nothing, why it is refused).
+REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "tools": (([],), _TOOLS),
+    "tool_choice": (("none", "auto"), _TOOLS),
+    "functions": (([],), _TOOLS),
+    "function_call": (("none", "auto"), _TOOLS),
+    "response_format": (({"type": "text"},), "answers are text"),
+    "structured_outputs": ((), _GUIDED),
+    "guided_json": ((), _GUIDED),
+    "guided_regex": ((), _GUIDED),
+    "guided_choice": ((), f"{_GUIDED}; `labels` reads the probability of each choice"),
+    "guided_grammar": ((), _GUIDED),
+    "guided_decoding_backend": ((), _GUIDED),
+    "guided_whitespace_pattern": ((), _GUIDED),
+    "structural_tag": ((), _GUIDED),
+    "modalities": ((["text"],), "answers are text"),
+    "audio": ((), "answers are text"),
+    "prediction": ((), "there is no speculative decoding"),
+    "reasoning_effort": (("none",), "the model has no reasoning effort to set"),
+    "reasoning": ((), "the model has no reasoning effort to set"),
+    "include_reasoning": ((False, True), ""),
+    "thinking_token_budget": ((), "the model has no reasoning effort to set"),
+    "verbosity": (("medium",), "the model has no verbosity to set"),
+    "web_search_options": ((), "this server searches nothing"),
+    "suffix": (("",), "the models here only continue texts"),
+    "use_beam_search": ((False,), "beam search runs offline only, by LLM.beam_search"),
+    "length_penalty": ((1, 1.0), "it belongs to beam search, which runs offline only"),
+    "early_stopping": ((False,), "it belongs to beam search, which runs offline only"),
+    "prompt_embeds": ((), "prompts are texts or token ids"),
+    "documents": (([],), "pass them in chat_template_kwargs or in a message"),
+    "mm_processor_kwargs": (({},), "prompts are texts or token ids"),
+    "kv_transfer_params": ((), "the KV cache stays in this server"),
+    "repetition_detection": ((), "it is not built"),
+    "lora_request": ((), "there are no adapters"),
+}  # fmt: skip
+
+
+def _document_extras(schema: dict[str, Any], model: type[RequestModel]) -> None:
+    """Say in the schema that nothing but the known fields is taken."""
+    schema["additionalProperties"] = False
+    for name in model.ACCEPTED:
+        schema["properties"][name] = {"title": name, "description": "Accepted; changes nothing here."}
+
+
+class RequestModel(BaseModel):
+    """A request's body. Types are taken as they are: no string is a number, no bool an integer.
+
+    Fields beyond the declared ones are looked at after parsing: ACCEPTED ones are ignored, REFUSED ones too if they ask
+    for nothing.
+    """
+
+    ACCEPTED: ClassVar[tuple[str, ...]] = ()
+    REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {}
+
+    model_config = ConfigDict(strict=True, extra="allow", json_schema_extra=_document_extras, protected_namespaces=())
+
+
+class ResponseModel(BaseModel):
+    """An answer's body, for the schema: answers are made as plain dicts."""
+
+    model_config = ConfigDict(protected_namespaces=())

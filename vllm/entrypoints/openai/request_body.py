@@ -1,0 +1,135 @@
+"""From the bytes of a request to a model of protocol.py, or to an error that says which field is wrong."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request
+from pydantic import ValidationError
+
+from vllm.entrypoints.openai.errors import ApiError
+from vllm.entrypoints.openai.protocol_base import RequestModel
+from vllm.exceptions import shown
+
+Model = TypeVar("Model", bound=RequestModel)
+
+# A body that is no JSON is read once more to say what is wrong with it; not if that takes long.
+_SHORT_BODY = 2**20
+
+
+async def read_body(request: Request, model: type[Model], max_bytes: int, ignore_unknown: bool) -> Model:
+    """Read, decode and check a JSON body.
+
+    Args:
+        request: whose body nobody has read.
+        model: what it shall be.
+        max_bytes: longest body.
+        ignore_unknown: let fields pass that the model does not have.
+
+    Raises:
+        ApiError: 415 another content type, 413 a longer body, 400 anything else.
+    """
+    _check_content_type(request.headers.get("content-type"))
+    return parse(decode(await _read(request, max_bytes)), model, ignore_unknown)
+
+
+def decode(data: bytes) -> Any:
+    """What the JSON text says.
+
+    Raises:
+        ApiError: it is none.
+    """
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        if len(data) <= _SHORT_BODY:
+            # Python's decoder takes lone surrogates, whose field can then be named.
+            try:
+                return json.loads(data, parse_constant=_refuse_constant)
+            except (ValueError, RecursionError):
+                pass
+        problem = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ApiError(400, f"the body is not valid JSON: {problem}", code="invalid_json") from None
+
+
+def parse(value: Any, model: type[Model], ignore_unknown: bool) -> Model:
+    """The model that a JSON value describes.
+
+    Raises:
+        ApiError: a field is missing, of a wrong type, unknown, or asks for what this server does not do.
+    """
+    if not isinstance(value, dict):
+        raise ApiError(400, f"the body must be a JSON object, got {_json_type(value)}", code="invalid_type")
+    try:
+        result = model.model_validate(value)
+    except ValidationError as error:
+        # Unknown fields explain a missing one: say both by naming the unknown one first.
+        _check_extra({name: each for name, each in value.items() if name not in model.model_fields}, model, True)
+        raise _explain(error) from None
+    _check_extra(result.model_extra or {}, model, ignore_unknown)
+    return result
+
+
+def _check_extra(extra: dict[str, Any], model: type[RequestModel], ignore_unknown: bool) -> None:
+    for name, value in extra.items():
+        if name in model.ACCEPTED:
+            continue
+        if name in model.REFUSED:
+            neutral, reason = model.REFUSED[name]
+            if value is not None and value not in neutral:
+                raise ApiError(
+                    400,
+                    f"{name} cannot be honoured: {reason}; got {shown(value)}",
+                    param=name,
+                    code="unsupported_field",
+                )
+        elif not ignore_unknown:
+            near = difflib.get_close_matches(name, [*model.model_fields, *model.ACCEPTED], n=1, cutoff=0.6)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ApiError(400, f"unknown field {shown(name)}{hint}", param=name, code="unknown_field")
+
+
+def _explain(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = ""
+    for step in first["loc"]:
+        place += f"[{step}]" if isinstance(step, int) else f".{step}" if place else str(step)
+    param = ".".join(str(step) for step in first["loc"] if not isinstance(step, int)) or None
+    if first["type"] == "missing":
+        return ApiError(400, f"{place} is required", param=param, code="missing_field")
+    problem = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    return ApiError(400, f"{place} {problem}, got {shown(first['input'])}", param=param, code="invalid_type")
+
+
+def _check_content_type(value: str | None) -> None:
+    kind = (value or "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise ApiError(415, f"the body must be application/json, got {kind}", code="unsupported_media_type")
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    too_long = ApiError(
+        413, f"the body is longer than the limit of {max_bytes} bytes (--max-body-mib)", code="body_too_large"
+    )
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise too_long
+    parts, length = [], 0
+    async for part in request.stream():
+        length += len(part)
+        if length > max_bytes:
+            raise too_long
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _json_type(value: Any) -> str:
+    kinds = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return kinds.get(type(value), "a number")

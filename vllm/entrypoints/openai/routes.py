@@ -1,0 +1,57 @@
+"""What the endpoints' declarations share: the schema of their bodies, and of their errors."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from vllm.entrypoints.openai.protocol import ErrorResponse
+from vllm.entrypoints.openai.protocol_base import RequestModel
+from vllm.entrypoints.openai.request_body import read_body
+from vllm.entrypoints.openai.state import server_state
+
+Model = TypeVar("Model", bound=RequestModel)
+
+SCHEMA_REF = "#/components/schemas/"
+REQUEST_MODELS: list[type[RequestModel]] = []
+"""Those of `takes`, for the schema's components."""
+
+_ERRORS = {
+    400: "A field is missing, unknown, of a wrong type, out of range, or cannot be honoured; `param` names it",
+    401: "No valid API key",
+    404: "No such model or route",
+    405: "Another method",
+    413: "The body is too long",
+    415: "The body is not JSON",
+    429: "The queue is full; see Retry-After",
+    500: "The model failed on the request",
+    503: "The server is stopping; see Retry-After",
+}
+
+
+def takes(model: type[RequestModel], answer: Any, **options: Any) -> dict[str, Any]:
+    """Arguments of a route whose body is `model` and whose answer is described by `answer`."""
+    REQUEST_MODELS.append(model)
+    body = {"required": True, "content": {"application/json": {"schema": {"$ref": SCHEMA_REF + model.__name__}}}}
+    return {
+        "openapi_extra": {"requestBody": body},
+        "responses": {200: {"model": answer}, **error_answers(*_ERRORS)},
+        "response_model": None,
+        **options,
+    }
+
+
+def error_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Descriptions of answers with these statuses."""
+    return {status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in statuses}
+
+
+async def body_of(request: Request, model: type[Model]) -> Model:
+    """The request's body.
+
+    Raises:
+        ApiError: see read_body.
+    """
+    args = server_state(request).args
+    return await read_body(request, model, int(args.max_body_mib * 2**20), args.ignore_unknown_fields)

@@ -1,0 +1,113 @@
+"""What all endpoints of a server share."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+
+from vllm.entrypoints.openai.errors import ApiError
+from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.exceptions import shown
+from vllm.tokenizer import Tokenizer
+from vllm.v1.engine.async_llm import AsyncLLM
+
+RETRY_SECONDS = 1
+
+
+@dataclass
+class ServerState:
+    """A running server.
+
+    Attributes:
+        engine: the engine.
+        args: the server's own arguments.
+        created: when it started, in Unix seconds.
+        draining: it is about to stop and takes no new work.
+        num_in_flight: requests to the engine's endpoints that are being answered.
+    """
+
+    engine: AsyncLLM
+    args: ServerArgs = field(default_factory=ServerArgs)
+    chat_template: str | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+    num_in_flight: int = 0
+
+    @property
+    def model_names(self) -> list[str]:
+        """What requests may give as `model`; the first stands in answers. Never a path."""
+        return self.args.served_model_name or [Path(self.engine.model_config.model).name]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """
+        Raises:
+            ApiError: skip_tokenizer_init left it out.
+        """
+        if self.engine.tokenizer is None:
+            raise ApiError(400, "this server runs without a tokenizer: texts cannot be read or written")
+        return self.engine.tokenizer
+
+    @property
+    def default_sampling_params(self) -> dict[str, Any]:
+        """Sampling fields that requests leave out, where the model has values of its own for them."""
+        if self.args.generation_config == "vllm":
+            return {}
+        return self.engine.model_config.hf_config.default_sampling_params
+
+    def check_model(self, name: str | None) -> str:
+        """The model's name as answers show it.
+
+        Raises:
+            ApiError: 404, no such model is here.
+        """
+        if name is not None and name not in self.model_names:
+            raise ApiError(
+                404,
+                f"there is no model {shown(name)} here; there is {', '.join(map(repr, self.model_names))}",
+                param="model",
+                code="model_not_found",
+            )
+        return self.model_names[0] if name is None else name
+
+    def check_capacity(self, num_sequences: int) -> None:
+        """Whether so many further sequences may queue.
+
+        Raises:
+            ApiError: 503, the server stops; 429, the queue is full.
+        """
+        if self.draining:
+            raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=10)
+        max_running = self.engine.vllm_config.scheduler_config.max_num_seqs
+        room = max_running + self.args.max_num_queued_reqs - self.engine.num_unfinished_sequences
+        if num_sequences > room:
+            raise ApiError(
+                429,
+                f"too many requests: {num_sequences} more sequences would exceed the queue's limit of "
+                f"{self.args.max_num_queued_reqs} (--max-num-queued-reqs)",
+                code="overloaded",
+                retry_after=RETRY_SECONDS,
+            )
+
+    def check_count(self, count: int, field_name: str) -> None:
+        """
+        Raises:
+            ApiError: a request has more prompts (items, conversations) than may come at once.
+        """
+        limit = self.args.max_prompts_per_request
+        if count > limit:
+            raise ApiError(
+                400,
+                f"{field_name} has {count} entries, more than the limit of {limit} (--max-prompts-per-request)",
+                param=field_name,
+                code="too_many_prompts",
+            )
+
+
+def server_state(request: Request) -> ServerState:
+    """The state of the server that got `request`."""
+    return request.app.state.server
