@@ -285,6 +285,11 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
         return self._arrays().ranks
 
     @property
+    def has_sampled(self) -> bool:
+        """Whether each position's first entry is its own token; with max_tokens=0 there is none."""
+        return self._has_sampled
+
+    @property
     def lse(self) -> np.ndarray:
         """float32 [P]: log-sum-exp of each position's logits."""
         return self._arrays().lse

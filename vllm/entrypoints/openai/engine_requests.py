@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import TypeVar
 
 from fastapi import Request
@@ -82,7 +82,7 @@ class Submission:
             await asyncio.shield(self.abort())
             raise
 
-    async def events(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+    async def events(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(number of the prompt, output) of all prompts as they come. All end when one fails, or when the iteration is
         left.
 
@@ -142,6 +142,12 @@ def _check_errors(output: RequestOutput) -> None:
     for completion in output.outputs:
         if completion.error is not None:
             raise ApiError(500, completion.error, code="generation_failed")
+
+
+def request_id_of(request: Request, prefix: str, given: str | None = None) -> str:
+    """The answer's id: what the body gives, else what the X-Request-Id header gives, else a new one."""
+    name = given or getattr(request.state, "request_id", None) or uuid.uuid4().hex
+    return f"{prefix}-{name}"
 
 
 async def while_connected(request: Request, work: Awaitable[Result]) -> Result:

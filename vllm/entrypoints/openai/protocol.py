@@ -73,7 +73,7 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
     stream_options: StreamOptions | None = None
     add_special_tokens: bool | None = None
     priority: int | None = Field(None, description="Lower runs earlier, under --scheduling-policy priority.")
-    request_id: str | None = Field(None, min_length=1, description="In place of one that the server makes.")
+    request_id: str | None = Field(None, pattern=r"^[!-~]{1,128}$", description="A part of the answer's id.")
     cache_salt: str | None = Field(None, min_length=1, description="Shares cached prefixes with equal salts only.")
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None

@@ -1,0 +1,63 @@
+"""The token counts of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import Request
+
+from vllm.entrypoints.openai.protocol import StreamOptions
+from vllm.outputs import RequestOutput
+
+
+class UsageCount:
+    """Tokens of a request's prompts and answers, so far."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[int, tuple[int, int]] = {}  # number of the prompt -> (tokens, those from the cache)
+        self._num_generated = 0
+
+    def add(self, index: int, output: RequestOutput) -> None:
+        """Count an output of prompt `index`: its tokens are new, its prompt may be known."""
+        self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens or 0)
+        self._num_generated += sum(len(completion.token_ids) for completion in output.outputs)
+
+    @classmethod
+    def of(cls, outputs: Iterable[RequestOutput]) -> UsageCount:
+        """Of the finished outputs of all prompts."""
+        count = cls()
+        for index, output in enumerate(outputs):
+            count.add(index, output)
+        return count
+
+    def fields(self) -> dict[str, Any]:
+        """As answers show it."""
+        num_prompt = sum(length for length, _ in self._prompts.values())
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": self._num_generated,
+            "total_tokens": num_prompt + self._num_generated,
+            "prompt_tokens_details": {"cached_tokens": sum(cached for _, cached in self._prompts.values())},
+        }
+
+
+class StreamUsage(UsageCount):
+    """The counts of a stream, and when it shows them."""
+
+    def __init__(self, options: StreamOptions | None, request: Request) -> None:
+        super().__init__()
+        self._request = request
+        self._in_every_chunk = options is not None and bool(options.continuous_usage_stats)
+        self.is_wanted_last = options is not None and bool(options.include_usage)
+
+    def add(self, index: int, output: RequestOutput) -> None:
+        """See UsageCount.add; also for the log of a stream that ends anywhere."""
+        super().add(index, output)
+        self._request.state.usage = self.fields()
+
+    def so_far(self) -> dict[str, Any]:
+        """A chunk's `usage`."""
+        if self._in_every_chunk:
+            return {"usage": self.fields()}
+        return {"usage": None} if self.is_wanted_last else {}
