@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ class ServerState:
         args: the server's own arguments.
         created: when it started, in Unix seconds.
         draining: it is about to stop and takes no new work.
-        num_in_flight: requests to the engine's endpoints that are being answered.
+        in_flight: tasks of the requests to the engine's endpoints that are being answered.
     """
 
     engine: AsyncLLM
@@ -35,7 +36,12 @@ class ServerState:
     chat_template: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
-    num_in_flight: int = 0
+    in_flight: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests to the engine's endpoints that are being answered."""
+        return len(self.in_flight)
 
     @property
     def model_names(self) -> list[str]:

@@ -1,0 +1,112 @@
+"""Serve a model over HTTP, as OpenAI's API does.
+
+Clients find the API under /v1, its description at /docs, and a page to try it at /. SIGTERM lets running requests
+finish, for up to --shutdown-timeout seconds, and ends with exit code 0; Ctrl-C ends them at once, with exit code 130. A
+further signal hurries either. When the engine dies, so does the server, with exit code 1.
+
+The access log goes to stdout, everything else to stderr.
+
+example: vllm serve --port 8000 --api-key secret
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+from pathlib import Path
+
+from vllm import envs
+from vllm.engine.arg_utils import EngineArgs
+from vllm.entrypoints.cli.errors import CliError
+from vllm.entrypoints.cli.generation import add_engine_arguments
+from vllm.entrypoints.cli.score_io import read_text
+from vllm.entrypoints.openai.server_args import ServerArgs
+
+NAME = "serve"
+HELP = "serve a model over HTTP, as OpenAI's API does"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `vllm serve`, the engine's among them."""
+    add_engine_arguments(parser)
+    ServerArgs.add_cli_args(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop.
+
+    Raises:
+        CliError: an argument cannot be honoured, or the model is not there; before the model loads.
+        EngineDeadError: the engine could not start.
+        KeyboardInterrupt: Ctrl-C before the server was ready.
+    """
+    server_args = ServerArgs.from_cli_args(args)
+    check_args(server_args)
+    template = None if server_args.chat_template is None else read_text(Path(server_args.chat_template))
+    if envs.logging_level() is None:
+        logging.getLogger("vllm").setLevel(logging.INFO)
+    # What the server is made of takes a moment to import, which a bad flag need not wait for.
+    from vllm.entrypoints.openai.launcher import bind, serve
+
+    try:
+        listener = bind(server_args.host, server_args.port)
+        config = EngineArgs.from_cli_args(args).create_engine_config()
+    except (ValueError, OSError) as error:
+        raise CliError(str(error)) from error
+    return serve(config, server_args, template, listener)
+
+
+def check_args(args: ServerArgs) -> None:
+    """
+    Raises:
+        CliError: a flag of the server that cannot be honoured; names it.
+    """
+    if not 0 <= args.port <= 65535:
+        raise CliError(f"--port must be in 0..65535, got {args.port}")
+    if args.root_path and (not args.root_path.startswith("/") or args.root_path.endswith("/")):
+        raise CliError(f"--root-path must begin with a slash and not end with one, got {args.root_path!r}")
+    for flag, value, least in (
+        ("--max-prompts-per-request", args.max_prompts_per_request, 1),
+        ("--max-num-queued-reqs", args.max_num_queued_reqs, 0),
+        ("--shutdown-timeout", args.shutdown_timeout, 0),
+    ):
+        if not least <= value < math.inf:
+            raise CliError(f"{flag} must be at least {least}, got {value}")
+    if not 0 < args.max_body_mib < math.inf:
+        raise CliError(f"--max-body-mib must be positive, got {args.max_body_mib}")
+    for flag, values in (
+        ("--api-key", args.api_key),
+        ("--served-model-name", args.served_model_name),
+        ("--allowed-origins", args.allowed_origins),
+    ):
+        if values is not None and not all(value.strip() for value in values):
+            raise CliError(f"{flag} must not be empty")
+    _check_tls(args)
+
+
+def _check_tls(args: ServerArgs) -> None:
+    import ssl
+
+    for flag, path in (
+        ("--ssl-keyfile", args.ssl_keyfile),
+        ("--ssl-certfile", args.ssl_certfile),
+        ("--ssl-ca-certs", args.ssl_ca_certs),
+    ):
+        if path is not None and not Path(path).is_file():
+            raise CliError(f"{flag}: there is no file {path}")
+    if args.ssl_certfile is None:
+        if args.ssl_keyfile is not None or args.ssl_ca_certs is not None:
+            raise CliError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # A password, wrong as it is, keeps OpenSSL from asking for one.
+        context.load_cert_chain(args.ssl_certfile, args.ssl_keyfile, password="")
+    except (ssl.SSLError, OSError) as error:
+        raise CliError(f"--ssl-certfile and --ssl-keyfile cannot be used together: {error}") from None
+    if args.ssl_ca_certs is not None:
+        try:
+            context.load_verify_locations(args.ssl_ca_certs)
+        except (ssl.SSLError, OSError) as error:
+            raise CliError(f"--ssl-ca-certs cannot be used: {error}") from None

@@ -1,0 +1,230 @@
+"""The server's process: it listens, runs the application, and ends in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import uvicorn
+import uvloop
+
+from vllm.config import VllmConfig
+from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.entrypoints.openai.state import ServerState
+from vllm.logger import init_logger
+from vllm.v1.engine.async_llm import AsyncLLM
+
+logger = init_logger(__name__)
+
+EXIT_DEAD = 1
+EXIT_SIGNAL = 128
+"""Added to the number of the signal that cut the work short."""
+
+_KEEP_ALIVE_SECONDS = 75
+"""More than what proxies and clients keep their idle connections for, so that none is closed under a request."""
+
+_ANSWER_SECONDS = 2.0
+"""For requests that end early to be answered; what is left then has a client that does not read."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that has the address but does not listen yet: until the server is ready, clients are refused at once.
+
+    Raises:
+        OSError: there is no such address, or somebody listens there; the message names it.
+    """
+    problem = f"--host {host} --port {port}"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise OSError(f"{problem}: {getattr(error, 'strerror', None) or error}") from None
+    # A name such as localhost has addresses of both kinds: every client tries IPv4.
+    family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # An earlier server's connections may linger; another one that listens is an error all the same.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise OSError(f"{problem}: {error.strerror or error}") from None
+    return listener
+
+
+def serve(config: VllmConfig, args: ServerArgs, chat_template: str | None, listener: socket.socket) -> int:
+    """Load the model and serve it until a signal or the engine's death ends that. For the main thread.
+
+    Args:
+        config: the engine's.
+        args: the server's.
+        chat_template: text of a template in place of the model's own.
+        listener: from `bind`.
+
+    Returns:
+        The exit code: 0 after SIGTERM, 1 after the engine's death, 128 + its number after a signal that cut requests
+        short.
+
+    Raises:
+        EngineDeadError: the engine could not start.
+        KeyboardInterrupt, SystemExit: a signal before the server was ready.
+    """
+    signal.signal(signal.SIGTERM, _end_before_ready)
+    # While the core loads the model, this process has nothing else to do.
+    imports = threading.Thread(target=_import_libraries, daemon=True)
+    imports.start()
+    engine = AsyncLLM(config)
+    try:
+        imports.join()
+        return uvloop.run(_run(ServerState(engine, args, chat_template), listener))
+    finally:
+        engine.shutdown()
+
+
+def _import_libraries() -> None:
+    # None of our own: two threads in one circle of imports see half-made modules.
+    for name in ("fastapi", "httptools", "prometheus_client", "uvicorn.protocols.http.httptools_impl"):
+        importlib.import_module(name)
+
+
+def _end_before_ready(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(EXIT_SIGNAL + signum)
+
+
+async def _run(state: ServerState, listener: socket.socket) -> int:
+    server = _Server(_config(state), lambda: _announce(state, listener))
+    signals = _Signals(state.engine.core_pid)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    dead = asyncio.create_task(state.engine.wait_dead())
+    came = asyncio.create_task(signals.came.wait())
+    await asyncio.wait((serving, dead, came), return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        await serving  # it could not begin
+    code = await _end_requests(state, server, dead, signals)
+    server.should_exit = True
+    await serving
+    return code
+
+
+async def _end_requests(
+    state: ServerState, server: uvicorn.Server, dead: asyncio.Task[Exception], signals: _Signals
+) -> int:
+    """Let requests finish as far as the reason to stop allows; the exit code."""
+    state.draining = True
+    loop = asyncio.get_running_loop()
+    if not dead.done() and signals.received == [signal.SIGTERM]:
+        deadline = loop.time() + state.args.shutdown_timeout
+        logger.info(
+            "SIGTERM: no new requests; %d in flight have %g s", state.num_in_flight, state.args.shutdown_timeout
+        )
+        while state.in_flight and loop.time() < deadline and not dead.done() and len(signals.received) == 1:
+            await asyncio.sleep(0.02)
+        # Answers may still be on their way to slow readers.
+        server.config.timeout_graceful_shutdown = max(1, round(deadline - loop.time()))
+    if dead.done():
+        logger.error("the engine died, and the server with it: %s", dead.result())
+        await _answered(state)
+    if state.in_flight:
+        logger.warning("%d requests in flight are cut short", state.num_in_flight)
+        for task in tuple(state.in_flight):
+            task.cancel()
+        await _answered(state)
+    if dead.done():
+        return EXIT_DEAD
+    return 0 if signals.received == [signal.SIGTERM] else EXIT_SIGNAL + signals.received[-1]
+
+
+async def _answered(state: ServerState) -> None:
+    """Wait until nothing is in flight, though not for long."""
+    if state.in_flight:
+        await asyncio.wait(tuple(state.in_flight), timeout=_ANSWER_SECONDS)
+
+
+class _Signals:
+    """SIGINT and SIGTERM from now on.
+
+    One of them asks; a further one hurries: the second SIGTERM cuts requests short, as the first SIGINT does, and the
+    one after that ends the process as it is.
+
+    Attributes:
+        received: in their order.
+        came: set with the first one; of the running loop.
+    """
+
+    def __init__(self, core_pid: int) -> None:
+        self.received: list[int] = []
+        self.came = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._core_pid = core_pid
+        for each in (signal.SIGINT, signal.SIGTERM):
+            # Not through the loop, which may be what hangs.
+            signal.signal(each, self._take)
+
+    def _take(self, signum: int, frame: FrameType | None) -> None:
+        if len(self.received) > 1 or signal.SIGINT in self.received:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._core_pid, signal.SIGKILL)
+            os._exit(EXIT_SIGNAL + signum)
+        self.received.append(signum)
+        self._loop.call_soon_threadsafe(self.came.set)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, whose signals are ours, and which says when it is ready."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await super().startup(sockets)
+        self._on_ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave them alone."""
+        yield
+
+
+def _config(state: ServerState) -> uvicorn.Config:
+    # Imported when the libraries are, which happens elsewhere meanwhile.
+    from vllm.entrypoints.openai.api_server import build_app
+
+    # Its warnings go where ours go; the access log is the application's.
+    theirs = logging.getLogger("uvicorn")
+    theirs.handlers, theirs.propagate = logging.getLogger("vllm").handlers, False
+    theirs.setLevel(logging.WARNING)
+    args = state.args
+    return uvicorn.Config(
+        build_app(state),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=round(_ANSWER_SECONDS),
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if args.ssl_ca_certs else ssl.CERT_NONE,
+    )
+
+
+def _announce(state: ServerState, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if state.args.ssl_certfile else "http"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    page = f"a page to try it is at {url}/, " if state.args.page else ""
+    names = ", ".join(state.model_names)
+    logger.info("ready: %s serves %s; %sthe API's description at %s/docs", url, names, page, url)
