@@ -49,7 +49,7 @@ def complete(script: str, line: str, folder: Path) -> list[str]:
         ("vllm ch", ["chat"]),
         ("vllm comp", ["complete", "completion"]),
         ("vllm --v", ["--version"]),
-        ("vllm bench ", ["latency", "throughput"]),
+        ("vllm bench ", ["latency", "throughput", "serve"]),
         ("vllm bench latency --batch", ["--batch-size"]),
         ("vllm bench throughput --batch", []),
         ("vllm chat --device ", ["auto", "cpu", "cuda"]),
@@ -88,7 +88,7 @@ def test_the_commands_are_those_of_the_parsers() -> None:
     assert (device.takes_value, device.choices) == (True, ("auto", "cpu", "cuda"))
     debug = next(flag for flag in found["chat"].flags if "--debug" in flag.names)
     assert (debug.takes_value, debug.choices) == (False, ())
-    assert list(found["bench"].words) == ["latency", "throughput"]
+    assert list(found["bench"].words) == ["latency", "throughput", "serve"]
     assert found["score"].takes_files and not found["completion"].takes_files
 
 

@@ -54,7 +54,7 @@ def add_workload_arguments(
         ("--repeats", 1, 3, "runs that count"),
     ):
         dest = "num_prompts" if flag == prompts_flag else flag[2:].replace("-", "_")
-        group.add_argument(flag, dest=dest, metavar="N", type=_at_least(least), default=default, help=text)
+        group.add_argument(flag, dest=dest, metavar="N", type=at_least(least), default=default, help=text)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the result, single runs included, as JSON")
     add_engine_arguments(parser)
 
@@ -66,8 +66,7 @@ def measure(args: argparse.Namespace) -> tuple[LLMEngine, list[Sample]]:
         CliError: an argument or the model cannot be used.
         VLLMValidationError: the workload does not fit the model.
     """
-    if args.json is not None and not args.json.parent.is_dir():
-        raise CliError(f"--json: there is no folder {args.json.parent}")
+    check_json_path(args.json)
     engine = load_engine(args)
     draw = random.Random(args.seed)
     vocab_size = engine.model_config.vocab_size
@@ -112,19 +111,44 @@ def report(args: argparse.Namespace, kind: str, engine: LLMEngine, figures: dict
         "warmup": args.warmup,
         "repeats": args.repeats,
     }
-    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    print_about(about)
     width = max(map(len, figures))
     print(f"{'':{width}} {'median':>12} {'min':>12} {'max':>12}")
     for name, values in figures.items():
         print(f"{name:{width}} {values['median']:12.4g} {values['min']:12.4g} {values['max']:12.4g}")
     if args.json is not None:
-        try:
-            args.json.write_text(json.dumps({**about, "figures": figures}, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise CliError(f"--json {args.json}: {error.strerror or error}") from None
+        write_json(args.json, {**about, "figures": figures})
 
 
-def _at_least(least: int) -> Callable[[str], int]:
+def print_about(about: dict[str, Any]) -> None:
+    """Print what was measured, in one line; what does not apply (None) is left out."""
+    print(", ".join(f"{name} {value}" for name, value in about.items() if value is not None))
+
+
+def check_json_path(path: Path | None) -> None:
+    """
+    Raises:
+        CliError: --json names a file in a folder that is not there.
+    """
+    if path is not None and not path.parent.is_dir():
+        raise CliError(f"--json: there is no folder {path.parent}")
+
+
+def write_json(path: Path, result: dict[str, Any]) -> None:
+    """Write a result to --json.
+
+    Raises:
+        CliError: the file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"--json {path}: {error.strerror or error}") from None
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """An argparse type: an integer that is not below `least`."""
+
     def integer(text: str) -> int:
         value = int(text)
         if value < least:

@@ -1,0 +1,106 @@
+"""The flags of the commands that can talk to a server instead of loading a model."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.entrypoints.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from vllm.entrypoints.cli.server_client import ServerClient
+
+_API_KEY = "VLLM_API_KEY"
+_TIMEOUT = 600.0
+
+
+def add_server_arguments(parser: argparse.ArgumentParser, default_url: str | None = None) -> None:
+    """Add --url, --api-key and --timeout.
+
+    Args:
+        parser: the command's.
+        default_url: of --url; None = the command loads a model when it is left out.
+    """
+    group = parser.add_argument_group("server")
+    instead = " instead of a model in this process" if default_url is None else ""
+    group.add_argument(
+        "--url", metavar="URL", default=default_url, help=f"a running server{instead}, as http://HOST:PORT"
+    )
+    group.add_argument("--api-key", metavar="KEY", help=f"the server's key (default: that of {_API_KEY}, if it is set)")
+    group.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=positive,
+        help=f"longest wait for anything from the server (default: {_TIMEOUT:.0f})",
+    )
+
+
+def positive(text: str) -> float:
+    """A number above 0, for argparse."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return value
+
+
+def connect(args: argparse.Namespace) -> ServerClient:
+    """A client of --url.
+
+    Raises:
+        CliError: --url is none.
+    """
+    from vllm.entrypoints.cli.server_client import ServerClient
+
+    key = args.api_key if args.api_key is not None else os.environ.get(_API_KEY)
+    return ServerClient(args.url, key or None, args.timeout or _TIMEOUT)
+
+
+def check_server_arguments(args: argparse.Namespace, *others: str) -> None:
+    """That no flag is given which the other of --url and a model in this process has no use for.
+
+    Args:
+        args: with the engine's and the server's flags.
+        others: names of further flags that --url needs, whose default is None.
+
+    Raises:
+        CliError: names the flag.
+    """
+    if args.url is None:
+        for name in ("api_key", "timeout", *others):
+            if getattr(args, name) is not None:
+                raise CliError(f"{_flag(name)} says how to talk to a server, and needs --url")
+        return
+    for item in fields(EngineArgs):
+        # --model names one of the server's.
+        if item.name != "model" and getattr(args, item.name) != item.default:
+            raise CliError(f"{_flag(item.name)} is for a model in this process, and has no effect on the one at --url")
+
+
+async def served_model(client: ServerClient, name: str | None) -> dict[str, Any]:
+    """The server's description of a model: `id`, `max_model_len` and others.
+
+    Args:
+        client: the server's.
+        name: of the model; None = the server's first.
+
+    Raises:
+        CliError: there is no server, or no such model.
+    """
+    answer = await client.get("/v1/models")
+    try:
+        models = {card["id"]: card for card in answer["data"]}
+    except (KeyError, TypeError):
+        models = {}
+    if not models:
+        raise CliError(f"{client.url}/v1/models: the answer names no model")
+    if name is not None and name not in models:
+        raise CliError(f"--model: there is no {name!r} at {client.url}; there is {', '.join(map(repr, models))}")
+    card: dict[str, Any] = next(iter(models.values())) if name is None else models[name]
+    return card
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
