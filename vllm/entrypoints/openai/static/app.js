@@ -1,0 +1,216 @@
+// The page: its form, one run at a time, and what the runs show.
+
+import { Answer } from "./answer.js";
+import { apiKey, BASE, getJson, postStream } from "./api.js";
+import { Bars } from "./bars.js";
+import { askForKey, clearComplaints, complain } from "./complaints.js";
+import { byId, copyText, el, perFrame } from "./dom.js";
+import { count, plural, seconds } from "./format.js";
+import { IdsPanel } from "./ids.js";
+import { LabelEditor } from "./labels.js";
+import { curlOf, pythonOf, requestOf, streamed } from "./request.js";
+import { drawNumbers, Timeline } from "./timeline.js";
+import { TokenList } from "./tokens.js";
+
+let answer = new Answer();
+let selected = 0; // the position whose bars are shown
+let running = null; // the AbortController of the run in progress
+let usage = ""; // the last run's counts and times, as a text
+
+const labels = new LabelEditor([" positive", " negative"], () => drawCode());
+const bars = new Bars();
+const timeline = new Timeline(select);
+const tokens = new TokenList(select);
+const ids = new IdsPanel();
+
+const chosen = (name) => document.querySelector(`input[name=${name}]:checked`).value;
+
+function currentRequest() {
+  return requestOf({
+    mode: chosen("mode"),
+    model: byId("model").value,
+    system: byId("system").value,
+    prompt: byId("prompt").value,
+    labels: labels.labels,
+    maxTokens: byId("max-tokens").valueAsNumber,
+    temperature: byId("temperature").valueAsNumber,
+  });
+}
+
+// ---- Running
+
+async function run() {
+  running?.abort();
+  const own = (running = new AbortController());
+  labels.commit();
+  clearComplaints();
+  answer = new Answer();
+  selected = 0;
+  usage = "";
+  tokens.clear();
+  draw();
+  byId("stop").disabled = false;
+  say("Running …");
+  const { path, body } = currentRequest();
+  const start = performance.now();
+  let first = null;
+  try {
+    for await (const chunk of postStream(path, streamed(body), own.signal)) {
+      first ??= performance.now();
+      answer.add(chunk);
+      draw();
+    }
+    usage = describeUsage(first - start, performance.now() - start);
+    say("Done");
+  } catch (error) {
+    if (running !== own) return; // another run has begun
+    if (error.name === "AbortError") {
+      say(`Stopped after ${plural(answer.tokens.length, "token")}`);
+    } else {
+      say("Failed");
+      complain(error);
+    }
+  }
+  finish();
+}
+
+function finish() {
+  running = null;
+  const stop = byId("stop");
+  if (document.activeElement === stop) byId("run").focus();
+  stop.disabled = true;
+  draw();
+}
+
+function describeUsage(untilFirst, elapsed) {
+  const numTokens = answer.tokens.length;
+  const parts = [
+    `${count(answer.usage.prompt_tokens)} prompt + ${plural(answer.usage.completion_tokens, "generated token")}`,
+    `first after ${seconds(untilFirst)}, all after ${seconds(elapsed)}`,
+  ];
+  if (numTokens > 1) parts.push(`${Math.round((1000 * (numTokens - 1)) / (elapsed - untilFirst))} tokens/s`);
+  if (answer.finishReason) parts.push(`finish reason: ${answer.finishReason}`);
+  return parts.join(" · ");
+}
+
+function say(text) {
+  byId("status").textContent = text;
+}
+
+// ---- Showing
+
+function select(position) {
+  selected = position;
+  draw();
+}
+
+const draw = perFrame(() => {
+  tokens.draw(answer.tokens, selected);
+  byId("usage").textContent = usage;
+  byId("legend").hidden = answer.tokens.length === 0;
+  showEmpty("text-empty", answer.tokens.length, "Every token appears here as it comes, with its rank and logprob.");
+  showEmpty("labels-empty", answer.readings.length, "The labels' probabilities appear here, position by position.");
+  byId("labels-body").hidden = answer.readings.length === 0;
+  if (answer.readings.length) drawReadings();
+});
+
+function showEmpty(id, length, text) {
+  byId(id).hidden = length > 0;
+  byId(id).textContent = running ? "Waiting for the first token …" : text;
+}
+
+function drawReadings() {
+  const ofAll = chosen("share") === "all";
+  const position = byId("position");
+  position.max = answer.readings.length;
+  position.value = selected + 1;
+  byId("position-value").textContent = `${count(selected + 1)} of ${count(answer.readings.length)}`;
+  bars.draw(answer, selected, ofAll);
+  timeline.draw(answer, selected, ofAll);
+  if (byId("numbers").open) drawNumbers(answer, ofAll);
+}
+
+function drawCode() {
+  const write = chosen("language") === "curl" ? curlOf : pythonOf;
+  const options = { stream: byId("code-stream").checked, needsKey: apiKey.get() !== "" };
+  byId("code").textContent = write(currentRequest(), BASE, options);
+}
+
+function drawMode() {
+  const chat = chosen("mode") === "chat";
+  byId("system-field").hidden = !chat;
+  byId("prompt-label").textContent = chat ? "User message" : "Prompt";
+}
+
+// ---- The server
+
+async function meetServer() {
+  const state = byId("server-state");
+  try {
+    const { data } = await getJson("v1/models");
+    byId("model").replaceChildren(...data.map(({ id }) => el("option", { value: id }, id)));
+    byId("model-field").hidden = data.length === 1;
+    state.textContent = `${data[0].id} · ${count(data[0].max_model_len)} tokens of context`;
+    byId("key-panel").open = false;
+    clearComplaints();
+    drawCode();
+    labels.resolve();
+    const { version } = await getJson("version");
+    byId("version").textContent = `version ${version}`;
+  } catch (error) {
+    state.textContent = error.status === 401 ? "This server asks for a key" : error.message;
+    if (error.status === 401) askForKey();
+  }
+}
+
+// ---- Events
+
+async function copy(button, text) {
+  const name = button.textContent;
+  await copyText(text);
+  byId("copied").textContent = "Copied";
+  button.textContent = "Copied";
+  setTimeout(() => {
+    button.textContent = name;
+    byId("copied").textContent = "";
+  }, 1500);
+}
+
+function listen() {
+  const form = byId("form");
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    run();
+  });
+  form.addEventListener("input", () => {
+    drawMode();
+    drawCode();
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+      event.preventDefault();
+      run();
+    } else if (event.key === "Escape") {
+      running?.abort();
+    }
+  });
+  byId("stop").addEventListener("click", () => running?.abort());
+  byId("position").addEventListener("input", (event) => select(event.target.valueAsNumber - 1));
+  byId("numbers").addEventListener("toggle", draw);
+  for (const radio of document.getElementsByName("share")) radio.addEventListener("change", draw);
+  for (const radio of document.getElementsByName("language")) radio.addEventListener("change", drawCode);
+  byId("code-stream").addEventListener("change", drawCode);
+  byId("copy-code").addEventListener("click", (event) => copy(event.currentTarget, byId("code").textContent));
+  byId("copy-ids").addEventListener("click", (event) => copy(event.currentTarget, ids.ids));
+  byId("api-key").addEventListener("change", (event) => {
+    apiKey.set(event.target.value);
+    meetServer();
+  });
+}
+
+byId("api-key").value = apiKey.get();
+listen();
+drawMode();
+drawCode();
+draw();
+meetServer();

@@ -1,0 +1,131 @@
+// The request that the form describes: its body, and how to send it from a shell or from Python.
+
+import { TOP } from "./answer.js";
+
+/** A route and the body for it, from {mode, model, system, prompt, labels, maxTokens, temperature}; numbers that are
+ *  NaN are left out, so that the server's defaults hold. */
+export function requestOf(form) {
+  const body = { model: form.model };
+  const chat = form.mode === "chat";
+  if (chat) {
+    body.messages = [{ role: "user", content: form.prompt }];
+    if (form.system) body.messages.unshift({ role: "system", content: form.system });
+  } else {
+    body.prompt = form.prompt;
+  }
+  if (!Number.isNaN(form.maxTokens)) body.max_tokens = form.maxTokens;
+  if (!Number.isNaN(form.temperature)) body.temperature = form.temperature;
+  if (form.maxTokens !== 0) Object.assign(body, chat ? { logprobs: true, top_logprobs: TOP } : { logprobs: TOP });
+  if (form.labels.length) body.labels = form.labels;
+  return { path: chat ? "v1/chat/completions" : "v1/completions", body };
+}
+
+export function streamed(body) {
+  return { ...body, stream: true, stream_options: { include_usage: true } };
+}
+
+/** A command for any POSIX shell. The key is never shown: the shell reads it from its environment. */
+export function curlOf({ path, body }, base, { stream, needsKey }) {
+  const lines = [
+    `curl ${stream ? "-N " : ""}${shellString(base + path)}`,
+    "-H 'Content-Type: application/json'",
+    ...(needsKey ? ['-H "Authorization: Bearer $OPENAI_API_KEY"'] : []),
+    `-d ${shellString(escapeUnseen(JSON.stringify(stream ? streamed(body) : body, null, 2)))}`,
+  ];
+  return lines.join(" \\\n  ");
+}
+
+/** A program for OpenAI's SDK. */
+export function pythonOf({ path, body }, base, { stream, needsKey }) {
+  const { labels, ...own } = stream ? streamed(body) : body;
+  const call = path.split("/").slice(1).join(".");
+  const fields = Object.entries(own).map(([name, value]) => `    ${name}=${python(value, 1)},`);
+  if (labels) fields.push(`    extra_body={"labels": ${python(labels, 1)}},`);
+  const chat = "messages" in body;
+  return [
+    ...(needsKey ? ["import os", ""] : []),
+    "from openai import OpenAI",
+    "",
+    `client = OpenAI(base_url=${pythonString(base + "v1")}, api_key=${needsKey ? 'os.environ["OPENAI_API_KEY"]' : '"none"'})`,
+    `${stream ? "stream" : "answer"} = client.${call}.create(`,
+    ...fields,
+    ")",
+    ...(stream ? readStream(chat, labels) : readAnswer(chat, labels)),
+    "",
+  ].join("\n");
+}
+
+function readAnswer(chat, labels) {
+  const lines = ["choice = answer.choices[0]", `print(choice.${chat ? "message.content" : "text"})`];
+  return labels ? [...lines, ...printReading("choice.readings[0]", "")] : lines;
+}
+
+function readStream(chat, labels) {
+  const lines = [
+    "for chunk in stream:",
+    "    for choice in chunk.choices:",
+    `        print(choice.${chat ? "delta.content or \"\"" : "text"}, end="", flush=True)`,
+  ];
+  if (!labels) return lines;
+  return [
+    ...lines,
+    '        for reading in getattr(choice, "readings", None) or []:',
+    ...printReading("reading", "            "),
+  ];
+}
+
+function printReading(reading, indent) {
+  return [
+    `${indent}for entry in ${reading}["ids"].values():`,
+    `${indent}    if entry["label"] is not None:`,
+    `${indent}        print(repr(entry["label"]), entry["probability"], entry["logprob"], entry["rank"])`,
+  ];
+}
+
+/** Single quotes take everything as it is but themselves. */
+function shellString(text) {
+  return `'${text.replaceAll("'", "'\\''")}'`;
+}
+
+/** What cannot be seen, or turns the direction of what can, as JSON's escapes. */
+function escapeUnseen(json) {
+  return json.replace(/[\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, escapeUnit);
+}
+
+const escapeUnit = (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`;
+
+function python(value, depth) {
+  const indent = "    ".repeat(depth + 1);
+  const end = "    ".repeat(depth);
+  if (value === true) return "True";
+  if (value === false) return "False";
+  if (typeof value === "string") return pythonText(value, indent, end);
+  if (Array.isArray(value)) {
+    const items = value.map((item) => python(item, depth + 1));
+    const line = `[${items.join(", ")}]`;
+    return line.length < 80 && !line.includes("\n") ? line : `[\n${items.map((item) => `${indent}${item},\n`).join("")}${end}]`;
+  }
+  if (typeof value === "object") {
+    const items = Object.entries(value).map(([key, item]) => `${pythonString(key)}: ${python(item, depth)}`);
+    return `{${items.join(", ")}}`;
+  }
+  return String(value);
+}
+
+/** A text of several lines as one literal a line, put together by Python. */
+function pythonText(text, indent, end) {
+  const lines = text.match(/[^\n]*\n|[^\n]+$/g) ?? [""];
+  if (lines.length === 1) return pythonString(text);
+  return `(\n${lines.map((line) => `${indent}${pythonString(line)}\n`).join("")}${end})`;
+}
+
+function pythonString(text) {
+  const inner = text
+    .replace(/["\\]/g, "\\$&")
+    .replaceAll("\n", "\\n")
+    .replaceAll("\r", "\\r")
+    .replaceAll("\t", "\\t")
+    .replace(/[\x00-\x1f\x7f-\xa0\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, escapeUnit)
+    .replace(/\p{Cs}/gu, escapeUnit);
+  return `"${inner}"`;
+}
