@@ -49,10 +49,17 @@ class AppThread:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self.engine.shutdown()
         self._loop.close()
+
+    async def _close(self) -> None:
+        await self._client.aclose()
+        self.engine.shutdown()
+        # What it cancelled ends.
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """The result of a coroutine in the server's loop."""
