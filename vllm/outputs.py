@@ -43,9 +43,10 @@ class CompletionOutput:
 
 @dataclass
 class RequestMetrics:
-    """Times of one request, in seconds on the monotonic clock."""
+    """Times of one request, in seconds on the monotonic clock; None: not yet, or never."""
 
     arrival_time: float
+    first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
 

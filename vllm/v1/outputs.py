@@ -53,6 +53,7 @@ class ModelRunnerOutput:
     errors: dict[str, str] = field(default_factory=dict)  # request id -> why it ends here
     # Readings of prompt positions, those of a request in order; also of requests whose prompt is not complete yet.
     prompt_logprobs: dict[str, list[LogprobsRows]] = field(default_factory=dict)
+    readings_seconds: float = 0.0  # how long the device read logits for logprobs
 
 
 NO_TOKEN = -1

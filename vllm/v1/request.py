@@ -31,6 +31,7 @@ class Request:
         length_limit: most tokens that it may generate, by max_tokens and, once it is queued, by the context.
         arrival_index: its number among the scheduler's requests, set when it is queued.
         num_cached_tokens: prompt tokens that the prefix cache gave at first admission; -1 before it.
+        scheduled_time: when that was, in seconds on the monotonic clock; None before it.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Request:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.num_computed_tokens = 0
         self.num_cached_tokens = -1
+        self.scheduled_time: float | None = None
         self.num_preemptions = 0
         self.next_prompt_row: int | None = None
         self.hidden_from: int | None = None

@@ -45,7 +45,7 @@ def make_lists(num_rows: int, width: int, entropy: bool) -> LogprobsLists:
 def test_outputs_share_the_arrays_of_their_step():
     first, second = make_lists(4, 5, entropy=False), make_lists(3, 7, entropy=True)
     outputs = [
-        EngineCoreOutput("a", [5], [LogprobsRow(first, 2)], num_cached_tokens=16),
+        EngineCoreOutput("a", [5], [LogprobsRow(first, 2)], num_cached_tokens=16, scheduled_time=2.5),
         EngineCoreOutput("b", [6], [LogprobsRow(first, 0)], "stop", "END"),
         EngineCoreOutput("c", [], None, "error", error="broken"),
         EngineCoreOutput("d", [], None, prompt_logprobs=[LogprobsRows(second, slice(0, 2), 3)]),
@@ -58,7 +58,7 @@ def test_outputs_share_the_arrays_of_their_step():
     assert [output.request_id for output in again] == list("abcde")
     assert again[0].logprobs[0].lists is again[1].logprobs[0].lists
     for one, other in zip(outputs, again, strict=True):
-        for name in ("new_token_ids", "finish_reason", "stop_reason", "num_cached_tokens", "error"):
+        for name in ("new_token_ids", "finish_reason", "stop_reason", "num_cached_tokens", "error", "scheduled_time"):
             assert getattr(one, name) == getattr(other, name)
         rows, twins = (each.logprobs or each.prompt_logprobs or () for each in (one, other))
         for row, twin in zip(rows, twins, strict=True):

@@ -33,3 +33,4 @@ class EngineCoreOutput:
     num_cached_tokens: int = 0
     error: str | None = None
     prompt_logprobs: list[LogprobsRows] | None = None  # further prompt positions that were read
+    scheduled_time: float | None = None  # when it was first scheduled, in seconds on the monotonic clock

@@ -16,6 +16,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.core_client import CoreClient
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, check_params_type, load_tokenizer
 from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.metrics.engine_metrics import EngineMetrics
 
 # Texts longer than this are tokenised in a thread, so that the loop goes on meanwhile.
 _LONG_TEXT = 4096
@@ -80,7 +81,8 @@ class AsyncLLM:
         self._core = CoreClient(config)
         self.tokenizer = load_tokenizer(self.model_config)
         self.input_processor = InputProcessor(config, self.tokenizer)
-        self.output_processor = OutputProcessor(self.tokenizer)
+        self.metrics = EngineMetrics(self.model_config.max_model_len)
+        self.output_processor = OutputProcessor(self.tokenizer, self.metrics)
         self._streams: dict[str, RequestStream] = {}
         self._receiver: asyncio.Task[None] | None = None
         self._stats: dict[str, Any] = {}
@@ -249,8 +251,13 @@ class AsyncLLM:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """The scheduler's counts (SchedulerStats by name) as of the last step; empty before the first."""
+        """The core's counts (see EngineCore.stats) as of its last step; empty before the first."""
         return self._stats
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV cache."""
+        return self._core.num_blocks
 
     @property
     def core_pid(self) -> int:
@@ -288,7 +295,7 @@ class AsyncLLM:
     async def _take(self, outputs: list[EngineCoreOutput], stats: dict[str, Any]) -> None:
         """Hand a step's outputs to their streams."""
         self._stats = stats
-        processed = self.output_processor.process_outputs(outputs)
+        processed = self.output_processor.process_outputs(outputs, stats["time"])
         for output in processed.request_outputs:
             stream = self._streams.get(output.request_id)
             if stream is not None:
@@ -300,7 +307,7 @@ class AsyncLLM:
 
     def _fail_all(self, error: BaseException) -> None:
         streams, self._streams = self._streams, {}
-        self.output_processor.abort_requests(streams)
+        self.output_processor.abort_requests(streams, "error")
         for stream in streams.values():
             stream.end(error)
 

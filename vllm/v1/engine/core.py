@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ class EngineCore:
         self.executor = UniProcExecutor(config, use_tqdm)
         cache_config = replace(config.cache_config, num_blocks=self.executor.num_blocks)
         self.scheduler = Scheduler(config.scheduler_config, cache_config, config.model_config.max_model_len)
+        self._readings_seconds = 0.0
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request.
@@ -55,11 +57,21 @@ class EngineCore:
         except BaseException:
             self.scheduler.discard_step(scheduler_output)
             raise
+        self._readings_seconds += runner_output.readings_seconds
         return self.scheduler.update_from_output(scheduler_output, runner_output)
 
     def has_unfinished_requests(self) -> bool:
         """Whether anything is waiting or running."""
         return self.scheduler.has_unfinished_requests()
+
+    def stats(self) -> dict[str, Any]:
+        """The scheduler's counts (SchedulerStats by name); `readings_seconds`, how long logits have been read for
+        logprobs since the start; `time`, on the monotonic clock, to which all that applies."""
+        return {
+            **vars(self.scheduler.stats()),
+            "readings_seconds": self._readings_seconds,
+            "time": time.monotonic(),
+        }
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False when requests are running."""

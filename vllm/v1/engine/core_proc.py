@@ -98,6 +98,9 @@ class CoreProcess:
                 self._send_outputs([EngineCoreOutput(request.request_id, [], finish_reason="error", error=str(error))])
         elif kind == ABORT:
             self._core.abort_requests(msgspec.msgpack.decode(frames[0]))
+            if not self._core.has_unfinished_requests():
+                # No step follows that would tell what is left.
+                self._send_outputs([])
         elif kind == CALL:
             number, method, arguments = msgspec.msgpack.decode(frames[0])
             self._send(REPLY, msgspec.msgpack.encode((number, *self._call(method, arguments))))
@@ -125,13 +128,11 @@ class CoreProcess:
             message = f"the engine's step failed: {type(error).__name__}: {error}"
             lost = [request_id for request_id in before if not scheduler.has_request(request_id)]
             outputs = [EngineCoreOutput(each, [], finish_reason="error", error=message) for each in lost]
-        if outputs:
-            self._send_outputs(outputs)
+        self._send_outputs(outputs)
 
     def _send_outputs(self, outputs: list[EngineCoreOutput]) -> None:
-        stats = vars(self._core.scheduler.stats())
         # Without copying: a step's arrays belong to nobody else once the step is over.
-        self._output.send_multipart([OUTPUTS, *encode_outputs(outputs, stats)], copy=False)
+        self._output.send_multipart([OUTPUTS, *encode_outputs(outputs, self._core.stats())], copy=False)
 
     def _send(self, kind: bytes, *frames: bytes) -> None:
         self._output.send_multipart([kind, *frames])

@@ -15,6 +15,7 @@ from vllm.tokenizer import Tokenizer
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.detokenizer import Detokenizer
 from vllm.v1.engine.logprobs import LogprobsProcessor, PromptLogprobsProcessor
+from vllm.v1.metrics.engine_metrics import EngineMetrics, News, SequenceRecord
 
 
 @dataclass
@@ -38,6 +39,7 @@ class _Sequence:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
+        self.record: SequenceRecord | None = None
         self._num_sent = 0
 
     @property
@@ -106,6 +108,7 @@ class _RequestState:
         self.prompt_token_ids = prompt_token_ids
         self.output_kind = params.output_kind
         self.num_best = params.n if params.num_sequences > params.n else None
+        self.n = params.n
         self.shows_logprobs = params.num_logprobs is not None
         self.metrics = RequestMetrics(arrival_time)
         self.sequences = sequences
@@ -167,8 +170,14 @@ class _RequestState:
 class OutputProcessor:
     """Keeps the user-side state of every unfinished request."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, metrics: EngineMetrics | None = None) -> None:
+        """
+        Args:
+            tokenizer: writes the texts; None leaves them empty.
+            metrics: is told of everything; None: nobody counts.
+        """
         self._tokenizer = tokenizer
+        self._metrics = metrics
         self._requests: dict[str, _RequestState] = {}
         self._by_core_id: dict[str, tuple[_RequestState, _Sequence]] = {}
 
@@ -208,6 +217,9 @@ class OutputProcessor:
         self._requests[request_id] = state
         for sequence in sequences:
             self._by_core_id[sequence.core_id] = (state, sequence)
+        if self._metrics is not None:
+            for sequence, (_, child) in zip(sequences, children, strict=True):
+                sequence.record = self._metrics.start(child, len(prompt_token_ids), arrival_time)
         return children
 
     def has_unfinished_requests(self) -> bool:
@@ -224,9 +236,14 @@ class OutputProcessor:
         """Number of unfinished sequences."""
         return len(self._by_core_id)
 
-    def process_outputs(self, outputs: list[EngineCoreOutput]) -> ProcessedOutputs:
-        """Take one step's outputs of the core."""
+    def process_outputs(self, outputs: list[EngineCoreOutput], step_time: float | None = None) -> ProcessedOutputs:
+        """Take one step's outputs of the core.
+
+        Args:
+            step_time: when the step ended, in seconds on the monotonic clock; None: now.
+        """
         result = ProcessedOutputs()
+        news: list[News] = []
         changed: dict[str, _RequestState] = {}
         now = time.monotonic()
         for output in outputs:
@@ -237,32 +254,43 @@ class OutputProcessor:
             if output.prompt_logprobs is not None and state.prompt_logprobs is not None:
                 state.prompt_logprobs.append(output.prompt_logprobs)
                 if not output.new_token_ids and output.finish_reason is None:
+                    if sequence.record is not None:
+                        news.append((sequence.record, output, None))
                     continue  # the prompt goes on
-            if state.metrics.first_token_time is None:
+            if state.metrics.first_token_time is None and output.finish_reason != "error":
+                state.metrics.first_scheduled_time = output.scheduled_time
                 state.metrics.first_token_time = now
                 state.num_cached_tokens = output.num_cached_tokens
             if sequence.update(output):
                 result.requests_to_abort.append(sequence.core_id)
+            if sequence.record is not None:
+                news.append((sequence.record, output, sequence.finish_reason))
             if sequence.finish_reason is not None:
                 del self._by_core_id[sequence.core_id]
             state.news[sequence] = None
             changed[state.request_id] = state
+        if self._metrics is not None:
+            self._metrics.observe_step(news, now if step_time is None else step_time, now)
         for request_id, state in changed.items():
             request_output = state.make_output()
             if request_output is not None:
                 result.request_outputs.append(request_output)
             if state.finished:
                 del self._requests[request_id]
+                if self._metrics is not None:
+                    self._metrics.observe_request(state.n, max(len(each.token_ids) for each in state.sequences))
         return result
 
-    def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """Forget requests; returns the core ids that were still running."""
+    def abort_requests(self, request_ids: Iterable[str], reason: str = "abort") -> list[str]:
+        """Forget requests; returns the core ids that were still running, which count as ended by `reason`."""
         core_ids: list[str] = []
         for request_id in list(request_ids):
             state = self._requests.pop(request_id, None)
             for sequence in state.sequences if state is not None else ():
                 if self._by_core_id.pop(sequence.core_id, None) is not None:
                     core_ids.append(sequence.core_id)
+        if self._metrics is not None:
+            self._metrics.observe_dropped(len(core_ids), reason)
         return core_ids
 
     def forget_missing(self, is_known: Callable[[str], bool]) -> None:

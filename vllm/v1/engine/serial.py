@@ -94,6 +94,7 @@ def encode_outputs(outputs: Sequence[EngineCoreOutput], extra: Any = None) -> li
             None
             if output.prompt_logprobs is None
             else [(number_of(r.lists), r.rows.start, r.rows.stop, r.num_token_ids) for r in output.prompt_logprobs],
+            output.scheduled_time,
         )
         for output in outputs
     ]
@@ -108,22 +109,24 @@ def decode_outputs(frames: Sequence[Frame]) -> tuple[list[EngineCoreOutput], Any
     for num_topk, arrays in layouts:
         values: list[Any] = [None if layout is None else _array(next(data), layout) for layout in arrays]
         lists.append(LogprobsLists(num_topk=num_topk, **dict(zip(_ARRAYS, values, strict=True))))
-    outputs = [
-        EngineCoreOutput(
-            request_id,
-            new_token_ids,
-            None if logprobs is None else [LogprobsRow(lists[number], row) for number, row in logprobs],
-            finish_reason,
-            stop_reason,
-            num_cached_tokens,
-            error,
-            None
-            if prompt is None
-            else [LogprobsRows(lists[number], slice(start, stop), count) for number, start, stop, count in prompt],
-        )
-        for request_id, new_token_ids, logprobs, finish_reason, stop_reason, num_cached_tokens, error, prompt in rows
-    ]
-    return outputs, extra
+    return [_decode_output(row, lists) for row in rows], extra
+
+
+def _decode_output(row: list[Any], lists: Sequence[LogprobsLists]) -> EngineCoreOutput:
+    request_id, new_token_ids, logprobs, finish_reason, stop_reason, num_cached_tokens, error, prompt, scheduled = row
+    return EngineCoreOutput(
+        request_id,
+        new_token_ids,
+        None if logprobs is None else [LogprobsRow(lists[number], index) for number, index in logprobs],
+        finish_reason,
+        stop_reason,
+        num_cached_tokens,
+        error,
+        None
+        if prompt is None
+        else [LogprobsRows(lists[number], slice(start, stop), count) for number, start, stop, count in prompt],
+        scheduled,
+    )
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -223,6 +224,7 @@ class Scheduler:
             request.status = RequestStatus.RUNNING
             if request.num_cached_tokens < 0:
                 request.num_cached_tokens = num_cached
+                request.scheduled_time = time.monotonic()
             request.num_computed_tokens = num_cached + num_new
             step.scheduled_new_reqs.append(
                 NewRequestData(
@@ -253,7 +255,9 @@ class Scheduler:
             if request is None:
                 continue  # aborted while the step ran
             token_id = token_ids[index]
-            output = EngineCoreOutput(request_id, [], num_cached_tokens=request.num_cached_tokens)
+            output = EngineCoreOutput(
+                request_id, [], num_cached_tokens=request.num_cached_tokens, scheduled_time=request.scheduled_time
+            )
             if token_id != NO_TOKEN:
                 request.token_ids.append(token_id)
                 output.new_token_ids.append(token_id)

@@ -38,6 +38,7 @@ class GPUModelRunner:
         self.block_tables = BlockTables(max_num_reqs, max_model_len, self.block_size)
         self.sampler = Sampler(config, device)
         self.prompt_logprobs = PromptLogprobsState(max_num_reqs, config.model_config.vocab_size)
+        self._reading_clocks = (self.sampler.reading_clock, self.prompt_logprobs.reading_clock)
         self.kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         # Final hidden states of cached prompts by KV cache slot, made when a request first reads its prompt.
         self._hidden_cache: torch.Tensor | None = None  # [blocks * block size, H]
@@ -82,7 +83,10 @@ class GPUModelRunner:
             chosen = hidden if batch.logits_rows is None else hidden.index_select(0, batch.logits_rows)
             sampled = self.sampler(self.model.compute_logits(chosen), slots, self.states)
         readings = None if batch.prompts is None else self._read_prompts(batch.prompts, hidden)
-        return self._finish(batch, slots, sampled, readings)
+        output = self._finish(batch, slots, sampled, readings)
+        # The results are on the host: what was timed is over.
+        output.readings_seconds = sum(clock.take() for clock in self._reading_clocks)
+        return output
 
     def _read_prompts(self, prompts: PromptBatch, hidden: torch.Tensor) -> PromptReadings:
         """Read prompt positions: first those whose hidden states a cached prefix has, which may be kept in this very

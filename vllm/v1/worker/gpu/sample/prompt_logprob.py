@@ -15,6 +15,7 @@ from vllm.ops.topk import topk
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.sample.logprob import as_tensors
+from vllm.v1.worker.gpu.sample.reading_clock import ReadingClock
 from vllm.v1.worker.gpu.states import RequestStates
 
 TILE_BYTES = 64 * 2**20
@@ -64,6 +65,7 @@ class PromptLogprobsState:
 
     def __init__(self, max_num_reqs: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
+        self.reading_clock = ReadingClock()
         self._requests: dict[int, _Request] = {}
         # Of each slot: the first position whose hidden state is kept, the first that is still to be read, and the end
         # of those that are read. Positions from `first` on that are before `next` have been read.
@@ -135,7 +137,7 @@ class PromptLogprobsState:
                 tile = PromptRows(*(column[first : first + size] for column in part))
                 logits = compute_logits(hidden.index_select(0, upload(tile.sources, hidden.device)))
                 ids, counts = self._ids_to_read(tile, states)
-                lists = _read_tile(logits, ids, counts, num_topk, entropy)
+                lists = _read_tile(logits, ids, counts, num_topk, entropy, self.reading_clock)
                 self._hand_out(tile.slots, counts, lists, readings)
 
     def _groups(self, rows: PromptRows) -> Iterator[tuple[PromptRows, int, bool]]:
@@ -177,17 +179,19 @@ class PromptLogprobsState:
 
 
 def _read_tile(
-    logits: torch.Tensor, ids: np.ndarray, counts: np.ndarray, num_topk: int, entropy: bool
+    logits: torch.Tensor, ids: np.ndarray, counts: np.ndarray, num_topk: int, entropy: bool, clock: ReadingClock
 ) -> LogprobsLists:
     """Readings [L, 1 + K + M] of a tile: the prompt token, the K most likely ones, the requested ids."""
-    wanted = upload(ids, logits.device)
-    columns = torch.empty((len(ids), ids.shape[1] + num_topk), dtype=torch.int32, device=logits.device)
-    columns[:, 0] = wanted[:, 0]
-    if num_topk:
-        columns[:, 1 : 1 + num_topk] = topk(logits, num_topk)[1]
-    columns[:, 1 + num_topk :] = wanted[:, 1:]
-    num_valid = None
-    if counts.min() < ids.shape[1] - 1:
-        num_valid = upload(counts + np.int32(1 + num_topk), logits.device)
-    readings = token_readings(logits, columns, num_valid, entropy=entropy)
-    return as_tensors(readings, columns, num_valid, num_topk).tolists()
+    with clock.running(logits.device):
+        wanted = upload(ids, logits.device)
+        columns = torch.empty((len(ids), ids.shape[1] + num_topk), dtype=torch.int32, device=logits.device)
+        columns[:, 0] = wanted[:, 0]
+        if num_topk:
+            columns[:, 1 : 1 + num_topk] = topk(logits, num_topk)[1]
+        columns[:, 1 + num_topk :] = wanted[:, 1:]
+        num_valid = None
+        if counts.min() < ids.shape[1] - 1:
+            num_valid = upload(counts + np.int32(1 + num_topk), logits.device)
+        readings = token_readings(logits, columns, num_valid, entropy=entropy)
+        tensors = as_tensors(readings, columns, num_valid, num_topk)
+    return tensors.tolists()

@@ -21,6 +21,7 @@ from vllm.v1.worker.gpu.sample.logprob import LogprobTokenIdsState, compute_topk
 from vllm.v1.worker.gpu.sample.min_p import apply_min_p
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
+from vllm.v1.worker.gpu.sample.reading_clock import ReadingClock
 from vllm.v1.worker.gpu.sample.request_processors import RequestProcessorsState
 from vllm.v1.worker.gpu.sample.states import Reads, SamplingStates
 from vllm.v1.worker.gpu.sample.top_k import apply_top_k
@@ -66,6 +67,7 @@ class Sampler:
         self.token_ids = LogprobTokenIdsState(max_num_reqs, device)
         self.bad_words = BadWordsState()
         self.request_processors = RequestProcessorsState()
+        self.reading_clock = ReadingClock()
         self.custom = CustomProcessors(config, device) if model_config.logits_processors else None
 
     def add_request(self, slot: int, params: SamplingParams, request_id: str) -> None:
@@ -155,15 +157,16 @@ class Sampler:
                 token_ids, health = readings.argmax, readings.lse
             else:
                 own_slots = slots[rows]
-                token_ids, tensors = greedy_readings(
-                    part,
-                    int(self.states.num_topk[own_slots].max()),
-                    self.token_ids,
-                    # Strangers read what some row of the group reads.
-                    upload(np.where(is_own, slots[span], own_slots[0]), logits.device),
-                    self.token_ids.max_num_token_ids(own_slots),
-                    bool(kind & Reads.ENTROPY),
-                )
+                with self.reading_clock.running(logits.device):
+                    token_ids, tensors = greedy_readings(
+                        part,
+                        int(self.states.num_topk[own_slots].max()),
+                        self.token_ids,
+                        # Strangers read what some row of the group reads.
+                        upload(np.where(is_own, slots[span], own_slots[0]), logits.device),
+                        self.token_ids.max_num_token_ids(own_slots),
+                        bool(kind & Reads.ENTROPY),
+                    )
                 output.logprobs.append((np.where(is_own, span, -1).astype(np.int32), tensors))
                 health = tensors.lse
             if len(span) > len(rows):
@@ -269,15 +272,16 @@ class Sampler:
     # -- readings --------------------------------------------------------------------------------------------
 
     def _read(self, logits: torch.Tensor, kind: int, token_ids: torch.Tensor, slots: np.ndarray) -> LogprobsTensors:
-        return compute_topk_logprobs(
-            logits,
-            int(self.states.num_topk[slots].max()),
-            token_ids,
-            logprob_token_ids_state=self.token_ids,
-            expanded_idx_mapping=upload(slots, logits.device),
-            max_per_req_token_ids=self.token_ids.max_num_token_ids(slots),
-            entropy=bool(kind & Reads.ENTROPY),
-        )
+        with self.reading_clock.running(logits.device):
+            return compute_topk_logprobs(
+                logits,
+                int(self.states.num_topk[slots].max()),
+                token_ids,
+                logprob_token_ids_state=self.token_ids,
+                expanded_idx_mapping=upload(slots, logits.device),
+                max_per_req_token_ids=self.token_ids.max_num_token_ids(slots),
+                entropy=bool(kind & Reads.ENTROPY),
+            )
 
 
 def _of_slots(table: StagedTensor, slots: np.ndarray) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""What the engine has done, counted, and shown to whoever watches it."""

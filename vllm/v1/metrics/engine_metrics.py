@@ -1,0 +1,199 @@
+"""What an engine has done since it started: counts, and how times and lengths are distributed.
+
+Times of a step are the core's, so that an event loop that is late does not distort them; those that a client sees
+(time to first token, the whole request) end when the event loop hears of them. All are of the monotonic clock, which
+the processes of a machine share.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from vllm.logprobs import LogprobsRows
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+
+# Upstream's, so that dashboards made for it show the same.
+REQUEST_SECONDS = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+FIRST_TOKEN_SECONDS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+)  # fmt: skip
+TOKEN_SECONDS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+STEP_TOKENS = tuple(2**exponent for exponent in (0, *range(3, 15)))
+NUM_SEQUENCES = (1, 2, 5, 10, 20)
+
+
+def token_bounds(max_model_len: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50 ... as far as a request can get."""
+    series = (digit * 10**exponent for exponent in range(len(str(max_model_len))) for digit in (1, 2, 5))
+    return tuple(bound for bound in series if bound <= max_model_len)
+
+
+class Histogram:
+    """How many values lie in each of some intervals, and the sum of all.
+
+    Attributes:
+        bounds: B ascending upper bounds, each of which belongs to its interval.
+        counts: values in each interval, B + 1 of them: the last one is what exceeds every bound.
+        sum: of all values.
+    """
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Iterable[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count a value that came `count` times."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
+
+
+@dataclass(slots=True)
+class SequenceRecord:
+    """What is remembered of an unfinished sequence for the metrics' sake."""
+
+    arrival_time: float
+    num_prompt_tokens: int
+    max_tokens: int
+    num_token_ids: int  # read at every generated position
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+    scheduled_time: float = 0.0
+    first_token_time: float = 0.0
+    last_token_time: float | None = None  # None: nothing has come yet
+
+
+News = tuple[SequenceRecord, EngineCoreOutput, str | None]
+"""A sequence, what a step gave it, and why it ends with that (None: it goes on)."""
+
+
+class EngineMetrics:
+    """Counts and distributions over everything that one engine did; none ever goes down.
+
+    A request for several sequences counts once for each of them, except in the two histograms that describe requests
+    by all their sequences. Belongs to one thread.
+    """
+
+    def __init__(self, max_model_len: int) -> None:
+        tokens = token_bounds(max_model_len)
+        self.num_prompt_tokens = 0
+        self.num_cached_prompt_tokens = 0
+        self.num_generated_tokens = 0
+        self.num_rows_read = 0
+        self.num_token_ids_read = 0
+        self.num_finished = dict.fromkeys(FINISH_REASONS, 0)
+        self.time_to_first_token = Histogram(FIRST_TOKEN_SECONDS)
+        self.inter_token_latency = Histogram(TOKEN_SECONDS)
+        self.time_per_output_token = Histogram(TOKEN_SECONDS)
+        self.e2e_latency = Histogram(REQUEST_SECONDS)
+        self.queue_time = Histogram(REQUEST_SECONDS)
+        self.prefill_time = Histogram(REQUEST_SECONDS)
+        self.decode_time = Histogram(REQUEST_SECONDS)
+        self.inference_time = Histogram(REQUEST_SECONDS)
+        self.request_prompt_tokens = Histogram(tokens)
+        self.request_computed_prompt_tokens = Histogram(tokens)
+        self.request_generated_tokens = Histogram(tokens)
+        self.request_max_tokens = Histogram(tokens)
+        self.step_tokens = Histogram(STEP_TOKENS)
+        self.request_num_sequences = Histogram(NUM_SEQUENCES)
+        self.request_longest_sequence = Histogram(tokens)
+
+    def start(self, params: SamplingParams, num_prompt_tokens: int, arrival_time: float) -> SequenceRecord:
+        """A record for a sequence that is queued."""
+        assert params.max_tokens is not None, "a queued request has max_tokens"
+        num_token_ids = len(params.logprob_token_ids or ())
+        return SequenceRecord(arrival_time, num_prompt_tokens, params.max_tokens, num_token_ids)
+
+    def observe_step(self, news: Sequence[News], step_time: float, now: float) -> None:
+        """Count what a step gave.
+
+        Args:
+            news: at most one entry a sequence.
+            step_time: when the step ended.
+            now: when its outputs were received.
+        """
+        gaps: dict[float, int] = {}  # most sequences of a step had their last token from one and the same step
+        num_generated = num_computed = num_rows = num_token_ids = 0
+        for record, output, finish_reason in news:
+            if output.prompt_logprobs is not None:
+                self._count_prompt_rows(output.prompt_logprobs)
+                if not output.new_token_ids and finish_reason is None:
+                    continue
+            if finish_reason == "error":
+                self.num_finished["error"] += 1
+                continue
+            last = record.last_token_time
+            if last is None:
+                num_computed += self._begin(record, output, step_time, now)
+            else:
+                gaps[last] = gaps.get(last, 0) + 1
+            record.last_token_time = step_time
+            num_new = len(output.new_token_ids)
+            num_generated += num_new
+            record.num_generated_tokens += num_new
+            if output.logprobs is not None:
+                num_rows += len(output.logprobs)
+                num_token_ids += len(output.logprobs) * record.num_token_ids
+            if finish_reason is not None:
+                self._finish(record, finish_reason, step_time, now)
+        for last, count in gaps.items():
+            self.inter_token_latency.observe(step_time - last, count)
+        self.num_generated_tokens += num_generated
+        self.num_rows_read += num_rows
+        self.num_token_ids_read += num_token_ids
+        if num_generated + num_computed:
+            self.step_tokens.observe(num_generated + num_computed)
+
+    def observe_request(self, num_sequences: int, longest: int) -> None:
+        """A request has ended with all its sequences, of which the longest has so many generated tokens."""
+        self.request_num_sequences.observe(num_sequences)
+        self.request_longest_sequence.observe(longest)
+
+    def observe_dropped(self, num_sequences: int, reason: str) -> None:
+        """Sequences ended without their last output: "abort" or "error"."""
+        self.num_finished[reason] += num_sequences
+
+    def _begin(self, record: SequenceRecord, output: EngineCoreOutput, step_time: float, now: float) -> int:
+        """The prompt is done; how many of its tokens had to be computed."""
+        assert output.scheduled_time is not None, "what gave a token was scheduled"
+        record.scheduled_time = output.scheduled_time
+        record.first_token_time = step_time
+        record.num_cached_tokens = output.num_cached_tokens
+        self.num_prompt_tokens += record.num_prompt_tokens
+        self.num_cached_prompt_tokens += output.num_cached_tokens
+        self.time_to_first_token.observe(now - record.arrival_time)
+        return record.num_prompt_tokens - output.num_cached_tokens
+
+    def _finish(self, record: SequenceRecord, reason: str, step_time: float, now: float) -> None:
+        self.num_finished[reason] += 1
+        decode_time = step_time - record.first_token_time
+        self.e2e_latency.observe(now - record.arrival_time)
+        self.queue_time.observe(record.scheduled_time - record.arrival_time)
+        self.prefill_time.observe(record.first_token_time - record.scheduled_time)
+        self.decode_time.observe(decode_time)
+        self.inference_time.observe(step_time - record.scheduled_time)
+        if record.num_generated_tokens > 1:
+            self.time_per_output_token.observe(decode_time / (record.num_generated_tokens - 1))
+        self.request_prompt_tokens.observe(record.num_prompt_tokens)
+        self.request_computed_prompt_tokens.observe(record.num_prompt_tokens - record.num_cached_tokens)
+        self.request_generated_tokens.observe(record.num_generated_tokens)
+        self.request_max_tokens.observe(record.max_tokens)
+
+    def _count_prompt_rows(self, readings: Iterable[LogprobsRows]) -> None:
+        for each in readings:
+            num_rows = each.rows.stop - each.rows.start
+            self.num_rows_read += num_rows
+            self.num_token_ids_read += num_rows * each.num_token_ids
