@@ -12,6 +12,12 @@ def logging_level() -> str | None:
     return level.strip().upper() if level else None
 
 
+def api_keys() -> list[str]:
+    """VLLM_API_KEY: the key that clients of `vllm serve` must show; none when unset."""
+    key = os.environ.get("VLLM_API_KEY")
+    return [key] if key else []
+
+
 def cache_root() -> Path:
     """VLLM_CACHE_ROOT, else `vllm` in the user's cache folder (XDG_CACHE_HOME, else ~/.cache)."""
     root = os.environ.get("VLLM_CACHE_ROOT")

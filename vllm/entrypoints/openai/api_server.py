@@ -10,7 +10,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from vllm import __version__
-from vllm.entrypoints.openai import serving_chat, serving_completion, serving_models
+from vllm.entrypoints.openai import (
+    middleware,
+    page,
+    serving_chat,
+    serving_completion,
+    serving_metrics,
+    serving_models,
+    serving_scoring,
+    serving_tokenization,
+)
 from vllm.entrypoints.openai.engine_requests import ClientDisconnected
 from vllm.entrypoints.openai.errors import ApiError, as_api_error
 from vllm.entrypoints.openai.routes import REQUEST_MODELS, SCHEMA_REF
@@ -20,22 +29,29 @@ from vllm.logger import init_logger
 
 logger = init_logger(__name__)
 
-_ROUTERS = (serving_completion.router, serving_chat.router, serving_models.router)
-
-CLIENT_CLOSED_REQUEST = 499
-"""For the log only: nobody reads it."""
+_ROUTERS = (
+    serving_completion.router,
+    serving_chat.router,
+    serving_scoring.router,
+    serving_tokenization.router,
+    serving_metrics.router,
+    serving_models.router,
+)
 
 
 def build_app(state: ServerState) -> FastAPI:
     """The application over an engine that runs."""
-    app = FastAPI(title="vLLM", version=__version__, root_path=state.args.root_path)
+    app = FastAPI(title="vLLM", version=__version__)
     app.state.server = state
     for router in _ROUTERS:
         app.include_router(router)
-    for kind in (ApiError, VLLMValidationError, EngineDeadError, Exception):
+    if state.args.page:
+        app.include_router(page.router)
+    for kind in (ApiError, VLLMValidationError, EngineDeadError):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(ClientDisconnected, _answer_nobody)
+    middleware.install(app, state)
     _document_bodies(app)
     return app
 
@@ -63,7 +79,7 @@ def _answer_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _answer_nobody(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return Response(status_code=middleware.CLIENT_CLOSED_REQUEST)
 
 
 def _document_bodies(app: FastAPI) -> None:

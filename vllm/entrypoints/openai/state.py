@@ -17,6 +17,7 @@ from vllm.tokenizer import Tokenizer
 from vllm.v1.engine.async_llm import AsyncLLM
 
 RETRY_SECONDS = 1
+STOPPING_RETRY_SECONDS = 10
 
 
 @dataclass
@@ -80,14 +81,25 @@ class ServerState:
             )
         return self.model_names[0] if name is None else name
 
+    def stopping_error(self) -> ApiError:
+        """What requests are told that come too late, or are cut short."""
+        return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=STOPPING_RETRY_SECONDS)
+
+    def check_accepting(self) -> None:
+        """
+        Raises:
+            ApiError: 503, the server takes no new work.
+        """
+        if self.draining:
+            raise self.stopping_error()
+
     def check_capacity(self, num_sequences: int) -> None:
         """Whether so many further sequences may queue.
 
         Raises:
             ApiError: 503, the server stops; 429, the queue is full.
         """
-        if self.draining:
-            raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=10)
+        self.check_accepting()
         max_running = self.engine.vllm_config.scheduler_config.max_num_seqs
         room = max_running + self.args.max_num_queued_reqs - self.engine.num_unfinished_sequences
         if num_sequences > room:
