@@ -67,12 +67,15 @@ async def process(
     params: SamplingParams,
     *,
     add_special_tokens: bool,
-    max_tokens_field: str,
+    prompt_field: str = "prompt",
+    max_tokens_field: str = "max_tokens",
 ) -> tuple[list[ProcessedPrompt], list[SamplingParams]]:
     """Tokenise and check all prompts of a request; one list each, in their order.
 
     Args:
-        max_tokens_field: the field that `params.max_tokens` was given by, to be named if it does not fit.
+        add_special_tokens: see InputProcessor.process_prompts.
+        prompt_field: the field that the prompts were given by, to be named if one does not fit.
+        max_tokens_field: the same for `params.max_tokens`.
 
     Raises:
         VLLMValidationError: a prompt or parameter that cannot be honoured.
@@ -86,9 +89,8 @@ async def process(
             # Before each of its ids is looked at.
             ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else prompt
             if isinstance(ids, list) and len(ids) > longest:
-                raise _too_long(
-                    "prompt", f"the prompt has {len(ids)} tokens, which is more than the context's {longest}"
-                )
+                problem = f"the prompt has {len(ids)} tokens, more than the context's {longest}"
+                raise _too_long(prompt_field, f"{prompt_field}: {problem}")
     processed = await state.engine.process_prompts(
         prompts, [params] * len(prompts), add_special_tokens=add_special_tokens
     )

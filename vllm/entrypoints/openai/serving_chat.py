@@ -91,6 +91,7 @@ class ChatAnswer:
                 [prompt],
                 self._params,
                 add_special_tokens=False,
+                prompt_field="messages",
                 max_tokens_field=self._max_tokens_field,
             )
         return await Submission.queue(self._state, self._id, processed, checked, self._body.priority or 0)

@@ -108,7 +108,6 @@ class CompletionAnswer:
                 self._prompts,
                 self._params,
                 add_special_tokens=self._body.add_special_tokens is not False,
-                max_tokens_field="max_tokens",
             )
         return await Submission.queue(self._state, self._id, processed, checked, self._body.priority or 0)
 
