@@ -7,7 +7,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vllm import __version__
 from vllm.entrypoints.cli.collect_env import cpu_model
 from vllm.entrypoints.cli.errors import CliError
+from vllm.entrypoints.cli.flag_types import at_least
 from vllm.entrypoints.cli.generation import add_engine_arguments, load_engine
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -144,18 +145,6 @@ def write_json(path: Path, result: dict[str, Any]) -> None:
         path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise CliError(f"--json {path}: {error.strerror or error}") from None
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    """An argparse type: an integer that is not below `least`."""
-
-    def integer(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
-        return value
-
-    return integer
 
 
 def _run_once(engine: LLMEngine, prompts: Sequence[list[int]], params: SamplingParams) -> Sample:

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm import __version__
-from vllm.entrypoints.cli.bench_run import at_least, check_json_path, print_about, write_json
+from vllm.entrypoints.cli.bench_run import check_json_path, print_about, write_json
 from vllm.entrypoints.cli.errors import CliError
-from vllm.entrypoints.cli.server_flags import add_server_arguments, connect, positive, served_model
+from vllm.entrypoints.cli.flag_types import at_least, positive
+from vllm.entrypoints.cli.server_flags import add_server_arguments, connect, served_model
 
 if TYPE_CHECKING:
     from vllm.entrypoints.cli.bench_load import Call, Outcome

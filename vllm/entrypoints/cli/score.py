@@ -13,6 +13,9 @@ Rows are appended as batches of them are known. What they are made from is kept 
 killed is continued by the same command with --resume: rows that are there stay, and the output becomes that of a
 run that was never stopped.
 
+With --url no model is loaded here: a running server scores, a request a text, --concurrency of them at once. While it
+is overloaded or away requests are made again for about a minute; rows that are there by then are kept for --resume.
+
 example: vllm score reviews.jsonl --labels " positive" " negative"
 """
 
@@ -22,12 +25,14 @@ import argparse
 import hashlib
 import json
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm import __version__
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.cli.errors import CliError
+from vllm.entrypoints.cli.flag_types import at_least
 from vllm.entrypoints.cli.score_batches import BatchScorer, Progress, batches
 from vllm.entrypoints.cli.score_io import TextFile, read_text
 from vllm.entrypoints.cli.score_labels import Labels
@@ -35,8 +40,10 @@ from vllm.entrypoints.cli.score_plot import FORMATS
 from vllm.entrypoints.cli.score_report import Report
 from vllm.entrypoints.cli.score_rows import RowFile, check_output, meta_path
 from vllm.entrypoints.cli.score_template import Template
+from vllm.entrypoints.cli.server_flags import add_server_arguments, check_server_arguments
 
 if TYPE_CHECKING:
+    from vllm.entrypoints.cli.score_server import Server, ServerScorer
     from vllm.entrypoints.llm import LLM
 
 NAME = "score"
@@ -85,6 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     picture.add_argument("--no-picture", action="store_true", help="draw none")
     parser.add_argument("--limit", metavar="N", type=int, help="score the first N texts only")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors and warnings")
+    server = add_server_arguments(parser)
+    server.add_argument("--concurrency", metavar="N", type=at_least(1), help="texts at once (default: 16)")
     EngineArgs.add_cli_args(parser)
 
 
@@ -101,28 +110,23 @@ def run(args: argparse.Namespace) -> int:
     _check_arguments(args)
     texts = TextFile(args.file, args.text_field, args.limit)
     template = _template(args)
-    num_texts, digest = _survey(texts, template)
-    made_from = _made_from(args, template, num_texts, digest)
-    check_output(output, made_from, args.resume, args.overwrite)
-
-    started = time.perf_counter()
-    llm = _load(args)
-    load_seconds = time.perf_counter() - started
-    engine = llm.llm_engine
-    if engine.tokenizer is None:
-        raise CliError("--skip-tokenizer-init: texts cannot be scored without a tokenizer")
-    labels = Labels.resolve(args.labels or args.label_ids, engine.tokenizer, engine.model_config.vocab_size)
-    scorer = BatchScorer(llm, template or Template.default(labels.texts), labels, texts.name)
-    report = Report(labels)
-    started = time.perf_counter()
-    with RowFile(output, made_from, args.resume) as rows:
-        _score(texts, rows, scorer, report, Progress(num_texts, shown=not args.quiet))
-    score_seconds = time.perf_counter() - started
+    made_from = _made_from(args, template, *_survey(texts, template))
+    with _server(args) as server:
+        made_from |= _engine_deciding(args) if server is None else server.deciding()
+        check_output(output, made_from, args.resume, args.overwrite)
+        started = time.perf_counter()
+        make_scorer = _local_scorer if server is None else server.scorer
+        scorer = make_scorer(args, template, texts.name)
+        load_seconds = time.perf_counter() - started
+        report = Report(scorer.labels)
+        started = time.perf_counter()
+        with RowFile(output, made_from, args.resume) as rows:
+            _score(texts, rows, scorer, report, Progress(made_from["num_texts"], shown=not args.quiet))
+        score_seconds = time.perf_counter() - started
 
     if not args.quiet:
         report.print_table()
-    title = f"{texts.name}, scored by {Path(engine.model_config.model).name}"
-    drawn = picture is not None and report.draw(picture, title)
+    drawn = picture is not None and report.draw(picture, f"{texts.name}, scored by {scorer.model_name}")
     if not args.quiet:
         print(f"results:    {output}")
         if drawn:
@@ -131,7 +135,26 @@ def run(args: argparse.Namespace) -> int:
     return 1 if report.print_failures(texts.name) else 0
 
 
+def _server(args: argparse.Namespace) -> AbstractContextManager[Server | None]:
+    """The server at --url; None without one."""
+    if args.url is None:
+        return nullcontext()
+    from vllm.entrypoints.cli.score_server import Server
+
+    return Server(args)
+
+
+def _local_scorer(args: argparse.Namespace, template: Template | None, input_name: str) -> BatchScorer:
+    llm = _load(args)
+    engine = llm.llm_engine
+    if engine.tokenizer is None:
+        raise CliError("--skip-tokenizer-init: texts cannot be scored without a tokenizer")
+    labels = Labels.resolve(args.labels or args.label_ids, engine.tokenizer, engine.model_config.vocab_size)
+    return BatchScorer(llm, template or Template.default(labels.texts), labels, input_name)
+
+
 def _check_arguments(args: argparse.Namespace) -> None:
+    check_server_arguments(args, "concurrency")
     if args.limit is not None and args.limit < 1:
         raise CliError(f"--limit must be at least 1, got {args.limit}")
     flag, values = ("--labels", args.labels) if args.labels is not None else ("--label-ids", args.label_ids)
@@ -185,8 +208,7 @@ def _survey(texts: TextFile, template: Template | None) -> tuple[int, str]:
 
 
 def _made_from(args: argparse.Namespace, template: Template | None, num_texts: int, digest: str) -> dict[str, Any]:
-    """What decides the rows, for OUTPUT.meta.json."""
-    engine_args = EngineArgs.from_cli_args(args)
+    """What decides the rows, beside the model, for OUTPUT.meta.json."""
     return {
         "vllm": __version__,
         "num_texts": num_texts,
@@ -194,8 +216,11 @@ def _made_from(args: argparse.Namespace, template: Template | None, num_texts: i
         "labels": args.labels,
         "label_ids": args.label_ids,
         "template": template and template.source,
-        **{name: getattr(engine_args, name) for name in _DECIDING},
     }
+
+
+def _engine_deciding(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in _DECIDING}
 
 
 def _load(args: argparse.Namespace) -> LLM:
@@ -208,7 +233,9 @@ def _load(args: argparse.Namespace) -> LLM:
         raise CliError(str(error)) from error
 
 
-def _score(texts: TextFile, rows: RowFile, scorer: BatchScorer, report: Report, progress: Progress) -> None:
+def _score(
+    texts: TextFile, rows: RowFile, scorer: BatchScorer | ServerScorer, report: Report, progress: Progress
+) -> None:
     """Bring `rows` to one a text, and `report` with it."""
     try:
         for batch in batches(texts):
@@ -219,11 +246,10 @@ def _score(texts: TextFile, rows: RowFile, scorer: BatchScorer, report: Report, 
             progress.move_to(report.num_rows)
             if len(there) == len(batch):
                 continue
-            # Whole, although some of its rows may be there: what shares a batch decides the last bits.
-            records = scorer.score(batch, first, progress)
-            for record, item in list(zip(records, batch, strict=True))[len(there) :]:
+            records = scorer.score(batch, first, len(there), progress)
+            for record, item in zip(records, batch[len(there) :], strict=True):
                 rows.append(record)
                 report.add(record, item, is_new=True)
-            progress.move_to(report.num_rows)
+                progress.move_to(report.num_rows)
     finally:
         progress.close()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.cli.errors import CliError
@@ -76,6 +77,10 @@ class BatchScorer:
 
     A reading depends a little, in its last bits, on what shares a step and on what is cached. So a batch is always the
     same rows, and begins with an empty prefix cache.
+
+    Attributes:
+        labels: what is scored.
+        model_name: the model's.
     """
 
     def __init__(self, llm: LLM, template: Template, labels: Labels, input_name: str) -> None:
@@ -85,23 +90,26 @@ class BatchScorer:
         """
         self._llm = llm
         self._template = template
-        self._labels = labels
+        self.labels = labels
         self._input_name = input_name
+        self.model_name = Path(llm.llm_engine.model_config.model).name
         self._max_model_len = llm.llm_engine.model_config.max_model_len
-        # The last token of a label is read, never computed.
-        self._max_prompt_tokens = self._max_model_len - labels.longest + 1
-        if self._max_prompt_tokens < 1:
+        if labels.longest > self._max_model_len:
             raise CliError(
                 f"the longest label has {labels.longest} tokens and leaves no room for a prompt "
                 f"(max_model_len={self._max_model_len})"
             )
 
-    def score(self, batch: Sequence[Item], first_index: int, progress: Progress) -> list[dict[str, Any]]:
-        """The batch's rows of the output; one for a prompt of no or too many tokens has an error.
+    def score(
+        self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
+    ) -> Iterable[dict[str, Any]]:
+        """The rows of `batch[num_known:]`; one for a prompt of no or too many tokens has an error.
 
         Args:
             batch: the items.
-            first_index: number of the first row.
+            first_index: number of the batch's first row.
+            num_known: how many of its rows are there already. They are scored with the others all the same: what shares
+                a batch decides the last bits.
             progress: what to move on.
         """
         tokenizer = self._llm.llm_engine.tokenizer
@@ -111,20 +119,28 @@ class BatchScorer:
         usable = [i for i, fault in enumerate(results) if not fault]
         self._llm.reset_prefix_cache()
         scores = self._llm.score_labels(
-            [prompts[i] for i in usable], self._labels.token_ids, use_tqdm=progress.of_batch(first_index, len(batch))
+            [prompts[i] for i in usable], self.labels.token_ids, use_tqdm=progress.of_batch(first_index, len(batch))
         )
         for i, own in zip(usable, scores, strict=True):
             results[i] = own
-        return [
-            make_record(index, item, len(ids), result, self._labels)
+        records = [
+            make_record(index, item, len(ids), result, self.labels)
             for index, (item, ids, result) in enumerate(zip(batch, prompts, results, strict=True), first_index)
         ]
+        return records[num_known:]
 
     def _fault(self, token_ids: Sequence[int]) -> str:
         """Why a prompt cannot be scored; empty if it can."""
-        if 0 < len(token_ids) <= self._max_prompt_tokens:
-            return ""
-        return (
-            f"the prompt has {len(token_ids)} tokens; it must have from 1 to {self._max_prompt_tokens} "
-            f"(max_model_len={self._max_model_len}, the longest label has {self._labels.longest})"
-        )
+        return length_fault(len(token_ids), self._max_model_len, self.labels)
+
+
+def length_fault(num_tokens: int, max_model_len: int, labels: Labels) -> str:
+    """Why a prompt of so many tokens cannot be scored; empty if it can."""
+    # The last token of a label is read, never computed.
+    most = max_model_len - labels.longest + 1
+    if 0 < num_tokens <= most:
+        return ""
+    return (
+        f"the prompt has {num_tokens} tokens; it must have from 1 to {most} "
+        f"(max_model_len={max_model_len}, the longest label has {labels.longest})"
+    )

@@ -69,7 +69,7 @@ class Labels:
 
 
 def make_record(
-    index: int, item: Item, num_prompt_tokens: int, scores: LabelScores | str, labels: Labels
+    index: int, item: Item, num_prompt_tokens: int | None, scores: LabelScores | str, labels: Labels
 ) -> dict[str, Any]:
     """One text's line of the output file; the input's other fields are kept where no result has their name.
 
@@ -78,7 +78,7 @@ def make_record(
     Args:
         index: the row's number, from 0.
         item: the text.
-        num_prompt_tokens: length of its prompt.
+        num_prompt_tokens: length of its prompt; None = a server did not say.
         scores: what was read, or why nothing could be.
         labels: as they were scored.
     """

@@ -45,7 +45,7 @@ class Report:
         self._num_correct += correct is True
         if is_new:
             self.num_new += 1
-            self.num_new_tokens += record["num_prompt_tokens"]
+            self.num_new_tokens += record["num_prompt_tokens"] or 0
         if len(self._shown) < MAX_ROWS:
             self._shown.append((record, correct))
         if "error" in record:

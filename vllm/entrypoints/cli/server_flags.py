@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.cli.errors import CliError
+from vllm.entrypoints.cli.flag_types import positive
 
 if TYPE_CHECKING:
     from vllm.entrypoints.cli.server_client import ServerClient
@@ -17,8 +18,8 @@ _API_KEY = "VLLM_API_KEY"
 _TIMEOUT = 600.0
 
 
-def add_server_arguments(parser: argparse.ArgumentParser, default_url: str | None = None) -> None:
-    """Add --url, --api-key and --timeout.
+def add_server_arguments(parser: argparse.ArgumentParser, default_url: str | None = None) -> argparse._ArgumentGroup:
+    """Add --url, --api-key and --timeout, and give back their group.
 
     Args:
         parser: the command's.
@@ -36,14 +37,7 @@ def add_server_arguments(parser: argparse.ArgumentParser, default_url: str | Non
         type=positive,
         help=f"longest wait for anything from the server (default: {_TIMEOUT:.0f})",
     )
-
-
-def positive(text: str) -> float:
-    """A number above 0, for argparse."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return value
+    return group
 
 
 def connect(args: argparse.Namespace) -> ServerClient:
