@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vllm.checks import check_texts, check_token_id, check_vocabulary, wrong_type
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMValidationError, shown
 from vllm.outputs import LabelScores, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizer import Tokenizer
@@ -37,8 +37,14 @@ class Label:
         return str(self.token_ids[0] if len(self.token_ids) == 1 else self.token_ids)
 
 
-def encode_labels(labels: Any, tokenizer: Tokenizer | None, vocab_size: int) -> list[Label]:
+def encode_labels(labels: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str = "labels") -> list[Label]:
     """Labels from what a user gives: a list of texts, of token ids, or of lists of token ids.
+
+    Args:
+        labels: what was given.
+        tokenizer: the model's, for texts.
+        vocab_size: bound of the ids.
+        name: what the user calls them.
 
     Raises:
         VLLMValidationError: no labels, one without a token, ids outside the vocabulary, a text without a tokenizer,
@@ -46,43 +52,43 @@ def encode_labels(labels: Any, tokenizer: Tokenizer | None, vocab_size: int) -> 
     """
     elements = labels.tolist() if hasattr(labels, "tolist") else labels
     if isinstance(elements, (str, bytes)) or not isinstance(elements, Sequence):
-        raise wrong_type("labels", labels, "a list of strings or of token ids")
+        raise wrong_type(name, labels, "a list of strings or of token ids")
     if not elements:
-        raise VLLMValidationError("labels must not be empty", parameter="labels", value=labels)
+        raise VLLMValidationError(f"{name} must not be empty", parameter=name, value=labels)
     encoded: list[Label] = []
     seen: dict[tuple[int, ...], Label] = {}
     for element in elements:
-        label = _encode_label(element, tokenizer, vocab_size)
+        label = _encode_label(name, element, tokenizer, vocab_size)
         same = seen.setdefault(tuple(label.token_ids), label)
         if same is not label:
             raise VLLMValidationError(
-                f"labels {same} and {label} are the same tokens, {label.token_ids}", parameter="labels", value=element
+                f"{name} {same} and {label} are the same tokens, {label.token_ids}", parameter=name, value=element
             )
         encoded.append(label)
     return encoded
 
 
-def _encode_label(element: Any, tokenizer: Tokenizer | None, vocab_size: int) -> Label:
+def _encode_label(name: str, element: Any, tokenizer: Tokenizer | None, vocab_size: int) -> Label:
     if isinstance(element, str):
-        check_texts("labels", element)
+        check_texts(name, element)
         if tokenizer is None:
             raise VLLMValidationError(
                 "a text label needs a tokenizer, and skip_tokenizer_init left it out; pass token ids",
-                parameter="labels",
+                parameter=name,
                 value=element,
             )
         label = Label(element, tokenizer.encode(element, add_special_tokens=False))
     else:
         values = element.tolist() if hasattr(element, "tolist") else element
         values = values if isinstance(values, (list, tuple, range)) else [values]
-        label = Label(None, [check_token_id("labels", value) for value in values])
+        label = Label(None, [check_token_id(name, value) for value in values])
     if not label.token_ids:
-        raise VLLMValidationError(f"label {element!r} has no token", parameter="labels", value=element)
+        raise VLLMValidationError(f"label {element!r} has no token", parameter=name, value=element)
     if min(label.token_ids) < 0:
         raise VLLMValidationError(
-            f"labels must not be negative, got {min(label.token_ids)}", parameter="labels", value=element
+            f"{name} must not be negative, got {shown(min(label.token_ids))}", parameter=name, value=element
         )
-    check_vocabulary("labels", label.token_ids, vocab_size)
+    check_vocabulary(name, label.token_ids, vocab_size)
     return label
 
 
@@ -176,8 +182,7 @@ class LabelScorer:
         """
         for index, prompt in enumerate(prompts):
             num_tokens, longest = len(prompt.token_ids), len(self._longest.token_ids)
-            # The last token of a label is read, never computed.
-            if num_tokens + longest - 1 > self._max_model_len:
+            if num_tokens > self.max_prompt_len:
                 name = "the prompt" if len(prompts) == 1 else f"prompts[{index}]"
                 raise VLLMValidationError(
                     f"{name} has {num_tokens} tokens and label {self._longest} {longest}; all but the label's last "
@@ -190,6 +195,12 @@ class LabelScorer:
     def num_requests(self) -> int:
         """Requests a prompt."""
         return len(self._branches)
+
+    @property
+    def max_prompt_len(self) -> int:
+        """Tokens of the longest prompt that leaves room for the labels."""
+        # The last token of a label is read, never computed.
+        return self._max_model_len - len(self._longest.token_ids) + 1
 
     def requests(self, prompt: ProcessedPrompt) -> list[tuple[ProcessedPrompt, SamplingParams]]:
         """What to queue for a prompt, in this order; ready for the engine core, as the caps on how many ids a user may
