@@ -6,7 +6,6 @@ from fastapi import APIRouter, Request
 from prometheus_client import generate_latest
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.routes import error_answers
 from vllm.entrypoints.openai.state import server_state
 from vllm.v1.metrics.prometheus import make_registry
 
@@ -18,7 +17,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @router.get(
     "/metrics",
-    responses={200: {"description": "Prometheus's text format", "content": {"text/plain": {}}}, **error_answers(401)},
+    responses={200: {"description": "Prometheus's text format", "content": {"text/plain": {}}}},
     response_model=None,
 )
 async def metrics(request: Request) -> Response:

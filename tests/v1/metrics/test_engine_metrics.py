@@ -1,0 +1,162 @@
+"""Every count and every interval of an engine's metrics, from steps made by hand."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client import Histogram as ReferenceHistogram
+
+from vllm import SamplingParams
+from vllm.logprobs import LogprobsLists, LogprobsRow, LogprobsRows
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.metrics.engine_metrics import EngineMetrics, Histogram, token_bounds
+
+EMPTY = LogprobsLists(*(np.zeros((9, 1), np.int32) for _ in range(4)), np.zeros(9, np.float32), 0)
+
+
+def histograms(metrics: EngineMetrics) -> dict[str, Histogram]:
+    return {name: value for name, value in vars(metrics).items() if isinstance(value, Histogram)}
+
+
+def counts(metrics: EngineMetrics) -> dict[str, int]:
+    """How many values each histogram has, those that have any."""
+    return {name: sum(each.counts) for name, each in histograms(metrics).items() if sum(each.counts)}
+
+
+def test_histogram_counts_as_the_client_library_does():
+    bounds = (0.5, 1.0, 2.5)
+    ours, reference = Histogram(bounds), ReferenceHistogram("h", "h", buckets=bounds, registry=CollectorRegistry())
+    for value in [0.5, 1.0, 2.5, *(random.Random(0).uniform(0, 4) for _ in range(200))]:
+        ours.observe(value)
+        reference.observe(value)
+    (family,) = reference.collect()
+    expected = [sample.value for sample in family.samples if sample.name == "h_bucket"]
+    assert np.cumsum(ours.counts).tolist() == expected
+    assert ours.sum == pytest.approx(next(sample.value for sample in family.samples if sample.name == "h_sum"))
+
+
+def test_a_value_may_come_many_times():
+    ours, other = Histogram((1, 2)), Histogram((1, 2))
+    ours.observe(1.5, 3)
+    for _ in range(3):
+        other.observe(1.5)
+    assert (ours.counts, ours.sum) == (other.counts, other.sum) == ([0, 3, 0], 4.5)
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "bounds"),
+    [(1, (1,)), (4, (1, 2)), (128, (1, 2, 5, 10, 20, 50, 100)), (1000, (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000))],
+)
+def test_token_bounds_end_with_the_context(max_model_len, bounds):
+    assert token_bounds(max_model_len) == bounds
+
+
+def test_one_sequence_from_arrival_to_end():
+    metrics = EngineMetrics(128)
+    params = SamplingParams(max_tokens=3, logprob_token_ids=[5, 6], logprobs=1)
+    record = metrics.start(params, 40, arrival_time=100.0)
+    row = [LogprobsRow(EMPTY, 0)]
+    first = EngineCoreOutput("r", [7], row, num_cached_tokens=16, scheduled_time=101.0)
+    metrics.observe_step([(record, first, None)], step_time=103.0, now=103.5)
+    metrics.observe_step([(record, EngineCoreOutput("r", [8], row), None)], 104.0, 104.5)
+    metrics.observe_step([(record, EngineCoreOutput("r", [9], row), "length")], 106.0, 106.25)
+    assert {name: each.sum for name, each in histograms(metrics).items() if any(each.counts)} == {
+        "time_to_first_token": 3.5,
+        "inter_token_latency": 1.0 + 2.0,
+        "time_per_output_token": 1.5,
+        "e2e_latency": 6.25,
+        "queue_time": 1.0,
+        "prefill_time": 2.0,
+        "decode_time": 3.0,
+        "inference_time": 5.0,
+        "request_prompt_tokens": 40,
+        "request_computed_prompt_tokens": 24,
+        "request_generated_tokens": 3,
+        "request_max_tokens": 3,
+        "step_tokens": (24 + 1) + 1 + 1,
+    }
+    assert (metrics.num_prompt_tokens, metrics.num_cached_prompt_tokens, metrics.num_generated_tokens) == (40, 16, 3)
+    assert (metrics.num_rows_read, metrics.num_token_ids_read) == (3, 6)
+    assert metrics.num_finished == {"stop": 0, "length": 1, "abort": 0, "error": 0}
+
+
+def test_sequences_of_a_step_are_counted_one_by_one():
+    metrics = EngineMetrics(128)
+    records = [metrics.start(SamplingParams(max_tokens=9), 10, 0.0) for _ in range(5)]
+    begun = [(each, EngineCoreOutput("r", [1], scheduled_time=0.5), None) for each in records]
+    metrics.observe_step(begun[:3], 1.0, 1.0)
+    metrics.observe_step(begun[3:], 2.0, 2.0)
+    metrics.observe_step([(each, EngineCoreOutput("r", [1]), None) for each in records], 4.0, 4.0)
+    # Three have waited 3 s since their first token, two 2 s.
+    assert metrics.inter_token_latency.sum == 3 * 3 + 2 * 2
+    assert counts(metrics) == {"time_to_first_token": 5, "inter_token_latency": 5, "step_tokens": 3}
+    assert metrics.step_tokens.sum == 5 * 10 + 10
+
+
+def test_a_prompt_alone_is_read():
+    metrics = EngineMetrics(128)
+    record = metrics.start(SamplingParams(max_tokens=0, prompt_logprob_token_ids=[4, 5, 6]), 9, 0.0)
+    part = EngineCoreOutput("r", [], prompt_logprobs=[LogprobsRows(EMPTY, slice(0, 5), 3)])
+    metrics.observe_step([(record, part, None)], 1.0, 1.0)
+    assert counts(metrics) == {} and metrics.num_prompt_tokens == 0
+    rest = EngineCoreOutput(
+        "r", [], prompt_logprobs=[LogprobsRows(EMPTY, slice(5, 8), 3)], finish_reason="length", scheduled_time=0.5
+    )
+    metrics.observe_step([(record, rest, "length")], 2.0, 2.5)
+    assert (metrics.num_rows_read, metrics.num_token_ids_read) == (8, 24)
+    assert (metrics.num_prompt_tokens, metrics.num_generated_tokens) == (9, 0)
+    assert metrics.time_to_first_token.sum == metrics.e2e_latency.sum == 2.5
+    # No further token came whose time could be averaged.
+    assert "time_per_output_token" not in counts(metrics) and metrics.decode_time.sum == 0
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_fails_has_no_latency(begun):
+    metrics = EngineMetrics(128)
+    record = metrics.start(SamplingParams(max_tokens=5), 9, 0.0)
+    if begun:
+        metrics.observe_step([(record, EngineCoreOutput("r", [1], scheduled_time=0.5), None)], 1.0, 1.0)
+    before = counts(metrics)
+    broken = EngineCoreOutput("r", [], finish_reason="error", error="broken")
+    metrics.observe_step([(record, broken, "error")], 2.0, 2.0)
+    assert counts(metrics) == before
+    assert metrics.num_finished == {"stop": 0, "length": 0, "abort": 0, "error": 1}
+
+
+def test_the_output_processor_tells_of_every_sequence():
+    metrics = EngineMetrics(128)
+    processor = OutputProcessor(None, metrics)
+    params = SamplingParams(max_tokens=9, n=3, detokenize=False, seed=1)
+    children = [core_id for core_id, _ in processor.add_request("r", None, [1] * 20, params, 0.0)]
+    lengths = {children[0]: 1, children[1]: 4, children[2]: 2}
+    for step in range(1, 5):
+        running = [each for each in children if lengths[each] >= step]
+        outputs = [
+            EngineCoreOutput(each, [1], finish_reason="stop" if lengths[each] == step else None, scheduled_time=0.0)
+            for each in running
+        ]
+        processor.process_outputs(outputs, float(step))
+    assert metrics.num_finished["stop"] == 3
+    assert (metrics.num_prompt_tokens, metrics.num_generated_tokens) == (60, 7)
+    assert metrics.request_generated_tokens.sum == 7 and counts(metrics)["request_generated_tokens"] == 3
+    assert metrics.request_longest_sequence.sum == 4 and counts(metrics)["request_longest_sequence"] == 1
+    assert metrics.request_num_sequences.sum == 3 and counts(metrics)["request_num_sequences"] == 1
+    # By the steps' own times: 3 gaps of a second, then one, then one.
+    assert metrics.inter_token_latency.sum == 4
+
+
+def test_dropped_requests_count_once():
+    metrics = EngineMetrics(128)
+    processor = OutputProcessor(None, metrics)
+    for request_id, n in (("a", 1), ("b", 3), ("c", 1)):
+        processor.add_request(request_id, None, [1], SamplingParams(max_tokens=9, n=n, detokenize=False), 0.0)
+    processor.process_outputs([EngineCoreOutput("0_b", [1], finish_reason="length", scheduled_time=0.0)], 1.0)
+    assert sorted(processor.abort_requests(["b", "a", "a", "nobody"])) == ["1_b", "2_b", "a"]
+    processor.process_outputs([EngineCoreOutput("a", [1])], 2.0)
+    processor.abort_requests(["c"], "error")
+    assert metrics.num_finished == {"stop": 0, "length": 1, "abort": 3, "error": 1}
+    assert metrics.num_generated_tokens == 1

@@ -1,0 +1,151 @@
+"""An engine's metrics as Prometheus reads them: names, types, labels, values."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from vllm.config import CacheConfig
+from vllm.v1.metrics.engine_metrics import EngineMetrics
+from vllm.v1.metrics.prometheus import make_registry
+
+# What dashboards and autoscalers made for vLLM ask for.
+EXPECTED = {
+    "gauge": "num_requests_running num_requests_waiting kv_cache_usage_perc cache_config_info",
+    "counter": "num_preemptions prefix_cache_queries prefix_cache_hits prompt_tokens prompt_tokens_cached "
+    "generation_tokens request_success logprob_token_ids_read logprob_rows_read readings_seconds",
+    "histogram": "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds "
+    "e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds "
+    "request_decode_time_seconds request_inference_time_seconds request_prompt_tokens request_generation_tokens "
+    "request_max_num_generation_tokens request_prefill_kv_computed_tokens request_params_n "
+    "request_params_max_tokens iteration_tokens_total",
+}
+
+
+def make_engine(**fields) -> SimpleNamespace:
+    """What of AsyncLLM the metrics look at."""
+    values = {
+        "metrics": EngineMetrics(128),
+        "stats": {},
+        "errored": False,
+        "num_unfinished_sequences": 0,
+        "num_blocks": 77,
+        "vllm_config": SimpleNamespace(cache_config=CacheConfig(block_size=32)),
+        "core_pid": os.getpid(),
+    }
+    return SimpleNamespace(**{**values, **fields})
+
+
+def scrape(engine: SimpleNamespace, model_name: str = "tiny"):
+    """Families by name, and samples by (name, labels)."""
+    families = list(text_string_to_metric_families(generate_latest(make_registry(engine, model_name)).decode()))
+    samples = {(s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples}
+    return {family.name: family for family in families}, samples
+
+
+def value(samples, name: str, **labels) -> float:
+    return samples[(f"vllm:{name}", *sorted({"model_name": "tiny", "engine": "0", **labels}.items()))]
+
+
+def test_names_and_types():
+    families, _ = scrape(make_engine())
+    own = {name.removeprefix("vllm:"): family.type for name, family in families.items() if name.startswith("vllm:")}
+    assert own == {name: kind for kind, names in EXPECTED.items() for name in names.split()}
+
+
+def test_all_series_are_there_from_the_start():
+    families, samples = scrape(make_engine())
+    for name, family in families.items():
+        if not name.startswith("vllm:") or name == "vllm:cache_config_info":
+            continue
+        assert family.samples and family.documentation
+        for sample in family.samples:
+            assert sample.value == 0 and sample.labels["model_name"] == "tiny" and sample.labels["engine"] == "0"
+    for reason in ("stop", "length", "abort", "error"):
+        assert value(samples, "request_success_total", finished_reason=reason) == 0
+
+
+def test_the_core_counts_arrive():
+    stats = {
+        "num_running": 3,
+        "num_waiting": 2,
+        "kv_cache_usage": 0.25,
+        "num_prefix_queried_tokens": 100,
+        "num_prefix_hit_tokens": 64,
+        "num_preemptions": 1,
+        "readings_seconds": 1.5,
+        "time": 9.0,
+    }
+    _, samples = scrape(make_engine(stats=stats, num_unfinished_sequences=5))
+    assert value(samples, "num_requests_running") == 3
+    assert value(samples, "num_requests_waiting") == 2
+    assert value(samples, "kv_cache_usage_perc") == 0.25
+    assert value(samples, "prefix_cache_queries_total") == 100
+    assert value(samples, "prefix_cache_hits_total") == 64
+    assert value(samples, "num_preemptions_total") == 1
+    assert value(samples, "readings_seconds_total") == 1.5
+
+
+@pytest.mark.parametrize(
+    ("stats", "num_unfinished", "waiting"),
+    [
+        ({}, 4, 4),  # no step has been told of yet
+        ({"num_running": 2, "num_waiting": 0}, 7, 5),  # more have come since
+        ({"num_running": 2, "num_waiting": 3}, 0, 3),  # the core is being told that they were aborted
+    ],
+)
+def test_waiting_requests_include_those_that_the_core_has_not_seen(stats, num_unfinished, waiting):
+    _, samples = scrape(make_engine(stats=stats, num_unfinished_sequences=num_unfinished))
+    assert value(samples, "num_requests_waiting") == waiting
+
+
+def test_a_dead_engine_holds_nothing_but_its_counts_stay():
+    stats = {"num_running": 3, "num_waiting": 2, "kv_cache_usage": 0.5, "num_prefix_hit_tokens": 64}
+    _, samples = scrape(make_engine(stats=stats, errored=True))
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert value(samples, name) == 0
+    assert value(samples, "prefix_cache_hits_total") == 64
+
+
+def test_a_histogram_is_cumulative():
+    engine = make_engine()
+    for each in (0.02, 0.03, 100.0):
+        engine.metrics.inter_token_latency.observe(each)
+    _, samples = scrape(engine)
+    buckets = {
+        float(dict(key[1:])["le"]): count
+        for key, count in samples.items()
+        if key[0] == "vllm:inter_token_latency_seconds_bucket"
+    }
+    assert [buckets[bound] for bound in (0.01, 0.025, 0.05, 80.0, float("inf"))] == [0, 1, 2, 2, 3]
+    assert value(samples, "inter_token_latency_seconds_count") == 3
+    assert value(samples, "inter_token_latency_seconds_sum") == pytest.approx(100.05)
+
+
+def test_the_cache_is_described():
+    families, _ = scrape(make_engine())
+    (sample,) = families["vllm:cache_config_info"].samples
+    assert sample.value == 1
+    assert sample.labels == {
+        "block_size": "32",
+        "enable_prefix_caching": "True",
+        "gpu_memory_utilization": "0.9",
+        "num_gpu_blocks": "77",
+        "engine": "0",
+    }
+
+
+def test_both_processes_are_watched():
+    families, samples = scrape(make_engine())
+    for prefix in ("", "vllm_engine_core_"):
+        assert samples[(f"{prefix}process_resident_memory_bytes",)] > 2**20
+        assert families[f"{prefix}process_cpu_seconds"].type == "counter"
+
+
+def test_a_model_name_may_hold_anything():
+    _, samples = scrape(make_engine(), 'a "b"\\\n🙂')
+    assert ("vllm:num_requests_running", ("engine", "0"), ("model_name", 'a "b"\\\n🙂')) in samples
