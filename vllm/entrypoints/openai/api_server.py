@@ -57,10 +57,7 @@ def build_app(state: ServerState) -> FastAPI:
 
 
 def _answer_error(request: Request, error: Exception) -> Response:
-    answer = as_api_error(error)
-    if answer.status >= 500 and not isinstance(error, ApiError):
-        logger.error("%s %s failed: %s: %s", request.method, request.url.path, type(error).__name__, error)
-    return answer.response()
+    return as_api_error(error).response()
 
 
 def _answer_http_exception(request: Request, error: Exception) -> Response:
