@@ -111,9 +111,18 @@ def check_texts(name: str, values: Any) -> list[str]:
             raise wrong_type(name, text, "a string or a list of strings")
         if not text:
             raise VLLMValidationError(f"{name} cannot contain an empty string", parameter=name, value=text)
-        if any("\ud800" <= char <= "\udfff" for char in text):
-            raise VLLMValidationError(f"{name} cannot contain a lone surrogate", parameter=name, value=text)
+        check_encodable(name, text)
     return texts
+
+
+def check_encodable(name: str, text: str) -> None:
+    """The text has no lone surrogate, which UTF-8 could not write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise VLLMValidationError(
+            f"{name} holds a lone surrogate, which is not text", parameter=name, value=text
+        ) from None
 
 
 def check_processors(name: str, values: Any) -> list[Callable[..., Any]]:

@@ -35,7 +35,7 @@ def shown(value: Any, limit: int = 120) -> str:
     """The value as an error message shows it, in at most `limit` characters."""
     try:
         text = repr(value)
-    except ValueError:
-        # Python prints no integer of more than some thousands of digits.
+    except (ValueError, RecursionError):
+        # Python prints no integer of more than some thousands of digits, and nothing that is nested too deeply.
         text = f"a {type(value).__name__} too long to print"
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

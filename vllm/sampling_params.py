@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from vllm.beam_search import BeamSearchParams as BeamSearchParams
 from vllm.checks import (
+    MAX_INTEGER,
     check_bias_key,
     check_boolean,
     check_integer,
@@ -42,7 +43,41 @@ SAMPLING_EPS = 1e-5
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 LOGPROBS_MODES: tuple[str, ...] = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 
-_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+
+class Limits(NamedTuple):
+    """The range of a field: [low, high], or (low, high] with `open_low`."""
+
+    low: float
+    high: float
+    open_low: bool = False
+
+
+LIMITS = {
+    "n": Limits(1, MAX_SEQUENCES),
+    "best_of": Limits(1, MAX_SEQUENCES),
+    "presence_penalty": Limits(-2.0, 2.0),
+    "frequency_penalty": Limits(-2.0, 2.0),
+    "repetition_penalty": Limits(MIN_PENALTY, 2.0),
+    "temperature": Limits(0.0, MAX_TEMPERATURE),
+    "top_p": Limits(0.0, 1.0, open_low=True),
+    "top_k": Limits(-1, 2**31 - 1),
+    "min_p": Limits(0.0, 1.0),
+    "length_penalty": Limits(-100.0, 100.0),
+    "seed": Limits(-(2**63), 2**63 - 1),
+    "max_tokens": Limits(0, MAX_INTEGER),
+    "min_tokens": Limits(0, MAX_INTEGER),
+    "truncate_prompt_tokens": Limits(-1, MAX_INTEGER),
+    "logprobs": Limits(-1, MAX_INTEGER),
+    "prompt_logprobs": Limits(-1, MAX_INTEGER),
+    "prompt_logprob_start": Limits(0, MAX_INTEGER),
+}
+"""Of single numbers. Those that the model sets are narrower."""
+
+_NUMBERS = (
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p", "length_penalty",
+)  # fmt: skip
+_INTEGERS = ("n", "top_k", "min_tokens")
+_OPTIONAL_INTEGERS = ("best_of", "seed", "max_tokens", "truncate_prompt_tokens")
 
 # What beam search cannot be combined with: field -> values that leave it alone, the normal one first.
 _BEAM_SEARCH_NEEDS: dict[str, tuple[Any, ...]] = {
@@ -158,32 +193,20 @@ class SamplingParams:
     # The checks run in this order so that the first complaint is about a field by itself, then about two together.
 
     def _normalise_numbers(self) -> None:
-        self.n = check_integer("n", self.n, low=1, high=MAX_SEQUENCES)
-        if self.best_of is not None:
-            self.best_of = check_integer("best_of", self.best_of, low=1, high=MAX_SEQUENCES)
-        self.presence_penalty = check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        self.frequency_penalty = check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        self.repetition_penalty = check_number("repetition_penalty", self.repetition_penalty, MIN_PENALTY, 2.0)
-        self.temperature = check_number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
-        self.top_p = check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        self.top_k = max(check_integer("top_k", self.top_k, low=-1, high=2**31 - 1), 0)
-        self.min_p = check_number("min_p", self.min_p, 0.0, 1.0)
-        self.length_penalty = check_number("length_penalty", self.length_penalty, -100.0, 100.0)
-        if self.seed is not None:
-            # -1 is upstream's spelling of "no seed".
-            seed = check_integer("seed", self.seed, low=_INT64_MIN, high=_INT64_MAX)
-            self.seed = None if seed == -1 else seed
-        if self.max_tokens is not None:
-            self.max_tokens = check_integer("max_tokens", self.max_tokens, low=0)
-        self.min_tokens = check_integer("min_tokens", self.min_tokens, low=0)
-        if self.truncate_prompt_tokens is not None:
-            self.truncate_prompt_tokens = check_integer("truncate_prompt_tokens", self.truncate_prompt_tokens, low=-1)
-            if self.truncate_prompt_tokens == 0:
-                raise VLLMValidationError(
-                    "truncate_prompt_tokens must be -1 or at least 1, got 0",
-                    parameter="truncate_prompt_tokens",
-                    value=0,
-                )
+        for name in _NUMBERS:
+            setattr(self, name, check_number(name, getattr(self, name), *LIMITS[name]))
+        for name in _INTEGERS:
+            setattr(self, name, _limited_integer(name, getattr(self, name)))
+        for name in _OPTIONAL_INTEGERS:
+            if getattr(self, name) is not None:
+                setattr(self, name, _limited_integer(name, getattr(self, name)))
+        self.top_k = max(self.top_k, 0)
+        # Upstream's spelling of "no seed".
+        self.seed = None if self.seed == -1 else self.seed
+        if self.truncate_prompt_tokens == 0:
+            raise VLLMValidationError(
+                "truncate_prompt_tokens must be -1 or at least 1, got 0", parameter="truncate_prompt_tokens", value=0
+            )
 
     def _normalise_readings(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):
@@ -191,7 +214,7 @@ class SamplingParams:
             # An older spelling: True meant one more than the token itself.
             if isinstance(value, bool):
                 value = 1 if value else None
-            setattr(self, name, None if value is None else check_integer(name, value, low=-1))
+            setattr(self, name, None if value is None else _limited_integer(name, value))
         check_boolean("logprob_entropy", self.logprob_entropy)
         mode = self.logprobs_mode
         if mode is not None and not (isinstance(mode, str) and mode in LOGPROBS_MODES):
@@ -205,7 +228,7 @@ class SamplingParams:
             name = "prompt_logprob_token_ids"
             self.prompt_logprob_token_ids = check_token_id_rows(name, self.prompt_logprob_token_ids) or None
         if self.prompt_logprob_start is not None:
-            self.prompt_logprob_start = check_integer("prompt_logprob_start", self.prompt_logprob_start, low=0)
+            self.prompt_logprob_start = _limited_integer("prompt_logprob_start", self.prompt_logprob_start)
             if not self.reads_prompt:
                 raise VLLMValidationError(
                     "prompt_logprob_start needs prompt_logprobs or prompt_logprob_token_ids",
@@ -444,3 +467,8 @@ class SamplingParams:
         if self.seed is not None:
             twin.seed = (self.seed + index + 2**63) % 2**64 - 2**63
         return twin
+
+
+def _limited_integer(name: str, value: Any) -> int:
+    low, high, _ = LIMITS[name]
+    return check_integer(name, value, int(low), int(high))

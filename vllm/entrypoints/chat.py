@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm.checks import check_boolean, wrong_type
+from vllm.checks import check_boolean, check_encodable, wrong_type
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
 from vllm.tokenizer import Tokenizer
@@ -172,8 +172,7 @@ def _check_content(name: str, content: Any) -> str:
 def _check_text(name: str, text: Any) -> str:
     if not isinstance(text, str):
         raise wrong_type(name, text, "a string")
-    if any("\ud800" <= char <= "\udfff" for char in text):
-        raise VLLMValidationError(f"{name} holds a lone surrogate, which is not text", parameter=name, value=text)
+    check_encodable(name, text)
     return text
 
 

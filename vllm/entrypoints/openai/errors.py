@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -74,7 +75,9 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, VLLMValidationError):
-        return ApiError(400, error.args[0], param=error.parameter, code="invalid_value")
+        # A field has a name; the entry of it that is at fault has none, and is in the message.
+        param = None if error.parameter is None else re.sub(r"(\[\d+\])+$", "", error.parameter)
+        return ApiError(400, error.args[0], param=param, code="invalid_value")
     if isinstance(error, EngineDeadError):
         return ApiError(503, "the engine has stopped after a fault of its own", code="engine_dead", retry_after=10)
     return ApiError(500, f"internal error: {type(error).__name__}", code="internal_error")

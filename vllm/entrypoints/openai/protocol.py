@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from vllm.entrypoints.openai.protocol_base import ACCEPTED_FIELDS, REFUSED_FIELDS, RequestModel, ResponseModel
-from vllm.entrypoints.openai.protocol_ext import LabelEntry, PositionReadings, PromptReadingFields, ReadingFields
-from vllm.sampling_params import LogprobsMode
+from vllm.entrypoints.openai.protocol_ext import Ids, LabelEntry, PositionReadings, PromptReadingFields, ReadingFields
+from vllm.sampling_params import MAX_STOP_STRINGS, LogprobsMode
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 PROMPT_SCHEMA = {
@@ -19,19 +19,71 @@ PROMPT_SCHEMA = {
         {"type": "array", "items": _IDS, "minItems": 1},
     ]
 }
-Prompt = Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
+
+
+def _check_prompt(prompt: Any) -> Any:
+    if not isinstance(prompt, (str, list)):
+        raise ValueError("must be a text, a list of token ids, or a list of either")
+    return prompt
+
+
+Prompt = Annotated[Any, AfterValidator(_check_prompt), WithJsonSchema(PROMPT_SCHEMA)]
 """A text, texts, a list of token ids, or several; the engine's input processor checks it."""
 
+_TEXT = {"type": "string", "minLength": 1}
 Texts = Annotated[
     Any,
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}),
+    WithJsonSchema(
+        {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": MAX_STOP_STRINGS}, {"type": "null"}]}
+    ),
+]
+
+# A message's content is a text or text parts; it may be left out beside tool calls.
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [{"type": "string"}, _TEXT_PART]}}]}
+_TOOL_CALLS = {"type": "array", "items": {"type": "object"}, "minItems": 1}
+_MESSAGE = {
+    "type": "object",
+    "properties": {"role": _TEXT},
+    "required": ["role"],
+    "anyOf": [
+        {"required": ["content"], "properties": {"content": _CONTENT}},
+        {"required": ["tool_calls"], "properties": {"tool_calls": _TOOL_CALLS, "content": {"type": "null"}}},
+    ],
+}
+
+
+def _check_conversation(messages: list[Any]) -> list[Any]:
+    if not messages or not all(isinstance(message, dict) for message in messages):
+        raise ValueError("must be a list of one or more objects with role and content")
+    return messages
+
+
+Messages = Annotated[
+    list[Any],
+    AfterValidator(_check_conversation),
+    WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1}),
+]
+"""A conversation; rendering it checks its messages."""
+
+LogitBias = Annotated[
+    dict[Any, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,20}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
 ]
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(RequestModel):
     """What a stream carries beside the text."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool | None = Field(None, description="A last chunk with the usage and no choice.")
     continuous_usage_stats: bool | None = Field(None, description="The usage so far in every chunk.")
@@ -58,15 +110,15 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: Texts = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Ids | None = None
     bad_words: Texts = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
+    logit_bias: LogitBias | None = None
+    allowed_token_ids: Annotated[Ids, WithJsonSchema(_IDS)] | None = None
     logprobs_mode: LogprobsMode | None = None
     vllm_xargs: dict[str, Any] | None = Field(None, description="Arguments of custom logits processors.")
     stream: bool | None = None
@@ -90,7 +142,7 @@ class CompletionRequest(GenerationFields):
 class ChatCompletionRequest(GenerationFields):
     """POST /v1/chat/completions"""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Messages
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict
+
+from vllm.sampling_params import LIMITS
 
 _TOOLS = "this server calls no tools"
 _GUIDED = "this server does not constrain what is generated (allowed_token_ids, logit_bias and bad_words do)"
@@ -35,7 +37,7 @@ REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "prediction": ((), "there is no speculative decoding"),
     "reasoning_effort": (("none",), "the model has no reasoning effort to set"),
     "reasoning": ((), "the model has no reasoning effort to set"),
-    "include_reasoning": ((False, True), ""),
+    "include_reasoning": ((False, True), "the model's reasoning, if it does any, is in its text"),
     "thinking_token_budget": ((), "the model has no reasoning effort to set"),
     "verbosity": (("medium",), "the model has no verbosity to set"),
     "web_search_options": ((), "this server searches nothing"),
@@ -52,24 +54,45 @@ REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
 }  # fmt: skip
 
 
-def _document_extras(schema: dict[str, Any], model: type[RequestModel]) -> None:
-    """Say in the schema that nothing but the known fields is taken."""
+# Fields that SamplingParams knows by another name.
+_SAMPLING_NAMES = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs"}
+
+
+def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
+    """Say in the schema what is not pydantic's to check: nothing but the known fields is taken, and numbers have
+    SamplingParams' limits."""
     schema["additionalProperties"] = False
+    properties = schema["properties"]
+    for name, own in properties.items():
+        limits = LIMITS.get(_SAMPLING_NAMES.get(name, name))
+        for branch in own.get("anyOf", [own]):
+            if limits is not None and branch.get("type") in ("integer", "number"):
+                branch["exclusiveMinimum" if limits.open_low else "minimum"] = limits.low
+                branch["maximum"] = limits.high
     for name in model.ACCEPTED:
-        schema["properties"][name] = {"title": name, "description": "Accepted; changes nothing here."}
+        properties[name] = {"title": name, "description": "Accepted; changes nothing here."}
+    for name, (neutral, reason) in model.REFUSED.items():
+        description = f"Only as a value that asks for nothing: {reason}."
+        properties[name] = {"title": name, "enum": [*neutral, None], "description": description}
+
+
+def nested_model(annotation: Any) -> type[RequestModel] | None:
+    """The model among a field's types, if there is one."""
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, RequestModel)), None)
 
 
 class RequestModel(BaseModel):
     """A request's body. Types are taken as they are: no string is a number, no bool an integer.
 
-    Fields beyond the declared ones are looked at after parsing: ACCEPTED ones are ignored, REFUSED ones too if they ask
-    for nothing.
+    Fields beyond the declared ones are looked at before parsing: ACCEPTED ones are ignored, REFUSED ones too if they
+    ask for nothing.
     """
 
     ACCEPTED: ClassVar[tuple[str, ...]] = ()
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {}
 
-    model_config = ConfigDict(strict=True, extra="allow", json_schema_extra=_document_extras, protected_namespaces=())
+    model_config = ConfigDict(strict=True, extra="ignore", json_schema_extra=_document, protected_namespaces=())
 
 
 class ResponseModel(BaseModel):

@@ -9,6 +9,10 @@ from pydantic import BaseModel, Field, WithJsonSchema
 from vllm.entrypoints.openai.protocol_base import ResponseModel
 
 _ID = {"type": "integer", "minimum": 0}
+Ids = Annotated[list[Any], WithJsonSchema({"type": "array", "items": _ID})]
+"""Token ids. Lists are not looked into here: pydantic would note all that is wrong with a million entries."""
+
+Labels = Annotated[list[Any], WithJsonSchema({"type": "array", "items": {"type": "string", "minLength": 1}})]
 IdRows = Annotated[
     Any,
     WithJsonSchema(
@@ -26,13 +30,13 @@ IdRows = Annotated[
 class ReadingFields(BaseModel):
     """What to read at generated positions."""
 
-    logprob_token_ids: list[int] | None = Field(
+    logprob_token_ids: Ids | None = Field(
         None, description="Token ids to read at every generated position, with or without `logprobs`."
     )
-    labels: list[str] | None = Field(
+    labels: Labels | None = Field(
         None, description="Texts of one token each, read like logprob_token_ids; the answer says which ids they are."
     )
-    logits_indices: list[int] | None = Field(None, description="Token ids whose logits `logits_values` shall hold.")
+    logits_indices: Ids | None = Field(None, description="Token ids whose logits `logits_values` shall hold.")
     logprob_entropy: bool | None = Field(None, description="Add each position's entropy, in nats, to `readings`.")
 
 

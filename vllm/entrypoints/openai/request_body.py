@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,13 +12,16 @@ from fastapi import Request
 from pydantic import ValidationError
 
 from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.protocol_base import RequestModel
+from vllm.entrypoints.openai.protocol_base import RequestModel, nested_model
 from vllm.exceptions import shown
 
 Model = TypeVar("Model", bound=RequestModel)
 
 # A body that is no JSON is read once more to say what is wrong with it; not if that takes long.
 _SHORT_BODY = 2**20
+
+_LONGEST_NAME = 64
+"""Of a field: a longer one is none that anybody knows."""
 
 
 async def read_body(request: Request, model: type[Model], max_bytes: int, ignore_unknown: bool) -> Model:
@@ -63,33 +67,41 @@ def parse(value: Any, model: type[Model], ignore_unknown: bool) -> Model:
     """
     if not isinstance(value, dict):
         raise ApiError(400, f"the body must be a JSON object, got {_json_type(value)}", code="invalid_type")
+    # First, as a misspelt field explains a missing one.
+    _check_names(value, model, ignore_unknown)
     try:
-        result = model.model_validate(value)
+        return model.model_validate(value)
     except ValidationError as error:
-        # Unknown fields explain a missing one: say both by naming the unknown one first.
-        _check_extra({name: each for name, each in value.items() if name not in model.model_fields}, model, True)
         raise _explain(error) from None
-    _check_extra(result.model_extra or {}, model, ignore_unknown)
-    return result
 
 
-def _check_extra(extra: dict[str, Any], model: type[RequestModel], ignore_unknown: bool) -> None:
-    for name, value in extra.items():
-        if name in model.ACCEPTED:
-            continue
-        if name in model.REFUSED:
+def _check_names(fields: dict[str, Any], model: type[RequestModel], ignore_unknown: bool, within: str = "") -> None:
+    """No field, nor one of the object `within` a field, is unknown or asks for what is not done here."""
+    for name, value in fields.items():
+        field = model.model_fields.get(name)
+        if field is not None:
+            inner = nested_model(field.annotation)
+            if inner is not None and isinstance(value, dict):
+                _check_names(value, inner, ignore_unknown, f"{name}.")
+        elif name in model.REFUSED:
             neutral, reason = model.REFUSED[name]
-            if value is not None and value not in neutral:
+            if value is not None and not any(type(value) is type(each) and value == each for each in neutral):
                 raise ApiError(
                     400,
                     f"{name} cannot be honoured: {reason}; got {shown(value)}",
                     param=name,
                     code="unsupported_field",
                 )
-        elif not ignore_unknown:
-            near = difflib.get_close_matches(name, [*model.model_fields, *model.ACCEPTED], n=1, cutoff=0.6)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ApiError(400, f"unknown field {shown(name)}{hint}", param=name, code="unknown_field")
+        elif name not in model.ACCEPTED and not ignore_unknown:
+            known = [*model.model_fields, *model.ACCEPTED]
+            near = difflib.get_close_matches(name, known, n=1) if len(name) <= _LONGEST_NAME else []
+            hint = f"; did you mean {within + near[0]!r}?" if near else ""
+            raise ApiError(
+                400,
+                f"unknown field {shown(within + name)}{hint}",
+                param=within + name[:_LONGEST_NAME],
+                code="unknown_field",
+            )
 
 
 def _explain(error: ValidationError) -> ApiError:
@@ -100,7 +112,7 @@ def _explain(error: ValidationError) -> ApiError:
     param = ".".join(str(step) for step in first["loc"] if not isinstance(step, int)) or None
     if first["type"] == "missing":
         return ApiError(400, f"{place} is required", param=param, code="missing_field")
-    problem = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    problem = re.sub(r"^\w+ should ", "must ", first["msg"].removeprefix("Value error, "))
     return ApiError(400, f"{place} {problem}, got {shown(first['input'])}", param=param, code="invalid_type")
 
 

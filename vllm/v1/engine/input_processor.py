@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
+from vllm.checks import check_encodable
 from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
@@ -207,10 +208,7 @@ class InputProcessor:
                 parameter="prompt",
                 value=text,
             )
-        if any("\ud800" <= char <= "\udfff" for char in text):
-            raise VLLMValidationError(
-                "prompt holds a lone surrogate, which is not text", parameter="prompt", value=text
-            )
+        check_encodable("prompt", text)
         return text
 
     def _check_ids(self, ids: Any) -> list[int]:
