@@ -1,0 +1,33 @@
+"""Servers that the tests with real clients share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from live_server import LiveServer
+from tiny_llm import make_tiny_model
+
+MODEL = "smollm2"
+API_KEY = "the-key"
+
+# The tests' own process computes, too: threads that wait for one another on a busy core wait long.
+_ENV = {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def live_server() -> Iterator[LiveServer]:
+    """The embedded model as the `llm` fixture has it, served as MODEL."""
+    flags = ("--served-model-name", MODEL, "--max-model-len", "256", "--max-logprobs", "-1")
+    with LiveServer(None, *flags, env=_ENV) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A tiny model behind API_KEY, for short bodies and one sequence at a time."""
+    # A context that takes some seconds to fill.
+    folder = make_tiny_model(tmp_path_factory.mktemp("guarded"), max_position_embeddings=8192)
+    limits = ("--max-num-seqs", "1", "--max-num-queued-reqs", "0", "--max-body-mib", "0.01")
+    with LiveServer(folder, "--api-key", API_KEY, *limits, env=_ENV) as server:
+        yield server
