@@ -19,7 +19,7 @@ _LABEL_IDS = {
     "items": {"anyOf": [_ID, {"type": "array", "items": _ID, "minItems": 1}]},
     "minItems": 1,
 }
-_LABELS: dict[str, Any] = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
+_LABELS = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
 
 Part = Annotated[Any, WithJsonSchema(_PART)]
 """A text, or a list of token ids."""
@@ -40,10 +40,8 @@ class ScoringFields(RequestModel):
     label_token_ids: Annotated[Any, WithJsonSchema({"anyOf": [_LABEL_IDS, {"type": "null"}]})] = Field(
         None, description="Labels as token ids, or as lists of token ids."
     )
-    labels: list[str] | None = Field(
-        None,
-        description="Labels as texts of any number of tokens, each tokenised by itself: mind a leading space.",
-        json_schema_extra={"anyOf": [_LABELS, {"type": "null"}]},
+    labels: Annotated[Any, WithJsonSchema({"anyOf": [_LABELS, {"type": "null"}]})] = Field(
+        None, description="Labels as texts of any number of tokens, each tokenised by itself: mind a leading space."
     )
     apply_softmax: bool | None = Field(
         None,

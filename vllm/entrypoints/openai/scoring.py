@@ -137,11 +137,13 @@ def _item_list(items: Any) -> list[Any]:
 
 def _labels(state: ServerState, given: Any, field: str, num_items: int) -> list[Label]:
     config = state.engine.model_config
+    is_text = field == "labels"
+    expected = "a list of strings" if is_text else "a list of token ids, or of lists of them"
     if not isinstance(given, list):
-        raise wrong_type(field, given, "a list of token ids, or of lists of them")
-    texts = [element for element in given if isinstance(element, str)]
-    if field == "label_token_ids" and texts:
-        raise wrong_type(field, texts[0], "a list of token ids, or of lists of them")
+        raise wrong_type(field, given, expected)
+    wrong = [element for element in given if isinstance(element, str) is not is_text]
+    if wrong:
+        raise wrong_type(field, wrong[0], expected)
     _check_num_readings(field, len(given), num_items)
     labels = encode_labels(given, state.engine.tokenizer, config.vocab_size, field)
     _check_num_readings(field, sum(len(label.token_ids) for label in labels), num_items)
