@@ -25,9 +25,6 @@ from vllm.entrypoints.openai.errors import ApiError, as_api_error
 from vllm.entrypoints.openai.routes import REQUEST_MODELS, SCHEMA_REF
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import EngineDeadError, VLLMValidationError
-from vllm.logger import init_logger
-
-logger = init_logger(__name__)
 
 _ROUTERS = (
     serving_completion.router,
