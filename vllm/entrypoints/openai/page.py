@@ -49,13 +49,13 @@ def _files() -> dict[str, _File]:
     return files
 
 
-@router.api_route("/", methods=["GET", "HEAD"])
+@router.get("/")
 async def page(request: Request) -> Response:
     """The page."""
     return _answer(_files()[_INDEX], request)
 
 
-@router.api_route("/static/{name}", methods=["GET", "HEAD"])
+@router.get("/static/{name}")
 async def page_file(name: str, request: Request) -> Response:
     """A style sheet, a module or an image of the page.
 

@@ -202,8 +202,9 @@ function listen() {
   byId("code-stream").addEventListener("change", drawCode);
   byId("copy-code").addEventListener("click", (event) => copy(event.currentTarget, byId("code").textContent));
   byId("copy-ids").addEventListener("click", (event) => copy(event.currentTarget, ids.ids));
-  byId("api-key").addEventListener("change", (event) => {
-    apiKey.set(event.target.value);
+  byId("key-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    apiKey.set(byId("api-key").value);
     meetServer();
   });
 }

@@ -12,7 +12,7 @@ export function visible(text) {
 export function percent(p) {
   if (p === null || p === undefined) return "–";
   if (p === 0) return "0 %";
-  return p < 0.0001 ? `${(100 * p).toExponential(1)} %` : `${(100 * p).toFixed(2)} %`;
+  return `${p < 0.0001 ? (100 * p).toPrecision(2) : (100 * p).toFixed(2)} %`;
 }
 
 /** A logprob or a logit; one that has no value belongs to a token made impossible. */

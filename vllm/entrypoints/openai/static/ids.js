@@ -18,7 +18,7 @@ export class IdsPanel {
     const update = debounce(150, () => this.#update());
     this.#text.addEventListener("input", update);
     this.#special.addEventListener("change", update);
-    this.#draw([], []);
+    this.#draw([]);
   }
 
   /** The ids as a list that Python and JSON can read. */
@@ -31,7 +31,7 @@ export class IdsPanel {
     this.#pending.abort();
     this.#pending = new AbortController();
     if (this.#text.value === "") {
-      this.#draw([], []);
+      this.#draw([]);
       return;
     }
     const body = {
@@ -40,21 +40,21 @@ export class IdsPanel {
       return_token_strs: true,
     };
     try {
-      const { tokens, token_strs: texts } = await postJson("tokenize", body, this.#pending.signal);
-      this.#draw(tokens, texts);
+      const { tokens, token_texts: texts, token_strs: names } = await postJson("tokenize", body, this.#pending.signal);
+      this.#draw(tokens, texts, names);
     } catch (error) {
       if (error.name === "AbortError") return;
-      this.#draw([], []);
+      this.#draw([]);
       this.#count.textContent = error.message;
     }
   }
 
-  #draw(tokens, texts) {
+  #draw(tokens, texts, names) {
     this.#tokens = tokens;
     const shown = tokens.slice(0, MOST_SHOWN);
     this.#list.replaceChildren(
       ...shown.map((id, i) =>
-        el("li", {}, el("span", { class: "id-text" }, visible(texts[i])), el("span", { class: "id" }, String(id))),
+        el("li", { title: names[i] }, el("span", { class: "id-text" }, visible(texts[i])), el("span", { class: "id" }, String(id))),
       ),
     );
     const more = tokens.length > MOST_SHOWN ? `, the first ${count(MOST_SHOWN)} of them shown` : "";

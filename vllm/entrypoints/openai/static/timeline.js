@@ -74,7 +74,7 @@ function ticks(answer, selected, x, width) {
   return shown
     .filter((i) => i === selected || Math.abs(i - selected) >= step / 2)
     .map((i) => {
-      const text = step === 1 && answer.tokens[i] ? shorten(visible(answer.tokens[i].name)) : String(i + 1);
+      const text = (step === 1 || i === selected) && answer.tokens[i] ? shorten(visible(answer.tokens[i].name)) : String(i + 1);
       const anchor = count > 1 && i === count - 1 ? "end" : "middle";
       return svg("text", { class: i === selected ? "tick now" : "tick", x: x(i), y: HEIGHT - 8, "text-anchor": anchor }, text);
     });

@@ -5,6 +5,7 @@ import { count, log, percent, visible } from "./format.js";
 import { TOP } from "./answer.js";
 
 const MOST_SURPRISING = 6; // nats at which the colour is full
+const UNSEEN = /([\p{Cc}\p{Cs}\u2028-\u202e\u2066-\u2069])/u; // line ends and controls; not what joins letters or emoji
 const LINGER = 120; // ms in which the pointer may reach the tooltip
 
 export class TokenList {
@@ -64,7 +65,8 @@ export class TokenList {
     const steps = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -last, End: last };
     if (!(event.key in steps) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
-    const target = Math.min(last, Math.max(0, this.#selected + steps[event.key]));
+    const index = [...this.#root.children].indexOf(event.target);
+    const target = Math.min(last, Math.max(0, index + steps[event.key]));
     this.#choose(this.#root.children[target]);
   }
 
@@ -109,10 +111,10 @@ function option(token) {
     node.classList.add("part");
     node.append("◌");
   }
-  token.text.split(/(\n)/).forEach((part) => {
-    if (part === "\n") node.append(el("span", { class: "newline" }, "↵"), "\n");
-    else node.append(part);
-  });
+  for (const part of token.text.split(UNSEEN)) {
+    node.append(UNSEEN.test(part) ? el("span", { class: "sign" }, visible(part)) : part);
+    if (part === "\n") node.append(part);
+  }
   return node;
 }
 

@@ -1,0 +1,331 @@
+// Uses the page as people do, and prints what it saw as JSON: {scenario: {...}} with {failed: stack} for one that broke.
+// Environment: PAGE_URL, PAGE_KEY (the server's API key), PAGE_CHROMIUM, PAGE_MODULES (a folder with node_modules).
+
+import { createRequire } from "node:module";
+import { join } from "node:path";
+
+const { PAGE_URL, PAGE_KEY, PAGE_CHROMIUM, PAGE_MODULES } = process.env;
+const { chromium } = createRequire(join(PAGE_MODULES, "/"))("playwright-core");
+const NO_SANDBOX = process.getuid() === 0 ? ["--no-sandbox"] : [];
+
+const visibleBars = (page) =>
+  page.$$eval("#bars tr", (rows) =>
+    rows.map((row) => {
+      const meter = row.querySelector("[role=meter]");
+      const width = meter.firstElementChild.getBoundingClientRect().width / meter.getBoundingClientRect().width;
+      return {
+        label: row.querySelector("th").innerText,
+        tokenId: Number(row.dataset.tokenId),
+        name: meter.getAttribute("aria-label"),
+        value: Number(meter.getAttribute("aria-valuenow")),
+        drawn: width,
+        cells: [...row.querySelectorAll("td.num")].map((cell) => cell.innerText),
+      };
+    }),
+  );
+
+const facts = (page) =>
+  page.$eval("#tip", (tip) => ({
+    shown: tip.checkVisibility(),
+    name: tip.querySelector(".tip-name").textContent,
+    top: [...tip.querySelectorAll("tbody th")].map((cell) => cell.textContent),
+    ...Object.fromEntries([...tip.querySelectorAll("dd")].map((fact) => [fact.dataset.fact, fact.textContent])),
+  }));
+
+const frame = (page) => page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+
+const status = (page, pattern) =>
+  page.waitForFunction((source) => new RegExp(source).test(document.getElementById("status").textContent), pattern);
+
+/** Fills the form by keys alone, beginning in the prompt. */
+async function typeRequest(page, { prompt, labels, maxTokens }) {
+  await page.focus("#prompt");
+  await page.keyboard.press("Control+A");
+  await page.keyboard.insertText(prompt);
+  await page.keyboard.press("Tab");
+  while ((await page.locator("#label-list li").count()) && !(await page.evaluate(() => document.activeElement.id === "label-input"))) {
+    await page.keyboard.press("Tab"); // over the chips' own buttons
+  }
+  while (await page.locator("#label-list li").count()) await page.keyboard.press("Backspace");
+  for (const label of labels) {
+    await page.keyboard.type(label);
+    await page.keyboard.press("Enter");
+  }
+  await page.keyboard.press("Tab");
+  await page.keyboard.press("Control+A");
+  await page.keyboard.type(String(maxTokens));
+}
+
+async function submit(page) {
+  await page.keyboard.press("Control+Enter");
+  await status(page, "^Done$");
+  await frame(page);
+}
+
+const REQUEST = { prompt: "Stop the clock \u{1f600} at", labels: [" the", "A", " stop"], maxTokens: 6 };
+
+const scenarios = {
+  async key(page) {
+    await page.waitForSelector("#key-panel[open]");
+    const refused = await page.textContent("#server-state");
+    const focused = await page.evaluate(() => document.activeElement.id);
+    await page.keyboard.type("wrong");
+    await page.keyboard.press("Enter");
+    await page.waitForTimeout(300);
+    const stillOpen = await page.$eval("#key-panel", (panel) => panel.open);
+    await page.fill("#api-key", PAGE_KEY);
+    await page.keyboard.press("Enter");
+    await page.waitForSelector("#key-panel:not([open])");
+    await page.waitForFunction(() => document.querySelectorAll(".chip-id")[1].textContent !== "");
+    const kept = await page.evaluate(() => [Object.values(sessionStorage), localStorage.length, document.cookie]);
+    return { refused, focused, stillOpen, kept, accepted: await page.textContent("#server-state") };
+  },
+
+  async completion(page) {
+    await typeRequest(page, REQUEST);
+    await submit(page);
+    await page.waitForTimeout(300); // bars glide
+    const bars = await visibleBars(page);
+    const mass = Number(await page.getAttribute("#mass", "aria-valuenow"));
+    const text = await page.$$eval("#tokens .token", (nodes) => nodes.map((node) => node.getAttribute("aria-label")));
+    const lines = await page.locator("#timeline path").count();
+    const described = await page.getAttribute("#timeline", "aria-label");
+    await page.focus("#tokens [tabindex='0']");
+    const tokens = [await facts(page)];
+    for (let i = 1; i < text.length; i++) {
+      await page.keyboard.press("ArrowRight");
+      tokens.push(await facts(page));
+    }
+    await frame(page);
+    const lastBars = await visibleBars(page);
+    const lastPosition = await page.inputValue("#position");
+    await page.keyboard.press("Escape");
+    const hidden = await page.isHidden("#tip");
+    await page.focus("#position");
+    await page.keyboard.press("Home");
+    await page.focus("input[name=share]");
+    await page.keyboard.press("ArrowRight");
+    await page.focus("#numbers summary");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector("#numbers-body tr");
+    const ofAll = (await visibleBars(page)).map((bar) => bar.value);
+    const numbers = await page.$$eval("#numbers-body tr", (rows) => rows.map((row) => row.innerText.split("\t")));
+    const usage = await page.textContent("#usage");
+    const chips = await page.$$eval("#label-list li", (items) => items.map((item) => item.innerText.split("\n")));
+    return { bars, mass, text, lines, described, tokens, lastBars, lastPosition, hidden, ofAll, numbers, usage, chips };
+  },
+
+  async chat(page) {
+    await page.focus("input[name=mode]");
+    await page.keyboard.press("ArrowRight");
+    await typeRequest(page, REQUEST);
+    await page.fill("#system", "Be brief.");
+    await submit(page);
+    return { bars: await visibleBars(page) };
+  },
+
+  async hover(page) {
+    const seen = {};
+    for (const mode of ["completion", "chat"]) {
+      await page.check(`input[name=mode][value=${mode}]`, { force: true });
+      await typeRequest(page, REQUEST);
+      await page.fill("#temperature", "3"); // so that unlikely tokens come, too, and the same each time
+      await page.unrouteAll();
+      await page.route("**/v1/**", async (route) => {
+        const postData = JSON.stringify({ ...route.request().postDataJSON(), seed: 1, ignore_eos: true });
+        const response = await route.fetch({ postData });
+        seen[mode] = { stream: await response.text() };
+        await route.fulfill({ response, body: seen[mode].stream });
+      });
+      await submit(page);
+      const tips = [];
+      for (let i = 1; i <= REQUEST.maxTokens; i++) {
+        await page.hover(`#tokens .token:nth-child(${i})`);
+        tips.push(await facts(page));
+      }
+      await page.mouse.move(5, 5);
+      await page.waitForSelector("#tip", { state: "hidden" });
+      seen[mode].tips = tips;
+    }
+    return seen;
+  },
+
+  async next(page) {
+    await typeRequest(page, { ...REQUEST, maxTokens: 0 });
+    await submit(page);
+    return { bars: await visibleBars(page), tokens: await page.locator("#tokens .token").count() };
+  },
+
+  async ids(page) {
+    const text = "Once the\n\tstop  \u{1f600} <s> \u4f60";
+    await page.focus("#ids-text");
+    await page.keyboard.insertText(text);
+    await page.waitForSelector("#ids li");
+    const items = await page.$$eval("#ids li", (all) => all.map((item) => [...item.children].map((part) => part.textContent)));
+    const count = await page.textContent("#ids-count");
+    await page.click("#copy-ids");
+    const copied = await page.evaluate(() => navigator.clipboard.readText());
+    return { text, items, count, copied };
+  },
+
+  async code(page) {
+    await typeRequest(page, REQUEST);
+    await page.fill("#temperature", "0");
+    const seen = {};
+    for (const language of ["curl", "python"]) {
+      await page.check(`input[name=language][value=${language}]`);
+      for (const stream of [false, true]) {
+        await page.setChecked("#code-stream", stream);
+        await page.click("#copy-code");
+        seen[`${language}${stream ? "-stream" : ""}`] = await page.evaluate(() => navigator.clipboard.readText());
+      }
+    }
+    return seen;
+  },
+
+  async quoting(page) {
+    return page.evaluate(async () => {
+      const { requestOf, curlOf, pythonOf } = await import("./static/request.js");
+      const texts = [
+        "plain", "it's \"quoted\" `too`", "a\nb\r\n\tc\n", "\n\n", "$HOME $(id) !! \\ \\n \\u0041 %s {x}", "\u{1f600} \u4f60\u597d \u00e9",
+        "'''\"\"\"", "\u0000\u0001\u001b[31m\u007f\u0085", "\u202eright to left\u200b\u2028\ufeff", "\ud800 alone \udc00", "#{1} -- ; & | > <", "trailing \\", "",
+      ];
+      const cases = texts.flatMap((text) =>
+        ["completion", "chat"].map((mode) => {
+          const form = { mode, model: text, system: text, prompt: text, labels: [text, "b"], maxTokens: NaN, temperature: 0.5 };
+          const request = requestOf(form);
+          const options = { stream: false, needsKey: false };
+          const base = "http://127.0.0.1:1/";
+          return { request, curl: curlOf(request, base, options), python: pythonOf(request, base, options) };
+        }),
+      );
+      return { cases };
+    });
+  },
+
+  async events(page) {
+    return page.evaluate(async () => {
+      const { events } = await import("./static/sse.js");
+      const text = ": note\r\ndata: {\"a\":\"\u{1f600}\"}\r\n\r\ndata:two\ndata: lines\n\nevent: x\rdata: \u4f60\r\rdata: [DONE]\n\ndata: cut";
+      const bytes = new TextEncoder().encode(text);
+      const read = async (...parts) => {
+        const found = [];
+        const stream = new ReadableStream({
+          start(controller) {
+            parts.forEach((part) => controller.enqueue(part));
+            controller.close();
+          },
+        });
+        for await (const data of events(stream)) found.push(data);
+        return JSON.stringify(found);
+      };
+      const seen = new Set([await read(...Array.from(bytes, (byte) => new Uint8Array([byte])))]);
+      for (let i = 0; i <= bytes.length; i++) seen.add(await read(bytes.slice(0, i), bytes.slice(i)));
+      return { readings: [...seen].map((one) => JSON.parse(one)) };
+    });
+  },
+
+  async errors(page) {
+    const seen = {};
+    const failure = async (control) => {
+      await page.keyboard.press("Control+Enter");
+      await status(page, "^Failed$");
+      return {
+        text: control ? await page.textContent(`#${control}-error`) : await page.textContent("#alert"),
+        focused: await page.evaluate(() => document.activeElement.id),
+        invalid: control ? await page.getAttribute(`#${control}`, "aria-invalid") : null,
+      };
+    };
+    seen.labels = await failure("label-input"); // the page's own labels are several tokens of this model
+    await page.waitForSelector(".chip.invalid:nth-child(2)");
+    await typeRequest(page, { ...REQUEST, labels: ["A"], maxTokens: -3 });
+    seen.maxTokens = await failure("max-tokens");
+    await page.fill("#max-tokens", "4");
+    const answer = (body) =>
+      page.route("**/v1/completions", (route) => route.fulfill({ contentType: "text/event-stream", body }), { times: 1 });
+    const token = { text_offset: [0], tokens: ["<b>x"], token_logprobs: [-1], top_logprobs: [{ "<b>x": -1 }], token_ids: [5], ranks: [7] };
+    const chunk = `data: ${JSON.stringify({ choices: [{ index: 0, text: "<b>x", logprobs: token }] })}\n\n`;
+    await answer(`${chunk}data: {"error": {"message": "the model <i>failed</i>", "type": "internal_error", "param": null}}\n\ndata: [DONE]\n\n`);
+    seen.inside = await failure();
+    await frame(page);
+    seen.kept = await page.$$eval("#tokens .token", (nodes) =>
+      nodes.map((node) => [node.textContent, node.children.length, node.getAttribute("aria-label")]),
+    );
+    await answer(chunk);
+    seen.cut = await failure();
+    await page.keyboard.press("Control+Enter");
+    await status(page, "^Done$");
+    seen.after = await page.isHidden("#alert");
+    return seen;
+  },
+
+  async stop(page) {
+    await typeRequest(page, { ...REQUEST, maxTokens: 8000 });
+    await page.keyboard.press("Control+Enter");
+    await page.waitForSelector("#tokens .token:nth-child(3)");
+    const during = { status: await page.textContent("#status"), bars: (await visibleBars(page)).length };
+    await page.click("#stop");
+    await status(page, "^Stopped after");
+    await frame(page);
+    const shown = await page.locator("#tokens .token").count();
+    const isIdle = async () => (await (await fetch(`${PAGE_URL}/load`)).json()).server_load === 0;
+    while (!(await isIdle())) await page.waitForTimeout(20);
+    const focused = await page.evaluate(() => document.activeElement.id);
+    return { during, shown, status: await page.textContent("#status"), focused };
+  },
+
+  async schemes(page) {
+    const seen = {};
+    for (const colorScheme of ["light", "dark"]) {
+      await page.emulateMedia({ colorScheme });
+      seen[colorScheme] = await page.evaluate(() =>
+        ["body", ".card", "#prompt"].map((selector) => {
+          const style = getComputedStyle(document.querySelector(selector));
+          return [style.backgroundColor, style.color];
+        }),
+      );
+    }
+    await page.setViewportSize({ width: 360, height: 700 });
+    seen.overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+    return seen;
+  },
+
+  async prefix(page) {
+    await page.route("**/some/where/**", (route) => route.continue({ url: route.request().url().replace("/some/where", "") }));
+    const paths = [];
+    page.on("request", (request) => paths.push(new URL(request.url()).pathname));
+    await page.goto(`${PAGE_URL}/some/where/`);
+    await typeRequest(page, REQUEST);
+    await submit(page);
+    return { paths, bars: (await visibleBars(page)).length, code: await page.textContent("#code") };
+  },
+};
+
+const browser = await chromium.launch({ executablePath: PAGE_CHROMIUM, args: NO_SANDBOX });
+const results = {};
+for (const [name, scenario] of Object.entries(scenarios)) {
+  const context = await browser.newContext({ permissions: ["clipboard-read", "clipboard-write"] });
+  context.setDefaultTimeout(15000);
+  if (name !== "key") await context.addInitScript((key) => sessionStorage.setItem("vllm-api-key", key), PAGE_KEY);
+  const page = await context.newPage();
+  const hosts = new Set();
+  const complaints = [];
+  const bodies = [];
+  page.on("request", (request) => {
+    hosts.add(new URL(request.url()).host);
+    if (request.postData() && request.url().includes("/v1/")) bodies.push(request.postDataJSON());
+  });
+  page.on("console", (message) => complaints.push(message.text()));
+  page.on("pageerror", (error) => complaints.push(error.stack));
+  try {
+    await page.goto(PAGE_URL);
+    await page.waitForFunction(() => document.getElementById("server-state").textContent !== "");
+    results[name] = await scenario(page);
+  } catch (error) {
+    results[name] = { failed: error.stack };
+  }
+  results[name].log = { hosts: [...hosts], complaints, bodies };
+  await context.close();
+}
+await browser.close();
+console.log(JSON.stringify(results));
