@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from vllm import __version__
@@ -47,7 +48,8 @@ def build_app(state: ServerState) -> FastAPI:
     for kind in (ApiError, VLLMValidationError, EngineDeadError):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
-    app.add_exception_handler(ClientDisconnected, _answer_nobody)
+    for kind in (ClientDisconnected, ClientDisconnect):
+        app.add_exception_handler(kind, _answer_nobody)
     middleware.install(app, state)
     _document_bodies(app)
     return app
