@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import logging
 import math
+import re
 from pathlib import Path
 
 from vllm import envs
@@ -82,6 +83,9 @@ def check_args(args: ServerArgs) -> None:
     ):
         if values is not None and not all(value.strip() for value in values):
             raise CliError(f"{flag} must not be empty")
+    for origin in args.allowed_origins or ():
+        if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
+            raise CliError(f"--allowed-origins takes * and origins such as https://page.example, got {origin!r}")
     _check_tls(args)
 
 
