@@ -79,6 +79,8 @@ def _render(name: str, conversation: list[dict[str, Any]], tokenizer: Tokenizer,
         ) from error
     if not text:
         raise VLLMValidationError(f"{name}: the chat template made an empty prompt", parameter=name)
+    # A template can write what is in no message.
+    check_encodable(name, text)
     return text
 
 

@@ -24,6 +24,9 @@ PROMPT_SCHEMA = {
 def _check_prompt(prompt: Any) -> Any:
     if not isinstance(prompt, (str, list)):
         raise ValueError("must be a text, a list of token ids, or a list of either")
+    kinds = {type(each) for each in prompt} if isinstance(prompt, list) else set()
+    if len(kinds) > 1 and kinds & {str, list}:
+        raise ValueError("must hold texts, token ids or lists of token ids, not some of each")
     return prompt
 
 

@@ -34,9 +34,10 @@ async def read_body(request: Request, model: type[Model], max_bytes: int, ignore
         ignore_unknown: let fields pass that the model does not have.
 
     Raises:
-        ApiError: 415 another content type, 413 a longer body, 400 anything else.
+        ApiError: 415 another content type or a compressed body, 413 a longer body, 400 anything else.
     """
     _check_content_type(request.headers.get("content-type"))
+    _check_encoding(request.headers.get("content-encoding"))
     return parse(decode(await _read(request, max_bytes)), model, ignore_unknown)
 
 
@@ -50,9 +51,9 @@ def decode(data: bytes) -> Any:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         if len(data) <= _SHORT_BODY:
-            # Python's decoder takes lone surrogates, whose field can then be named.
+            # Python's decoder takes lone surrogates and large integers, whose field can then be named.
             try:
-                return json.loads(data, parse_constant=_refuse_constant)
+                return json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
             except (ValueError, RecursionError):
                 pass
         problem = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
@@ -120,6 +121,13 @@ def _check_content_type(value: str | None) -> None:
     kind = (value or "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise ApiError(415, f"the body must be application/json, got {kind}", code="unsupported_media_type")
+
+
+def _check_encoding(value: str | None) -> None:
+    if (value or "identity").strip().lower() != "identity":
+        raise ApiError(
+            415, f"the body must not be compressed, got Content-Encoding {value}", code="unsupported_content_encoding"
+        )
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

@@ -37,7 +37,7 @@ async def create_chat_completion(request: Request) -> Response:
     answer = ChatAnswer(body, state, request_id_of(request, "chatcmpl", body.request_id))
     submission = await while_connected(request, answer.submit())
     if body.stream:
-        return EventStream(answer.chunks(submission, request))
+        return EventStream(answer.chunks(submission, request), submission.abort)
     outputs = await while_connected(request, submission.results())
     return json_response(await while_connected(request, answer.whole(outputs, request)))
 
@@ -83,7 +83,8 @@ class ChatAnswer:
             ApiError, VLLMValidationError, EngineDeadError: see `render_conversations`, `process` and Submission.queue.
         """
         # In a thread, as templates and their library may take their time.
-        prompt = await asyncio.to_thread(self._render)
+        with named_as({"messages": "chat_template"} if self._body.chat_template else {}):
+            prompt = await asyncio.to_thread(self._render)
         with named_as(self._own_names):
             processed, checked = await process(
                 self._state,
@@ -98,11 +99,12 @@ class ChatAnswer:
 
     def _render(self) -> dict[str, Any]:
         body = self._body
+        begins_answer = body.add_generation_prompt
         (prompt,) = render_conversations(
             body.messages,
             self._state.tokenizer,
             chat_template=body.chat_template or self._state.chat_template,
-            add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+            add_generation_prompt=not body.continue_final_message if begins_answer is None else begins_answer,
             continue_final_message=bool(body.continue_final_message),
             chat_template_kwargs=body.chat_template_kwargs,
         )

@@ -97,12 +97,19 @@ class ServerState:
         """Whether so many further sequences may queue.
 
         Raises:
-            ApiError: 503, the server stops; 429, the queue is full.
+            ApiError: 503, the server stops; 429, the queue is full; 400, they are more than it ever holds.
         """
         self.check_accepting()
         max_running = self.engine.vllm_config.scheduler_config.max_num_seqs
-        room = max_running + self.args.max_num_queued_reqs - self.engine.num_unfinished_sequences
-        if num_sequences > room:
+        limit = max_running + self.args.max_num_queued_reqs
+        if num_sequences > limit:
+            raise ApiError(
+                400,
+                f"the request asks for {num_sequences} sequences (n or best_of of each prompt), and the server holds "
+                f"{limit} at once (--max-num-seqs and --max-num-queued-reqs)",
+                code="too_many_sequences",
+            )
+        if num_sequences > limit - self.engine.num_unfinished_sequences:
             raise ApiError(
                 429,
                 f"too many requests: {num_sequences} more sequences would exceed the queue's limit of "
