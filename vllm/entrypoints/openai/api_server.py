@@ -48,8 +48,8 @@ def build_app(state: ServerState) -> FastAPI:
     for kind in (ApiError, VLLMValidationError, EngineDeadError):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
-    for kind in (ClientDisconnected, ClientDisconnect):
-        app.add_exception_handler(kind, _answer_nobody)
+    for gone in (ClientDisconnected, ClientDisconnect):
+        app.add_exception_handler(gone, _answer_nobody)
     middleware.install(app, state)
     _document_bodies(app)
     return app

@@ -40,7 +40,7 @@ async def create_completion(request: Request) -> Response:
     answer = CompletionAnswer(body, state, request_id_of(request, "cmpl", body.request_id))
     submission = await while_connected(request, answer.submit())
     if body.stream:
-        return EventStream(answer.chunks(submission, request))
+        return EventStream(answer.chunks(submission, request), submission.abort)
     outputs = await while_connected(request, submission.results())
     return json_response(await while_connected(request, answer.whole(outputs, request)))
 

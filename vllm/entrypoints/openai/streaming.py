@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -27,16 +28,25 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncGenerator[Any, None]) -> None:
+    def __init__(self, chunks: AsyncGenerator[Any, None], release: Callable[[], Awaitable[None]]) -> None:
         """
         Args:
             chunks: what msgspec can encode, one an event.
+            release: gives back what they are made from, however far they came: a generator that nobody has begun to
+                read would not.
         """
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
+        self._release = release
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(receive, send)
+        finally:
+            await asyncio.shield(self._release())
+
+    async def _answer(self, receive: Receive, send: Send) -> None:
         async with aclosing(self._chunks), anyio.create_task_group() as group:
 
             async def watch() -> None:
