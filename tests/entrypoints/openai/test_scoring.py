@@ -80,7 +80,9 @@ def test_one_label_has_its_true_probability(server, model, encode):
     for fields in ({"labels": [" yes"]}, {"label_token_ids": [5]}, {"label_token_ids": [5], "apply_softmax": True}):
         answer = rank(server, **fields)
         for item, text in zip(answer["data"], ITEMS, strict=True):
-            assert_item(model, item, encode(QUERY) + encode(text), [encode(" yes") if "labels" in fields else [5]], True)
+            assert_item(
+                model, item, encode(QUERY) + encode(text), [encode(" yes") if "labels" in fields else [5]], True
+            )
             assert item["score"] == pytest.approx(np.exp(item["labels"][0]["logprob"])) and item["score"] < 0.5
     rows = server.post("/v1/score", query=QUERY, items=ITEMS, label_token_ids=[5], apply_softmax=True)
     assert rows["scores"] == [[item["score"]] for item in answer["data"]]

@@ -12,7 +12,7 @@ from vllm.entrypoints.openai.engine_requests import Submission
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.protocol_scoring import ScoringFields
 from vllm.entrypoints.openai.schema_extras import check_exactly_one
-from vllm.entrypoints.openai.scoring_prompts import PromptBuilder, ScoringPrompt, check_text
+from vllm.entrypoints.openai.scoring_prompts import PromptBuilder, ScoringPrompt
 from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.openai.token_texts import id_name
 from vllm.outputs import LabelScores, RequestOutput
@@ -22,6 +22,9 @@ from vllm.v1.engine.label_scoring import Label, LabelScorer, encode_labels
 
 MAX_READINGS = 2**18
 """Most tokens of labels, over all items, that one request may read."""
+
+MAX_TOKENS = 2**24
+"""Most tokens of prompts that one request may make, each branch of the labels counted."""
 
 # Work on more characters, ids or readings than this is done in a thread, so that the loop goes on meanwhile.
 _LARGE = 4096
@@ -96,14 +99,13 @@ class _Plan:
         labels = _labels(state, getattr(body, field), field, len(items))
         scorer = LabelScorer(labels, config.max_model_len)
         _check_num_requests(state, scorer.num_requests * len(items), field)
-        if body.cache_salt is not None:
-            check_text("cache_salt", body.cache_salt)
         builder = PromptBuilder(
             tokenizer,
             config.vocab_size,
             item_first=body.item_first is True,
             add_special_tokens=body.add_special_tokens is not False,
             max_len=scorer.max_prompt_len,
+            max_total=MAX_TOKENS // scorer.num_requests,
             truncate_to=_truncated_len(body.truncate_prompt_tokens, scorer.max_prompt_len, config.max_model_len),
         )
         prompts = builder.build(body.query, items)

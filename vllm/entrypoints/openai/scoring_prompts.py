@@ -7,11 +7,11 @@ first by a space, the space belongs at its beginning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.checks import check_list, check_token_id, check_vocabulary, wrong_type
+from vllm.checks import check_encodable, check_list, check_token_id, check_vocabulary, wrong_type
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.tokenizer import Tokenizer
@@ -38,6 +38,7 @@ class PromptBuilder:
         add_special_tokens: put around a prompt what the tokenizer puts around a text, on those sides where it begins
             or ends with a text. Ids are taken as they are.
         max_len: longest prompt, in tokens.
+        max_total: tokens that all prompts together may have.
         truncate_to: length that a longer prompt is cut to, at most `max_len`; None = it is an error. What goes is the
             query's beginning; special tokens, the item and the query's end stay.
     """
@@ -47,6 +48,7 @@ class PromptBuilder:
     item_first: bool
     add_special_tokens: bool
     max_len: int
+    max_total: int
     truncate_to: int | None
 
     def build(self, query: Any, items: Sequence[Any]) -> list[ScoringPrompt]:
@@ -58,19 +60,29 @@ class PromptBuilder:
 
         Raises:
             VLLMValidationError: another type, or an id outside the vocabulary.
-            ApiError: an empty prompt, one that is too long, or one whose item alone is.
+            ApiError: an empty prompt, one that is too long, one whose item alone is, or all together are.
         """
         query_ids, *item_ids = self._encode(
             [("query", query), *((f"items[{i}]", item) for i, item in enumerate(items))]
         )
         before, after = self._special_tokens()
         prompts = []
+        total = 0
         for index, (item, ids) in enumerate(zip(items, item_ids, strict=True)):
             first, last = (item, query) if self.item_first else (query, item)
             head = before if isinstance(first, str) else []
             tail = after if isinstance(last, str) else []
             num_cut = self._num_cut(index, len(query_ids), len(ids), len(head) + len(tail))
             kept = query_ids[num_cut:]
+            # Checked here, as the query may make far more of a request than was sent.
+            total += len(head) + len(kept) + len(ids) + len(tail)
+            if total > self.max_total:
+                raise ApiError(
+                    400,
+                    f"the query and {len(items)} items make more than {self.max_total} tokens together; send fewer",
+                    param="items",
+                    code="too_many_tokens",
+                )
             joined = [*ids, *kept] if self.item_first else [*kept, *ids]
             prompts.append(ScoringPrompt([*head, *joined, *tail], num_cut))
         return prompts
@@ -102,30 +114,29 @@ class PromptBuilder:
 
     def _encode(self, parts: list[tuple[str, Any]]) -> list[list[int]]:
         """The ids of named parts, without special tokens around them."""
-        texts = [check_text(name, part) for name, part in parts if isinstance(part, str)]
-        encoded: Iterator[list[int]] = iter(())
-        if texts:
-            if self.tokenizer is None:
-                name = next(name for name, part in parts if isinstance(part, str))
-                raise ApiError(
-                    400,
-                    f"{name} must be token ids: this server runs without a tokenizer",
-                    param=_field(name),
-                    code="invalid_value",
-                )
-            encoded = iter(self.tokenizer.encode_batch(texts, add_special_tokens=False))
+        texts = []
+        for name, part in parts:
+            if isinstance(part, str):
+                if self.tokenizer is None:
+                    raise VLLMValidationError(
+                        f"{name} must be token ids: this server runs without a tokenizer", parameter=name, value=part
+                    )
+                check_encodable(name, part)
+                texts.append(part)
+        encoded = iter(
+            self.tokenizer.encode_batch(texts, add_special_tokens=False) if self.tokenizer is not None else ()
+        )
         return [next(encoded) if isinstance(part, str) else self._check_ids(name, part) for name, part in parts]
 
     def _check_ids(self, name: str, part: Any) -> list[int]:
-        try:
-            if not isinstance(part, list):
-                raise wrong_type(name, part, "a string or a list of token ids")
-            ids = [check_token_id(name, value) for value in check_list(name, part, "a list of token ids")]
-            if ids and min(ids) < 0:
-                raise VLLMValidationError(f"{name} must not be negative, got {shown(min(ids))}", value=min(ids))
-            check_vocabulary(name, ids, self.vocab_size)
-        except VLLMValidationError as error:
-            raise VLLMValidationError(error.args[0], parameter=_field(name), value=error.value) from None
+        if not isinstance(part, list):
+            raise wrong_type(name, part, "a string or a list of token ids")
+        ids = [check_token_id(name, value) for value in check_list(name, part, "a list of token ids")]
+        if ids and min(ids) < 0:
+            raise VLLMValidationError(
+                f"{name} must not be negative, got {shown(min(ids))}", parameter=name, value=min(ids)
+            )
+        check_vocabulary(name, ids, self.vocab_size)
         return ids
 
     def _special_tokens(self) -> tuple[list[int], list[int]]:
@@ -138,22 +149,3 @@ class PromptBuilder:
         starts = (i for i in range(num_special + 1) if whole[i : i + len(bare)] == bare)
         start = next(starts, num_special)
         return whole[:start], whole[start + len(bare) :]
-
-
-def check_text(name: str, text: str) -> str:
-    """The text itself.
-
-    Raises:
-        ApiError: it holds a lone surrogate.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ApiError(
-            400, f"{name} holds a lone surrogate, which is not text", param=_field(name), code="invalid_value"
-        ) from None
-    return text
-
-
-def _field(name: str) -> str:
-    return name.partition("[")[0]

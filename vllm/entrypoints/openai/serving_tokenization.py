@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.checks import MAX_LIST_LENGTH, check_token_id, check_vocabulary, wrong_type
+from vllm.checks import MAX_LIST_LENGTH, check_encodable, check_token_id, check_vocabulary, wrong_type
 from vllm.entrypoints.chat import render_conversations
 from vllm.entrypoints.openai.engine_requests import while_connected
 from vllm.entrypoints.openai.errors import ApiError, json_response
@@ -21,7 +21,6 @@ from vllm.entrypoints.openai.protocol_tokenization import (
 )
 from vllm.entrypoints.openai.routes import body_of, takes
 from vllm.entrypoints.openai.schema_extras import check_exactly_one
-from vllm.entrypoints.openai.scoring_prompts import check_text
 from vllm.entrypoints.openai.state import ServerState, server_state
 from vllm.exceptions import VLLMValidationError, shown
 
@@ -43,7 +42,7 @@ async def tokenize(request: Request) -> Response:
         return await while_connected(request, asyncio.to_thread(_tokenize_messages, state, body))
     text = body.prompt or ""
     _check_length("prompt", len(text))
-    check_text("prompt", text)
+    check_encodable("prompt", text)
     if len(text) > _LARGE:
         return await while_connected(request, asyncio.to_thread(_tokenize_text, state, body, text))
     return _tokenize_text(state, body, text)
