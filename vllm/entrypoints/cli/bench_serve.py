@@ -116,6 +116,8 @@ async def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], list[Outco
         "model": model["id"],
         **{name: getattr(args, name) for name in names},
     }
+    if args.endpoint == "score":
+        about["output_len"] = None
     return about, outcomes
 
 

@@ -178,9 +178,15 @@ class ServerScorer:
 
     def _item(self, answer: dict[str, Any], num_labels: int) -> dict[str, Any]:
         """The only item of an answer."""
-        item: dict[str, Any] = next(iter(answer.get("data") or ()), {})
-        if len(item.get("labels") or ()) != num_labels:
-            raise CliError(f"{_PATH}: the answer does not have the labels' scores; is this a vllm server of ours?")
+        try:
+            item: dict[str, Any] = answer["data"][0]
+            is_whole = len(item["labels"]) == num_labels
+        except (TypeError, LookupError):
+            is_whole = False
+        if not is_whole:
+            raise CliError(
+                f"{_PATH}: the answer does not have the labels' scores; --url must be a server of this package"
+            )
         return item
 
 

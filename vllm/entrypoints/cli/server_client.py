@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -297,8 +298,9 @@ async def with_retries(call: Callable[[], Awaitable[Result]]) -> Result:
 def _no_answer(where: str, error: Exception) -> ServerError:
     if isinstance(error, TimeoutError):
         return ServerError(where, "no answer in time (--timeout)")
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return ServerError(where, f"no answer: {reason}")
+    if isinstance(error, ConnectionError) and error.errno is not None:
+        return ServerError(where, f"no answer: {os.strerror(error.errno)}")
+    return ServerError(where, f"no answer: {error or type(error).__name__}")
 
 
 def _refusal(where: str, status: int, data: bytes, retry_after: str | None) -> ServerError:
