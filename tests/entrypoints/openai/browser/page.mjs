@@ -1,4 +1,4 @@
-// Uses the page as people do, and prints what it saw as JSON: {scenario: {...}} with {failed: stack} for one that broke.
+// Uses the page as people do, and prints what it saw as JSON: {scenario: {...}}, {failed: stack} for one that broke.
 // Environment: PAGE_URL, PAGE_KEY (the server's API key), PAGE_CHROMIUM, PAGE_MODULES (a folder with node_modules).
 
 import { createRequire } from "node:module";
@@ -32,7 +32,11 @@ const facts = (page) =>
     ...Object.fromEntries([...tip.querySelectorAll("dd")].map((fact) => [fact.dataset.fact, fact.textContent])),
   }));
 
-const frame = (page) => page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+/** Until what was asked to be drawn is drawn. */
+const frame = (page) =>
+  page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+
+const focused = (page) => page.evaluate(() => document.activeElement.id);
 
 const status = (page, pattern) =>
   page.waitForFunction((source) => new RegExp(source).test(document.getElementById("status").textContent), pattern);
@@ -43,9 +47,7 @@ async function typeRequest(page, { prompt, labels, maxTokens }) {
   await page.keyboard.press("Control+A");
   await page.keyboard.insertText(prompt);
   await page.keyboard.press("Tab");
-  while ((await page.locator("#label-list li").count()) && !(await page.evaluate(() => document.activeElement.id === "label-input"))) {
-    await page.keyboard.press("Tab"); // over the chips' own buttons
-  }
+  while ((await focused(page)) !== "label-input") await page.keyboard.press("Tab"); // over the chips' own buttons
   while (await page.locator("#label-list li").count()) await page.keyboard.press("Backspace");
   for (const label of labels) {
     await page.keyboard.type(label);
@@ -68,7 +70,7 @@ const scenarios = {
   async key(page) {
     await page.waitForSelector("#key-panel[open]");
     const refused = await page.textContent("#server-state");
-    const focused = await page.evaluate(() => document.activeElement.id);
+    const asked = await focused(page);
     await page.keyboard.type("wrong");
     await page.keyboard.press("Enter");
     await page.waitForTimeout(300);
@@ -78,7 +80,7 @@ const scenarios = {
     await page.waitForSelector("#key-panel:not([open])");
     await page.waitForFunction(() => document.querySelectorAll(".chip-id")[1].textContent !== "");
     const kept = await page.evaluate(() => [Object.values(sessionStorage), localStorage.length, document.cookie]);
-    return { refused, focused, stillOpen, kept, accepted: await page.textContent("#server-state") };
+    return { refused, focused: asked, stillOpen, kept, accepted: await page.textContent("#server-state") };
   },
 
   async completion(page) {
@@ -161,7 +163,9 @@ const scenarios = {
     await page.focus("#ids-text");
     await page.keyboard.insertText(text);
     await page.waitForSelector("#ids li");
-    const items = await page.$$eval("#ids li", (all) => all.map((item) => [...item.children].map((part) => part.textContent)));
+    const items = await page.$$eval("#ids li", (all) =>
+      all.map((item) => [...item.children].map((part) => part.textContent)),
+    );
     const count = await page.textContent("#ids-count");
     await page.click("#copy-ids");
     const copied = await page.evaluate(() => navigator.clipboard.readText());
@@ -187,13 +191,24 @@ const scenarios = {
     return page.evaluate(async () => {
       const { requestOf, curlOf, pythonOf } = await import("./static/request.js");
       const texts = [
-        "plain", "it's \"quoted\" `too`", "a\nb\r\n\tc\n", "\n\n", "$HOME $(id) !! \\ \\n \\u0041 %s {x}", "\u{1f600} \u4f60\u597d \u00e9",
-        "'''\"\"\"", "\u0000\u0001\u001b[31m\u007f\u0085", "\u202eright to left\u200b\u2028\ufeff", "\ud800 alone \udc00", "#{1} -- ; & | > <", "trailing \\", "",
+        "plain",
+        "it's \"quoted\" `too`",
+        "a\nb\r\n\tc\n",
+        "\n\n",
+        "$HOME $(id) !! \\ \\n \\u0041 %s {x}",
+        "\u{1f600} \u4f60\u597d \u00e9",
+        "'''\"\"\"",
+        "\u0000\u0001\u001b[31m\u007f\u0085",
+        "\u202eright to left\u200b\u2028\ufeff",
+        "\ud800 alone \udc00",
+        "#{1} -- ; & | > <",
+        "trailing \\",
+        "",
       ];
       const cases = texts.flatMap((text) =>
         ["completion", "chat"].map((mode) => {
-          const form = { mode, model: text, system: text, prompt: text, labels: [text, "b"], maxTokens: NaN, temperature: 0.5 };
-          const request = requestOf(form);
+          const texts = { model: text, system: text, prompt: text, labels: [text, "b"] };
+          const request = requestOf({ mode, ...texts, maxTokens: NaN, temperature: 0.5 });
           const options = { stream: false, needsKey: false };
           const base = "http://127.0.0.1:1/";
           return { request, curl: curlOf(request, base, options), python: pythonOf(request, base, options) };
@@ -206,7 +221,9 @@ const scenarios = {
   async events(page) {
     return page.evaluate(async () => {
       const { events } = await import("./static/sse.js");
-      const text = ": note\r\ndata: {\"a\":\"\u{1f600}\"}\r\n\r\ndata:two\ndata: lines\n\nevent: x\rdata: \u4f60\r\rdata: [DONE]\n\ndata: cut";
+      const text =
+        ': note\r\ndata: {"a":"\u{1f600}"}\r\n\r\ndata:two\ndata: lines\n\n' +
+        "event: x\rdata: \u4f60\r\rdata: [DONE]\n\ndata: cut";
       const bytes = new TextEncoder().encode(text);
       const read = async (...parts) => {
         const found = [];
@@ -232,7 +249,7 @@ const scenarios = {
       await status(page, "^Failed$");
       return {
         text: control ? await page.textContent(`#${control}-error`) : await page.textContent("#alert"),
-        focused: await page.evaluate(() => document.activeElement.id),
+        focused: await focused(page),
         invalid: control ? await page.getAttribute(`#${control}`, "aria-invalid") : null,
       };
     };
@@ -241,11 +258,16 @@ const scenarios = {
     await typeRequest(page, { ...REQUEST, labels: ["A"], maxTokens: -3 });
     seen.maxTokens = await failure("max-tokens");
     await page.fill("#max-tokens", "4");
-    const answer = (body) =>
-      page.route("**/v1/completions", (route) => route.fulfill({ contentType: "text/event-stream", body }), { times: 1 });
-    const token = { text_offset: [0], tokens: ["<b>x"], token_logprobs: [-1], top_logprobs: [{ "<b>x": -1 }], token_ids: [5], ranks: [7] };
-    const chunk = `data: ${JSON.stringify({ choices: [{ index: 0, text: "<b>x", logprobs: token }] })}\n\n`;
-    await answer(`${chunk}data: {"error": {"message": "the model <i>failed</i>", "type": "internal_error", "param": null}}\n\ndata: [DONE]\n\n`);
+    const answer = (body) => {
+      const give = (route) => route.fulfill({ contentType: "text/event-stream", body });
+      return page.route("**/v1/completions", give, { times: 1 });
+    };
+    const event = (data) => `data: ${JSON.stringify(data)}\n\n`;
+    const token = { text_offset: [0], tokens: ["<b>x"], token_ids: [5], ranks: [7] };
+    const logprobs = { ...token, token_logprobs: [-1], top_logprobs: [{ "<b>x": -1 }] };
+    const chunk = event({ choices: [{ index: 0, text: "<b>x", logprobs }] });
+    const error = { message: "the model <i>failed</i>", type: "internal_error", param: null, code: null };
+    await answer(`${chunk}${event({ error })}data: [DONE]\n\n`);
     seen.inside = await failure();
     await frame(page);
     seen.kept = await page.$$eval("#tokens .token", (nodes) =>
@@ -270,8 +292,7 @@ const scenarios = {
     const shown = await page.locator("#tokens .token").count();
     const isIdle = async () => (await (await fetch(`${PAGE_URL}/load`)).json()).server_load === 0;
     while (!(await isIdle())) await page.waitForTimeout(20);
-    const focused = await page.evaluate(() => document.activeElement.id);
-    return { during, shown, status: await page.textContent("#status"), focused };
+    return { during, shown, status: await page.textContent("#status"), focused: await focused(page) };
   },
 
   async schemes(page) {
@@ -291,7 +312,9 @@ const scenarios = {
   },
 
   async prefix(page) {
-    await page.route("**/some/where/**", (route) => route.continue({ url: route.request().url().replace("/some/where", "") }));
+    await page.route("**/some/where/**", (route) => {
+      route.continue({ url: route.request().url().replace("/some/where", "") });
+    });
     const paths = [];
     page.on("request", (request) => paths.push(new URL(request.url()).pathname));
     await page.goto(`${PAGE_URL}/some/where/`);

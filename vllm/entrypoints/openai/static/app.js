@@ -5,11 +5,12 @@ import { apiKey, BASE, getJson, postStream } from "./api.js";
 import { Bars } from "./bars.js";
 import { askForKey, clearComplaints, complain } from "./complaints.js";
 import { byId, copyText, el, perFrame } from "./dom.js";
-import { count, plural, seconds } from "./format.js";
+import { count, plural, seconds, visible } from "./format.js";
 import { IdsPanel } from "./ids.js";
 import { LabelEditor } from "./labels.js";
+import { Numbers } from "./numbers.js";
 import { curlOf, pythonOf, requestOf, streamed } from "./request.js";
-import { drawNumbers, Timeline } from "./timeline.js";
+import { Timeline } from "./timeline.js";
 import { TokenList } from "./tokens.js";
 
 let answer = new Answer();
@@ -19,6 +20,7 @@ let usage = ""; // the last run's counts and times, as a text
 
 const labels = new LabelEditor([" positive", " negative"], () => drawCode());
 const bars = new Bars();
+const numbers = new Numbers();
 const timeline = new Timeline(select);
 const tokens = new TokenList(select);
 const ids = new IdsPanel();
@@ -124,10 +126,16 @@ function drawReadings() {
   const position = byId("position");
   position.max = answer.readings.length;
   position.value = selected + 1;
-  byId("position-value").textContent = `${count(selected + 1)} of ${count(answer.readings.length)}`;
+  byId("position-value").textContent = positionText();
   bars.draw(answer, selected, ofAll);
   timeline.draw(answer, selected, ofAll);
-  if (byId("numbers").open) drawNumbers(answer, ofAll);
+  if (byId("numbers").open) numbers.draw(answer, ofAll);
+}
+
+function positionText() {
+  const token = answer.tokens[selected];
+  const place = `${count(selected + 1)} of ${count(answer.readings.length)}`;
+  return token ? `${place}: ${visible(token.name)}` : place;
 }
 
 function drawCode() {

@@ -43,11 +43,9 @@ export class Bars {
 
 function makeRow(label, id, index) {
   const cell = (kind) => el("td", { class: kind });
-  const track = el(
-    "span",
-    { class: "track", role: "meter", "aria-valuemin": 0, "aria-valuemax": 1, "aria-label": `Probability of ${visible(label)}` },
-    el("span", { class: "fill" }),
-  );
+  const name = visible(label);
+  const meter = { role: "meter", "aria-valuemin": 0, "aria-valuemax": 1, "aria-label": `Probability of ${name}` };
+  const track = el("span", { class: "track", ...meter }, el("span", { class: "fill" }));
   const row = {
     track,
     probability: cell("num strong"),
@@ -55,11 +53,10 @@ function makeRow(label, id, index) {
     logit: cell("num wide"),
     rank: cell("num"),
   };
-  const name = el("th", { scope: "row", title: `token ${id}` }, el("i", { class: "swatch" }), el("span", {}, visible(label)));
   row.node = el(
     "tr",
     { class: colour(index), "data-token-id": id },
-    name,
+    el("th", { scope: "row", title: `token ${id}` }, el("i", { class: "swatch" }), name),
     el("td", { class: "bar" }, track),
     row.probability,
     row.logprob,

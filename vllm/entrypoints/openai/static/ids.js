@@ -53,9 +53,10 @@ export class IdsPanel {
     this.#tokens = tokens;
     const shown = tokens.slice(0, MOST_SHOWN);
     this.#list.replaceChildren(
-      ...shown.map((id, i) =>
-        el("li", { title: names[i] }, el("span", { class: "id-text" }, visible(texts[i])), el("span", { class: "id" }, String(id))),
-      ),
+      ...shown.map((id, i) => {
+        const text = el("span", { class: "id-text" }, visible(texts[i]));
+        return el("li", { title: names[i] }, text, el("span", { class: "id" }, String(id)));
+      }),
     );
     const more = tokens.length > MOST_SHOWN ? `, the first ${count(MOST_SHOWN)} of them shown` : "";
     this.#count.textContent = tokens.length ? plural(tokens.length, "token") + more : "";

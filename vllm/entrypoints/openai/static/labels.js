@@ -4,7 +4,7 @@ import { postJson } from "./api.js";
 import { byId, debounce, el } from "./dom.js";
 import { plural, visible } from "./format.js";
 
-const HINT = "Enter adds one. A leading space counts: ·yes is not yes";
+const HINT = "Enter adds one. Leading spaces count: ·a is not a";
 
 export class LabelEditor {
   #labels = [];

@@ -42,11 +42,12 @@ export function pythonOf({ path, body }, base, { stream, needsKey }) {
   const fields = Object.entries(own).map(([name, value]) => `    ${name}=${python(value, 1)},`);
   if (labels) fields.push(`    extra_body={"labels": ${python(labels, 1)}},`);
   const chat = "messages" in body;
+  const key = needsKey ? 'os.environ["OPENAI_API_KEY"]' : '"none"';
   return [
     ...(needsKey ? ["import os", ""] : []),
     "from openai import OpenAI",
     "",
-    `client = OpenAI(base_url=${pythonString(base + "v1")}, api_key=${needsKey ? 'os.environ["OPENAI_API_KEY"]' : '"none"'})`,
+    `client = OpenAI(base_url=${pythonString(base + "v1")}, api_key=${key})`,
     `${stream ? "stream" : "answer"} = client.${call}.create(`,
     ...fields,
     ")",
@@ -103,7 +104,8 @@ function python(value, depth) {
   if (Array.isArray(value)) {
     const items = value.map((item) => python(item, depth + 1));
     const line = `[${items.join(", ")}]`;
-    return line.length < 80 && !line.includes("\n") ? line : `[\n${items.map((item) => `${indent}${item},\n`).join("")}${end}]`;
+    if (line.length < 80 && !line.includes("\n")) return line;
+    return `[\n${items.map((item) => `${indent}${item},\n`).join("")}${end}]`;
   }
   if (typeof value === "object") {
     const items = Object.entries(value).map(([key, item]) => `${pythonString(key)}: ${python(item, depth)}`);

@@ -1,7 +1,7 @@
-// The labels' probabilities over all positions: lines, and the same as a table of numbers.
+// The labels' probabilities over all positions, as lines.
 
 import { colour } from "./bars.js";
-import { byId, el, svg } from "./dom.js";
+import { byId, svg } from "./dom.js";
 import { percent, visible } from "./format.js";
 
 const HEIGHT = 168;
@@ -41,8 +41,8 @@ export class Timeline {
     if (!width) return;
     const positions = answer.readings.map((_, i) => answer.shares(i, ofAll));
     this.#numPositions = positions.length;
-    const highest = ofAll ? Math.max(...positions.flat()) : 1;
-    const ceiling = CEILINGS.find((value) => value >= highest) ?? 1;
+    const highest = positions.reduce((most, shares) => Math.max(most, ...shares), 0);
+    const ceiling = ofAll ? (CEILINGS.find((value) => value >= highest) ?? 1) : 1;
     const last = Math.max(1, positions.length - 1);
     const x = (i) => MARGIN.left + (i / last) * (width - MARGIN.left - MARGIN.right);
     const y = (share) => HEIGHT - MARGIN.bottom - (share / ceiling) * (HEIGHT - MARGIN.top - MARGIN.bottom);
@@ -59,10 +59,14 @@ export class Timeline {
 }
 
 function grid(ceiling, y, width) {
-  return [0, 0.5, 1].flatMap((part) => [
-    svg("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(part * ceiling), y2: y(part * ceiling) }),
-    svg("text", { class: "tick", x: MARGIN.left - 8, y: y(part * ceiling) + 4, "text-anchor": "end" }, `${+(100 * part * ceiling).toPrecision(2)} %`),
-  ]);
+  return [0, 0.5, 1].flatMap((part) => {
+    const height = y(part * ceiling);
+    const name = `${+(100 * part * ceiling).toPrecision(2)} %`;
+    return [
+      svg("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: height, y2: height }),
+      svg("text", { class: "tick", x: MARGIN.left - 8, y: height + 4, "text-anchor": "end" }, name),
+    ];
+  });
 }
 
 /** Tokens below the axis where there is room for them; numbers otherwise. */
@@ -74,9 +78,10 @@ function ticks(answer, selected, x, width) {
   return shown
     .filter((i) => i === selected || Math.abs(i - selected) >= step / 2)
     .map((i) => {
-      const text = (step === 1 || i === selected) && answer.tokens[i] ? shorten(visible(answer.tokens[i].name)) : String(i + 1);
+      const text = step === 1 && answer.tokens[i] ? shorten(visible(answer.tokens[i].name)) : String(i + 1);
       const anchor = count > 1 && i === count - 1 ? "end" : "middle";
-      return svg("text", { class: i === selected ? "tick now" : "tick", x: x(i), y: HEIGHT - 8, "text-anchor": anchor }, text);
+      const kind = i === selected ? "tick now" : "tick";
+      return svg("text", { class: kind, x: x(i), y: HEIGHT - 8, "text-anchor": anchor }, text);
     });
 }
 
@@ -101,22 +106,4 @@ function summary(answer, positions) {
   if (!positions.length) return "No position yet";
   const first = `Line chart of ${positions.length} positions. First: ${at(0)}.`;
   return positions.length === 1 ? first : `${first} Last: ${at(positions.length - 1)}.`;
-}
-
-export function drawNumbers(answer, ofAll) {
-  const labels = answer.labels.map(({ label }) => el("th", { scope: "col", class: "num" }, visible(label)));
-  byId("numbers-head").replaceChildren(
-    el("tr", {}, el("th", { scope: "col", class: "num" }, "#"), el("th", { scope: "col" }, "Token"), ...labels, el("th", { scope: "col", class: "num" }, "mass")),
-  );
-  const rows = answer.readings.map((reading, i) =>
-    el(
-      "tr",
-      {},
-      el("th", { scope: "row", class: "num" }, String(i + 1)),
-      el("td", { class: "mono" }, visible(answer.tokens[i]?.name ?? "–")),
-      ...answer.shares(i, ofAll).map((share) => el("td", { class: "num" }, percent(share))),
-      el("td", { class: "num" }, percent(reading.mass)),
-    ),
-  );
-  byId("numbers-body").replaceChildren(...rows);
 }

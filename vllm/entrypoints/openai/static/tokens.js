@@ -104,7 +104,8 @@ export class TokenList {
 
 function option(token) {
   const about = `${visible(token.name)}, id ${token.id}, logprob ${log(token.logprob)}, rank ${rankOf(token)}`;
-  const node = el("span", { role: "option", tabindex: -1, "aria-selected": "false", "aria-label": about, class: "token" });
+  const state = { role: "option", tabindex: -1, "aria-selected": "false", "aria-label": about };
+  const node = el("span", { class: "token", ...state });
   const surprise = Math.min(1, -token.logprob / MOST_SURPRISING);
   node.style.setProperty("--surprise", `${Math.round(100 * surprise)}%`);
   if (token.text === "") {
