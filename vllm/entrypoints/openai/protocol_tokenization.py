@@ -7,14 +7,14 @@ from typing import Annotated, Any, ClassVar
 from pydantic import ConfigDict, Field, WithJsonSchema
 
 from vllm.checks import MAX_LIST_LENGTH
-from vllm.entrypoints.openai.protocol_base import ACCEPTED_FIELDS, REFUSED_FIELDS, RequestModel, ResponseModel
+from vllm.entrypoints.openai.protocol import MESSAGES_SCHEMA, Messages
+from vllm.entrypoints.openai.protocol_base import ACCEPTED_FIELDS, REFUSED_FIELDS, Object, RequestModel, ResponseModel
 from vllm.entrypoints.openai.schema_extras import exactly_one
 
 MAX_TEXT_LENGTH = 2**20
 """Longest text that is tokenised, in characters."""
 
 _TEXT: dict[str, Any] = {"type": "string", "maxLength": MAX_TEXT_LENGTH}
-_MESSAGES: dict[str, Any] = {"type": "array", "items": {"type": "object"}, "minItems": 1}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_LIST_LENGTH}
 
 
@@ -26,17 +26,17 @@ class TokenizeRequest(RequestModel):
         name: REFUSED_FIELDS[name] for name in ("tools", "documents", "mm_processor_kwargs")
     }
 
-    model_config = ConfigDict(json_schema_extra=exactly_one(prompt=_TEXT, messages=_MESSAGES))
+    model_config = ConfigDict(json_schema_extra=exactly_one(prompt=_TEXT, messages=MESSAGES_SCHEMA))
 
     model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
     prompt: str | None = Field(None, description="A text.")
-    messages: list[dict[str, Any]] | None = Field(None, description="A conversation, as in /v1/chat/completions.")
+    messages: Messages | None = Field(None, description="A conversation, as in /v1/chat/completions.")
     add_special_tokens: bool | None = Field(
         None, description="Add what the tokenizer puts around a text. Left out: true with prompt, false with messages."
     )
     return_token_strs: bool | None = Field(None, description="Add the tokens' texts.")
     chat_template: str | None = Field(None, description="A Jinja template in place of the model's own.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
+    chat_template_kwargs: Object | None = Field(None, description="Further variables of the template.")
     add_generation_prompt: bool | None = Field(None, description="End with the beginning of an answer; on if left out.")
     continue_final_message: bool | None = Field(None, description="Leave the last message open.")
 
