@@ -13,7 +13,7 @@ from models_util import make_random_model
 from tokenizers.processors import TemplateProcessing
 
 from vllm.checks import MAX_LIST_LENGTH
-from vllm.entrypoints.openai.protocol_tokenization import MAX_TEXT_LENGTH
+from vllm.entrypoints.openai.protocol_tokenization import MAX_TEXT_BYTES
 
 TEXT = "the stop \N{GRINNING FACE} </s>\n caf\xe9"
 MESSAGES = [{"role": "system", "content": "the"}, {"role": "user", "content": "stop"}]
@@ -112,7 +112,8 @@ BAD = [
     ("/tokenize", {"prompt": 5}, "prompt", "string"),
     ("/tokenize", {"prompt": ["a"]}, "prompt", "string"),
     ("/tokenize", {"prompt": "\ud800"}, "prompt", "prompt"),
-    ("/tokenize", {"prompt": "a" * (MAX_TEXT_LENGTH + 1)}, "prompt", f"more than the limit of {MAX_TEXT_LENGTH}"),
+    ("/tokenize", {"prompt": "a" * (MAX_TEXT_BYTES + 1)}, "prompt", f"more than the limit of {MAX_TEXT_BYTES}"),
+    ("/tokenize", {"prompt": "\xe9" * (MAX_TEXT_BYTES // 2 + 1)}, "prompt", f"has {MAX_TEXT_BYTES + 2} bytes"),
     ("/tokenize", {"prompt": "a", "add_special_tokens": "no"}, "add_special_tokens", "boolean"),
     ("/tokenize", {"prompt": "a", "return_token_strs": 1}, "return_token_strs", "boolean"),
     ("/tokenize", {"prompt": "a", "return_tokens": True}, "return_tokens", "did you mean 'return_token_strs'"),

@@ -11,10 +11,10 @@ from vllm.entrypoints.openai.protocol import MESSAGES_SCHEMA, Messages
 from vllm.entrypoints.openai.protocol_base import ACCEPTED_FIELDS, REFUSED_FIELDS, Object, RequestModel, ResponseModel
 from vllm.entrypoints.openai.schema_extras import exactly_one
 
-MAX_TEXT_LENGTH = 2**20
-"""Longest text that is tokenised, in characters."""
+MAX_TEXT_BYTES = 2**20
+"""Longest text that is tokenised, in bytes of UTF-8: of characters, some take four times as many tokens."""
 
-_TEXT: dict[str, Any] = {"type": "string", "maxLength": MAX_TEXT_LENGTH}
+_TEXT: dict[str, Any] = {"type": "string", "maxLength": MAX_TEXT_BYTES}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_LIST_LENGTH}
 
 

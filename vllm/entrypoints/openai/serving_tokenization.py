@@ -13,7 +13,7 @@ from vllm.entrypoints.chat import render_conversations
 from vllm.entrypoints.openai.engine_requests import while_connected
 from vllm.entrypoints.openai.errors import ApiError, json_response
 from vllm.entrypoints.openai.protocol_tokenization import (
-    MAX_TEXT_LENGTH,
+    MAX_TEXT_BYTES,
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
@@ -37,12 +37,12 @@ async def tokenize(request: Request) -> Response:
     body = await body_of(request, TokenizeRequest)
     state.check_model(body.model)
     if check_exactly_one(body, "prompt", "messages") == "messages":
-        _check_length("messages", _num_characters(body.messages))
+        _check_length("messages", body.messages)
         # Templates and their library may take their time.
         return await while_connected(request, asyncio.to_thread(_tokenize_messages, state, body))
     text = body.prompt or ""
-    _check_length("prompt", len(text))
     check_encodable("prompt", text)
+    _check_length("prompt", text)
     if len(text) > _LARGE:
         return await while_connected(request, asyncio.to_thread(_tokenize_text, state, body, text))
     return _tokenize_text(state, body, text)
@@ -112,19 +112,20 @@ def _detokenize(state: ServerState, ids: list[Any]) -> Response:
     return json_response({"prompt": state.tokenizer.decode(tokens, skip_special_tokens=False)})
 
 
-def _check_length(field: str, num_characters: int) -> None:
-    if num_characters > MAX_TEXT_LENGTH:
+def _check_length(field: str, value: Any) -> None:
+    num_bytes = _num_bytes(value)
+    if num_bytes > MAX_TEXT_BYTES:
         raise ApiError(
             400,
-            f"{field} has {num_characters} characters, more than the limit of {MAX_TEXT_LENGTH}",
+            f"{field} has {num_bytes} bytes of text, more than the limit of {MAX_TEXT_BYTES}",
             param=field,
             code="text_too_long",
         )
 
 
-def _num_characters(value: Any) -> int:
-    """Of all texts in a JSON value."""
+def _num_bytes(value: Any) -> int:
+    """Of all texts in a JSON value, in UTF-8."""
     if isinstance(value, str):
-        return len(value)
+        return len(value.encode(errors="surrogatepass"))
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return sum(map(_num_characters, parts))
+    return sum(map(_num_bytes, parts))
