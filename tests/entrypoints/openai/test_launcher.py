@@ -139,20 +139,32 @@ def assert_drains(server: LiveServer) -> None:
 
 
 def test_sigint_or_a_second_signal_stops_at_once(folder):
-    with servers(folder, [], []) as both:
-        for server, signals in zip(both, [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]], strict=True):
+    with servers(folder, [], [], []) as (interrupted, hurried, hung):
+        for server, signals in (interrupted, [signal.SIGINT]), (hurried, [signal.SIGTERM, signal.SIGTERM]):
             cores = server.core_pids
             in_flight = InFlight(server)
             began = time.monotonic()
-            for each in signals:
+            server.process.send_signal(signals[0])
+            for each in signals[1:]:
+                wait_for(lambda server=server: "no new requests" in server.log())
                 server.process.send_signal(each)
-                if len(signals) > 1:
-                    wait_for(lambda server=server: "no new requests" in server.log())
             assert server.process.wait(20) == 128 + signals[-1]
             assert time.monotonic() - began < NUM_TOKENS * STEP_SECONDS
             assert_cut_short(in_flight, "shutting_down")
             assert_gone(server, cores)
             assert "Traceback" not in server.log()
+        assert_does_not_wait_for_its_engine(hung)
+
+
+def assert_does_not_wait_for_its_engine(server: LiveServer) -> None:
+    (core,) = server.core_pids
+    in_flight = InFlight(server)
+    os.kill(core, signal.SIGSTOP)
+    server.process.send_signal(signal.SIGINT)
+    assert_cut_short(in_flight, "shutting_down")
+    assert_gone(server, [])
+    assert server.stop(signal.SIGINT, timeout=3) == 130
+    wait_for(lambda: not is_running(core))
 
 
 def test_when_the_engine_dies_so_does_the_server(folder):

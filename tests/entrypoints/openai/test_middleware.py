@@ -367,6 +367,7 @@ def test_work_is_counted_and_refused_when_the_server_stops(lines):
     answer = call(app, "POST", "/v1/use")
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0
+    assert answer.headers["connection"] == "close"
     assert answer.json()["error"]["code"] == "shutting_down"
     assert call(app, "POST", "/ping").status_code == 200
     assert call(app, "GET", "/v1/models").status_code == 200

@@ -201,6 +201,20 @@ def test_and_so_does_curl(server, tls, tmp_path, expect, connection):
     assert json.loads(second)["error"]["code"] == "not_found"
 
 
+def test_what_is_not_http_is_an_error_of_the_same_shape(server, tls):
+    context = ssl.create_default_context(cafile=str(tls / "cert.pem"))
+    port = int(server.url.rpartition(":")[2])
+    with (
+        socket.create_connection(("127.0.0.1", port)) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        connection.makefile("rb") as answer,
+    ):
+        connection.sendall(b"nonsense\r\n\r\n")
+        head, _, body = answer.read().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and b"\r\nconnection: close" in head
+    assert json.loads(body)["error"]["code"] == "invalid_http"
+
+
 def test_what_the_log_has_of_all_this(server, client):
     assert client.get("/v1/models", headers={"X-Request-Id": "the-last"}).headers["x-request-id"] == "the-last"
     lines = [json.loads(line) for line in server.access_log().splitlines()]

@@ -13,15 +13,20 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vllm.config import VllmConfig
 from vllm.entrypoints.openai.server_args import ServerArgs
-from vllm.entrypoints.openai.state import ServerState
 from vllm.logger import init_logger
 from vllm.v1.engine.async_llm import AsyncLLM
+
+if TYPE_CHECKING:
+    # With what they bring along, imported while the engine's core starts.
+    from vllm.entrypoints.openai.state import ServerState
 
 logger = init_logger(__name__)
 
@@ -31,6 +36,9 @@ EXIT_SIGNAL = 128
 
 _KEEP_ALIVE_SECONDS = 75
 """More than what proxies and clients keep their idle connections for, so that none is closed under a request."""
+
+_END_SECONDS = 6.0
+"""From the end of all requests to that of the process, at most."""
 
 _ANSWER_SECONDS = 2.0
 """For requests that end early to be answered; what is left then has a client that does not read."""
@@ -78,12 +86,13 @@ def serve(config: VllmConfig, args: ServerArgs, chat_template: str | None, liste
         KeyboardInterrupt, SystemExit: a signal before the server was ready.
     """
     signal.signal(signal.SIGTERM, _end_before_ready)
-    # While the core loads the model, this process has nothing else to do.
     imports = threading.Thread(target=_import_libraries, daemon=True)
     imports.start()
     engine = AsyncLLM(config)
     try:
         imports.join()
+        from vllm.entrypoints.openai.state import ServerState
+
         return uvloop.run(_run(ServerState(engine, args, chat_template), listener))
     finally:
         engine.shutdown()
@@ -91,7 +100,7 @@ def serve(config: VllmConfig, args: ServerArgs, chat_template: str | None, liste
 
 def _import_libraries() -> None:
     # None of our own: two threads in one circle of imports see half-made modules.
-    for name in ("fastapi", "httptools", "prometheus_client", "uvicorn.protocols.http.httptools_impl"):
+    for name in ("fastapi", "prometheus_client"):
         importlib.import_module(name)
 
 
@@ -129,6 +138,7 @@ async def _end_requests(
             await asyncio.sleep(0.02)
         # Answers may still be on their way to slow readers.
         server.config.timeout_graceful_shutdown = max(1, round(deadline - loop.time()))
+    signals.hurries = True
     if dead.done():
         logger.error("the engine died, and the server with it: %s", dead.result())
         await _answered(state)
@@ -138,8 +148,15 @@ async def _end_requests(
             task.cancel()
         await _answered(state)
     if dead.done():
-        return EXIT_DEAD
-    return 0 if signals.received == [signal.SIGTERM] else EXIT_SIGNAL + signals.received[-1]
+        code = EXIT_DEAD
+    else:
+        code = 0 if signals.received == [signal.SIGTERM] else EXIT_SIGNAL + signals.received[-1]
+    # Whatever may hang, a tokenizer in its thread for one.
+    limit = _END_SECONDS + (server.config.timeout_graceful_shutdown or 0)
+    watchdog = threading.Timer(limit, _end_now, (code, state.engine.core_pid))
+    watchdog.daemon = True
+    watchdog.start()
+    return code
 
 
 async def _answered(state: ServerState) -> None:
@@ -149,19 +166,19 @@ async def _answered(state: ServerState) -> None:
 
 
 class _Signals:
-    """SIGINT and SIGTERM from now on.
-
-    One of them asks; a further one hurries: the second SIGTERM cuts requests short, as the first SIGINT does, and the
-    one after that ends the process as it is.
+    """SIGINT and SIGTERM from now on. The first one asks, a further one hurries: what runs is cut short, and once it
+    is, the process ends as it is.
 
     Attributes:
         received: in their order.
         came: set with the first one; of the running loop.
+        hurries: the next one ends the process.
     """
 
     def __init__(self, core_pid: int) -> None:
         self.received: list[int] = []
         self.came = asyncio.Event()
+        self.hurries = False
         self._loop = asyncio.get_running_loop()
         self._core_pid = core_pid
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -169,12 +186,30 @@ class _Signals:
             signal.signal(each, self._take)
 
     def _take(self, signum: int, frame: FrameType | None) -> None:
-        if len(self.received) > 1 or signal.SIGINT in self.received:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._core_pid, signal.SIGKILL)
-            os._exit(EXIT_SIGNAL + signum)
+        if self.hurries or len(self.received) > 1:
+            _end_now(EXIT_SIGNAL + signum, self._core_pid)
         self.received.append(signum)
         self._loop.call_soon_threadsafe(self.came.set)
+
+
+def _end_now(code: int, core_pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(core_pid, signal.SIGKILL)
+    os._exit(code)
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's protocol, whose own error has the shape of all others."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP, and close the connection."""
+        from vllm.entrypoints.openai.errors import ApiError
+
+        answer = ApiError(400, "the request is not valid HTTP", code="invalid_http").response()
+        headers = [*answer.raw_headers, (b"connection", b"close")]
+        head = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head + b"\r\n" + bytes(answer.body))
+        self.transport.close()
 
 
 class _Server(uvicorn.Server):
@@ -196,17 +231,16 @@ class _Server(uvicorn.Server):
 
 
 def _config(state: ServerState) -> uvicorn.Config:
-    # Imported when the libraries are, which happens elsewhere meanwhile.
     from vllm.entrypoints.openai.api_server import build_app
 
-    # Its warnings go where ours go; the access log is the application's.
+    # Its errors go where ours go. Its warnings are about clients, its access log is the application's.
     theirs = logging.getLogger("uvicorn")
     theirs.handlers, theirs.propagate = logging.getLogger("vllm").handlers, False
-    theirs.setLevel(logging.WARNING)
+    theirs.setLevel(logging.ERROR)
     args = state.args
     return uvicorn.Config(
         build_app(state),
-        http="httptools",
+        http=_Protocol,
         ws="none",
         lifespan="off",
         log_config=None,

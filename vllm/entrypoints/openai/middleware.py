@@ -54,24 +54,23 @@ def install(app: FastAPI, state: ServerState) -> None:
         expose_headers=["X-Request-Id", "Retry-After"],
     )
     log = access_logger(args.access_log_format) if args.access_log else None
-    app.add_middleware(RequestTracker, log=log, log_format=args.access_log_format, root_path=args.root_path)
+    app.add_middleware(RequestTracker, state=state, log=log)
 
 
 class RequestTracker:
     """Gives each request its id, and the log a line about it."""
 
-    def __init__(
-        self, app: ASGIApp, log: logging.Logger | None, log_format: Literal["text", "json"], root_path: str
-    ) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, log: logging.Logger | None) -> None:
         self._app = app
+        self._state = state
         self._log = log
-        self._line = _json_line if log_format == "json" else _text_line
-        self._root_path = root_path
+        self._line = _json_line if state.args.access_log_format == "json" else _text_line
+        self._root_path = state.args.root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, self._state)
         if self._root_path:
             scope["root_path"] = self._root_path
             # Whether the proxy took it away or not: by ASGI's rule the path has it.
@@ -89,8 +88,9 @@ class RequestTracker:
 class Exchange:
     """A request and its answer, as they go by."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, state: ServerState) -> None:
         self._scope, self._receive, self._send = scope, receive, send
+        self._state = state
         self._began = time.monotonic()
         headers = Headers(scope=scope)
         self.request_id = _sane_id(headers.get("x-request-id")) or uuid.uuid4().hex
@@ -114,9 +114,9 @@ class Exchange:
             self._status = message["status"]
             headers = MutableHeaders(scope=message)
             headers["X-Request-Id"] = self.request_id
-            if self._awaits_permission:
-                # The client was not asked for its body and may send it all the same, or not: nobody could tell its
-                # next request from it.
+            # A client that was not asked for its body may send it all the same, or not: nobody could tell its next
+            # request from it. And one whose server is about to stop had better connect elsewhere.
+            if self._awaits_permission or self._state.draining:
                 headers["Connection"] = "close"
         elif not message.get("more_body", False):
             self._complete = True
