@@ -1,4 +1,4 @@
-"""A logits processor that lets a step end only when the test allows it: what an engine does is then known to the step."""
+"""A logits processor that lets a step end only when the test allows it: what an engine does is known to the step."""
 
 from __future__ import annotations
 
