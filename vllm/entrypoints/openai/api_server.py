@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import FastAPI, Request
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import Match
 
-from vllm import __version__
+from vllm import __version__, envs
 from vllm.entrypoints.openai import (
     middleware,
+    openapi,
     page,
     serving_chat,
     serving_completion,
@@ -23,7 +22,6 @@ from vllm.entrypoints.openai import (
 )
 from vllm.entrypoints.openai.engine_requests import ClientDisconnected
 from vllm.entrypoints.openai.errors import ApiError, as_api_error
-from vllm.entrypoints.openai.routes import REQUEST_MODELS, SCHEMA_REF
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import EngineDeadError, VLLMValidationError
 
@@ -35,6 +33,8 @@ _ROUTERS = (
     serving_metrics.router,
     serving_models.router,
 )
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
 def build_app(state: ServerState) -> FastAPI:
@@ -51,7 +51,7 @@ def build_app(state: ServerState) -> FastAPI:
     for gone in (ClientDisconnected, ClientDisconnect):
         app.add_exception_handler(gone, _answer_nobody)
     middleware.install(app, state)
-    _document_bodies(app)
+    openapi.document(app, has_keys=bool(state.args.api_key or envs.api_keys()))
     return app
 
 
@@ -62,15 +62,18 @@ def _answer_error(request: Request, error: Exception) -> Response:
 def _answer_http_exception(request: Request, error: Exception) -> Response:
     """What the framework refuses before any endpoint is asked."""
     assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
     if error.status_code == 404:
         answer = ApiError(404, f"there is no route {request.url.path}", code="not_found")
     elif error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        answer = ApiError(405, f"{request.url.path} takes {allowed}, not {request.method}", code="method_not_allowed")
+        headers["Allow"] = ", ".join(_methods(request))
+        answer = ApiError(
+            405, f"{request.url.path} takes {headers['Allow']}, not {request.method}", code="method_not_allowed"
+        )
     else:
         answer = ApiError(error.status_code, str(error.detail), code="http_error")
     response = answer.response()
-    response.headers.update(error.headers or {})
+    response.headers.update(headers)
     return response
 
 
@@ -78,17 +81,8 @@ def _answer_nobody(request: Request, error: Exception) -> Response:
     return Response(status_code=middleware.CLIENT_CLOSED_REQUEST)
 
 
-def _document_bodies(app: FastAPI) -> None:
-    """Add the request models, which endpoints read themselves, to the schema."""
-    make_schema = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            schema = make_schema()
-            models = [(model, "validation") for model in REQUEST_MODELS]
-            _, definitions = models_json_schema(models, ref_template=SCHEMA_REF + "{model}")  # type: ignore[arg-type]
-            schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions.get("$defs", {}))
-        assert app.openapi_schema is not None
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
+def _methods(request: Request) -> list[str]:
+    """Those that the path takes. Several routes may have one path: the framework names the methods of the first."""
+    scopes = [{**request.scope, "method": method} for method in _METHODS]
+    routes = request.app.routes
+    return [each["method"] for each in scopes if any(route.matches(each)[0] is Match.FULL for route in routes)]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from vllm.entrypoints.openai.protocol_base import ACCEPTED_FIELDS, REFUSED_FIELDS, RequestModel, ResponseModel
+from vllm.entrypoints.openai.protocol_base import ACCEPTED_FIELDS, REFUSED_FIELDS, Object, RequestModel, ResponseModel
 from vllm.entrypoints.openai.protocol_ext import Ids, LabelEntry, PositionReadings, PromptReadingFields, ReadingFields
 from vllm.sampling_params import MAX_STOP_STRINGS, LogprobsMode
 
@@ -34,11 +34,10 @@ Prompt = Annotated[Any, AfterValidator(_check_prompt), WithJsonSchema(PROMPT_SCH
 """A text, texts, a list of token ids, or several; the engine's input processor checks it."""
 
 _TEXT = {"type": "string", "minLength": 1}
-Texts = Annotated[
-    Any,
-    WithJsonSchema(
-        {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": MAX_STOP_STRINGS}, {"type": "null"}]}
-    ),
+_TEXTS = {"type": "array", "items": _TEXT}
+Texts = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, _TEXTS, {"type": "null"}]})]
+StopTexts = Annotated[
+    Any, WithJsonSchema({"anyOf": [_TEXT, {**_TEXTS, "maxItems": MAX_STOP_STRINGS}, {"type": "null"}]})
 ]
 
 # A message's content is a text or text parts; it may be left out beside tool calls.
@@ -58,6 +57,7 @@ _MESSAGE = {
         {"required": ["tool_calls"], "properties": {"tool_calls": _TOOL_CALLS, "content": {"type": "null"}}},
     ],
 }
+MESSAGES_SCHEMA: dict[str, Any] = {"type": "array", "items": _MESSAGE, "minItems": 1}
 
 
 def _check_conversation(messages: list[Any]) -> list[Any]:
@@ -69,7 +69,7 @@ def _check_conversation(messages: list[Any]) -> list[Any]:
 Messages = Annotated[
     list[Any],
     AfterValidator(_check_conversation),
-    WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1}),
+    WithJsonSchema(MESSAGES_SCHEMA),
 ]
 """A conversation; rendering it checks its messages."""
 
@@ -112,7 +112,7 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: Texts = None
+    stop: StopTexts = None
     stop_token_ids: Ids | None = None
     bad_words: Texts = None
     include_stop_str_in_output: bool | None = None
@@ -123,7 +123,7 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
     logit_bias: LogitBias | None = None
     allowed_token_ids: Annotated[Ids, WithJsonSchema(_IDS)] | None = None
     logprobs_mode: LogprobsMode | None = None
-    vllm_xargs: dict[str, Any] | None = Field(None, description="Arguments of custom logits processors.")
+    vllm_xargs: Object | None = Field(None, description="Arguments of custom logits processors.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     add_special_tokens: bool | None = None
@@ -150,7 +150,7 @@ class ChatCompletionRequest(GenerationFields):
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Object | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

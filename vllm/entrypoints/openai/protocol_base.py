@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from vllm.sampling_params import LIMITS
 
@@ -54,6 +54,9 @@ REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
 }  # fmt: skip
 
 
+Object = Annotated[dict[Any, Any], WithJsonSchema({"type": "object"})]
+"""Whatever it holds: pydantic would note everything in it that is wrong."""
+
 # Fields that SamplingParams knows by another name.
 _SAMPLING_NAMES = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs"}
 
@@ -69,6 +72,8 @@ def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
             if limits is not None and branch.get("type") in ("integer", "number"):
                 branch["exclusiveMinimum" if limits.open_low else "minimum"] = limits.low
                 branch["maximum"] = limits.high
+                if name == "truncate_prompt_tokens":
+                    branch["not"] = {"const": 0}
     for name in model.ACCEPTED:
         properties[name] = {"title": name, "description": "Accepted; changes nothing here."}
     for name, (neutral, reason) in model.REFUSED.items():
@@ -98,4 +103,4 @@ class RequestModel(BaseModel):
 class ResponseModel(BaseModel):
     """An answer's body, for the schema: answers are made as plain dicts."""
 
-    model_config = ConfigDict(protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())

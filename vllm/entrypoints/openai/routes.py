@@ -21,7 +21,6 @@ _ERRORS = {
     400: "A field is missing, unknown, of a wrong type, out of range, or cannot be honoured; `param` names it",
     401: "No valid API key",
     404: "No such model or route",
-    405: "Another method",
     413: "The body is too long",
     415: "The body is not JSON",
     429: "The queue is full; see Retry-After",
@@ -33,10 +32,11 @@ _ERRORS = {
 def takes(model: type[RequestModel], answer: Any, **options: Any) -> dict[str, Any]:
     """Arguments of a route whose body is `model` and whose answer is described by `answer`."""
     REQUEST_MODELS.append(model)
+    content = {"text/event-stream": {"schema": {"type": "string"}}} if "stream" in model.model_fields else {}
     body = {"required": True, "content": {"application/json": {"schema": {"$ref": SCHEMA_REF + model.__name__}}}}
     return {
         "openapi_extra": {"requestBody": body},
-        "responses": {200: {"model": answer}, **error_answers(*_ERRORS)},
+        "responses": {200: {"model": answer, "content": content}, **error_answers(*_ERRORS)},
         "response_model": None,
         **options,
     }

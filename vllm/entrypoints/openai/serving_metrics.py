@@ -18,6 +18,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 @router.get(
     "/metrics",
     responses={200: {"description": "Prometheus's text format", "content": {"text/plain": {}}}},
+    response_class=Response,
     response_model=None,
 )
 async def metrics(request: Request) -> Response:

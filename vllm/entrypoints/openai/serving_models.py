@@ -69,9 +69,16 @@ async def version() -> Response:
     return json_response({"version": __version__})
 
 
-@router.get("/health", responses={200: {"description": "Alive"}, **error_answers(503)}, response_model=None)
-@router.get("/ping", responses={200: {"description": "Alive"}, **error_answers(503)}, response_model=None)
-@router.post("/ping", responses={200: {"description": "Alive"}, **error_answers(503)}, response_model=None)
+_HEALTH: dict[str, Any] = {
+    "responses": {200: {"description": "Alive"}, **error_answers(503)},
+    "response_class": Response,
+    "response_model": None,
+}
+
+
+@router.get("/health", **_HEALTH)
+@router.get("/ping", **_HEALTH)
+@router.post("/ping", **_HEALTH)
 async def health(request: Request) -> Response:
     """Whether the engine is alive and takes work."""
     state = server_state(request)

@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm.checks import check_encodable
 from vllm.config import ModelConfig, VllmConfig
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMValidationError, shown
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizer import Tokenizer, get_tokenizer
 from vllm.v1.engine import EngineCoreRequest
@@ -231,14 +231,15 @@ class InputProcessor:
                 result.append(operator.index(element))
             except TypeError:
                 raise VLLMValidationError(
-                    f"prompt_token_ids must hold integers, got {type(element).__name__} {element!r}",
+                    f"prompt_token_ids must hold integers, got {type(element).__name__} {shown(element)}",
                     parameter="prompt_token_ids",
                     value=element,
                 ) from None
         if result and not (min(result) >= 0 and max(result) < self.model_config.vocab_size):
             worst = min(result) if min(result) < 0 else max(result)
             raise VLLMValidationError(
-                f"prompt_token_ids must be in [0, {self.model_config.vocab_size}), the model's vocabulary; got {worst}",
+                f"prompt_token_ids must be in [0, {self.model_config.vocab_size}), the model's vocabulary; "
+                f"got {shown(worst)}",
                 parameter="prompt_token_ids",
                 value=worst,
             )

@@ -1,0 +1,282 @@
+"""The table of bodies that are refused: what a good body is changed by, and which field the error names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from byte_tokenizer import VOCAB_SIZE
+
+MAX_MODEL_LEN = 128
+MAX_LOGPROBS = 20
+MAX_IDS = 8
+"""Of the engine that the table is for."""
+
+LEFT_OUT = object()
+"""In place of a value: the field is not there."""
+
+SURROGATE = "\ud800"
+
+COMPLETION = {"model": "tiny", "prompt": "ab", "max_tokens": 1}
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 1}
+SCORING = {"model": "tiny", "query": "ab", "items": ["c", "d"], "labels": ["x", "y"]}
+TOKENIZE = {"model": "tiny", "prompt": "ab"}
+DETOKENIZE = {"model": "tiny", "tokens": [70, 71]}
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A body that is refused.
+
+    Attributes:
+        fields: over those of a good body.
+        param: what the error names.
+        says: what the message holds.
+        status: of the answer.
+    """
+
+    fields: dict[str, Any]
+    param: str | None
+    says: str
+    status: int = 400
+
+    def over(self, good: dict[str, Any]) -> dict[str, Any]:
+        """The whole body."""
+        return {name: value for name, value in {**good, **self.fields}.items() if value is not LEFT_OUT}
+
+    def __str__(self) -> str:
+        text = ",".join(f"{name}={'LEFT_OUT' if value is LEFT_OUT else value!r}" for name, value in self.fields.items())
+        return ascii(text if len(text) < 60 else text[:60] + "...")[1:-1]
+
+
+def bad(field: str, *values: Any, says: str | None = None, param: str | None = None, **others: Any) -> list[Bad]:
+    """A row for each wrong value of one field, beside `others`; it is what the error names unless `param` is."""
+    name = param or field
+    return [Bad({field: value, **others}, name, says or name) for value in values]
+
+
+def _wrong_types(names: tuple[str, ...], *values: Any) -> list[Bad]:
+    return [row for name in names for row in bad(name, *values)]
+
+
+_INTEGERS = ("n", "best_of", "max_tokens", "min_tokens", "top_k", "seed", "truncate_prompt_tokens", "prompt_logprobs")
+_NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_FLAGS = (
+    "stream", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens",
+    "add_special_tokens", "return_tokens_as_token_ids", "return_token_ids", "logprob_entropy",
+)  # fmt: skip
+_IDS = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logits_indices")
+_HUGE = (2**63, -(2**70), int("9" * 400))
+
+# Of completions and chat.
+GENERATION = [
+    *bad("model", LEFT_OUT, None, 7, ["tiny"], True),
+    Bad({"model": "other"}, "model", "'other'", 404),
+    Bad({"model": ""}, "model", "''", 404),
+    Bad({"model": SURROGATE}, "model", r"\ud800", 404),
+    Bad({"model": "/etc/passwd"}, "model", "'/etc/passwd'", 404),
+    *_wrong_types(_INTEGERS, "1", True, 1.5, 1.0, [1], {}, *_HUGE),
+    *_wrong_types(_NUMBERS, "1", True, [0.5], {}, int("9" * 400)),
+    *_wrong_types(_FLAGS, "true", 1, 0, [], {}),
+    # Ids: nothing is read as an integer that is none.
+    *_wrong_types(_IDS, 7, "7", True, {}, {"7": 7}, ["7"], [7.0], [True], [None], [[7]], [{}], [-1], [7, -1]),
+    *_wrong_types(_IDS, [VOCAB_SIZE], [2**31], [2**70], [7, VOCAB_SIZE]),
+    *bad("allowed_token_ids", []),
+    *bad("logprob_token_ids", list(range(MAX_IDS + 1)), says=f"{MAX_IDS}"),
+    *bad("logits_indices", list(range(MAX_IDS + 1)), says=f"{MAX_IDS}"),
+    *bad("logits_indices", [8, 9, 10, 11, 12], logprob_token_ids=[1, 2, 3, 4], says="logprob_token_ids"),
+    # Ranges.
+    *bad("n", 0, -1, 16385, says="n must be between 1 and 16384"),
+    *bad("n", 2, temperature=0),
+    *bad("best_of", 0, -1, 16385),
+    *bad("best_of", 1, n=2),
+    *bad("best_of", 2, stream=True),
+    *bad("max_tokens", -1),
+    *bad("min_tokens", -1),
+    *bad("min_tokens", 2, max_tokens=1),
+    *bad("temperature", -0.1, 1e31, -5),
+    *bad("top_p", 0, 1.01, -1),
+    *bad("top_k", -2, 2**31, 2**70),
+    *bad("min_p", -0.1, 1.1),
+    *bad("presence_penalty", -2.1, 2.1),
+    *bad("frequency_penalty", -2.1, 2.1),
+    *bad("repetition_penalty", 0, -1, 2.1),
+    *bad("truncate_prompt_tokens", 0, -2, MAX_MODEL_LEN + 1),
+    *bad("prompt_logprobs", -2, MAX_LOGPROBS + 1),
+    *bad("prompt_logprob_token_ids", 7, "7", {}, ["7"], [7.0], [True], [-1], [VOCAB_SIZE], [[7], "7"], [["7"]], [[-1]]),
+    *bad("prompt_logprob_token_ids", list(range(MAX_IDS + 1)), says=f"{MAX_IDS}"),
+    *bad("prompt_logprob_token_ids", [[7]] * 100, says="100 lists"),
+    *bad("prompt_logprob_start", "0", True, 1.5, -1, 2**63, 120, prompt_logprobs=1),
+    *bad("prompt_logprob_start", 0),
+    *bad("logprobs_mode", "raw", "", 1, ["raw_logits"]),
+    # Texts.
+    *_wrong_types(("stop", "bad_words"), 7, True, {}, [7], [None], [["a"]], "", [""], ["a", ""], SURROGATE),
+    *_wrong_types(("stop", "bad_words"), ["a", SURROGATE]),
+    *bad("stop", ["a"] * 1025, says="1024"),
+    *bad("labels", "a", 7, {}, [7], [None], [""], [["a"]], [SURROGATE]),
+    *bad("labels", ["ab"], says="2 tokens"),
+    *bad("labels", ["a", "b", "a"], says="same token"),
+    *bad("labels", list("abcdefghi"), says=f"{MAX_IDS}"),
+    # Objects.
+    *bad("logit_bias", [], "x", 7, {"a": 1}, {"-1": 1}, {"1.0": 1}, {"": 1}, {"٣": 1}, {SURROGATE: 1}, {"9" * 5000: 1}),
+    *bad("logit_bias", {"7": "1"}, {"7": True}, {"7": None}, {"7": 101}, {"7": -101}, {str(VOCAB_SIZE): 1}),
+    *bad("vllm_xargs", [], "x", 7),
+    *bad("stream_options", [], "x", 7, True, stream=True),
+    *bad("stream_options", {"include_usage": 1}, param="stream_options.include_usage", stream=True),
+    *bad("stream_options", {"continuous_usage_stats": "yes"}, param="stream_options.continuous_usage_stats"),
+    *bad("stream_options", {"include_usag": 1}, param="stream_options.include_usag", says="options.include_usage'"),
+    # What is neither the prompt's matter nor sampling's.
+    *bad("priority", "1", True, 1.5, 2**70, 1),
+    *bad("priority", 1, says="scheduling_policy"),
+    *bad("request_id", "", "a b", "a\n", "é", "a" * 129, 7, SURROGATE),
+    *bad("cache_salt", "", 7, [], SURROGATE),
+    # What is not done here: the reason is given.
+    *bad("tools", [{"type": "function"}], [1], "x", says="calls no tools"),
+    *bad("tool_choice", "required", {"type": "function"}, says="calls no tools"),
+    *bad("functions", [{}], says="calls no tools"),
+    *bad("function_call", {"name": "f"}, says="calls no tools"),
+    *bad("response_format", {"type": "json_object"}, {"type": "json_schema"}, "text", {}, says="answers are text"),
+    *bad("guided_choice", ["a", "b"], says="labels"),
+    *bad("guided_json", {}, says="guided_json"),
+    *bad("structured_outputs", {"choice": ["a"]}, says="structured_outputs"),
+    *bad("audio", {"voice": "alloy"}, says="answers are text"),
+    *bad("modalities", ["text", "audio"], says="answers are text"),
+    *bad("prediction", {"type": "content"}, says="speculative"),
+    *bad("reasoning_effort", "high", says="reasoning"),
+    *bad("use_beam_search", True, 0, 1, says="beam search"),
+    *bad("length_penalty", 1.5, True, says="beam search"),
+    *bad("suffix", "x", says="suffix"),
+    *bad("prompt_embeds", "AAAA", says="prompt_embeds"),
+    # What nobody knows: the nearest name is given.
+    *bad("tempratur", 1, says="'temperature'"),
+    *bad("top_logprob_token_ids", [1], says="'logprob_token_ids'"),
+    *bad("maxTokens", 1, says="'max_tokens'"),
+    *bad("zzz", None, says="unknown field 'zzz'"),
+    *bad("", 1, says="unknown field ''"),
+    Bad({SURROGATE: 1}, r"\ud800", r"unknown field '\ud800'"),
+    Bad({"x" * 100_000: 1}, "x" * 64, "unknown field"),
+    Bad({"prompt_token_ids": [1]}, "prompt_token_ids", "unknown field"),
+]  # fmt: skip
+
+_TOO_LONG = [70] * (MAX_MODEL_LEN + 1)
+
+COMPLETIONS = [
+    *bad("prompt", LEFT_OUT, says="prompt is required"),
+    Bad({"prompt": LEFT_OUT, "promt": "a"}, "promt", "'prompt'"),
+    *bad("prompt", None, 7, 1.5, True, {}, {"prompt": "a"}, {"prompt_token_ids": [70]}),
+    *bad("prompt", "", [], [[]], [""], ["a", ""], [[70], []]),
+    *bad("prompt", [70, "a"], ["a", 70], ["a", [70]], [[70], "a"], [[70], 70], [None], [{}], [[[70]]], ["a", None]),
+    *bad("prompt", [70.0], ["70", 70], [True], [[70, True]], [-1], [VOCAB_SIZE], [2**70], [[70], [-1]]),
+    *bad("prompt", SURROGATE, "a" + SURROGATE, ["a", SURROGATE]),
+    *bad("prompt", _TOO_LONG, [70] * MAX_MODEL_LEN, "a" * (MAX_MODEL_LEN + 1), says="128", param="prompt"),
+    *bad("prompt", ["a", "a" * 1000], says="1000"),
+    *bad("prompt", ["a"] * 65, says="--max-prompts-per-request"),
+    *bad("max_tokens", MAX_MODEL_LEN - 1, 10**9, 2**62, says="leave max_tokens out"),
+    *bad("max_tokens", MAX_MODEL_LEN - 15, prompt=[70] * 16),
+    *bad("logprobs", True, "1", 1.5, -2, MAX_LOGPROBS + 1),
+    *bad("logprobs", MAX_LOGPROBS + 1, echo=True),
+    *bad("echo", "yes", 1),
+    *bad("prompt_logprobs", 3, echo=True, logprobs=1),
+    *bad("messages", [], says="unknown field"),
+    *bad("top_logprobs", 1, says="logprobs"),
+]  # fmt: skip
+
+_MESSAGE = {"role": "user", "content": "a"}
+_IMAGE = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
+
+
+def _message(param: str, *messages: Any) -> list[Bad]:
+    """Rows for a second message that is wrong."""
+    return [Bad({"messages": [_MESSAGE, message]}, param, "messages") for message in messages]
+
+
+CHATS = [
+    *bad("messages", LEFT_OUT, None, [], "hello", 7, {}, _MESSAGE, [[]], [[_MESSAGE]], [_MESSAGE, [_MESSAGE]]),
+    *_message("messages", "hello", 7, None),
+    *_message("messages[1].role", {}, {"content": "a"}, {"role": None, "content": "a"}, {"role": 7, "content": "a"}),
+    *_message("messages[1].role", {"role": "", "content": "a"}),
+    *_message("messages[1].content", {"role": "user"}, {"role": "user", "content": None}),
+    *_message("messages[1].content", {"role": "user", "content": 7}, {"role": "user", "content": True}),
+    *_message("messages[1].content", {"role": "user", "content": {}}, {"role": "user", "content": SURROGATE}),
+    *_message("messages[1].content", {"role": "user", "content": [_IMAGE]}, {"role": "user", "content": [7]}),
+    *_message("messages[1].content", {"role": "user", "content": [{}]}, {"role": "user", "content": [[]]}),
+    *_message("messages[1].content[0].text", {"role": "user", "content": [{"type": "text"}]}),
+    *_message("messages[1].content[0].text", {"role": "user", "content": [{"type": "text", "text": 7}]}),
+    *_message("messages[1].tool_calls", {"role": "assistant", "tool_calls": "f"}),
+    *_message("messages[1].tool_calls", {"role": "assistant", "tool_calls": [7]}),
+    *_message(
+        "messages[1].tool_calls[0].function.arguments",
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+    ),
+    *bad("messages", [{"role": "user", "content": "a" * 1000}], says="128"),
+    *bad("messages", [{"role": "nobody", "content": "a"}], says="no such role"),
+    *bad("max_tokens", MAX_MODEL_LEN, 10**9, says="leave max_tokens out"),
+    *bad("max_completion_tokens", -1, "1", True, 1.5, MAX_MODEL_LEN, 2**62),
+    *bad("logprobs", 1, "true", 0),
+    *bad("top_logprobs", 1, says="logprobs=true"),
+    *bad("top_logprobs", "1", True, 1.5, -2, MAX_LOGPROBS + 1, 2**70, logprobs=True),
+    *bad("chat_template", 7, [], SURROGATE, "{% if", "{{ nothing.at.all }}", "{{ 1 / 0 }}"),
+    *bad("chat_template", "{{ raise_exception('no') }}", says="no"),
+    *bad("chat_template", "{{ '\\ud800' }}", "{{ '' }}"),
+    *bad("chat_template", "{{ ''.__class__.__mro__ }}", "{% include '/etc/passwd' %}"),
+    *bad("chat_template", "{% for x in range(10**9) %}{% endfor %}"),
+    *bad("chat_template_kwargs", [], "x", {"tokenize": True}, {"chat_template": "x"}, {"tools": []}),
+    *bad("add_generation_prompt", "yes", 1),
+    *bad("continue_final_message", "yes", True, add_generation_prompt=True),
+    *bad("echo", True, says="unknown field"),
+    *bad("prompt", "a", says="unknown field"),
+]  # fmt: skip
+
+# Of /generative_scoring and /v1/score.
+SCORINGS = [
+    Bad({"model": "other"}, "model", "'other'", 404),
+    *bad("query", LEFT_OUT, None, 7, {}, ["a"], [70.0], [True], [-1], [VOCAB_SIZE], [[70]], SURROGATE),
+    *bad("items", LEFT_OUT, None, 7, {}, [], [7], [None], [{}], [["a"]], [[True]], [[-1]], [[VOCAB_SIZE]], [SURROGATE]),
+    *bad("items", ["a"] * 65, says="--max-prompts-per-request"),
+    *bad("items", ["a" * 200], says="128"),
+    *bad("items", [""], query="", says="empty"),
+    *bad("items", ["a" * 60], truncate_prompt_tokens=20, says="truncate_prompt_tokens"),
+    *bad("labels", 7, {}, [], [7], [""], [None], [SURROGATE], ["a", "a"], ["a" * 200]),
+    *bad("label_token_ids", 7, {}, [], [7.0], [True], ["a"], [-1], [VOCAB_SIZE], [7, 7], [2**70], labels=LEFT_OUT),
+    *bad("label_token_ids", [[]], labels=LEFT_OUT, says="no token"),
+    Bad({"labels": LEFT_OUT}, "label_token_ids", "required"),
+    Bad({"label_token_ids": [7]}, "labels", "exclude each other"),
+    *bad("apply_softmax", "yes", 1),
+    *bad("item_first", "yes", 1),
+    *bad("add_special_tokens", "yes", 1),
+    *bad("truncate_prompt_tokens", "1", True, 1.5, 0, -2, MAX_MODEL_LEN + 1, 2**70),
+    *bad("cache_salt", "", 7, SURROGATE),
+    *bad("priority", "1", True, 1, 2**70),
+    *bad("request_id", "", 7, SURROGATE),
+    *bad("label", ["a"], says="'labels'"),
+    *bad("temperature", 1, says="unknown field"),
+]  # fmt: skip
+
+TOKENIZES = [
+    Bad({"model": "other"}, "model", "'other'", 404),
+    Bad({"prompt": LEFT_OUT}, "prompt", "required"),
+    Bad({"messages": [_MESSAGE]}, "messages", "exclude each other"),
+    *bad("prompt", 7, ["a"], [70], {}, SURROGATE),
+    *bad("messages", 7, "a", [], [7], [[_MESSAGE]], prompt=LEFT_OUT),
+    *bad("messages", [{"content": "a"}], param="messages[0].role", says="messages[0]", prompt=LEFT_OUT),
+    *bad("add_special_tokens", "yes", 1),
+    *bad("return_token_strs", "yes", 1),
+    *bad("promt", "a", says="'prompt'"),
+    *bad("tools", [{}], prompt=LEFT_OUT, messages=[_MESSAGE]),
+]  # fmt: skip
+
+DETOKENIZES = [
+    Bad({"model": "other"}, "model", "'other'", 404),
+    *bad("tokens", LEFT_OUT, None, 7, "7", {}, ["7"], [7.0], [True], [None], [[7]], [-1], [VOCAB_SIZE], [2**70]),
+    *bad("token", [7], says="'tokens'"),
+]
+
+ROWS = [
+    *(("/v1/completions", COMPLETION, row) for row in (*GENERATION, *COMPLETIONS)),
+    *(("/v1/chat/completions", CHAT, row) for row in (*GENERATION, *CHATS)),
+    *(("/generative_scoring", SCORING, row) for row in SCORINGS),
+    *(("/v1/score", SCORING, row) for row in SCORINGS),
+    *(("/tokenize", TOKENIZE, row) for row in TOKENIZES),
+    *(("/detokenize", DETOKENIZE, row) for row in DETOKENIZES),
+]
+"""(route, good body, what is wrong with it)"""
