@@ -125,7 +125,13 @@ def _check_length(field: str, value: Any) -> None:
 
 def _num_bytes(value: Any) -> int:
     """Of all texts in a JSON value, in UTF-8."""
-    if isinstance(value, str):
-        return len(value.encode(errors="surrogatepass"))
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return sum(map(_num_bytes, parts))
+    total, rest = 0, [value]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, str):
+            total += len(each.encode(errors="surrogatepass"))
+        elif isinstance(each, dict):
+            rest += each.values()
+        elif isinstance(each, list):
+            rest += each
+    return total
