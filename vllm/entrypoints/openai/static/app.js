@@ -90,7 +90,7 @@ function describeUsage(untilFirst, elapsed) {
     `${count(answer.usage.prompt_tokens)} prompt + ${plural(answer.usage.completion_tokens, "generated token")}`,
     `first after ${seconds(untilFirst)}, all after ${seconds(elapsed)}`,
   ];
-  if (numTokens > 1) parts.push(`${Math.round((1000 * (numTokens - 1)) / (elapsed - untilFirst))} tokens/s`);
+  if (numTokens > 1) parts.push(`${((1000 * (numTokens - 1)) / (elapsed - untilFirst)).toPrecision(3)} tokens/s`);
   if (answer.finishReason) parts.push(`finish reason: ${answer.finishReason}`);
   return parts.join(" · ");
 }
