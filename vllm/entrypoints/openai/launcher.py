@@ -132,7 +132,7 @@ async def _end_requests(
     if not dead.done() and signals.received == [signal.SIGTERM]:
         deadline = loop.time() + state.args.shutdown_timeout
         logger.info(
-            "SIGTERM: no new requests; %d in flight have %g s", state.num_in_flight, state.args.shutdown_timeout
+            "SIGTERM: no new requests; in flight: %d, for up to %g s", state.num_in_flight, state.args.shutdown_timeout
         )
         while state.in_flight and loop.time() < deadline and not dead.done() and len(signals.received) == 1:
             await asyncio.sleep(0.02)
@@ -143,7 +143,7 @@ async def _end_requests(
         logger.error("the engine died, and the server with it: %s", dead.result())
         await _answered(state)
     if state.in_flight:
-        logger.warning("%d requests in flight are cut short", state.num_in_flight)
+        logger.warning("requests cut short: %d", state.num_in_flight)
         for task in tuple(state.in_flight):
             task.cancel()
         await _answered(state)
