@@ -30,8 +30,8 @@ HELP = "serve a model over HTTP, as OpenAI's API does"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `vllm serve`, the engine's among them."""
-    add_engine_arguments(parser)
     ServerArgs.add_cli_args(parser)
+    add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
