@@ -103,6 +103,7 @@ def test_logprobs_and_ids_together(server, llm):
     for index, position in enumerate(expected.logprobs):
         entries = list(position.values())
         assert logprobs["token_logprobs"][index] == pytest.approx(entries[0].logprob, abs=1e-5)
+        assert logprobs["ranks"][index] == entries[0].rank
         top = list(logprobs["top_logprobs"][index].values())
         assert top == pytest.approx([entry.logprob for entry in entries], abs=1e-5)
         reading = choice["readings"][index]

@@ -49,6 +49,7 @@ class ClassicLogprobs(msgspec.Struct):
     token_logprobs: list[float | None] = []
     top_logprobs: list[msgspec.Raw | dict[str, float] | None] = []
     token_ids: list[int] = []
+    ranks: list[int | None] = []
 
     def extend(self, other: ClassicLogprobs) -> None:
         """Append what comes after."""
@@ -92,6 +93,7 @@ async def classic_logprobs(
         result.tokens.append(chosen)
         result.token_logprobs.append(position.logprobs[0])
         result.token_ids.append(position.token_ids[0])
+        result.ranks.append(position.ranks[0])
         if len(top) > _ENTRIES_A_TURN:
             top = msgspec.Raw(msgspec.json.encode(top))
         result.top_logprobs.append(top)
@@ -113,6 +115,7 @@ async def classic_prompt_logprobs(
         token_logprobs=[None] * count,
         top_logprobs=[None] * count,
         token_ids=list(token_ids[:count]),
+        ranks=[None] * count,
     )
     if readings is not None:
         result.extend(await classic_logprobs(readings, names, pieces[count:], offsets[count:]))

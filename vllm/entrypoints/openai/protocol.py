@@ -198,6 +198,7 @@ class CompletionLogprobs(ResponseModel):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
     token_ids: list[int]
+    ranks: list[int | None]
 
 
 class CompletionChoice(ChoiceFields):
