@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -18,6 +19,8 @@ TINY_FLAGS = ("--dtype", "float32", "--max-logprobs", "-1", "--served-model-name
 """For folders of make_tiny_model, as asgi.make_engine's engine but with the model's whole context."""
 
 _READY_SECONDS = 60.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
 class LiveServer:
@@ -43,7 +46,11 @@ class LiveServer:
         # Files, not pipes: nobody reads along, and a full pipe would stop the server.
         self._stdout, self._stderr = os.memfd_create("stdout"), os.memfd_create("stderr")
         self.process = subprocess.Popen(
-            command, stdout=self._stdout, stderr=self._stderr, env={**os.environ, **(env or {}), "PYTHONPATH": path}
+            command,
+            stdout=self._stdout,
+            stderr=self._stderr,
+            env={**os.environ, **(env or {}), "PYTHONPATH": path},
+            preexec_fn=_end_with_parent,
         )
         self.url = ""
         if wait:
@@ -114,6 +121,11 @@ def is_running(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def _end_with_parent() -> None:
+    """A run of tests that is killed leaves no server behind."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _content(descriptor: int) -> str:
