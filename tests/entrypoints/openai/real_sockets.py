@@ -21,6 +21,8 @@ from vllm.entrypoints.openai.state import ServerState
 PATIENCE = 20.0
 """Seconds after which a test gives up on what should be so at once."""
 
+_DONE = b"data: [DONE]\n"
+
 
 class SocketServer:
     """A server that listens on 127.0.0.1.
@@ -126,16 +128,17 @@ class RawClient:
         return client
 
     async def read_events(self, count: int) -> None:
-        """Read until `count` events of the answer have come, or it ends."""
+        """Read until `count` events of the answer have come, or its last one."""
         while count:
             line = await self._reader.readline()
-            if not line:
+            assert b"application/json" not in line, "an answer without events"
+            if line in (b"", _DONE):
                 return
             count -= line.startswith(b"data: ")
 
     async def read_to_end(self) -> None:
         """Read events until the last one."""
-        while await self._reader.readline() not in (b"data: [DONE]\n", b""):
+        while await self._reader.readline() not in (b"", _DONE):
             pass
 
     async def answer(self) -> Any:

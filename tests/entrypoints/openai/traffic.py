@@ -174,7 +174,8 @@ def _completion(rng: random.Random, fields: dict[str, Any], streams: bool) -> Ca
     else:
         prompts = [rng.choices(range(3, VOCAB_SIZE), k=rng.randint(1, 60)) for _ in range(rng.choice((1, 1, 1, 3)))]
     offline = {name: value for name, value in fields.items() if name != "echo"}
-    body = {"model": "tiny", "prompt": prompts, "stream": streams, "return_token_ids": True, **fields}
+    body = {"model": "tiny", "prompt": prompts, "stream": streams and "best_of" not in fields, "return_token_ids": True}
+    body.update(fields)
     return Case(COMPLETIONS, body, prompts, SamplingParams(**offline))
 
 
