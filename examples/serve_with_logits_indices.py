@@ -59,14 +59,9 @@ def started_server(arguments: argparse.Namespace) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.cli.main",
-        "serve",
-        *([arguments.model] if arguments.model else []),
-    ]
-    command += ["--port", str(port), "--tensor-parallel-size", str(arguments.tensor_parallel_size)]
+    model = [] if arguments.model is None else [arguments.model]
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *model, "--port", str(port)]
+    command += ["--tensor-parallel-size", str(arguments.tensor_parallel_size)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         url = f"http://127.0.0.1:{port}"

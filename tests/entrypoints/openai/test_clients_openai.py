@@ -97,6 +97,7 @@ def test_echo_with_logprobs(client: openai.OpenAI, llm: LLM) -> None:
     spans = zip(logprobs.text_offset, logprobs.tokens, strict=True)
     assert all(choice.text.startswith(token, offset) for offset, token in spans)
     assert logprobs.token_ids == ids
+    assert logprobs.ranks[1:] == [position[i].rank for i, position in zip(ids[1:], positions[1:], strict=True)]
     assert logprobs.token_logprobs[0] is logprobs.top_logprobs[0] is None
     for token_id, logprob, top, position in zip(
         ids[1:], logprobs.token_logprobs[1:], logprobs.top_logprobs[1:], positions[1:], strict=True
@@ -185,7 +186,7 @@ def test_a_stream_is_the_whole_answer_in_parts(client: openai.OpenAI) -> None:
         assert len(parts) > 2
         assert "".join(part.text for part in parts) == choice.text
         assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + [choice.finish_reason]
-        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset", "token_ids"):
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset", "token_ids", "ranks"):
             joined = [value for part in parts for value in getattr(part.logprobs, name)]
             assert joined == getattr(choice.logprobs, name), name
         for name in ("readings", "logits_values_per_token"):
@@ -194,7 +195,7 @@ def test_a_stream_is_the_whole_answer_in_parts(client: openai.OpenAI) -> None:
 
 
 def test_async_clients_at_the_same_time(live_server: LiveServer, client: openai.OpenAI) -> None:
-    prompts = [f"{number} plus {number} is" for number in range(24)]
+    prompts = [f"{number} plus {number} is" for number in range(12)]
     alone = [client.completions.create(model=MODEL, prompt=prompt, logprobs=2, **GREEDY) for prompt in prompts]
 
     async def whole(client: openai.AsyncOpenAI, prompt: str) -> Completion:

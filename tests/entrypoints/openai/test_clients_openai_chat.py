@@ -54,6 +54,19 @@ def test_contents_and_options_that_the_sdk_sends(client: openai.OpenAI, llm: LLM
     assert [choice.message.content for choice in answer.choices] == [output.text for output in expected]
 
 
+def test_an_answer_goes_back_as_it_came(client: openai.OpenAI, llm: LLM) -> None:
+    first = client.chat.completions.create(model=MODEL, messages=MESSAGES, **GREEDY).choices[0].message
+    again: Any = {"role": "user", "content": "And the moon?"}
+    plain: list[Any] = [*MESSAGES, {"role": "assistant", "content": first.content}, again]
+    (expected,) = llm.chat([plain], SamplingParams(**GREEDY), use_tqdm=False)
+    # The SDK's own object, whose further fields are null.
+    for message in (first, first.model_dump()):
+        history: list[Any] = [*MESSAGES, message, again]
+        answer = client.chat.completions.create(model=MODEL, messages=history, **GREEDY)
+        assert answer.choices[0].message.content == expected.outputs[0].text
+        assert answer.usage.prompt_tokens == len(expected.prompt_token_ids)
+
+
 def test_logprobs_have_the_true_top_then_the_ids(client: openai.OpenAI, llm: LLM) -> None:
     ids = [9230, 2838]
     answer = client.chat.completions.create(

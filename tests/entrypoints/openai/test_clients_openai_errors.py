@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from conftest import API_KEY, MODEL
 from live_server import LiveServer
+from tiny_llm import make_tiny_model
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Hi"}]
 LONG = {"stream": True, "max_tokens": 8000, "extra_body": {"ignore_eos": True}}
@@ -154,3 +157,17 @@ def test_headers(live_server: LiveServer) -> None:
             assert response.headers["content-type"].startswith("text/event-stream")
             assert response.headers["x-request-id"]
             assert list(response.iter_lines())[-2:] == ["data: [DONE]", ""]
+
+
+def test_a_server_that_goes_away(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, max_position_embeddings=8192)
+    with LiveServer(folder, env={"OMP_NUM_THREADS": "1"}) as server, client_of(server) as client:
+        stream = iter(client.completions.create(model="tiny", prompt="a", **LONG))
+        next(stream)
+        server.process.send_signal(signal.SIGINT)
+        with pytest.raises(openai.APIError) as caught:
+            list(stream)
+        assert caught.value.code == "shutting_down"
+        server.process.wait(30)
+        with pytest.raises(openai.APIConnectionError):
+            client.models.list()
