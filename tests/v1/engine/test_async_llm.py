@@ -208,8 +208,8 @@ def test_a_core_that_cannot_start_says_why(folder, monkeypatch):
         AsyncLLM.from_engine_args(make_args(folder))
 
 
-def test_the_core_ends_with_its_parent(folder):
-    """No guard of the main module is needed, and no core outlives a parent that is killed."""
+def test_the_core_ends_with_its_parent(folder, tmp_path):
+    """No guard of the main module is needed, and nothing outlives a parent that is killed."""
     code = (
         "import os, sys, signal\n"
         "from vllm import AsyncEngineArgs, AsyncLLM\n"
@@ -217,7 +217,7 @@ def test_the_core_ends_with_its_parent(folder):
         "print(AsyncLLM.from_engine_args(args).core_pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     ran = subprocess.run(
         [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True, env=environment, timeout=60
     )
@@ -227,6 +227,7 @@ def test_the_core_ends_with_its_parent(folder):
     while _is_alive(core_pid):
         assert time.monotonic() < deadline, "the core outlived its parent"
         time.sleep(0.05)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_shutdown_leaves_no_process_and_ends_streams(folder):

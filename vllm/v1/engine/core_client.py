@@ -52,7 +52,7 @@ class CoreClient:
         self._call_numbers = itertools.count()
         self._cause: str | None = None
         self.dead_error: EngineDeadError | None = None
-        self._process = _start(CoreStart(config, self._address("input"), self._address("output")))
+        self._process = _start(CoreStart(config, self._folder, self._address("input"), self._address("output")))
         self._finalizer = weakref.finalize(self, _close, self._process, self._folder)
         try:
             self.num_blocks = self._wait_until_ready()

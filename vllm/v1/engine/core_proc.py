@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -39,6 +40,7 @@ class CoreStart:
     """What a core process is started with."""
 
     config: VllmConfig
+    folder: str  # of the addresses
     input_address: str
     output_address: str
 
@@ -138,10 +140,11 @@ class CoreProcess:
         self._output.send_multipart([kind, *frames])
 
 
-def _end_with_parent() -> None:
-    """Wait for the end of stdin, which only the parent's end closes."""
+def _end_with_parent(folder: str) -> None:
+    """Wait for the end of stdin, which only the parent's end closes. A parent that was killed left its folder."""
     while os.read(0, 4096):
         pass
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
@@ -150,7 +153,7 @@ def main() -> int:
     # The terminal's Ctrl-C goes to the whole group; when to stop is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     start = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(start.folder,), daemon=True).start()
     return CoreProcess(start).run()
 
 
