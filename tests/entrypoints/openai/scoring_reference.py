@@ -53,9 +53,7 @@ def assert_item(model: Any, item: dict[str, Any], prompt: list[int], labels: lis
     assert item["score"] == item["labels"][0]["probability"]
     best = max(range(len(labels)), key=logprobs.__getitem__)
     assert item["prediction"] == item["labels"][best]["label"]
-    beginnings = [
-        any(other == label[: len(other)] for other in labels if len(other) < len(label)) for label in labels
-    ]
+    beginnings = [any(other == label[: len(other)] for other in labels if len(other) < len(label)) for label in labels]
     mass = sum(math.exp(value) for value, begins in zip(logprobs, beginnings, strict=True) if not begins)
     assert item["label_mass"] == pytest.approx(mass, rel=2e-3)
     for entry, own in zip(item["labels"], expected, strict=True):
