@@ -16,6 +16,7 @@ from vllm.entrypoints.openai.scoring_prompts import PromptBuilder, ScoringPrompt
 from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.openai.token_texts import id_name
 from vllm.outputs import LabelScores, RequestOutput
+from vllm.sampling_params import SamplingParams
 from vllm.tokenizer import Tokenizer
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.label_scoring import Label, LabelScorer, encode_labels
@@ -28,6 +29,8 @@ MAX_TOKENS = 2**24
 
 # Work on more characters, ids or readings than this is done in a thread, so that the loop goes on meanwhile.
 _LARGE = 4096
+# What an item costs beside its readings, in readings.
+_ITEM_WORK = 16
 
 Result = TypeVar("Result")
 
@@ -41,17 +44,14 @@ class ScoredItems:
         prompts: the prompt made of each item.
         scores: its labels' scores.
         usage: the request's token counts.
+        is_large: an answer made of this takes a while.
     """
 
     label_names: list[str]
     prompts: list[ScoringPrompt]
     scores: list[LabelScores]
     usage: dict[str, Any]
-
-    @property
-    def is_large(self) -> bool:
-        """Whether an answer made of this takes a while."""
-        return sum(len(each.token_ranks) for each in self.scores) > _LARGE
+    is_large: bool
 
 
 async def score_items(state: ServerState, body: ScoringFields, request_id: str) -> ScoredItems:
@@ -67,11 +67,12 @@ async def score_items(state: ServerState, body: ScoringFields, request_id: str) 
     labels = getattr(body, field)
     is_large = _size([body.query, *items, *(labels if isinstance(labels, list) else ())]) > _LARGE
     plan = await in_thread_if(is_large, lambda: _Plan.of(state, body, items, field))
-    requests = [request for prompt in plan.processed for request in plan.scorer.requests(prompt)]
+    requests = await in_thread_if(plan.is_large, plan.requests)
     submission = await Submission.queue(
         state, request_id, [own for own, _ in requests], [own for _, own in requests], body.priority or 0
     )
-    return plan.result(await submission.results())
+    outputs = await submission.results()
+    return await in_thread_if(plan.is_large, lambda: plan.result(outputs))
 
 
 async def in_thread_if(condition: bool, function: Callable[[], Result]) -> Result:
@@ -87,6 +88,7 @@ class _Plan:
     scorer: LabelScorer
     prompts: list[ScoringPrompt]
     processed: list[ProcessedPrompt]
+    is_large: bool
 
     @classmethod
     def of(cls, state: ServerState, body: ScoringFields, items: list[Any], field: str) -> _Plan:
@@ -110,7 +112,13 @@ class _Plan:
         )
         prompts = builder.build(body.query, items)
         processed = [ProcessedPrompt(None, prompt.token_ids, body.cache_salt) for prompt in prompts]
-        return cls(_names(labels, tokenizer), scorer, prompts, processed)
+        num_readings = sum(len(label.token_ids) for label in labels)
+        is_large = len(items) * (_ITEM_WORK + num_readings) > _LARGE
+        return cls(_names(labels, tokenizer), scorer, prompts, processed, is_large)
+
+    def requests(self) -> list[tuple[ProcessedPrompt, SamplingParams]]:
+        """What to queue."""
+        return [request for prompt in self.processed for request in self.scorer.requests(prompt)]
 
     def result(self, outputs: list[RequestOutput]) -> ScoredItems:
         """From the outputs of all prompts' requests."""
@@ -126,7 +134,7 @@ class _Plan:
             "total_tokens": num_tokens,
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
-        return ScoredItems(self.label_names, self.prompts, scores, usage)
+        return ScoredItems(self.label_names, self.prompts, scores, usage, self.is_large)
 
 
 def _item_list(items: Any) -> list[Any]:
