@@ -51,7 +51,7 @@ def build_app(state: ServerState) -> FastAPI:
     for gone in (ClientDisconnected, ClientDisconnect):
         app.add_exception_handler(gone, _answer_nobody)
     middleware.install(app, state)
-    openapi.document(app, has_keys=bool(state.args.api_key or envs.api_keys()))
+    openapi.document(app, state.model_names, has_keys=bool(state.args.api_key or envs.api_keys()))
     return app
 
 

@@ -277,6 +277,36 @@ class ChatCompletionResponse(ResponseModel):
     prompt_token_ids: list[int] | None = None
 
 
+class ChatDelta(ResponseModel):
+    """What a chunk adds to an answer."""
+
+    role: Literal["assistant"] | None = None
+    content: str
+
+
+class ChatChunkChoice(ChoiceFields):
+    """What a chunk adds to a choice."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "abort"] | None
+
+
+class ChatCompletionChunk(ResponseModel):
+    """An event of the streamed answer. The first one has what belongs to the whole answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    labels: list[LabelEntry] | None = None
+    usage: Usage | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+
+
 class ErrorInfo(ResponseModel):
     """What is wrong."""
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from vllm.entrypoints.openai.protocol import ErrorResponse
-from vllm.entrypoints.openai.protocol_base import RequestModel
+from vllm.entrypoints.openai.protocol_base import RequestModel, ResponseModel
 from vllm.entrypoints.openai.request_body import read_body
 from vllm.entrypoints.openai.state import server_state
 
@@ -15,6 +15,7 @@ Model = TypeVar("Model", bound=RequestModel)
 
 SCHEMA_REF = "#/components/schemas/"
 REQUEST_MODELS: list[type[RequestModel]] = []
+CHUNK_MODELS: list[type[ResponseModel]] = []
 """Those of `takes`, for the schema's components."""
 
 _ERRORS = {
@@ -29,10 +30,16 @@ _ERRORS = {
 }
 
 
-def takes(model: type[RequestModel], answer: Any, **options: Any) -> dict[str, Any]:
-    """Arguments of a route whose body is `model` and whose answer is described by `answer`."""
+def takes(
+    model: type[RequestModel], answer: Any, chunk: type[ResponseModel] | None = None, **options: Any
+) -> dict[str, Any]:
+    """Arguments of a route whose body is `model` and whose answer is described by `answer`, and each event of a
+    streamed one by `chunk`."""
     REQUEST_MODELS.append(model)
-    content = {"text/event-stream": {"schema": {"type": "string"}}} if "stream" in model.model_fields else {}
+    content = {}
+    if chunk is not None:
+        CHUNK_MODELS.append(chunk)
+        content["text/event-stream"] = {"schema": _event(chunk)}
     body = {"required": True, "content": {"application/json": {"schema": {"$ref": SCHEMA_REF + model.__name__}}}}
     return {
         "openapi_extra": {"requestBody": body},
@@ -40,6 +47,19 @@ def takes(model: type[RequestModel], answer: Any, **options: Any) -> dict[str, A
         "response_model": None,
         **options,
     }
+
+
+def _event(chunk: type[ResponseModel]) -> dict[str, Any]:
+    kinds = [{"$ref": SCHEMA_REF + name} for name in (chunk.__name__, ErrorResponse.__name__)]
+    data = {
+        "type": "string",
+        "description": "A chunk; or an error; or, as the last, [DONE].",
+        "anyOf": [
+            {"const": "[DONE]"},
+            {"contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}},
+        ],
+    }
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def error_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:

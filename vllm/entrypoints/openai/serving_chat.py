@@ -14,21 +14,22 @@ from starlette.responses import Response
 from vllm.entrypoints.chat import render_conversations
 from vllm.entrypoints.openai.completion_choices import token_names
 from vllm.entrypoints.openai.engine_requests import Submission, request_id_of, while_connected
-from vllm.entrypoints.openai.errors import ApiError, json_response
+from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
-from vllm.entrypoints.openai.protocol import ChatCompletionRequest, ChatCompletionResponse
+from vllm.entrypoints.openai.protocol import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.openai.readings import ReadingPlan
 from vllm.entrypoints.openai.routes import body_of, takes
 from vllm.entrypoints.openai.sampling import named_as, process, sampling_params
 from vllm.entrypoints.openai.state import ServerState, server_state
 from vllm.entrypoints.openai.streaming import EventStream
 from vllm.entrypoints.openai.usage import StreamUsage, UsageCount
+from vllm.entrypoints.openai.written_json import PartsResponse
 from vllm.outputs import CompletionOutput, RequestOutput
 
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", **takes(ChatCompletionRequest, ChatCompletionResponse))
+@router.post("/v1/chat/completions", **takes(ChatCompletionRequest, ChatCompletionResponse, ChatCompletionChunk))
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation, and read the logprobs of chosen tokens."""
     state = server_state(request)
@@ -39,7 +40,7 @@ async def create_chat_completion(request: Request) -> Response:
     if body.stream:
         return EventStream(answer.chunks(submission, request), submission.abort)
     outputs = await while_connected(request, submission.results())
-    return json_response(await while_connected(request, answer.whole(outputs, request)))
+    return PartsResponse(await while_connected(request, answer.whole(outputs, request)))
 
 
 class ChatAnswer:

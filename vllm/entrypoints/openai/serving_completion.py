@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from vllm.entrypoints.openai.completion_choices import CompletionPrompt, CompletionSequence, Shown
 from vllm.entrypoints.openai.engine_requests import Submission, request_id_of, while_connected
-from vllm.entrypoints.openai.errors import ApiError, json_response
+from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.protocol import CompletionRequest, CompletionResponse
 from vllm.entrypoints.openai.readings import ReadingPlan
 from vllm.entrypoints.openai.routes import body_of, takes
@@ -20,6 +20,7 @@ from vllm.entrypoints.openai.sampling import named_as, process, sampling_params
 from vllm.entrypoints.openai.state import ServerState, server_state
 from vllm.entrypoints.openai.streaming import EventStream
 from vllm.entrypoints.openai.usage import StreamUsage, UsageCount
+from vllm.entrypoints.openai.written_json import PartsResponse
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 
@@ -31,7 +32,7 @@ _DEFAULT_MAX_TOKENS = 16
 _OWN_NAMES = {"extra_args": "vllm_xargs", "prompt_token_ids": "prompt"}
 
 
-@router.post("/v1/completions", **takes(CompletionRequest, CompletionResponse))
+@router.post("/v1/completions", **takes(CompletionRequest, CompletionResponse, CompletionResponse))
 async def create_completion(request: Request) -> Response:
     """Continue one prompt or many, and read the logprobs of chosen tokens."""
     state = server_state(request)
@@ -42,7 +43,7 @@ async def create_completion(request: Request) -> Response:
     if body.stream:
         return EventStream(answer.chunks(submission, request), submission.abort)
     outputs = await while_connected(request, submission.results())
-    return json_response(await while_connected(request, answer.whole(outputs, request)))
+    return PartsResponse(await while_connected(request, answer.whole(outputs, request)))
 
 
 def _prompt_list(prompt: Any) -> list[Any]:
