@@ -109,7 +109,7 @@ def _show(console: Console, pieces: Iterator[str]) -> None:
         console.print()
     except KeyboardInterrupt:
         console.print(Text(" [stopped]", style="dim"))
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, CliError) as error:
         console.print(Text(f"error: {error}", style="red"))
 
 

@@ -48,9 +48,13 @@ def sampling_params(args: argparse.Namespace, defaults: dict[str, Any] | None = 
     Raises:
         VLLMValidationError: a value that is out of range.
     """
-    given = {name: getattr(args, name) for name in _SAMPLING if getattr(args, name) is not None}
-    options = {"max_tokens": None, **(defaults or {}), **given}
+    options = {"max_tokens": None, **(defaults or {}), **given_sampling(args)}
     return SamplingParams(**options, output_kind=RequestOutputKind.DELTA)
+
+
+def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """The sampling flags that were given or have a default of their own, by SamplingParams' names."""
+    return {name: getattr(args, name) for name in _SAMPLING if getattr(args, name) is not None}
 
 
 def load_engine(args: argparse.Namespace) -> LLMEngine:

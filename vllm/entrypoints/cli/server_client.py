@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -97,7 +97,7 @@ class ServerClient:
         """What a POST of `body`, as JSON, is answered with."""
         return await self._fetch("POST", path, json.dumps(body).encode())
 
-    async def events(self, path: str, body: Any) -> AsyncIterator[bytes]:
+    async def events(self, path: str, body: Any) -> AsyncGenerator[bytes, None]:
         """The data of each event that a POST is answered with, up to [DONE]."""
         where = f"{self.url}{path}"
         async with _Answer(self, where, await self._send("POST", path, json.dumps(body).encode())) as answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -52,12 +53,13 @@ def connect(args: argparse.Namespace) -> ServerClient:
     return ServerClient(args.url, key or None, args.timeout or _TIMEOUT)
 
 
-def check_server_arguments(args: argparse.Namespace, *others: str) -> None:
+def check_server_arguments(args: argparse.Namespace, *others: str, sent: Sequence[str] = ("model",)) -> None:
     """That no flag is given which the other of --url and a model in this process has no use for.
 
     Args:
         args: with the engine's and the server's flags.
-        others: names of further flags that --url needs, whose default is None.
+        others: names of further flags that need --url, whose default is None.
+        sent: engine arguments that a server is told, too.
 
     Raises:
         CliError: names the flag.
@@ -68,8 +70,7 @@ def check_server_arguments(args: argparse.Namespace, *others: str) -> None:
                 raise CliError(f"{_flag(name)} says how to talk to a server, and needs --url")
         return
     for item in fields(EngineArgs):
-        # --model names one of the server's.
-        if item.name != "model" and getattr(args, item.name) != item.default:
+        if item.name not in sent and getattr(args, item.name) != item.default:
             raise CliError(f"{_flag(item.name)} is for a model in this process, and has no effect on the one at --url")
 
 
