@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 from live_server import LiveServer
 from tiny_llm import make_tiny_model
 
 MODEL = "smollm2"
 API_KEY = "the-key"
 
-# The tests' own process computes, too: threads that wait for one another on a busy core wait long.
+# The tests' own process computes, too: on a busy core, threads wait long for one another.
 _ENV = {"OMP_NUM_THREADS": "1"}
 
 
@@ -31,3 +32,12 @@ def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSer
     limits = ("--max-num-seqs", "1", "--max-num-queued-reqs", "0", "--max-body-mib", "0.01")
     with LiveServer(folder, "--api-key", API_KEY, *limits, env=_ENV) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Computing in the tests' own process leaves the server a core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

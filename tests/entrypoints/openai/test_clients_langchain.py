@@ -13,6 +13,8 @@ from live_server import LiveServer
 
 from vllm import LLM, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 QUESTION = "Is the sun hot? Yes or No."
 GREEDY = {"temperature": 0, "max_tokens": 8}
 

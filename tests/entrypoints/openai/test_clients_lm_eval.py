@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vllm.model_executor.model_loader import resolve_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOLERANCE = 2e-3
 """Of a continuation's logprob, in nats: float32 sums in another order, over some tokens."""
 

@@ -15,6 +15,8 @@ from openai.types import Completion
 
 from vllm import LLM, RequestOutput, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPT = "The capital of France is"
 GREEDY = {"temperature": 0, "max_tokens": 8}
 

@@ -12,6 +12,8 @@ from live_server import LiveServer
 
 from vllm import LLM, RequestOutput, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MESSAGES: list[Any] = [
     {"role": "system", "content": "You answer in one word."},
     {"role": "user", "content": "Is the sun hot? Yes or No."},

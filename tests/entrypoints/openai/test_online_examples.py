@@ -19,6 +19,8 @@ from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 READ = re.compile(r"  position (\d+)  id +(\d+)  logit +(\S+)")
 
 
