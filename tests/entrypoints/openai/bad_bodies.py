@@ -120,7 +120,7 @@ GENERATION = [
     # Objects.
     *bad("logit_bias", [], "x", 7, {"a": 1}, {"-1": 1}, {"1.0": 1}, {"": 1}, {"٣": 1}, {SURROGATE: 1}, {"9" * 5000: 1}),
     *bad("logit_bias", {"7": "1"}, {"7": True}, {"7": None}, {"7": 101}, {"7": -101}, {str(VOCAB_SIZE): 1}),
-    *bad("vllm_xargs", [], "x", 7),
+    *bad("vllm_xargs", [], "x", 7, {"a": SURROGATE}, {SURROGATE: 1}, {"a": [2**70]}),
     *bad("stream_options", [], "x", 7, True, stream=True),
     *bad("stream_options", {"include_usage": 1}, param="stream_options.include_usage", stream=True),
     *bad("stream_options", {"continuous_usage_stats": "yes"}, param="stream_options.continuous_usage_stats"),

@@ -177,6 +177,7 @@ def test_what_is_no_body(server, goes_on, path, kind):
         (b'"tools":' + b"[" * 900 + b"]" * 900, "tools"),
         (b'"stop":' + b"[" * 900 + b"]" * 900, "stop"),
         (b'"prompt":' + b"[" * 900 + b"]" * 900, "prompt"),
+        (b'"messages":' + b"[" * 900 + b"]" * 900, "messages"),
         (b'"logit_bias":' + b'{"7":' * 900 + b"1" + b"}" * 900, "logit_bias"),
         (b'"' + b"z" * 100_000 + b'":1', "z" * 64),
     ],

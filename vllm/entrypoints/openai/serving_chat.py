@@ -96,7 +96,7 @@ class ChatAnswer:
                 prompt_field="messages",
                 max_tokens_field=self._max_tokens_field,
             )
-        return await Submission.queue(self._state, self._id, processed, checked, self._body.priority or 0)
+            return await Submission.queue(self._state, self._id, processed, checked, self._body.priority or 0)
 
     def _render(self) -> dict[str, Any]:
         body = self._body

@@ -110,7 +110,7 @@ class CompletionAnswer:
                 self._params,
                 add_special_tokens=self._body.add_special_tokens is not False,
             )
-        return await Submission.queue(self._state, self._id, processed, checked, self._body.priority or 0)
+            return await Submission.queue(self._state, self._id, processed, checked, self._body.priority or 0)
 
     async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
         """The answer from the finished output of each prompt."""

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import LogprobsLists, LogprobsRow, LogprobsRows
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
@@ -28,14 +29,24 @@ _DEFAULTS = {item.name: getattr(SamplingParams(), item.name) for item in fields(
 
 
 def encode_request(request: EngineCoreRequest) -> bytes:
-    """A request, its parameters as those that are not the default."""
-    return _encoder.encode(
-        {
-            **vars(request),
-            "eos_token_ids": sorted(request.eos_token_ids),
-            "sampling_params": _encode_params(request.sampling_params),
-        }
-    )
+    """A request, its parameters as those that are not the default.
+
+    Raises:
+        VLLMValidationError: `extra_args`, of which alone nothing is known, hold what msgpack cannot.
+    """
+    values = {
+        **vars(request),
+        "eos_token_ids": sorted(request.eos_token_ids),
+        "sampling_params": _encode_params(request.sampling_params),
+    }
+    try:
+        return _encoder.encode(values)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise VLLMValidationError(
+            f"extra_args cannot be sent to the engine's process: {error}",
+            parameter="extra_args",
+            value=request.sampling_params.extra_args,
+        ) from None
 
 
 def decode_request(data: Frame) -> EngineCoreRequest:
