@@ -209,6 +209,33 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
         self._pending.append(rows)
         self._length += rows.rows.stop - rows.rows.start
 
+    def parts(self, num_entries: int) -> Iterator[FlatLogprobs]:
+        """The positions that were read, in order, a few at a time: a part has one of them, or at most `num_entries`
+        entries. What was put together before, by a look at an array, is not taken apart again."""
+        if self._flat.lse.size:
+            yield self
+            return
+        part, room = self._empty(), num_entries
+        for lists, rows, num_ids in self._pending:
+            width = 1 + self._own_topk(lists.num_topk) + num_ids
+            start = rows.start
+            while start < rows.stop:
+                if part._length and room < width:
+                    yield part
+                    part, room = self._empty(), num_entries
+                stop = min(rows.stop, start + max(1, room // width))
+                part.append_rows(LogprobsRows(lists, slice(start, stop), num_ids))
+                room -= (stop - start) * width
+                start = stop
+        if part._length:
+            yield part
+
+    def _empty(self) -> FlatLogprobs:
+        return FlatLogprobs(self._decode, self._num_topk, self._as_logits, self._has_sampled, self._has_entropy)
+
+    def _own_topk(self, widest: int) -> int:
+        return widest if self._num_topk < 0 else min(self._num_topk, widest)
+
     # -- arrays -------------------------------------------------------------------------------------------------
 
     def _arrays(self) -> _Flat:
@@ -231,7 +258,7 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
     def _merge(self, pending: list[LogprobsRows]) -> _Flat:
         (first, _, num_ids) = pending[0]
         widest = first.num_topk
-        own = widest if self._num_topk < 0 else min(self._num_topk, widest)
+        own = self._own_topk(widest)
         columns = np.concatenate(
             [np.arange(1 + own), np.arange(1 + widest, 1 + widest + num_ids)], dtype=np.int64, casting="unsafe"
         )

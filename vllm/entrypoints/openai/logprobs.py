@@ -5,7 +5,6 @@ JSON has no infinity: an impossible token's logprob is OpenAI's -9999.0.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,21 +12,35 @@ import msgspec
 import numpy as np
 
 from vllm.entrypoints.openai.token_texts import TokenNames, id_name
+from vllm.entrypoints.openai.turns import Turns
+from vllm.entrypoints.openai.wide_rows import WIDE, chat_row, classic_row, prompt_row
+from vllm.entrypoints.openai.written_json import Written
 from vllm.logprobs import FlatLogprobs, PromptLogprobs
 
 IMPOSSIBLE = -9999.0
 
-# So many entries are made between two turns of the event loop: some milliseconds.
-_ENTRIES_A_TURN = 4096
+# The arrays of so many entries are put together at once: about a millisecond.
+_ENTRIES_A_PART = 65536
 
 
 class Position(NamedTuple):
     """One position's entries, the token itself first."""
 
-    token_ids: list[int]
-    logprobs: list[float]
-    logits: list[float]
-    ranks: list[int]
+    token_ids: np.ndarray  # int32 [E]
+    logprobs: np.ndarray  # float32 [E]
+    logits: np.ndarray  # float32 [E]
+    ranks: np.ndarray  # int32 [E]
+    lse: float
+    entropy: float  # NaN when it was not asked for
+
+    def pick(self, indices: np.ndarray) -> Position:
+        """The entries at `indices`."""
+        return self._replace(
+            token_ids=self.token_ids[indices],
+            logprobs=self.logprobs[indices],
+            logits=self.logits[indices],
+            ranks=self.ranks[indices],
+        )
 
 
 class ChatEntry(msgspec.Struct):
@@ -47,7 +60,7 @@ class ClassicLogprobs(msgspec.Struct):
     text_offset: list[int] = []
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
-    top_logprobs: list[msgspec.Raw | dict[str, float] | None] = []
+    top_logprobs: list[Written | dict[str, float] | None] = []
     token_ids: list[int] = []
     ranks: list[int | None] = []
 
@@ -59,15 +72,10 @@ class ClassicLogprobs(msgspec.Struct):
 
 def positions(readings: FlatLogprobs) -> Iterator[Position]:
     """Every position that was read."""
-    logprobs, logits = _finite(readings.logprobs), _finite(readings.logits)
-    for start, stop in zip(readings.start_indices.tolist(), readings.end_indices.tolist(), strict=True):
-        span = slice(start, stop)
-        yield Position(
-            readings.token_ids[span].tolist(),
-            logprobs[span].tolist(),
-            logits[span].tolist(),
-            readings.ranks[span].tolist(),
-        )
+    for part in readings.parts(_ENTRIES_A_PART):
+        spans = map(slice, part.start_indices.tolist(), part.end_indices.tolist())
+        for own, lse, entropy in zip(spans, part.lse.tolist(), part.entropy.tolist(), strict=True):
+            yield Position(part.token_ids[own], part.logprobs[own], part.logits[own], part.ranks[own], lse, entropy)
 
 
 async def classic_logprobs(
@@ -88,15 +96,17 @@ async def classic_logprobs(
     turns = Turns()
     for position, piece in zip(positions(readings), pieces, strict=True):
         await turns.take(len(position.token_ids))
-        chosen = id_name(position.token_ids[0]) if names.as_ids else piece
-        top: Any = _keyed(chosen, position, names)
+        token_id = position.token_ids[0].item()
+        logprobs = _finite(position.logprobs)
+        chosen = id_name(token_id) if names.as_ids else piece
         result.tokens.append(chosen)
-        result.token_logprobs.append(position.logprobs[0])
-        result.token_ids.append(position.token_ids[0])
-        result.ranks.append(position.ranks[0])
-        if len(top) > _ENTRIES_A_TURN:
-            top = msgspec.Raw(msgspec.json.encode(top))
-        result.top_logprobs.append(top)
+        result.token_logprobs.append(logprobs[0].item())
+        result.token_ids.append(token_id)
+        result.ranks.append(position.ranks[0].item())
+        if len(position.token_ids) > WIDE:
+            result.top_logprobs.append(await classic_row(position.token_ids, logprobs, chosen, names))
+        else:
+            result.top_logprobs.append(_keyed(chosen, position.token_ids.tolist(), logprobs.tolist(), names))
     return result
 
 
@@ -129,86 +139,83 @@ async def chat_logprobs(
     content = []
     turns = Turns()
     for position in positions(readings):
-        shown = _top_then_ids(position, num_topk, ids)
-        top: list[ChatEntry] = []
-        for start in range(0, len(shown), _ENTRIES_A_TURN):
-            part = shown[start : start + _ENTRIES_A_TURN]
-            await turns.take(len(part))
-            top += _chat_entries(position, part, names)
-        (own,) = _chat_entries(position, [0], names)
-        await turns.take(1)
-        entry: dict[str, Any] = {name: getattr(own, name) for name in own.__struct_fields__}
-        # Encoded here, in turns: the whole answer is encoded in one.
-        entry["top_logprobs"] = msgspec.Raw(msgspec.json.encode(top)) if len(top) > _ENTRIES_A_TURN else top
-        content.append(entry)
+        shown = position.pick(_top_then_ids(position, num_topk, ids))
+        await turns.take(1 + len(shown.token_ids))
+        (own,) = _chat_entries(position.pick(np.zeros(1, np.int64)), names)
+        top: Written | list[ChatEntry]
+        if len(shown.token_ids) > WIDE:
+            logprobs, logits = _finite(shown.logprobs), _finite(shown.logits)
+            top = await chat_row(shown.token_ids, logprobs, shown.ranks, logits, names)
+        else:
+            top = _chat_entries(shown, names)
+        content.append({**{name: getattr(own, name) for name in own.__struct_fields__}, "top_logprobs": top})
     return content
 
 
-async def prompt_logprobs(readings: PromptLogprobs, names: TokenNames) -> list[dict[str, Any] | None]:
+async def prompt_logprobs(readings: PromptLogprobs, names: TokenNames) -> list[Written | dict[str, Any] | None]:
     """vLLM's `prompt_logprobs`: by token id, null where nothing was read."""
-    result: list[dict[str, Any] | None] = [None] * readings.num_unread
+    result: list[Written | dict[str, Any] | None] = [None] * readings.num_unread
     turns = Turns()
     for position in positions(readings):
         await turns.take(len(position.token_ids))
-        texts = names.texts(position.token_ids)
+        logprobs, logits = _finite(position.logprobs), _finite(position.logits)
+        if len(logprobs) > WIDE:
+            result.append(await prompt_row(position.token_ids, logprobs, position.ranks, logits, names))
+            continue
+        token_ids = position.token_ids.tolist()
+        columns = logprobs.tolist(), logits.tolist(), position.ranks.tolist()
         result.append(
             {
                 str(token_id): {"logprob": logprob, "rank": rank, "decoded_token": text, "logit": logit}
-                for token_id, text, logprob, logit, rank in zip(position.token_ids, texts, *position[1:], strict=True)
+                for token_id, text, logprob, logit, rank in zip(
+                    token_ids, names.texts(token_ids), *columns, strict=True
+                )
             }
         )
     return result
-
-
-class Turns:
-    """Lets the event loop take a turn once in a while."""
-
-    def __init__(self) -> None:
-        self._num_entries = 0
-
-    async def take(self, num_entries: int) -> None:
-        """Count entries that are about to be made."""
-        self._num_entries += num_entries
-        if self._num_entries >= _ENTRIES_A_TURN:
-            self._num_entries = 0
-            await asyncio.sleep(0)
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
     return np.where(np.isneginf(values), np.float32(IMPOSSIBLE), values)
 
 
-def _keyed(chosen: str, position: Position, names: TokenNames) -> dict[str, float]:
+def _keyed(chosen: str, token_ids: list[int], logprobs: list[float], names: TokenNames) -> dict[str, float]:
     """Logprobs by text. The chosen token keeps its text as its key, then the likelier one does; others with that text
     go by their ids."""
-    texts = names.texts(position.token_ids)
+    texts = names.texts(token_ids)
     texts[0] = chosen
-    keyed = dict(zip(texts, position.logprobs, strict=True))
+    keyed = dict(zip(texts, logprobs, strict=True))
     if len(keyed) == len(texts):
         return keyed
     keyed = {}
-    for text, token_id, logprob in zip(texts, position.token_ids, position.logprobs, strict=True):
+    for text, token_id, logprob in zip(texts, token_ids, logprobs, strict=True):
         keyed[id_name(token_id) if text in keyed else text] = logprob
     return keyed
 
 
-def _top_then_ids(position: Position, num_topk: int, ids: Sequence[int]) -> list[int]:
-    """Entries' indices: the k most likely in order, then those of `ids` that are not among them."""
+def _top_then_ids(position: Position, num_topk: int, ids: Sequence[int]) -> np.ndarray:
+    """Entries' indices int64: the k most likely in order, then those of `ids` that are not among them."""
     num_entries = len(position.token_ids)
     k = num_entries if num_topk < 0 else num_topk
-    # The entries after the first begin with the top k, but for the first if it is one of them.
-    candidates = range(min(k + 1, num_entries))
-    top = sorted(candidates, key=lambda i: (-position.logits[i], position.token_ids[i]))[:k]
+    # The entries after the first are the top k in order, but for the first if it is one of them.
+    ranked = slice(1, min(k + 1, num_entries))
+    falling, first = -position.logits[ranked], -position.logits[0]
+    tied = slice(int(np.searchsorted(falling, first)), int(np.searchsorted(falling, first, side="right")))
+    place = tied.start + int(np.searchsorted(position.token_ids[ranked][tied], position.token_ids[0]))
+    top = np.insert(np.arange(ranked.start, ranked.stop), place, 0)[:k]
     if not ids:
         return top
-    shown = {position.token_ids[i] for i in top}
-    index_of = {token_id: i for i, token_id in enumerate(position.token_ids)}
-    return top + [index_of[token_id] for token_id in ids if token_id not in shown]
+    shown = set(position.token_ids[top].tolist())
+    index_of = {token_id: index for index, token_id in enumerate(position.token_ids.tolist())}
+    return np.append(top, [index_of[token_id] for token_id in ids if token_id not in shown]).astype(np.int64)
 
 
-def _chat_entries(position: Position, indices: Sequence[int], names: TokenNames) -> list[ChatEntry]:
-    token_ids = [position.token_ids[i] for i in indices]
+def _chat_entries(position: Position, names: TokenNames) -> list[ChatEntry]:
+    token_ids, ranks = position.token_ids.tolist(), position.ranks.tolist()
+    logprobs, logits = _finite(position.logprobs).tolist(), _finite(position.logits).tolist()
     return [
-        ChatEntry(text, position.logprobs[i], names.bytes_of(token_id), token_id, position.ranks[i], position.logits[i])
-        for i, token_id, text in zip(indices, token_ids, names.texts(token_ids), strict=True)
+        ChatEntry(text, logprob, names.bytes_of(token_id), token_id, rank, logit)
+        for token_id, text, logprob, rank, logit in zip(
+            token_ids, names.texts(token_ids), logprobs, ranks, logits, strict=True
+        )
     ]

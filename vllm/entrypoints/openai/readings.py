@@ -9,10 +9,13 @@ import numpy as np
 
 from vllm.checks import check_texts, check_token_ids, check_vocabulary
 from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.logprobs import Turns, positions
+from vllm.entrypoints.openai.logprobs import Position, positions
 from vllm.entrypoints.openai.protocol_ext import ReadingFields
 from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.openai.token_texts import TokenNames
+from vllm.entrypoints.openai.turns import Turns
+from vllm.entrypoints.openai.wide_rows import WIDE, readings_row
+from vllm.entrypoints.openai.written_json import Written
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
 
@@ -86,32 +89,29 @@ class ReadingPlan:
         result = []
         turns = Turns()
         has_sampled = readings.has_sampled
-        for index, position in enumerate(positions(readings)):
-            ids = position.token_ids if self.shows_topk else self.token_ids
-            await turns.take(len(ids))
-            where = {token_id: i for i, token_id in enumerate(position.token_ids)}
-            rows = [where[token_id] for token_id in ids]
-            lse = float(readings.lse[index])
-            start = int(readings.start_indices[index])
-            logits = readings.logits[start : start + len(position.token_ids)][rows]
-            entropy = float(readings.entropy[index])
+        for position in positions(readings):
+            shown = position if self.shows_topk else position.pick(_indices(position.token_ids, self.token_ids))
+            await turns.take(len(shown.token_ids))
             result.append(
                 {
-                    "token_id": position.token_ids[0] if has_sampled else None,
-                    "ids": self._by_id(ids, logits, lse, [position.ranks[row] for row in rows], names),
-                    "mass": _number(float(np.exp(logits.astype(np.float64) - lse).sum())),
-                    "lse": _number(lse),
-                    "entropy": _number(entropy),
+                    "token_id": position.token_ids[0].item() if has_sampled else None,
+                    "ids": await self._by_id(shown, names),
+                    "mass": _number(float(np.exp(shown.logits.astype(np.float64) - shown.lse).sum())),
+                    "lse": _number(shown.lse),
+                    "entropy": _number(shown.entropy),
                 }
             )
         return result
 
-    def _by_id(
-        self, ids: list[int], logits: np.ndarray, lse: float, ranks: list[int], names: TokenNames
-    ) -> dict[str, dict[str, Any]]:
-        texts = names.texts(ids)
-        probabilities = _softmax(logits)
-        logprobs = (logits - np.float32(lse)).tolist()
+    async def _by_id(self, shown: Position, names: TokenNames) -> Written | dict[str, dict[str, Any]]:
+        probabilities = _softmax(shown.logits)
+        logprobs = shown.logits - np.float32(shown.lse)
+        if len(logprobs) > WIDE:
+            return await readings_row(
+                shown.token_ids, logprobs, shown.logits, shown.ranks, probabilities, self.labels, names
+            )
+        ids = shown.token_ids.tolist()
+        columns = (each.tolist() for each in (logprobs, shown.logits, shown.ranks, probabilities))
         return {
             str(token_id): {
                 "token": text,
@@ -121,9 +121,7 @@ class ReadingPlan:
                 "rank": rank,
                 "probability": _number(probability),
             }
-            for token_id, text, logprob, logit, rank, probability in zip(
-                ids, texts, logprobs, logits.tolist(), ranks, probabilities.tolist(), strict=True
-            )
+            for token_id, text, logprob, logit, rank, probability in zip(ids, names.texts(ids), *columns, strict=True)
         }
 
     def _logits(self, readings: FlatLogprobs) -> list[dict[str, float | None]]:
@@ -154,6 +152,12 @@ def _label_tokens(labels: Any, state: ServerState) -> dict[int, str]:
             )
         tokens[ids[0]] = label
     return tokens
+
+
+def _indices(token_ids: np.ndarray, wanted: list[int]) -> np.ndarray:
+    """int64 [len(wanted)]: where each stands in `token_ids`."""
+    where = {token_id: index for index, token_id in enumerate(token_ids.tolist())}
+    return np.array([where[token_id] for token_id in wanted], np.int64)
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

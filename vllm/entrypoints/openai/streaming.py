@@ -8,11 +8,11 @@ from contextlib import aclosing
 from typing import Any
 
 import anyio
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from vllm.entrypoints.openai.errors import as_api_error
+from vllm.entrypoints.openai.written_json import encode_parts, send_parts
 from vllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -31,7 +31,7 @@ class EventStream(Response):
     def __init__(self, chunks: AsyncGenerator[Any, None], release: Callable[[], Awaitable[None]]) -> None:
         """
         Args:
-            chunks: what msgspec can encode, one an event.
+            chunks: what encode_parts takes, one an event.
             release: gives back what they are made from, however far they came: a generator that nobody has begun to
                 read would not.
         """
@@ -58,16 +58,18 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
                 async for chunk in self._chunks:
-                    await self._send(send, b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+                    await _send_event(send, chunk)
             except Exception as error:
                 answer = as_api_error(error)
                 if answer.code == "internal_error":
                     logger.exception("a stream failed")
-                await self._send(send, b"data: " + msgspec.json.encode(answer.body()) + b"\n\n")
-            await self._send(send, DONE)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await _send_event(send, answer.body())
+            await send({"type": "http.response.body", "body": DONE, "more_body": False})
             group.cancel_scope.cancel()
 
-    @staticmethod
-    async def _send(send: Send, data: bytes) -> None:
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+async def _send_event(send: Send, chunk: Any) -> None:
+    first, *rest = encode_parts(chunk)
+    parts = [b"data: " + first, *rest]
+    parts[-1] += b"\n\n"
+    await send_parts(send, parts, more_body=True)

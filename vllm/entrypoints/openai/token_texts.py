@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from weakref import WeakKeyDictionary
 
 from vllm.tokenizer import Tokenizer
+
+HeadWriter = Callable[[int, str, list[int] | None], bytes]
+_HeadsByKind = dict[tuple[HeadWriter, bool], dict[int, bytes]]
+_heads: WeakKeyDictionary[Tokenizer, _HeadsByKind] = WeakKeyDictionary()
 
 
 class TokenNames:
@@ -17,6 +22,7 @@ class TokenNames:
             as_ids: show "token_id:N" for every text.
         """
         self._tokenizer = tokenizer
+        self._own_heads: _HeadsByKind = {}
         self.as_ids = as_ids or tokenizer is None
 
     def texts(self, token_ids: Sequence[int]) -> list[str]:
@@ -28,6 +34,23 @@ class TokenNames:
     def bytes_of(self, token_id: int) -> list[int] | None:
         """The bytes that the token adds to a text; None without a tokenizer."""
         return None if self._tokenizer is None else list(self._tokenizer.token_bytes(token_id))
+
+    def heads(self, token_ids: Sequence[int], write: HeadWriter) -> list[bytes]:
+        """What `write` makes of each token, which is remembered as long as there is the tokenizer.
+
+        Args:
+            token_ids: the tokens.
+            write: a function of a module, called with a token's id, text and bytes.
+        """
+        by_kind = self._own_heads if self._tokenizer is None else _heads.setdefault(self._tokenizer, {})
+        known = by_kind.setdefault((write, self.as_ids), {})
+        found = list(map(known.get, token_ids))
+        if None in found:
+            for index, token_id in enumerate(token_ids):
+                if found[index] is None:
+                    (text,) = self.texts([token_id])
+                    found[index] = known[token_id] = write(token_id, text, self.bytes_of(token_id))
+        return found  # type: ignore[return-value]
 
 
 def id_name(token_id: int) -> str:
