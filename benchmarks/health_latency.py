@@ -1,0 +1,138 @@
+"""How long /health takes to answer while the server works: full-vocabulary answers and a wide decode.
+
+    python benchmarks/health_latency.py                    # 20 s on the embedded model
+    python benchmarks/health_latency.py --full-vocab 16 --seconds 60
+
+Three processes: the server, a client that makes the load and looks at nothing it gets, and this one, which asks for
+/health at fixed times and counts from them: an answer that is late cannot hide the ones after it. Prints the
+percentiles in milliseconds without and with the load, then one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from machine import describe_machine
+from own_server import ServerProcess
+
+from vllm.entrypoints.cli.server_client import ServerClient
+
+_IDLE_SECONDS = 3.0
+_DECODE_TOKENS = 256
+
+
+def main() -> None:
+    """Start the server, measure it idle and at work."""
+    args = _parse_args()
+    if args.load:
+        asyncio.run(_load(args.load, args.full_vocab, args.positions, args.decode))
+        return
+    with ServerProcess(args.model, "--max-logprobs", "-1", "--served-model-name", "model") as server:
+        idle = asyncio.run(_probe(server.url, _IDLE_SECONDS, args.interval))
+        load = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--load", server.url], stdout=subprocess.PIPE)
+        try:
+            assert load.stdout is not None
+            load.stdout.readline()  # the first answers are there
+            busy = asyncio.run(_probe(server.url, args.seconds, args.interval))
+        finally:
+            load.terminate()
+            load.wait()
+    rows = {"idle": _percentiles(idle), "busy": _percentiles(busy)}
+    for name, row in rows.items():
+        print(f"{name:5}" + "".join(f"  {key} {value:8.1f}" for key, value in row.items()))
+    work = {"full_vocab": args.full_vocab, "positions": args.positions, "decode": args.decode, "probes": len(busy)}
+    print(json.dumps({**work, **rows, "start_seconds": round(server.start_seconds, 2), "machine": describe_machine()}))
+
+
+async def _probe(url: str, seconds: float, interval: float) -> list[float]:
+    """Milliseconds of each probe."""
+    client = ServerClient(url)
+
+    async def ask(due: float) -> float:
+        await client.get("/health")
+        return (time.perf_counter() - due) * 1000
+
+    await client.get("/health")
+    tasks, began = [], time.perf_counter()
+    for number in range(int(seconds / interval)):
+        due = began + number * interval
+        await asyncio.sleep(due - time.perf_counter())
+        tasks.append(asyncio.create_task(ask(due)))
+    result = list(await asyncio.gather(*tasks))
+    await client.close()
+    return result
+
+
+def _percentiles(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    return {name: round(ordered[int(share * (len(ordered) - 1))], 2) for name, share in shares.items()}
+
+
+async def _load(url: str, full_vocab: int, positions: int, decode: int) -> None:
+    """Keep the server at work until killed; say so once each kind of request has been answered."""
+    common = {"model": "model", "temperature": 0, "ignore_eos": True}
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    whole = {**common, "max_tokens": positions}
+    kinds = [
+        ("/v1/completions", {**whole, "prompt": "The capital of France is", "logprobs": -1}),
+        ("/v1/chat/completions", {**whole, "logprobs": True, "top_logprobs": -1, "chat_template": template}),
+    ]
+    kinds[1][1]["messages"] = [{"role": "user", "content": "Once upon a time"}]
+    answered = [asyncio.Event() for _ in range(full_vocab + decode)]
+
+    async def repeat(number: int, path: str, body: dict) -> None:
+        while True:
+            await _post(url, path, body, answered[number])
+
+    tasks = [asyncio.create_task(repeat(number, *kinds[number % 2])) for number in range(full_vocab)]
+    for number in range(decode):
+        body = {**common, "prompt": f"Story {number}.", "max_tokens": _DECODE_TOKENS, "stream": True}
+        tasks.append(asyncio.create_task(repeat(full_vocab + number, "/v1/completions", body)))
+
+    async def announce() -> None:
+        for event in answered:
+            await event.wait()
+        print("working", flush=True)
+
+    await asyncio.gather(announce(), *tasks)
+
+
+async def _post(url: str, path: str, body: dict, answered: asyncio.Event) -> None:
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    writer.write(head.encode() + data)
+    status = await reader.readline()
+    if b" 200 " not in status:
+        raise RuntimeError(f"{path} answered {status.decode()}{(await reader.read(2000)).decode()}")
+    answered.set()
+    while await reader.read(2**20):
+        pass
+    writer.close()
+
+
+def _parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="How long /health takes while the server works.")
+    parser.add_argument("--model", help="folder or name (default: the embedded model)")
+    parser.add_argument("--full-vocab", type=int, default=8, help="full-vocabulary requests (default: %(default)s)")
+    parser.add_argument("--positions", type=int, default=4, help="positions in each of them (default: %(default)s)")
+    parser.add_argument("--decode", type=int, default=64, help="streams decoding (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long to ask (default: %(default)s)")
+    parser.add_argument("--interval", type=float, default=0.02, help="seconds between probes (default: %(default)s)")
+    parser.add_argument("--load", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
