@@ -12,8 +12,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from vllm.entrypoints.chat import render_conversations
+from vllm.entrypoints.openai.answers import respond
 from vllm.entrypoints.openai.completion_choices import token_names
-from vllm.entrypoints.openai.engine_requests import Submission, request_id_of, while_connected
+from vllm.entrypoints.openai.engine_requests import Submission, request_id_of
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from vllm.entrypoints.openai.protocol import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
@@ -21,9 +22,7 @@ from vllm.entrypoints.openai.readings import ReadingPlan
 from vllm.entrypoints.openai.routes import body_of, takes
 from vllm.entrypoints.openai.sampling import named_as, process, sampling_params
 from vllm.entrypoints.openai.state import ServerState, server_state
-from vllm.entrypoints.openai.streaming import EventStream
 from vllm.entrypoints.openai.usage import StreamUsage, UsageCount
-from vllm.entrypoints.openai.written_json import PartsResponse
 from vllm.outputs import CompletionOutput, RequestOutput
 
 router = APIRouter()
@@ -36,15 +35,11 @@ async def create_chat_completion(request: Request) -> Response:
     body = await body_of(request, ChatCompletionRequest)
     state.check_model(body.model)
     answer = ChatAnswer(body, state, request_id_of(request, "chatcmpl", body.request_id))
-    submission = await while_connected(request, answer.submit())
-    if body.stream:
-        return EventStream(answer.chunks(submission, request), submission.abort)
-    outputs = await while_connected(request, submission.results())
-    return PartsResponse(await while_connected(request, answer.whole(outputs, request)))
+    return await respond(request, answer, bool(body.stream))
 
 
 class ChatAnswer:
-    """One request's way from its body to its answer."""
+    """See `Answer`."""
 
     def __init__(self, body: ChatCompletionRequest, state: ServerState, answer_id: str) -> None:
         """

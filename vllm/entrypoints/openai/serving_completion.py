@@ -10,17 +10,16 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from vllm.entrypoints.openai.answers import respond
 from vllm.entrypoints.openai.completion_choices import CompletionPrompt, CompletionSequence, Shown
-from vllm.entrypoints.openai.engine_requests import Submission, request_id_of, while_connected
+from vllm.entrypoints.openai.engine_requests import Submission, request_id_of
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.protocol import CompletionRequest, CompletionResponse
 from vllm.entrypoints.openai.readings import ReadingPlan
 from vllm.entrypoints.openai.routes import body_of, takes
 from vllm.entrypoints.openai.sampling import named_as, process, sampling_params
 from vllm.entrypoints.openai.state import ServerState, server_state
-from vllm.entrypoints.openai.streaming import EventStream
 from vllm.entrypoints.openai.usage import StreamUsage, UsageCount
-from vllm.entrypoints.openai.written_json import PartsResponse
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 
@@ -39,11 +38,7 @@ async def create_completion(request: Request) -> Response:
     body = await body_of(request, CompletionRequest)
     state.check_model(body.model)
     answer = CompletionAnswer(body, state, request_id_of(request, "cmpl", body.request_id))
-    submission = await while_connected(request, answer.submit())
-    if body.stream:
-        return EventStream(answer.chunks(submission, request), submission.abort)
-    outputs = await while_connected(request, submission.results())
-    return PartsResponse(await while_connected(request, answer.whole(outputs, request)))
+    return await respond(request, answer, bool(body.stream))
 
 
 def _prompt_list(prompt: Any) -> list[Any]:
@@ -57,7 +52,7 @@ def _prompt_list(prompt: Any) -> list[Any]:
 
 
 class CompletionAnswer:
-    """One request's way from its body to its answer."""
+    """See `Answer`."""
 
     def __init__(self, body: CompletionRequest, state: ServerState, answer_id: str) -> None:
         """

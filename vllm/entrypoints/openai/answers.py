@@ -1,0 +1,46 @@
+"""How an endpoint that generates answers: from queued prompts to JSON, or to a stream of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
+
+from fastapi import Request
+from starlette.responses import Response
+
+from vllm.entrypoints.openai.engine_requests import Submission, while_connected
+from vllm.entrypoints.openai.streaming import EventStream
+from vllm.entrypoints.openai.written_json import PartsResponse
+from vllm.outputs import RequestOutput
+
+
+class Answer(Protocol):
+    """One request's way from its body to its answer."""
+
+    async def submit(self) -> Submission:
+        """Check everything and queue it."""
+
+    async def whole(self, outputs: list[RequestOutput], request: Request) -> Any:
+        """The answer from the finished output of each prompt."""
+
+    def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
+        """The answer as it comes."""
+
+
+async def respond(request: Request, answer: Answer, stream: bool) -> Response:
+    """Generate and answer, while the client is there.
+
+    Args:
+        request: whose body has been read.
+        answer: what it asks for.
+        stream: send chunks as they come.
+
+    Raises:
+        ApiError, VLLMValidationError, EngineDeadError: the request cannot be honoured, or the model failed on it.
+        ClientDisconnected: nobody waits any more.
+    """
+    submission = await while_connected(request, answer.submit())
+    if stream:
+        return EventStream(answer.chunks(submission, request), submission.abort)
+    outputs = await while_connected(request, submission.results())
+    return PartsResponse(await while_connected(request, answer.whole(outputs, request)))
