@@ -33,9 +33,12 @@ class EngineDeadError(RuntimeError):
 
 def shown(value: Any, limit: int = 120) -> str:
     """The value as an error message shows it, in at most `limit` characters."""
+    if isinstance(value, (str, list)):
+        # What is cut anyway may be long.
+        value = value[:limit]
     try:
         text = repr(value)
     except (ValueError, RecursionError):
         # Python prints no integer of more than some thousands of digits, and nothing that is nested too deeply.
-        text = f"a {type(value).__name__} too long to print"
+        text = f"a {type(value).__name__} too large to print"
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

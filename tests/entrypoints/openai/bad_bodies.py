@@ -263,6 +263,7 @@ TOKENIZES = [
     *bad("return_token_strs", "yes", 1),
     *bad("promt", "a", says="'prompt'"),
     *bad("tools", [{}], prompt=LEFT_OUT, messages=[_MESSAGE]),
+    *bad("continue_final_message", True, add_generation_prompt=True, prompt=LEFT_OUT, messages=[_MESSAGE]),
 ]  # fmt: skip
 
 DETOKENIZES = [

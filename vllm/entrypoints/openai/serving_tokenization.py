@@ -73,11 +73,12 @@ def _tokenize_text(state: ServerState, body: TokenizeRequest, text: str) -> Resp
 
 
 def _tokenize_messages(state: ServerState, body: TokenizeRequest) -> Response:
+    begins_answer = body.add_generation_prompt
     (prompt,) = render_conversations(
         body.messages,
         state.tokenizer,
         chat_template=body.chat_template or state.chat_template,
-        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+        add_generation_prompt=not body.continue_final_message if begins_answer is None else begins_answer,
         continue_final_message=bool(body.continue_final_message),
         chat_template_kwargs=body.chat_template_kwargs,
     )
