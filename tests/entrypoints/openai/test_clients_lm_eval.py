@@ -157,8 +157,8 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> TaskManager:
 
 @pytest.mark.parametrize(
     "options",
-    [{"batch_size": 8}, {"num_concurrent": 4, "tokenized_requests": False}],
-    ids=["ids, eight prompts a request", "texts, four requests at once"],
+    [{"batch_size": 8}, {"num_concurrent": 4, "tokenized_requests": False, "tokenizer_backend": "huggingface"}],
+    ids=["ids by the server's tokenizer, eight prompts a request", "texts, four requests at once"],
 )
 def test_scores_are_those_of_transformers(
     float32_server: LiveServer,
@@ -168,12 +168,13 @@ def test_scores_are_those_of_transformers(
     text_scores: list[Score],
     options: dict[str, Any],
 ) -> None:
+    if "tokenizer_backend" in options:
+        options = {**options, "tokenizer": str(reference.folder)}
     evaluation = lm_eval.simple_evaluate(
         model="local-completions",
         model_args={
             "model": "m",
             "base_url": f"{float32_server.url}/v1/completions",
-            "tokenizer": str(reference.folder),
             **options,
         },
         tasks=["quiz", "prose", "count"],

@@ -187,3 +187,16 @@ def test_without_a_tokenizer(folder):
         for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):
             response = app.request("POST", path, json=body)
             assert response.status_code == 400 and "without a tokenizer" in response.json()["error"]["message"]
+
+
+def test_what_the_tokenizer_is(server, monkeypatch):
+    monkeypatch.setattr(server.state, "chat_template", TEMPLATE)
+    assert server.request("GET", "/tokenizer_info").json() == {
+        "model": "tiny",
+        "vocab_size": VOCAB_SIZE,
+        "max_model_len": 128,
+        "bos_token": None,
+        "eos_token": None,
+        "pad_token": None,
+        "chat_template": TEMPLATE,
+    }

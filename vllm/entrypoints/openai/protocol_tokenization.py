@@ -69,3 +69,15 @@ class DetokenizeResponse(ResponseModel):
     """The answer of /detokenize."""
 
     prompt: str = Field(description="The tokens' text, special tokens included.")
+
+
+class TokenizerInfo(ResponseModel):
+    """The answer of /tokenizer_info."""
+
+    model: str
+    vocab_size: int = Field(description="Number of tokens, added ones included.")
+    max_model_len: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    chat_template: str | None = Field(description="The Jinja template that conversations are written by.")

@@ -16,10 +16,11 @@ from vllm.entrypoints.openai.protocol_tokenization import (
     MAX_TEXT_BYTES,
     DetokenizeRequest,
     DetokenizeResponse,
+    TokenizerInfo,
     TokenizeRequest,
     TokenizeResponse,
 )
-from vllm.entrypoints.openai.routes import body_of, takes
+from vllm.entrypoints.openai.routes import body_of, error_answers, takes
 from vllm.entrypoints.openai.schema_extras import check_exactly_one
 from vllm.entrypoints.openai.state import ServerState, server_state
 from vllm.exceptions import VLLMValidationError, shown
@@ -66,6 +67,27 @@ async def detokenize(request: Request) -> Response:
     if len(ids) > _LARGE:
         return await while_connected(request, asyncio.to_thread(_detokenize, state, ids))
     return _detokenize(state, ids)
+
+
+@router.get(
+    "/tokenizer_info", responses={200: {"model": TokenizerInfo}, **error_answers(400, 401)}, response_model=None
+)
+async def tokenizer_info(request: Request) -> Response:
+    """What clients need to write prompts as the server's tokenizer reads them."""
+    return json_response(await asyncio.to_thread(_info, server_state(request)))
+
+
+def _info(state: ServerState) -> dict[str, Any]:
+    tokenizer = state.tokenizer
+    special = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
+    special["pad_token"] = tokenizer.pad_token_id
+    return {
+        "model": state.model_names[0],
+        "vocab_size": tokenizer.vocab_size,
+        "max_model_len": state.engine.model_config.max_model_len,
+        **{name: None if token_id is None else tokenizer.id_to_token(token_id) for name, token_id in special.items()},
+        "chat_template": state.chat_template or tokenizer.chat_template,
+    }
 
 
 def _tokenize_text(state: ServerState, body: TokenizeRequest, text: str) -> Response:
