@@ -53,6 +53,13 @@ class ChatAnswer:
         self._names = token_names(body.return_tokens_as_token_ids, state)
         self._max_tokens_field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, self._max_tokens_field)
+        if body.max_tokens not in (None, max_tokens):
+            raise ApiError(
+                400,
+                f"max_tokens={body.max_tokens} contradicts max_completion_tokens={max_tokens}, its newer name",
+                param="max_tokens",
+                code="invalid_value",
+            )
         if body.top_logprobs and not body.logprobs:
             raise ApiError(
                 400,
