@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from vllm.config import VllmConfig
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.logger import init_logger
+from vllm.tokenizer import Tokenizer
 from vllm.v1.engine.async_llm import AsyncLLM
 
 if TYPE_CHECKING:
@@ -86,16 +87,32 @@ def serve(config: VllmConfig, args: ServerArgs, chat_template: str | None, liste
         KeyboardInterrupt, SystemExit: a signal before the server was ready.
     """
     signal.signal(signal.SIGTERM, _end_before_ready)
-    imports = threading.Thread(target=_import_libraries, daemon=True)
-    imports.start()
+    # While the core loads the model, this process has nothing else to do.
+    imports = _in_thread(_import_libraries)
+    _in_thread(importlib.import_module, "transformers.models.auto.tokenization_auto")
     engine = AsyncLLM(config)
     try:
         imports.join()
+        if engine.tokenizer is not None:
+            _in_thread(_load_chat_template, engine.tokenizer)
         from vllm.entrypoints.openai.state import ServerState
 
         return uvloop.run(_run(ServerState(engine, args, chat_template), listener))
     finally:
         engine.shutdown()
+
+
+def _in_thread(function: Callable[..., object], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=function, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def _load_chat_template(tokenizer: Tokenizer) -> None:
+    """Now, as the library behind it takes seconds that the first chat request need not wait for."""
+    # A tokenizer that the library does not know is that request's error.
+    with contextlib.suppress(ValueError):
+        _ = tokenizer.chat_template
 
 
 def _import_libraries() -> None:
