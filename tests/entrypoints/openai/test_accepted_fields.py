@@ -47,6 +47,14 @@ OPENAI_FIELDS = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def single_thread():
+    """Threads that wait for one another on a busy core wait long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     engine = make_engine(make_tiny_model(tmp_path_factory.mktemp("tiny")), max_num_seqs=4)

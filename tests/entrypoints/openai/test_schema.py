@@ -135,6 +135,14 @@ def test_numbers_have_the_limits_of_sampling_params():
     assert limited >= 15
 
 
+@pytest.fixture(scope="module", autouse=True)
+def single_thread():
+    """Threads that wait for one another on a busy core wait long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
