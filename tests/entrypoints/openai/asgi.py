@@ -24,10 +24,15 @@ def make_engine(model: Path, **fields: Any) -> AsyncLLM:
     return AsyncLLM.from_engine_args(AsyncEngineArgs(str(model), **options))
 
 
+def server_args(**fields: Any) -> ServerArgs:
+    """Of a server for tests: its model is "tiny", and requests may bring the template that the model lacks."""
+    return ServerArgs(**{"served_model_name": ["tiny"], "trust_request_chat_template": True, **fields})
+
+
 @asynccontextmanager
 async def client_of(engine: AsyncLLM, **args: Any) -> AsyncIterator[httpx.AsyncClient]:
     """An HTTP client of a server over `engine`; `args` are ServerArgs."""
-    app = build_app(ServerState(engine, ServerArgs(**{"served_model_name": ["tiny"], **args})))
+    app = build_app(ServerState(engine, server_args(**args)))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
@@ -38,7 +43,7 @@ class AppThread:
 
     def __init__(self, engine: AsyncLLM, **args: Any) -> None:
         self.engine = engine
-        self.state = ServerState(engine, ServerArgs(**{"served_model_name": ["tiny"], **args}))
+        self.state = ServerState(engine, server_args(**args))
         transport = httpx.ASGITransport(build_app(self.state), raise_app_exceptions=False)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60)
         self._loop = asyncio.new_event_loop()

@@ -15,7 +15,9 @@ from types import TracebackType
 import httpx
 
 ROOT = Path(__file__).parents[3]
-TINY_FLAGS = ("--dtype", "float32", "--max-logprobs", "-1", "--served-model-name", "tiny")
+TINY_FLAGS = (
+    "--dtype", "float32", "--max-logprobs", "-1", "--served-model-name", "tiny", "--trust-request-chat-template",
+)  # fmt: skip
 """For folders of make_tiny_model, as asgi.make_engine's engine but with the model's whole context."""
 
 _READY_SECONDS = 60.0

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
+from asgi import server_args
 
 from vllm import AsyncLLM
 from vllm.entrypoints.openai.api_server import build_app
-from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
 
 PATIENCE = 20.0
@@ -91,7 +91,7 @@ class EngineLoop:
 @asynccontextmanager
 async def listening(engine: AsyncLLM, **args: Any) -> AsyncIterator[SocketServer]:
     """A server over `engine`; `args` are ServerArgs."""
-    state = ServerState(engine, ServerArgs(**{"served_model_name": ["tiny"], "access_log": False, **args}))
+    state = ServerState(engine, server_args(**{"access_log": False, **args}))
     config = uvicorn.Config(
         build_app(state), http="httptools", ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=1
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from asgi import AppThread, make_engine
+from asgi import AppThread, make_engine, server_args
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import SamplingParams
@@ -192,3 +192,12 @@ def test_errors_name_the_clients_own_fields(server):
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, param), error
         assert param.partition("[")[0] in error["message"]
+
+
+def test_a_template_of_a_request_is_a_program_that_not_every_server_runs(server, monkeypatch):
+    monkeypatch.setattr(server.state, "args", server_args(trust_request_chat_template=False))
+    for url in ("/v1/chat/completions", "/tokenize"):
+        body = {"model": "tiny", "messages": MESSAGES, "chat_template": TEMPLATE}
+        response = server.request("POST", url, json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template")
+        assert server.request("POST", url, json={"model": "tiny", "messages": MESSAGES}).status_code == 200

@@ -38,6 +38,9 @@ class ServerArgs:
     shutdown_timeout: float = _arg(30.0, "seconds that running requests have left after SIGTERM")
     ignore_unknown_fields: bool = _arg(False, "ignore request fields that are not known, instead of refusing them")
     chat_template: str | None = _arg(None, "file with a Jinja template in place of the model's own")
+    trust_request_chat_template: bool = _arg(
+        False, "take templates from requests, too: programs, which may run for as long as they like"
+    )
     generation_config: Literal["auto", "vllm"] = _arg(
         "auto", "sampling defaults of requests: auto = the model's own, vllm = vLLM's"
     )

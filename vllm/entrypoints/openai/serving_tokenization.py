@@ -99,7 +99,7 @@ def _tokenize_messages(state: ServerState, body: TokenizeRequest) -> Response:
     (prompt,) = render_conversations(
         body.messages,
         state.tokenizer,
-        chat_template=body.chat_template or state.chat_template,
+        chat_template=state.chat_template_of(body.chat_template),
         add_generation_prompt=not body.continue_final_message if begins_answer is None else begins_answer,
         continue_final_message=bool(body.continue_final_message),
         chat_template_kwargs=body.chat_template_kwargs,

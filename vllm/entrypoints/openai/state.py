@@ -66,6 +66,22 @@ class ServerState:
             return {}
         return self.engine.model_config.hf_config.default_sampling_params
 
+    def chat_template_of(self, given: str | None) -> str | None:
+        """The template in place of the model's own, if there is one: the request's, or the server's.
+
+        Raises:
+            ApiError: the request brings one and may not.
+        """
+        if given is not None and not self.args.trust_request_chat_template:
+            raise ApiError(
+                400,
+                "chat_template: a template is a program, and this server runs those of requests only with "
+                "--trust-request-chat-template",
+                param="chat_template",
+                code="unsupported_field",
+            )
+        return given or self.chat_template
+
     def check_model(self, name: str | None) -> str:
         """The model's name as answers show it.
 
