@@ -47,15 +47,22 @@ def run(args: argparse.Namespace) -> int:
     template = None if server_args.chat_template is None else read_text(Path(server_args.chat_template))
     if envs.logging_level() is None:
         logging.getLogger("vllm").setLevel(logging.INFO)
-    # What the server is made of takes a moment to import, which a bad flag need not wait for.
-    from vllm.entrypoints.openai.launcher import bind, serve
+    # What a server is made of takes a moment to import, which a bad flag need not wait for; and the core's process
+    # does its part of that meanwhile.
+    from vllm.v1.engine.core_start import end_core, start_core
 
+    core_process = start_core()
     try:
-        listener = bind(server_args.host, server_args.port)
-        config = EngineArgs.from_cli_args(args).create_engine_config()
-    except (ValueError, OSError) as error:
-        raise CliError(str(error)) from error
-    return serve(config, server_args, template, listener)
+        from vllm.entrypoints.openai.launcher import bind, serve
+
+        try:
+            listener = bind(server_args.host, server_args.port)
+            config = EngineArgs.from_cli_args(args).create_engine_config()
+        except (ValueError, OSError) as error:
+            raise CliError(str(error)) from error
+        return serve(config, server_args, template, listener, core_process)
+    finally:
+        end_core(core_process)
 
 
 def check_args(args: ServerArgs) -> None:

@@ -24,6 +24,7 @@ from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.logger import init_logger
 from vllm.tokenizer import Tokenizer
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_start import CoreProcessHandle
 
 if TYPE_CHECKING:
     # With what they bring along, imported while the engine's core starts.
@@ -69,7 +70,13 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(config: VllmConfig, args: ServerArgs, chat_template: str | None, listener: socket.socket) -> int:
+def serve(
+    config: VllmConfig,
+    args: ServerArgs,
+    chat_template: str | None,
+    listener: socket.socket,
+    core_process: CoreProcessHandle,
+) -> int:
     """Load the model and serve it until a signal or the engine's death ends that. For the main thread.
 
     Args:
@@ -77,6 +84,7 @@ def serve(config: VllmConfig, args: ServerArgs, chat_template: str | None, liste
         args: the server's.
         chat_template: text of a template in place of the model's own.
         listener: from `bind`.
+        core_process: from `start_core`.
 
     Returns:
         The exit code: 0 after SIGTERM, 1 after the engine's death, 128 + its number after a signal that cut requests
@@ -87,14 +95,8 @@ def serve(config: VllmConfig, args: ServerArgs, chat_template: str | None, liste
         KeyboardInterrupt, SystemExit: a signal before the server was ready.
     """
     signal.signal(signal.SIGTERM, _end_before_ready)
-    # While the core loads the model, this process has nothing else to do.
-    imports = _in_thread(_import_libraries)
-    _in_thread(importlib.import_module, "transformers.models.auto.tokenization_auto")
-    engine = AsyncLLM(config)
+    engine = AsyncLLM(config, core_process, _prepare)
     try:
-        imports.join()
-        if engine.tokenizer is not None:
-            _in_thread(_load_chat_template, engine.tokenizer)
         from vllm.entrypoints.openai.state import ServerState
 
         return uvloop.run(_run(ServerState(engine, args, chat_template), listener))
@@ -102,23 +104,14 @@ def serve(config: VllmConfig, args: ServerArgs, chat_template: str | None, liste
         engine.shutdown()
 
 
-def _in_thread(function: Callable[..., object], *arguments: object) -> threading.Thread:
-    thread = threading.Thread(target=function, args=arguments, daemon=True)
-    thread.start()
-    return thread
-
-
-def _load_chat_template(tokenizer: Tokenizer) -> None:
-    """Now, as the library behind it takes seconds that the first chat request need not wait for."""
-    # A tokenizer that the library does not know is that request's error.
-    with contextlib.suppress(ValueError):
-        _ = tokenizer.chat_template
-
-
-def _import_libraries() -> None:
-    # None of our own: two threads in one circle of imports see half-made modules.
-    for name in ("fastapi", "prometheus_client"):
-        importlib.import_module(name)
+def _prepare(tokenizer: Tokenizer | None) -> None:
+    """Import what the first requests need, while the core loads the model. Not in a thread: two of them in one circle of
+    imports see half-made modules."""
+    importlib.import_module("vllm.entrypoints.openai.api_server")
+    if tokenizer is not None:
+        # A tokenizer that the library of chat templates does not know is a chat request's error.
+        with contextlib.suppress(ValueError):
+            _ = tokenizer.chat_template
 
 
 def _end_before_ready(signum: int, frame: FrameType | None) -> None:

@@ -16,9 +16,9 @@ from vllm.entrypoints.openai.protocol_tokenization import (
     MAX_TEXT_BYTES,
     DetokenizeRequest,
     DetokenizeResponse,
-    TokenizerInfo,
     TokenizeRequest,
     TokenizeResponse,
+    TokenizerInfo,
 )
 from vllm.entrypoints.openai.routes import body_of, error_answers, takes
 from vllm.entrypoints.openai.schema_extras import check_exactly_one

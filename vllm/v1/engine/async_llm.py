@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -12,8 +12,10 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import EngineDeadError, VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.tokenizer import Tokenizer
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.core_client import CoreClient
+from vllm.v1.engine.core_start import CoreProcessHandle
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, check_params_type, load_tokenizer
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.engine_metrics import EngineMetrics
@@ -70,16 +72,33 @@ class AsyncLLM:
     """Generates for requests that come at any time. All methods but the constructor and `shutdown` belong to one event
     loop."""
 
-    def __init__(self, config: VllmConfig) -> None:
+    def __init__(
+        self,
+        config: VllmConfig,
+        core_process: CoreProcessHandle | None = None,
+        meanwhile: Callable[[Tokenizer | None], None] | None = None,
+    ) -> None:
         """Start the engine core's process and wait until it is ready.
+
+        Args:
+            config: the engine's.
+            core_process: one that `start_core` started; None = start one.
+            meanwhile: called with the tokenizer while the core loads the model.
 
         Raises:
             EngineDeadError: it could not start; the message has the cause.
         """
         self.vllm_config = config
         self.model_config = config.model_config
-        self._core = CoreClient(config)
-        self.tokenizer = load_tokenizer(self.model_config)
+        self._core = CoreClient(config, core_process)
+        try:
+            self.tokenizer = load_tokenizer(self.model_config)
+            if meanwhile is not None:
+                meanwhile(self.tokenizer)
+            self._core.wait_until_ready()
+        except BaseException:
+            self._core.close()
+            raise
         self.input_processor = InputProcessor(config, self.tokenizer)
         self.metrics = EngineMetrics(self.model_config.max_model_len)
         self.output_processor = OutputProcessor(self.tokenizer, self.metrics)

@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
-import pickle
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -24,7 +20,21 @@ import zmq.asyncio
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
-from vllm.v1.engine.core_proc import ABORT, ADD, CALL, DEAD, OUTPUTS, READY, REPLY, STOP, CoreStart
+from vllm.v1.engine.core_start import (
+    ABORT,
+    ADD,
+    CALL,
+    DEAD,
+    OUTPUTS,
+    READY,
+    REPLY,
+    STOP,
+    CoreProcessHandle,
+    CoreStart,
+    end_core,
+    start_core,
+    tell_core,
+)
 from vllm.v1.engine.serial import decode_outputs, encode_request
 
 OutputHandler = Callable[[list[EngineCoreOutput], dict[str, Any]], Awaitable[None]]
@@ -38,11 +48,12 @@ class CoreClient:
     The process ends with `close`, and with this process, however that ends.
     """
 
-    def __init__(self, config: VllmConfig) -> None:
-        """Start the process and wait until its engine is ready.
+    def __init__(self, config: VllmConfig, process: CoreProcessHandle | None = None) -> None:
+        """Let the process begin; `wait_until_ready` comes before anything else.
 
-        Raises:
-            EngineDeadError: it could not start; the message has the cause.
+        Args:
+            config: the engine's.
+            process: one that `start_core` started, which this client ends; None = start one.
         """
         self._folder = tempfile.mkdtemp(prefix="vllm-")
         self._context = zmq.asyncio.Context()
@@ -52,13 +63,10 @@ class CoreClient:
         self._call_numbers = itertools.count()
         self._cause: str | None = None
         self.dead_error: EngineDeadError | None = None
-        self._process = _start(CoreStart(config, self._folder, self._address("input"), self._address("output")))
+        self._process = process or start_core()
         self._finalizer = weakref.finalize(self, _close, self._process, self._folder)
-        try:
-            self.num_blocks = self._wait_until_ready()
-        except BaseException:
-            self.close()
-            raise
+        tell_core(self._process, CoreStart(config, self._folder, self._address("input"), self._address("output")))
+        self.num_blocks = 0
 
     @property
     def pid(self) -> int:
@@ -157,13 +165,19 @@ class CoreClient:
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(died.set)
 
-    def _wait_until_ready(self) -> int:
+    def wait_until_ready(self) -> None:
+        """Wait until the engine is ready.
+
+        Raises:
+            EngineDeadError: it could not start; the message has the cause.
+        """
         receiving: zmq.Socket[bytes] = zmq.Socket.shadow(self._from_core)
         while True:
             if receiving.poll(100):
                 kind, data = receiving.recv_multipart()
                 if kind == READY:
-                    return msgspec.msgpack.decode(data)["num_blocks"]
+                    self.num_blocks = msgspec.msgpack.decode(data)["num_blocks"]
+                    return
                 self._cause = data.decode()
             if self._process.poll() is not None and not receiving.poll(0):
                 raise self._die()
@@ -178,32 +192,7 @@ class CoreClient:
         return f"ipc://{self._folder}/{name}"
 
 
-def _start(start: CoreStart) -> subprocess.Popen[bytes]:
-    # A fresh interpreter rather than a fork or a spawn: no thread is copied, and no main module is run again. It sees
-    # the modules that this process sees.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vllm.v1.engine.core_proc"], stdin=subprocess.PIPE, env=environment
-    )
-    assert process.stdin is not None
-    # One that died at once is noticed by its exit status.
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(pickle.dumps(start))
-        process.stdin.flush()
-    return process
-
-
-def _close(process: subprocess.Popen[bytes], folder: str) -> None:
+def _close(process: CoreProcessHandle, folder: str) -> None:
     """Make sure that the process is gone, and what it used."""
-    if process.poll() is None:
-        process.terminate()
-        deadline = time.monotonic() + 1.0
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-    if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+    end_core(process)
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The engine core in a process of its own: `python -m vllm.v1.engine.core_proc`, started by CoreClient.
+"""The engine core in a process of its own, which core_start.py starts.
 
 Its configuration and addresses come pickled through stdin, which then stays open: when it ends, so has the parent, and
 the process follows. Messages are multipart; the first frame says what they are.
@@ -9,40 +9,24 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import signal
 import sys
 import threading
 import traceback
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import zmq
 
-from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core_start import ABORT, ADD, CALL, DEAD, OUTPUTS, READY, REPLY, STOP, CoreStart
 from vllm.v1.engine.serial import decode_request, encode_outputs
 
 logger = init_logger(__name__)
 
-# Messages to the core, and from it.
-ADD, ABORT, CALL, STOP = b"add", b"abort", b"call", b"stop"
-READY, OUTPUTS, REPLY, DEAD = b"ready", b"outputs", b"reply", b"dead"
-
 _MAX_FAILED_STEPS = 3
 """So many steps in a row that fail are a fault of the engine, not of a request."""
-
-
-@dataclass(frozen=True)
-class CoreStart:
-    """What a core process is started with."""
-
-    config: VllmConfig
-    folder: str  # of the addresses
-    input_address: str
-    output_address: str
 
 
 class CoreProcess:
@@ -150,19 +134,10 @@ def _end_with_parent(folder: str) -> None:
 
 def main() -> int:
     """Run a core as the parent describes it."""
-    # The terminal's Ctrl-C goes to the whole group; when to stop is the parent's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    start = pickle.load(sys.stdin.buffer)
+    try:
+        start = pickle.load(sys.stdin.buffer)
+    except EOFError:
+        # The parent ended, or found that it needs no core.
+        return 1
     threading.Thread(target=_end_with_parent, args=(start.folder,), daemon=True).start()
     return CoreProcess(start).run()
-
-
-if __name__ == "__main__":
-    # Under this name, not as __main__, the classes are those that the parent pickled.
-    from vllm.v1.engine import core_proc
-
-    # A thread of a library must not keep a dead core alive.
-    status = core_proc.main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)

@@ -1,0 +1,86 @@
+"""How the engine core's process begins, and the names of the messages between the two processes.
+
+Light, so that the process can be started before its parent imports what takes time: it does the same meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+# Messages to the core, and from it.
+ADD, ABORT, CALL, STOP = b"add", b"abort", b"call", b"stop"
+READY, OUTPUTS, REPLY, DEAD = b"ready", b"outputs", b"reply", b"dead"
+
+CoreProcessHandle = subprocess.Popen[bytes]
+
+_END_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class CoreStart:
+    """What a core process is told first."""
+
+    config: VllmConfig
+    folder: str  # of the addresses
+    input_address: str
+    output_address: str
+
+
+def start_core() -> CoreProcessHandle:
+    """A core process that imports what it needs and waits for `tell_core`. It ends with this process."""
+    # A fresh interpreter rather than a fork or a spawn: no thread is copied, and no main module is run again. It sees
+    # the modules that this process sees.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.Popen([sys.executable, "-m", "vllm.v1.engine.core_start"], stdin=subprocess.PIPE, env=environment)
+
+
+def tell_core(process: CoreProcessHandle, start: CoreStart) -> None:
+    """Let a core begin."""
+    assert process.stdin is not None
+    # One that died at once is noticed by its exit status.
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(pickle.dumps(start))
+        process.stdin.flush()
+
+
+def end_core(process: CoreProcessHandle) -> None:
+    """Make sure that the process is gone."""
+    if process.poll() is None:
+        process.terminate()
+        deadline = time.monotonic() + _END_SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+
+
+def _run() -> None:
+    """Be a core process."""
+    # The terminal's Ctrl-C goes to the whole group; when to stop is the parent's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from vllm.v1.engine import core_proc
+
+    status = core_proc.main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A thread of a library must not keep a dead core alive.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    _run()
