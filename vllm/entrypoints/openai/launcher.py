@@ -105,8 +105,8 @@ def serve(
 
 
 def _prepare(tokenizer: Tokenizer | None) -> None:
-    """Import what the first requests need, while the core loads the model. Not in a thread: two of them in one circle of
-    imports see half-made modules."""
+    """Import what the first requests need, while the core loads the model. Not in a thread: two threads in one circle
+    of imports see half-made modules."""
     importlib.import_module("vllm.entrypoints.openai.api_server")
     if tokenizer is not None:
         # A tokenizer that the library of chat templates does not know is a chat request's error.
