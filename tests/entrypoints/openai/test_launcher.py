@@ -95,8 +95,15 @@ def assert_cut_short(in_flight: InFlight, code: str) -> None:
 
 def assert_gone(server: LiveServer, cores: list[int]) -> None:
     wait_for(lambda: not any(is_running(pid) for pid in cores))
-    with pytest.raises(httpx.ConnectError):
+    wait_for(lambda: refuses(server))
+
+
+def refuses(server: LiveServer) -> bool:
+    try:
         httpx.get(f"{server.url}/health")
+    except httpx.ConnectError:
+        return True
+    return False
 
 
 def test_sigterm_lets_requests_finish(folder):

@@ -15,7 +15,9 @@ import argparse
 import logging
 import math
 import re
+import signal
 from pathlib import Path
+from types import FrameType
 
 from vllm import envs
 from vllm.engine.arg_utils import EngineArgs
@@ -41,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
         CliError: an argument cannot be honoured, or the model is not there; before the model loads.
         EngineDeadError: the engine could not start.
         KeyboardInterrupt: Ctrl-C before the server was ready.
+        SystemExit: SIGTERM before that.
     """
     server_args = ServerArgs.from_cli_args(args)
     check_args(server_args)
@@ -51,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     # does its part of that meanwhile.
     from vllm.v1.engine.core_start import end_core, start_core
 
+    signal.signal(signal.SIGTERM, _end_before_ready)
     core_process = start_core()
     try:
         from vllm.entrypoints.openai.launcher import bind, serve
@@ -63,6 +67,10 @@ def run(args: argparse.Namespace) -> int:
         return serve(config, server_args, template, listener, core_process)
     finally:
         end_core(core_process)
+
+
+def _end_before_ready(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signum)
 
 
 def check_args(args: ServerArgs) -> None:

@@ -92,9 +92,8 @@ def serve(
 
     Raises:
         EngineDeadError: the engine could not start.
-        KeyboardInterrupt, SystemExit: a signal before the server was ready.
+        KeyboardInterrupt: SIGINT before the server was ready.
     """
-    signal.signal(signal.SIGTERM, _end_before_ready)
     engine = AsyncLLM(config, core_process, _prepare)
     try:
         from vllm.entrypoints.openai.state import ServerState
@@ -112,10 +111,6 @@ def _prepare(tokenizer: Tokenizer | None) -> None:
         # A tokenizer that the library of chat templates does not know is a chat request's error.
         with contextlib.suppress(ValueError):
             _ = tokenizer.chat_template
-
-
-def _end_before_ready(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(EXIT_SIGNAL + signum)
 
 
 async def _run(state: ServerState, listener: socket.socket) -> int:
