@@ -26,6 +26,9 @@ from own_server import ServerProcess
 
 from vllm.entrypoints.cli.server_client import ServerClient
 
+_SETTLING_SECONDS = 5.0
+"""A server that has just become ready still loads what only some requests need."""
+
 _IDLE_SECONDS = 3.0
 _DECODE_TOKENS = 256
 
@@ -36,7 +39,8 @@ def main() -> None:
     if args.load:
         asyncio.run(_load(args.load, args.full_vocab, args.positions, args.decode))
         return
-    with ServerProcess(args.model, "--max-logprobs", "-1", "--served-model-name", "model") as server:
+    with ServerProcess(args.model, "--trust-request-chat-template") as server:
+        time.sleep(_SETTLING_SECONDS)
         idle = asyncio.run(_probe(server.url, _IDLE_SECONDS, args.interval))
         load = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--load", server.url], stdout=subprocess.PIPE)
         try:
@@ -81,13 +85,16 @@ def _percentiles(values: list[float]) -> dict[str, float]:
 async def _load(url: str, full_vocab: int, positions: int, decode: int) -> None:
     """Keep the server at work until killed; say so once each kind of request has been answered."""
     common = {"model": "model", "temperature": 0, "ignore_eos": True}
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    talk = [{"role": "user", "content": "Once upon a time"}]
     whole = {**common, "max_tokens": positions}
     kinds = [
         ("/v1/completions", {**whole, "prompt": "The capital of France is", "logprobs": -1}),
-        ("/v1/chat/completions", {**whole, "logprobs": True, "top_logprobs": -1, "chat_template": template}),
+        (
+            "/v1/chat/completions",
+            {**whole, "logprobs": True, "top_logprobs": -1, "messages": talk, "chat_template": template},
+        ),
     ]
-    kinds[1][1]["messages"] = [{"role": "user", "content": "Once upon a time"}]
     answered = [asyncio.Event() for _ in range(full_vocab + decode)]
 
     async def repeat(number: int, path: str, body: dict) -> None:

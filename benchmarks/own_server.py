@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class ServerProcess:
-    """A server on a free port of 127.0.0.1, until the context is left.
+    """A server on a free port of 127.0.0.1 that serves "model" with any number of logprobs, until the context is left.
 
     Attributes:
         url: where it listens.
@@ -37,7 +37,7 @@ class ServerProcess:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         began = time.perf_counter()
         self._process = subprocess.Popen(
-            [*command, "--port", "0", "--no-access-log"],
+            [*command, "--port", "0", "--served-model-name", "model", "--max-logprobs", "-1", "--no-access-log"],
             stderr=self._log,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
