@@ -78,7 +78,7 @@ class EngineLoop:
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """The result of a coroutine in that loop."""
-        return self._loop.run_until_complete(asyncio.wait_for(work, PATIENCE))
+        return self._loop.run_until_complete(asyncio.wait_for(work, 6 * PATIENCE))
 
     def close(self) -> None:
         """End both."""
