@@ -26,6 +26,11 @@ CoreProcessHandle = subprocess.Popen[bytes]
 
 _END_SECONDS = 1.0
 
+_DEFAULTS = {"GOMP_SPINCOUNT": "10000"}
+"""Of the core's environment. OpenMP's threads wait for one another by spinning, by default for some 16 ms. Where
+another process, such as the server itself, has taken a core, every operator waits that long: one sequence was decoded
+at 4 instead of 48 tokens a second. On quiet cores the shorter wait costs nothing."""
+
 
 @dataclass(frozen=True)
 class CoreStart:
@@ -41,7 +46,7 @@ def start_core() -> CoreProcessHandle:
     """A core process that imports what it needs and waits for `tell_core`. It ends with this process."""
     # A fresh interpreter rather than a fork or a spawn: no thread is copied, and no main module is run again. It sees
     # the modules that this process sees.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = {**_DEFAULTS, **os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return subprocess.Popen([sys.executable, "-m", "vllm.v1.engine.core_start"], stdin=subprocess.PIPE, env=environment)
 
 
