@@ -41,3 +41,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def engines_of_one_thread() -> Iterator[None]:
+    """Engines that the tests start compute in one thread: on a busy core, several wait long for one another."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield

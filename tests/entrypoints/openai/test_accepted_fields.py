@@ -15,6 +15,8 @@ from vllm.entrypoints.openai.protocol_base import REFUSED_FIELDS
 from vllm.entrypoints.openai.protocol_scoring import GenerativeScoringRequest, ScoringRequest
 from vllm.entrypoints.openai.protocol_tokenization import DetokenizeRequest, TokenizeRequest
 
+pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
+
 GREEDY = {"temperature": 0, "ignore_eos": True}
 BODIES = {
     "/v1/completions": {**COMPLETION, **GREEDY},
@@ -45,14 +47,6 @@ OPENAI_FIELDS = {
     "prompt_cache_retention": "24h",
     "parallel_tool_calls": False,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single_thread():
-    """Threads that wait for one another on a busy core wait long."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 @pytest.fixture(scope="module")

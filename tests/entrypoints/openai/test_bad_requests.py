@@ -28,6 +28,8 @@ from tiny_llm import make_tiny_model
 from vllm import SamplingParams
 from vllm.entrypoints.openai.routes import REQUEST_MODELS
 
+pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
+
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'nobody' %}{{ raise_exception('no such role') }}{% endif %}"
     "{{ m.role[0] }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
@@ -51,14 +53,6 @@ TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single_thread():
-    """Threads that wait for one another on a busy core wait long."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -17,17 +17,11 @@ from real_sockets import PATIENCE, EngineLoop, RawClient, listening
 from tiny_llm import make_tiny_llm, make_tiny_model
 from traffic import Case, draw, offline, put_together
 
+pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
+
 NUM_CLIENTS = 200
 NUM_SLOTS = 16
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single_thread():
-    """The clients compute, too: threads that wait for one another on a busy core wait long."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 @pytest.fixture(scope="module")

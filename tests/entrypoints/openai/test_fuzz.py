@@ -13,6 +13,8 @@ from tiny_llm import make_tiny_model
 
 from vllm.entrypoints.openai.routes import REQUEST_MODELS
 
+pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
+
 MAX_MODEL_LEN = 16
 NUM_BODIES = 250
 NUM_BYTES = 100
@@ -53,14 +55,6 @@ ODD = [
 ]  # fmt: skip
 
 NAMES = sorted({name for model in REQUEST_MODELS for name in (*model.model_fields, *model.ACCEPTED, *model.REFUSED)})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single_thread():
-    """Threads that wait for one another on a busy core wait long."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,8 @@ from traffic import COMPLETIONS, Case, draw, offline
 
 from vllm import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
+
 NUM_MIXED, NUM_SMALL = 60, 400
 """Requests of a round."""
 
@@ -27,13 +29,6 @@ NUM_SENT = 1500
 GROWTH_KIB = 8192
 """Of a whole process over a thousand requests: what allocators do on their own, with room. A leak of 8 KiB a request
 shows; smaller ones show in the counts of objects."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single_thread():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,8 @@ from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import VLLMValidationError
 
+pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
+
 KEY = "secret"
 TEMPLATE = "{% for m in messages %}>{{ m.content }}{% endfor %}"
 
@@ -133,14 +135,6 @@ def test_numbers_have_the_limits_of_sampling_params():
                 if "not" in branch:
                     assert refused(name, branch["not"]["const"]), name
     assert limited >= 15
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single_thread():
-    """Threads that wait for one another on a busy core wait long."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -263,18 +263,23 @@ class ChatChoice(ChoiceFields):
     finish_reason: Literal["stop", "length", "abort"] | None
 
 
-class ChatCompletionResponse(ResponseModel):
-    """The answer of /v1/chat/completions."""
+class ChatFields(ResponseModel):
+    """What an answer has beside its choices; in a stream, the first chunk what belongs to the whole answer."""
 
     id: str
-    object: Literal["chat.completion"]
     created: int
     model: str
-    choices: list[ChatChoice]
     labels: list[LabelEntry] | None = None
     usage: Usage | None = None
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
+
+
+class ChatCompletionResponse(ChatFields):
+    """The answer of /v1/chat/completions."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
 
 
 class ChatDelta(ResponseModel):
@@ -293,18 +298,11 @@ class ChatChunkChoice(ChoiceFields):
     finish_reason: Literal["stop", "length", "abort"] | None
 
 
-class ChatCompletionChunk(ResponseModel):
-    """An event of the streamed answer. The first one has what belongs to the whole answer."""
+class ChatCompletionChunk(ChatFields):
+    """An event of the streamed answer."""
 
-    id: str
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
     choices: list[ChatChunkChoice]
-    labels: list[LabelEntry] | None = None
-    usage: Usage | None = None
-    prompt_logprobs: PromptLogprobs | None = None
-    prompt_token_ids: list[int] | None = None
 
 
 class ErrorInfo(ResponseModel):

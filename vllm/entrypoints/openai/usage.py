@@ -15,12 +15,15 @@ class UsageCount:
     """Tokens of a request's prompts and answers, so far."""
 
     def __init__(self) -> None:
-        self._prompts: dict[int, tuple[int, int]] = {}  # number of the prompt -> (tokens, those from the cache)
-        self._num_generated = 0
+        self._prompts: set[int] = set()  # numbers of those that are counted
+        self._num_prompt = self._num_cached = self._num_generated = 0
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Count an output of prompt `index`: its tokens are new, its prompt may be known."""
-        self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens or 0)
+        if index not in self._prompts:
+            self._prompts.add(index)
+            self._num_prompt += len(output.prompt_token_ids)
+            self._num_cached += output.num_cached_tokens or 0
         self._num_generated += sum(len(completion.token_ids) for completion in output.outputs)
 
     @classmethod
@@ -33,12 +36,11 @@ class UsageCount:
 
     def fields(self) -> dict[str, Any]:
         """As answers show it."""
-        num_prompt = sum(length for length, _ in self._prompts.values())
         return {
-            "prompt_tokens": num_prompt,
+            "prompt_tokens": self._num_prompt,
             "completion_tokens": self._num_generated,
-            "total_tokens": num_prompt + self._num_generated,
-            "prompt_tokens_details": {"cached_tokens": sum(cached for _, cached in self._prompts.values())},
+            "total_tokens": self._num_prompt + self._num_generated,
+            "prompt_tokens_details": {"cached_tokens": self._num_cached},
         }
 
 
