@@ -64,12 +64,13 @@ def cpu_isa(levels: tuple[str, ...]) -> str | None:
 
 
 def cpu_gemm() -> str | None:
-    """VLLM_CPU_GEMM: who multiplies bfloat16 on CPU, "panels" (our kernel) or "onednn"; None when unset.
+    """VLLM_CPU_GEMM: who multiplies bfloat16 on CPU: our kernel in float32 ("panels") or float16 ("halves"), or
+    "onednn"; None when unset.
 
     Raises:
         ValueError: another value.
     """
-    return _one_of("VLLM_CPU_GEMM", ("panels", "onednn"))
+    return _one_of("VLLM_CPU_GEMM", ("panels", "halves", "onednn"))
 
 
 def _one_of(name: str, choices: tuple[str, ...]) -> str | None:

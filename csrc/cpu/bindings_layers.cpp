@@ -101,14 +101,25 @@ Tensor pack_linear(Tensor weight) {
   return packed;
 }
 
-Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t columns, bool float_out) {
+// With scales [ceil(N / 32) * 32] the weight is float16, and bfloat16 rows are multiplied with it and them.
+Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t columns, bool float_out,
+              std::optional<Tensor> scales) {
   check_shape(x, "x", {-1, -1});
   check_last_contiguous(x, "x");
   check_shape(packed, "packed", {(columns + 31) / 32, x.size(1), 32});
   check_contiguous(packed, "packed");
-  check_same_dtype(packed, "packed", x, "x");
   LinearArgs args{};
   args.dtype = dtype_of(x, "x");
+  if (scales.has_value()) {
+    check_dtype(x, "x", ScalarType::BFloat16, "bfloat16 where there are scales");
+    check_dtype(packed, "packed", ScalarType::Half, "float16 where there are scales");
+    check_dtype(*scales, "scales", ScalarType::Float, "float32");
+    check_shape(*scales, "scales", {packed.size(0) * 32});
+    check_contiguous(*scales, "scales");
+    args.scales = static_cast<const float*>(scales->data_ptr());
+  } else {
+    check_same_dtype(packed, "packed", x, "x");
+  }
   if (bias.has_value()) {
     check_shape(*bias, "bias", {columns});
     check_contiguous(*bias, "bias");
@@ -131,7 +142,7 @@ Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t colum
 }
 
 int64_t set_isa_level(int64_t level) {
-  STD_TORCH_CHECK(level >= -1 && level <= 3, "level must be between -1 and 3, got ", level);
+  STD_TORCH_CHECK(level >= -1 && level <= 4, "level must be between -1 and 4, got ", level);
   if (level < 0) return static_cast<int64_t>(current_isa());
   return static_cast<int64_t>(set_isa(static_cast<Isa>(level)));
 }
@@ -145,7 +156,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("silu_and_mul(Tensor x) -> Tensor");
   m.def("rotary_embedding_(Tensor positions, Tensor(a!) q, Tensor(b!) k, Tensor cos_sin_cache) -> ()");
   m.def("pack_linear(Tensor weight) -> Tensor");
-  m.def("linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out) -> Tensor");
+  m.def("linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales) -> Tensor");
   // The index of the level now used; -1 asks without changing it.
   m.def("set_isa(int level) -> int");
   m.def("has_fast_bf16_dot() -> bool");

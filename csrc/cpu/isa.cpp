@@ -30,6 +30,12 @@ Isa widest_possible() {
   if (!(__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))) return widest;
   widest = Isa::avx512_bf16;
 #endif
+#ifdef VLLM_HAVE_AVX512_FP16
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kAvx512Fp16 = 1u << 23;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kAvx512Fp16)) return widest;
+  widest = Isa::avx512_fp16;
+#endif
   return widest;
 #else
   return Isa::portable;
@@ -43,11 +49,12 @@ Isa capped(Isa level) {
 
 Isa initial() {
   const char* wanted = std::getenv("VLLM_CPU_ISA");
-  if (wanted == nullptr) return capped(Isa::avx512_bf16);
+  if (wanted == nullptr) return capped(Isa::avx512_fp16);
   if (std::strcmp(wanted, "portable") == 0) return Isa::portable;
   if (std::strcmp(wanted, "avx2") == 0) return capped(Isa::avx2);
   if (std::strcmp(wanted, "avx512") == 0) return capped(Isa::avx512);
-  return capped(Isa::avx512_bf16);
+  if (std::strcmp(wanted, "avx512_bf16") == 0) return capped(Isa::avx512_bf16);
+  return capped(Isa::avx512_fp16);
 }
 
 std::atomic<Isa>& slot() {

@@ -20,8 +20,16 @@ namespace avx512_bf16 {}
 #else
 namespace avx512_bf16 = avx512;
 #endif
+// This level has kernels of its own only where float16 arithmetic pays: kernels.h declares them.
+#ifdef VLLM_HAVE_AVX512_FP16
+namespace avx512_fp16 {
+using namespace avx512_bf16;
+}
+#else
+namespace avx512_fp16 = avx512_bf16;
+#endif
 
-enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3 };
+enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3, avx512_fp16 = 4 };
 
 // The level in use: the widest that was compiled, that this machine runs and that VLLM_CPU_ISA allows.
 Isa current_isa();
@@ -34,8 +42,10 @@ Isa set_isa(Isa level);
 bool has_fast_bf16_dot();
 
 template <typename F>
-F* pick(F* portable, F* avx2, F* avx512, F* avx512_bf16) {
+F* pick(F* portable, F* avx2, F* avx512, F* avx512_bf16, F* avx512_fp16) {
   switch (current_isa()) {
+    case Isa::avx512_fp16:
+      return avx512_fp16;
     case Isa::avx512_bf16:
       return avx512_bf16;
     case Isa::avx512:
@@ -70,4 +80,4 @@ F* pick(F* portable, F* avx2, F* avx512, F* avx512_bf16) {
 // The kernel `name` of the level in use.
 #define VLLM_KERNEL(name)                                                                          \
   (::vllm_cpu::pick(&::vllm_cpu::portable::name, &::vllm_cpu::avx2::name, &::vllm_cpu::avx512::name, \
-                    &::vllm_cpu::avx512_bf16::name))
+                    &::vllm_cpu::avx512_bf16::name, &::vllm_cpu::avx512_fp16::name))

@@ -76,7 +76,8 @@ struct PackLinearArgs {
 struct LinearArgs {
   DType dtype;
   const void* x;       // [rows, inner]
-  const void* weight;  // packed
+  const void* weight;  // packed; scaled, in float16, when there are scales, and then dtype is bf16
+  const float* scales;  // [columns up to a whole panel], to multiply the products with, or null
   const void* bias;    // [columns], or null
   void* out;           // [rows, columns], float32 when float_out
   int64_t rows, columns, inner, x_stride, out_stride;
@@ -143,3 +144,12 @@ struct TopPArgs {
   }                                                   \
   }
 VLLM_FOR_EACH_ISA(VLLM_DECLARE_KERNELS)
+
+#ifdef VLLM_HAVE_AVX512_FP16
+namespace vllm_cpu {
+namespace avx512_fp16 {
+void pack_linear(const PackLinearArgs& args);
+void linear(const LinearArgs& args);
+}  // namespace avx512_fp16
+}  // namespace vllm_cpu
+#endif

@@ -8,13 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from twins import DTYPES, assert_accurate, chosen, strided
 
+from vllm.ops import packed_linear as module
 from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
-from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear
+from vllm.ops.packed_linear import Layout, PackedLinear, pack_linear, packed_linear
 
 OPERATORS = cpu_ops()
 LEVELS = ["reference"]
 if OPERATORS is not None:
     LEVELS += ["cpp", *(f"cpp-{level}" for level in ISA_LEVELS[: OPERATORS.set_isa(-1)])]
+
+CPP = [level for level in LEVELS if level != "reference"]
 
 # Below, at and above the panel's 32 columns, a chain's 256 products and every tile height.
 SHAPES = [(1, 1), (31, 7), (32, 16), (33, 256), (70, 257), (130, 600), (3, 1500)]
@@ -24,6 +27,16 @@ ROWS = [0, 1, 2, 4, 7, 14, 15, 130]
 def panels(weight: Tensor, bias: Tensor | None) -> PackedLinear:
     """Our own layout, whatever the machine prefers."""
     return PackedLinear(torch.ops.vllm_cpu.pack_linear(weight), bias, "panels", tuple(weight.shape))
+
+
+@pytest.fixture
+def halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pack_linear packs bfloat16 for sums in float16, whatever the machine prefers."""
+
+    def layout() -> Layout:
+        return "halves"
+
+    monkeypatch.setattr(module, "_bf16_layout", layout)
 
 
 def packed(twin: str, weight: Tensor, bias: Tensor | None) -> PackedLinear:
@@ -47,7 +60,7 @@ def test_products(twin: str, dtype: torch.dtype, columns: int, inner: int) -> No
                 assert_accurate(twin, got, truth, slack=4e-6)
 
 
-@pytest.mark.parametrize("twin", [level for level in LEVELS if level != "reference"])
+@pytest.mark.parametrize("twin", CPP)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_unrounded_sums(twin: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -60,7 +73,7 @@ def test_unrounded_sums(twin: str, dtype: torch.dtype) -> None:
     assert torch.equal(got.to(dtype), rounded)
 
 
-@pytest.mark.parametrize("twin", [level for level in LEVELS if level != "reference"])
+@pytest.mark.parametrize("twin", CPP)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_does_not_depend_on_its_batch(twin: str, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
@@ -73,7 +86,7 @@ def test_a_row_does_not_depend_on_its_batch(twin: str, dtype: torch.dtype) -> No
                 assert torch.equal(packed_linear(x[first : first + rows], ready), together[first : first + rows])
 
 
-@pytest.mark.parametrize("twin", [level for level in LEVELS if level != "reference"])
+@pytest.mark.parametrize("twin", CPP)
 def test_infinities_and_nan_stay_in_their_place(twin: str) -> None:
     weight, x = torch.ones(40, 20), torch.ones(30, 20)
     x[3, 7], x[5, 0] = torch.inf, torch.nan
@@ -82,6 +95,83 @@ def test_infinities_and_nan_stay_in_their_place(twin: str) -> None:
         got = packed_linear(x, panels(weight, None))
     assert torch.equal(got.isnan(), F.linear(x, weight).isnan())
     assert torch.equal(got.isinf(), F.linear(x, weight).isinf())
+
+
+# How far float16 sums may be off, relative to the root of the summed squares of the products: five times what 16
+# roundings of a random walk and two pairwise ones to 11 bits come to.
+HALF_SUMS = 5 * 7e-4
+
+
+@pytest.mark.usefixtures("halves")
+@pytest.mark.parametrize("twin", CPP)
+@pytest.mark.parametrize(("columns", "inner"), SHAPES)
+def test_products_summed_in_float16(twin: str, columns: int, inner: int) -> None:
+    torch.manual_seed(columns)
+    # Each row and each column of its own size, within rows and columns large and small values.
+    weight = (torch.randn(columns, inner) * torch.logspace(-10, 15, columns)[:, None]).bfloat16()
+    x = torch.randn(max(ROWS), inner) * torch.logspace(12, -12, max(ROWS))[:, None]
+    x = strided((x * torch.logspace(-3, 3, inner)[torch.randperm(inner)]).bfloat16())
+    bias = torch.randn(columns).bfloat16()
+    with chosen(twin):
+        ready, biased = pack_linear(weight, None), pack_linear(weight, bias)
+        assert ready.layout == "halves"
+        for rows in ROWS:
+            got = packed_linear(x[:rows], ready)
+            truth = F.linear(x[:rows].double(), weight.double())
+            spread = F.linear(x[:rows].double() ** 2, weight.double() ** 2).sqrt()
+            allowed = truth.abs() * torch.finfo(torch.bfloat16).eps / 2 + HALF_SUMS * spread
+            assert ((got.double() - truth).abs() <= allowed).all()
+            whole = packed_linear(x[:rows], biased, float_out=True).double()
+            assert ((whole - truth - bias.double()).abs() <= HALF_SUMS * spread + 1e-6 * bias.double().abs()).all()
+
+
+@pytest.mark.usefixtures("halves")
+@pytest.mark.parametrize("twin", CPP)
+def test_float16_sums_add_little_to_what_rounding_costs(twin: str) -> None:
+    torch.manual_seed(3)
+    weight, x = torch.randn(320, 1536).bfloat16(), torch.randn(64, 1536).bfloat16()
+    truth = F.linear(x.double(), weight.double())
+    with chosen(twin):
+        got = packed_linear(x, pack_linear(weight, None))
+    error, rounding = ((each.double() - truth).pow(2).mean().sqrt() for each in (got, truth.bfloat16()))
+    assert error <= 1.12 * rounding
+
+
+@pytest.mark.usefixtures("halves")
+@pytest.mark.parametrize("twin", CPP)
+def test_a_row_summed_in_float16_does_not_depend_on_its_batch(twin: str) -> None:
+    torch.manual_seed(1)
+    weight, x = torch.randn(300, 530).bfloat16(), torch.randn(300, 530).bfloat16()
+    with chosen(twin):
+        ready = pack_linear(weight, None)
+        together = packed_linear(x, ready)
+        for rows in (1, 2, 3, 5, 7, 13, 14, 64):
+            for first in (0, 17, 236):
+                assert torch.equal(packed_linear(x[first : first + rows], ready), together[first : first + rows])
+
+
+@pytest.mark.usefixtures("halves")
+@pytest.mark.parametrize("twin", CPP)
+def test_float16_sums_of_extremes(twin: str) -> None:
+    weight, x = torch.ones(40, 200).bfloat16(), torch.ones(30, 200).bfloat16()
+    x[3, 7], x[5, 0], x[6, 1], x[7], x[8, 5] = torch.inf, torch.nan, -torch.inf, 0, 1e36
+    x[9], x[10], x[11] = 1e-39, 1e30, -3e-30
+    weight[33], weight[34], weight[35, 1:] = 0, 3e7, 1e-4
+    with chosen(twin):
+        got = packed_linear(x, pack_linear(weight, None))
+    truth = F.linear(x.double(), weight.double())
+    kept = truth.abs() <= torch.finfo(torch.bfloat16).max
+    assert torch.equal(got.isfinite(), kept)
+    assert torch.allclose(got.double()[kept], truth[kept], rtol=2**-8 + HALF_SUMS, atol=1e-38)
+
+
+@pytest.mark.usefixtures("halves")
+def test_products_wanted_in_float32_are_summed_in_it() -> None:
+    if OPERATORS is None:
+        return
+    weight = torch.randn(40, 200).bfloat16()
+    assert pack_linear(weight, None, float_out=True).layout == "panels"
+    assert pack_linear(weight.half(), None).layout == "panels"
 
 
 def test_onednn_layout_multiplies_the_same() -> None:

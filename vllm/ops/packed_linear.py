@@ -11,9 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vllm import envs
-from vllm.ops._dispatch import cpu_ops, implementation
+from vllm.ops._dispatch import ISA_LEVELS, cpu_ops, implementation
 
-Layout = Literal["plain", "panels", "onednn"]
+Layout = Literal["plain", "panels", "halves", "onednn"]
+
+PANEL = 32
+# A column's greatest magnitude in float16: see HalfProduct in csrc/cpu/kernels/linear.cpp.
+_COLUMN_EXPONENT = 4
 
 
 @dataclass
@@ -23,25 +27,35 @@ class PackedLinear:
     Attributes:
         weight: [N, K] when the layout is "plain", else opaque.
         bias: [N] or None.
-        layout: "plain", "panels" of our own kernel (csrc/cpu/kernels/linear.cpp), or oneDNN's.
+        layout: "plain", "panels" or "halves" of our own kernel (csrc/cpu/kernels/linear.cpp), or oneDNN's.
         shape: (N, K).
+        scales: float32 [N, filled up to whole panels], what the products with "halves" are multiplied with; else None.
     """
 
     weight: Tensor
     bias: Tensor | None
     layout: Layout
     shape: tuple[int, int]
+    scales: Tensor | None = None
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False) -> PackedLinear:
     """Take a weight [N, K] and a bias [N] over. `weight` is copied when packing changes its layout.
 
     Our own kernel adds each output's products in one order, so a row's results do not depend on the batch, and it
     is at least as fast as oneDNN except for bfloat16 on CPUs with matrix tiles or quick dot products: those take
-    oneDNN's packed weights. The variable VLLM_CPU_GEMM ("panels" or "onednn") overrides the choice.
+    oneDNN's packed weights. Where the CPU has float16 arithmetic, bfloat16 weights become "halves": the same values,
+    scaled, whose products are summed in float16 up to 64 at a time. The variable VLLM_CPU_GEMM ("panels", "halves"
+    or "onednn") overrides the choice.
+
+    Args:
+        float_out: the products are to be had in float32, so they are summed in nothing less.
     """
     shape = (weight.shape[0], weight.shape[1])
-    layout = _layout(weight)
+    layout = _layout(weight, float_out)
+    if layout == "halves":
+        halves, scales = _scaled_halves(weight)
+        return PackedLinear(torch.ops.vllm_cpu.pack_linear(halves), bias, layout, shape, scales)
     if layout == "panels":
         return PackedLinear(torch.ops.vllm_cpu.pack_linear(weight), bias, layout, shape)
     if layout == "onednn":
@@ -67,25 +81,44 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False) -> T
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
     if packed.layout == "plain":
         return F.linear(x, packed.weight, packed.bias)
-    if packed.layout == "panels":
-        return torch.ops.vllm_cpu.linear(x, packed.weight, packed.bias, packed.shape[0], float_out)
+    if packed.layout in ("panels", "halves"):
+        return torch.ops.vllm_cpu.linear(x, packed.weight, packed.bias, packed.shape[0], float_out, packed.scales)
     if not x.shape[0]:
         return x.new_empty(0, packed.shape[0])
     return torch.ops.mkldnn._linear_pointwise(x.contiguous(), packed.weight, packed.bias, "none", [], "")
 
 
-def _layout(weight: Tensor) -> Layout:
+def _layout(weight: Tensor, float_out: bool) -> Layout:
     if implementation(weight) != "cpp":
         return "plain"
-    if weight.dtype == torch.bfloat16 and _onednn_takes_bf16():
-        return "onednn"
-    return "panels"
+    if weight.dtype != torch.bfloat16:
+        return "panels"
+    layout = _bf16_layout()
+    return "panels" if layout == "halves" and float_out else layout
 
 
 @lru_cache(maxsize=1)
-def _onednn_takes_bf16() -> bool:
-    wanted = envs.cpu_gemm()
+def _bf16_layout() -> Layout:
     ops = cpu_ops()
     assert ops is not None
-    fastest = wanted == "onednn" if wanted else ops.has_fast_bf16_dot()
-    return fastest and torch.backends.mkldnn.is_available()
+    wanted = envs.cpu_gemm()
+    if torch.backends.mkldnn.is_available() and (wanted == "onednn" or (not wanted and ops.has_fast_bf16_dot())):
+        return "onednn"
+    has_float16 = ISA_LEVELS[ops.set_isa(-1)] == "avx512_fp16"
+    return "halves" if wanted == "halves" or (not wanted and has_float16) else "panels"
+
+
+def _scaled_halves(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """bfloat16 [N, K] -> float16 [N, K], and float32 [N up to whole panels] that undoes its scaling.
+
+    A column is scaled by a power of two. Down to 2^-19 of its greatest value all others are exact; float16's
+    subnormal numbers hold the rest, to 2^-30 of the greatest.
+    """
+    plain = weight.float()
+    _, exponents = plain.abs().amax(dim=1).frexp()
+    # Within what a float32 can scale by; a column of zeros has exponent 0.
+    exponents = (exponents - 1).clamp(-120, 120)
+    halves = plain.ldexp_((_COLUMN_EXPONENT - exponents)[:, None]).half()
+    scales = torch.zeros((len(weight) + PANEL - 1) // PANEL * PANEL)
+    scales[: len(weight)] = torch.ones(len(weight)).ldexp_(exponents - _COLUMN_EXPONENT)
+    return halves, scales

@@ -1,62 +1,21 @@
-// x W^T + bias with a weight packed once, float32 accumulation whatever the dtype.
+// x W^T + bias with a weight packed once, in float32 or (see HalfProduct) in short float16 runs summed in float32.
 //
 // A packed weight is a row of panels, each 32 output columns wide: panel [K][32]. In bfloat16 columns c and c + 16
 // stand side by side, so that one 64-byte load and two bit operations give both as float32; on Intel's CPUs without
 // matrix tiles that beats the bfloat16 dot-product instructions, whose rate is half that of float32 multiply-adds.
 //
-// Each output is a sum of chains of kChain multiply-adds over k, in order, whichever tile or thread computes it: a
-// row's results do not depend on the other rows of the batch. Short chains keep the rounding error small.
-#include "../kernels.h"
-#include "../vec.h"
-#include "../scratch.h"
+// Each output is a sum of chains of multiply-adds over k, in order, whichever tile or thread computes it: a row's
+// results do not depend on the other rows of the batch. Short chains keep the rounding error small.
+#include "../gemm.h"
 
 namespace vllm_cpu {
 namespace VLLM_ISA {
 namespace {
 
-constexpr int kPanel = 32;
 constexpr int kGroups = 16 / kLanes;
-constexpr int64_t kChain = 256;
 constexpr int kRun = 16;
 // Rows of a panel to fetch ahead: what the hardware fetches by itself stops at each page, and weights come from memory.
 constexpr int kAhead = 48;
-// Rows of a tile times the panel's two vectors, plus operands, fill the register file.
-constexpr int kMaxRows = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4;
-// Packed rows that stay in the second-level cache while all panels pass by.
-constexpr int64_t kBlockBytes = 512 * 1024;
-
-// Few rows leave registers free: several panels at once keep enough chains in flight to hide latency.
-constexpr int panels_at_once(int rows) {
-  return 8 * rows <= 2 * kMaxRows ? 4 : 4 * rows <= 2 * kMaxRows ? 2 : 1;
-}
-
-template <typename T>
-void store_columns(const LinearArgs& a, const Vec& low, const Vec& high, int64_t row, int64_t column, int group) {
-  T* out = static_cast<T*>(a.out) + row * a.out_stride;
-  const Vec values[2] = {low, high};
-  for (int half = 0; half < 2; ++half) {
-    const int64_t first = column + half * 16 + group * kLanes;
-    const int64_t left = a.columns - first;
-    if (left >= kLanes) {
-      store(out + first, values[half]);
-    } else if (left > 0) {
-      store_n(out + first, values[half], static_cast<int>(left));
-    }
-  }
-}
-
-template <typename T>
-void add_bias(const LinearArgs& a, Vec* low, Vec* high, int64_t column, int group) {
-  const T* bias = static_cast<const T*>(a.bias);
-  Vec* values[2] = {low, high};
-  for (int half = 0; half < 2; ++half) {
-    const int64_t first = column + half * 16 + group * kLanes;
-    const int64_t left = a.columns - first;
-    if (left > 0) {
-      *values[half] = *values[half] + load_n(bias + first, left < kLanes ? static_cast<int>(left) : kLanes);
-    }
-  }
-}
 
 template <typename T>
 inline void prefetch_row(const T* row) {
@@ -64,186 +23,241 @@ inline void prefetch_row(const T* row) {
   for (unsigned i = 0; i < kPanel * sizeof(T); i += 64) __builtin_prefetch(bytes + i);
 }
 
-// sums[R][P][2] = R rows of packed x times P panels over `inner` values of k, kLanes columns of each half.
-template <typename T, int R, int P>
-inline void multiply_chain(const float* x, const T* panel, int64_t panel_size, int64_t inner, int group,
-                           Vec (&sums)[R][P][2]) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = zero();
+inline int64_t padded_inner(const LinearArgs& a) { return (a.inner + kRun - 1) / kRun * kRun; }
+
+// Products in float32 of x [rows, K] in T with a weight in W.
+template <typename T, typename W>
+struct FloatProduct {
+  using Element = float;
+  static constexpr int64_t kChain = 256;
+  // Rows of a tile times the panel's two vectors, plus operands, fill the register file.
+  static constexpr int kMaxRows = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4;
+  static constexpr int64_t kPanelsAtATime = 4;
+
+  // Few rows leave registers free: several panels at once keep enough chains in flight to hide latency.
+  static constexpr int panels_at_once(int rows) {
+    return 8 * rows <= 2 * kMaxRows ? 4 : 4 * rows <= 2 * kMaxRows ? 2 : 1;
   }
-  for (; inner > 0; inner -= kRun, x += R * kRun) {
-    const int run = static_cast<int>(least(kRun, inner));
-    for (int k = 0; k < run; ++k, panel += kPanel) {
-      Vec low[P], high[P];
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) {
-        if (kGroups == 1 || group == 0) prefetch_row(panel + p * panel_size + kAhead * kPanel);
-        load_pair(panel + p * panel_size, group, &low[p], &high[p]);
-      }
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const Vec value = set1(x[r * kRun + k]);
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) {
-          sums[r][p][0] = fma(value, low[p], sums[r][p][0]);
-          sums[r][p][1] = fma(value, high[p], sums[r][p][1]);
+
+  static int64_t packed_row(const LinearArgs& a) { return padded_inner(a); }
+
+  // As floats [ceil(K / kRun)][rows][kRun]: whole vectors to write here, and neighbours to read for the product.
+  static void pack_rows(const LinearArgs& a, int64_t first, int64_t rows, float* out) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* x = static_cast<const T*>(a.x) + (first + r) * a.x_stride;
+      for (int64_t k = 0; k < a.inner; k += kRun) {
+        float* run = out + k * rows + r * kRun;
+        for (int i = 0; i < kRun && k + i < a.inner; i += kLanes) {
+          store(run + i, load_n(x + k + i, static_cast<int>(least(kLanes, a.inner - k - i))));
         }
       }
     }
   }
-}
 
-template <typename T, int R, int P>
-inline void multiply(const LinearArgs& a, const float* x, const T* panel, int64_t row, int64_t column, int group) {
-  const int64_t panel_size = a.inner * kPanel;
-  Vec totals[R][P][2];
-  multiply_chain<T, R, P>(x, panel, panel_size, least(kChain, a.inner), group, totals);
-  for (int64_t k = kChain; k < a.inner; k += kChain) {
-    Vec sums[R][P][2];
-    multiply_chain<T, R, P>(x + k * R, panel + k * kPanel, panel_size, least(kChain, a.inner - k), group, sums);
+  template <int R, int P>
+  static void multiply(const LinearArgs& a, const float* x, int64_t row, int64_t panel) {
+    for (int group = 0; group < kGroups; ++group) multiply_group<R, P>(a, x, row, panel, group);
+  }
+
+ private:
+  // sums[R][P][2] = R rows of packed x times P panels over `inner` values of k, kLanes columns of each half.
+  template <int R, int P>
+  static inline void multiply_chain(const float* x, const W* panel, int64_t panel_size, int64_t inner, int group,
+                                    Vec (&sums)[R][P][2]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = zero();
+    }
+    for (; inner > 0; inner -= kRun, x += R * kRun) {
+      const int run = static_cast<int>(least(kRun, inner));
+      for (int k = 0; k < run; ++k, panel += kPanel) {
+        Vec low[P], high[P];
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) {
+          if (kGroups == 1 || group == 0) prefetch_row(panel + p * panel_size + kAhead * kPanel);
+          load_pair(panel + p * panel_size, group, &low[p], &high[p]);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          const Vec value = set1(x[r * kRun + k]);
+#pragma GCC unroll 4
+          for (int p = 0; p < P; ++p) {
+            sums[r][p][0] = fma(value, low[p], sums[r][p][0]);
+            sums[r][p][1] = fma(value, high[p], sums[r][p][1]);
+          }
+        }
+      }
+    }
+  }
+
+  template <int R, int P>
+  static inline void multiply_group(const LinearArgs& a, const float* x, int64_t row, int64_t panel, int group) {
+    const int64_t panel_size = a.inner * kPanel;
+    const W* weight = static_cast<const W*>(a.weight) + panel * panel_size;
+    Vec totals[R][P][2];
+    multiply_chain<R, P>(x, weight, panel_size, least(kChain, a.inner), group, totals);
+    for (int64_t k = kChain; k < a.inner; k += kChain) {
+      Vec sums[R][P][2];
+      multiply_chain<R, P>(x + k * R, weight + k * kPanel, panel_size, least(kChain, a.inner - k), group, sums);
+      for (int r = 0; r < R; ++r) {
+        for (int p = 0; p < P; ++p) {
+          totals[r][p][0] = totals[r][p][0] + sums[r][p][0];
+          totals[r][p][1] = totals[r][p][1] + sums[r][p][1];
+        }
+      }
+    }
     for (int r = 0; r < R; ++r) {
       for (int p = 0; p < P; ++p) {
-        totals[r][p][0] = totals[r][p][0] + sums[r][p][0];
-        totals[r][p][1] = totals[r][p][1] + sums[r][p][1];
+        for (int half = 0; half < 2; ++half) {
+          const int64_t column = (panel + p) * kPanel + half * 16 + group * kLanes;
+          Vec sums = totals[r][p][half];
+          if (a.scales != nullptr) sums = sums * load(a.scales + column);
+          write_sums<T>(a, sums, row + r, column);
+        }
       }
     }
   }
-  for (int r = 0; r < R; ++r) {
+};
+
+#if defined(__AVX512FP16__)
+// Products of bfloat16 in float16 arithmetic, which runs at twice the rate of float32. Rows of x and columns of W are
+// scaled by powers of two into float16's range, where bfloat16's 8 bits are exact over 18 binades and more. Chains of
+// kRun multiply-adds are summed pairwise, in float16 up to kHalfSum values of k and in float32 beyond: 40 % of the error
+// that rounding the result to bfloat16 makes anyway. Nothing can overflow: 2^5 * 2^5 * 64 = 2^16, and each factor is
+// below its power.
+struct HalfProduct {
+  // A value twice: broadcasting 32 bits is free, 16 bits are not.
+  using Element = uint32_t;
+  static constexpr int kMaxRows = 13;
+  static constexpr int64_t kPanelsAtATime = 8;
+  static constexpr int kHalfSum = 64;
+  static constexpr int kRowExponent = 4;
+
+  static constexpr int panels_at_once(int rows) { return rows <= 2 ? 8 : rows <= 6 ? 4 : 2; }
+
+  // The last kRun hold the inverse of the row's scale (see pack_rows).
+  static int64_t packed_row(const LinearArgs& a) { return padded_inner(a) + kRun; }
+
+  // [ceil(K / kRun)][rows][kRun] as FloatProduct, then the inverse scales as floats [rows].
+  static void pack_rows(const LinearArgs& a, int64_t first, int64_t rows, uint32_t* out) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const BF16* x = static_cast<const BF16*>(a.x) + (first + r) * a.x_stride;
+      const int exponent = kRowExponent - largest_exponent(x, a.inner);
+      const Vec scale = scale_by_power_of_two(set1(1.0f), set1(static_cast<float>(exponent)));
+      const Vec inverse = scale_by_power_of_two(set1(1.0f), set1(static_cast<float>(-exponent)));
+      store_n(reinterpret_cast<float*>(out) + padded_inner(a) * rows + r, inverse, 1);
+      for (int64_t k = 0; k < a.inner; k += kRun) {
+        const Vec values = load_n(x + k, static_cast<int>(least(kRun, a.inner - k))) * scale;
+        const __m512i halves = _mm512_cvtepu16_epi32(_mm512_cvtps_ph(values.v, _MM_FROUND_TO_NEAREST_INT));
+        _mm512_storeu_si512(out + k * rows + r * kRun, _mm512_or_si512(halves, _mm512_slli_epi32(halves, 16)));
+      }
+    }
+  }
+
+  template <int R, int P>
+  static void multiply(const LinearArgs& a, const uint32_t* x, int64_t row, int64_t panel) {
+    const int64_t panel_size = a.inner * kPanel;
+    const _Float16* weight = static_cast<const _Float16*>(a.weight) + panel * panel_size;
+    // In the first-level cache: registers hold the float16 sums.
+    alignas(64) float totals[R][P][kPanel] = {};
+    int64_t k = 0;
+    for (; k + kHalfSum <= a.inner; k += kHalfSum) {
+      __m512h sums[R][P];
+      add_products<R, P, kHalfSum>(x + k * R, weight + k * kPanel, panel_size, kRun, sums);
+      add_to_totals<R, P>(sums, totals);
+    }
+    for (; k < a.inner; k += kRun) {
+      __m512h sums[R][P];
+      add_products<R, P, kRun>(x + k * R, weight + k * kPanel, panel_size, least(kRun, a.inner - k), sums);
+      add_to_totals<R, P>(sums, totals);
+    }
+    const float* inverse = reinterpret_cast<const float*>(x) + padded_inner(a) * R;
+    for (int r = 0; r < R; ++r) {
+      for (int p = 0; p < P; ++p) {
+        for (int half = 0; half < 2; ++half) {
+          const int64_t column = (panel + p) * kPanel + half * 16;
+          const Vec scale = set1(inverse[r]) * load(a.scales + column);
+          const Vec sums = load(totals[r][p] + half * 16) * scale;
+          write_sums<BF16>(a, sums, row + r, column);
+        }
+      }
+    }
+  }
+
+ private:
+  // Of the largest finite magnitude in x: 2^e <= |x| < 2^(e + 1); within what both scales can hold.
+  static int largest_exponent(const BF16* x, int64_t size) {
+    __m512i largest = _mm512_setzero_si512();
+    for (int64_t k = 0; k < size; k += 32) {
+      const int64_t left = size - k;
+      const __mmask32 lanes = left >= 32 ? ~0u : (1u << left) - 1u;
+      const __m512i bits = _mm512_maskz_loadu_epi16(lanes, x + k);
+      largest = _mm512_max_epu16(largest, _mm512_and_si512(bits, _mm512_set1_epi16(0x7fff)));
+    }
+    const __m512i even = _mm512_and_si512(largest, _mm512_set1_epi32(0xffff));
+    const __m512i words = _mm512_max_epu32(_mm512_srli_epi32(largest, 16), even);
+    const int biased = static_cast<int>(_mm512_reduce_max_epu32(words) >> 7);
+    // Of infinities and NaN any scale will do.
+    if (biased == 255) return 0;
+    const int exponent = biased - 127;
+    return exponent < -120 ? -120 : exponent;
+  }
+
+  // sums = R rows of packed x times P panels over N values of k, or over the first `run` of them if N is kRun.
+  template <int R, int P, int N>
+  static inline void add_products(const uint32_t* x, const _Float16* panel, int64_t panel_size, int64_t run,
+                                  __m512h (&sums)[R][P]) {
+    if constexpr (N == kRun) {
+      add_product<R, P, true>(x, panel, panel_size, sums);
+#pragma GCC unroll 1
+      for (int64_t k = 1; k < run; ++k) add_product<R, P, false>(x + k, panel + k * kPanel, panel_size, sums);
+    } else {
+      __m512h before[R][P];
+      add_products<R, P, N / 2>(x, panel, panel_size, run, before);
+      add_products<R, P, N / 2>(x + N / 2 * R, panel + N / 2 * kPanel, panel_size, run, sums);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) sums[r][p] = _mm512_add_ph(before[r][p], sums[r][p]);
+      }
+    }
+  }
+
+  template <int R, int P, bool kFirst>
+  static inline void add_product(const uint32_t* x, const _Float16* row, int64_t panel_size, __m512h (&sums)[R][P]) {
+    __m512h weights[P];
+#pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
-      const int64_t first = column + p * kPanel;
-      if (a.bias != nullptr) add_bias<T>(a, &totals[r][p][0], &totals[r][p][1], first, group);
-      if (a.float_out) {
-        store_columns<float>(a, totals[r][p][0], totals[r][p][1], row + r, first, group);
-      } else {
-        store_columns<T>(a, totals[r][p][0], totals[r][p][1], row + r, first, group);
+      __builtin_prefetch(row + p * panel_size + kAhead * kPanel);
+      weights[p] = _mm512_loadu_ph(row + p * panel_size);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const __m512h value = _mm512_castsi512_ph(_mm512_set1_epi32(static_cast<int>(x[r * kRun])));
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) {
+        sums[r][p] = kFirst ? _mm512_mul_ph(value, weights[p]) : _mm512_fmadd_ph(value, weights[p], sums[r][p]);
       }
     }
   }
-}
 
-// A tile of R rows times panels [begin, end).
-template <typename T, int R>
-void multiply_tile(const LinearArgs& a, const float* x, int64_t row, int64_t begin, int64_t end) {
-  constexpr int P = panels_at_once(R);
-  const T* weight = static_cast<const T*>(a.weight);
-  int64_t panel = begin;
-  for (; panel + P <= end; panel += P) {
-    for (int group = 0; group < kGroups; ++group) {
-      multiply<T, R, P>(a, x, weight + panel * a.inner * kPanel, row, panel * kPanel, group);
-    }
-  }
-  for (; panel < end; ++panel) {
-    for (int group = 0; group < kGroups; ++group) {
-      multiply<T, R, 1>(a, x, weight + panel * a.inner * kPanel, row, panel * kPanel, group);
-    }
-  }
-}
-
-template <typename T, int R>
-struct TileTable {
-  static void run(int rows, const LinearArgs& a, const float* x, int64_t row, int64_t begin, int64_t end) {
-    if (rows == R) return multiply_tile<T, R>(a, x, row, begin, end);
-    TileTable<T, R - 1>::run(rows, a, x, row, begin, end);
-  }
-};
-template <typename T>
-struct TileTable<T, 0> {
-  static void run(int, const LinearArgs&, const float*, int64_t, int64_t, int64_t) {}
-};
-
-inline int64_t padded_inner(const LinearArgs& a) { return (a.inner + kRun - 1) / kRun * kRun; }
-
-// Rows [first, first + rows) of x as floats [ceil(K / kRun)][rows][kRun]: whole vectors to write here, and neighbours
-// to read for the product.
-template <typename T>
-void pack_rows(const LinearArgs& a, int64_t first, int64_t rows, float* out) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const T* x = static_cast<const T*>(a.x) + (first + r) * a.x_stride;
-    for (int64_t k = 0; k < a.inner; k += kRun) {
-      float* run = out + k * rows + r * kRun;
-      for (int i = 0; i < kRun && k + i < a.inner; i += kLanes) {
-        store(run + i, load_n(x + k + i, static_cast<int>(least(kLanes, a.inner - k - i))));
+  template <int R, int P>
+  static inline void add_to_totals(const __m512h (&sums)[R][P], float (&totals)[R][P][kPanel]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) {
+        const __m512i bits = _mm512_castph_si512(sums[r][p]);
+        const Vec low{_mm512_cvtph_ps(_mm512_castsi512_si256(bits))};
+        const Vec high{_mm512_cvtph_ps(_mm512_extracti64x4_epi64(bits, 1))};
+        store(totals[r][p], load(totals[r][p]) + low);
+        store(totals[r][p] + 16, load(totals[r][p] + 16) + high);
       }
     }
   }
-}
-
-// How rows [first, last) fall into tiles of about equal height.
-struct Tiles {
-  int64_t first, last, count;
-  Tiles(int64_t first, int64_t last) : first(first), last(last), count((last - first + kMaxRows - 1) / kMaxRows) {}
-  int64_t start(int64_t tile) const { return first + (last - first) * tile / count; }
 };
-
-// The tiles' packed rows times panels [begin, end).
-template <typename T>
-void multiply_block(const LinearArgs& a, const Tiles& tiles, int64_t begin, int64_t end, const float* packed) {
-  // A few panels stay in the second-level cache while the tiles pass; small tiles take several at once.
-  constexpr int64_t kStep = 4;
-  for (int64_t panel = begin; panel < end; panel += kStep) {
-    for (int64_t tile = 0; tile < tiles.count; ++tile) {
-      const int64_t start = tiles.start(tile);
-      TileTable<T, kMaxRows>::run(static_cast<int>(tiles.start(tile + 1) - start), a,
-                                  packed + (start - tiles.first) * padded_inner(a), start, panel,
-                                  least(panel + kStep, end));
-    }
-  }
-}
-
-// Many rows: each thread takes blocks of them, and all panels.
-template <typename T>
-void multiply_by_rows(const LinearArgs& a, int64_t block) {
-  const int64_t panels = (a.columns + kPanel - 1) / kPanel, threads = max_threads();
-  // A whole number of rounds, so that no thread waits for a last block.
-  const int64_t blocks = (a.rows + block * threads - 1) / (block * threads) * threads;
-#pragma omp parallel
-  {
-    Scratch<float> packed((a.rows / blocks + 1) * padded_inner(a));
-#pragma omp for schedule(dynamic)
-    for (int64_t part = 0; part < blocks; ++part) {
-      const Tiles tiles(a.rows * part / blocks, a.rows * (part + 1) / blocks);
-      for (int64_t tile = 0; tile < tiles.count; ++tile) {
-        const int64_t start = tiles.start(tile);
-        pack_rows<T>(a, start, tiles.start(tile + 1) - start, packed.get() + (start - tiles.first) * padded_inner(a));
-      }
-      multiply_block<T>(a, tiles, 0, panels, packed.get());
-    }
-  }
-}
-
-// Few rows: all are packed once, by all threads, and the panels are shared out.
-template <typename T>
-void multiply_by_panels(const LinearArgs& a) {
-  const int64_t panels = (a.columns + kPanel - 1) / kPanel;
-  const int64_t parts = least(max_threads(), panels);
-  const Tiles tiles(0, a.rows);
-  Scratch<float> packed(a.rows * padded_inner(a));
-#pragma omp parallel if (a.rows * a.columns * a.inner > 65536)
-  {
-#pragma omp for schedule(static)
-    for (int64_t tile = 0; tile < tiles.count; ++tile) {
-      const int64_t start = tiles.start(tile);
-      pack_rows<T>(a, start, tiles.start(tile + 1) - start, packed.get() + start * padded_inner(a));
-    }
-#pragma omp for schedule(static)
-    for (int64_t part = 0; part < parts; ++part) {
-      multiply_block<T>(a, tiles, panels * part / parts, panels * (part + 1) / parts, packed.get());
-    }
-  }
-}
-
-template <typename T>
-void multiply_all(const LinearArgs& a) {
-  const int64_t most = kBlockBytes / (padded_inner(a) * 4) / kMaxRows * kMaxRows;
-  const int64_t block = most > kMaxRows ? most : kMaxRows;
-  if (a.rows >= max_threads() * 4 * kMaxRows) {
-    multiply_by_rows<T>(a, block);
-  } else {
-    multiply_by_panels<T>(a);
-  }
-}
+#endif
 
 inline int64_t place(int64_t column, const float*) { return column; }
 inline int64_t place(int64_t column, const F16*) { return column; }
@@ -268,7 +282,17 @@ void pack_all(const PackLinearArgs& a) {
 
 void pack_linear(const PackLinearArgs& a) { VLLM_DISPATCH_DTYPE(a.dtype, pack_all<scalar_t>(a)); }
 
-void linear(const LinearArgs& a) { VLLM_DISPATCH_DTYPE(a.dtype, multiply_all<scalar_t>(a)); }
+void linear(const LinearArgs& a) {
+  if (a.scales == nullptr) {
+    VLLM_DISPATCH_DTYPE(a.dtype, Gemm<FloatProduct<scalar_t, scalar_t>>::run(a));
+  } else {
+#if defined(__AVX512FP16__)
+    Gemm<HalfProduct>::run(a);
+#else
+    Gemm<FloatProduct<BF16, F16>>::run(a);
+#endif
+  }
+}
 
 }  // namespace VLLM_ISA
 }  // namespace vllm_cpu

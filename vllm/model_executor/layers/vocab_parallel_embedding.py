@@ -49,5 +49,5 @@ class ParallelLMHead(nn.Module):
         (tied_to,) = self._tied_to
         weight = self.weight if tied_to is None else tied_to.weight
         assert weight is not None
-        self.packed = pack_linear(weight.data, None)
+        self.packed = pack_linear(weight.data, None, float_out=True)
         self.weight = None

@@ -1,0 +1,137 @@
+// How a product of many rows with a packed weight is cut into register tiles and shared out over threads. What a tile
+// computes is a Product's affair:
+//
+//   Element                 what packed rows consist of
+//   kMaxRows                rows of the highest tile
+//   kPanelsAtATime          panels that stay in the second-level cache while all tiles of a block pass by
+//   panels_at_once(rows)    panels that a tile of so many rows takes together
+//   packed_row(args)        elements that a packed row takes
+//   pack_rows(args, first, rows, out)          packs rows [first, first + rows), one tile's
+//   multiply<R, P>(args, x, row, panel)        R packed rows times panels [panel, panel + P), into args.out
+//
+// Include only from kernels/*.cpp.
+#pragma once
+
+#include "kernels.h"
+#include "scratch.h"
+#include "vec.h"
+
+namespace vllm_cpu {
+namespace VLLM_ISA {
+
+constexpr int kPanel = 32;
+// Packed rows that stay in the second-level cache while all panels pass by.
+constexpr int64_t kBlockBytes = 512 * 1024;
+
+template <typename Product>
+class Gemm {
+ public:
+  static void run(const LinearArgs& a) {
+    const int64_t row_bytes = Product::packed_row(a) * sizeof(Element);
+    const int64_t most = kBlockBytes / row_bytes / kMaxRows * kMaxRows;
+    if (a.rows >= max_threads() * 4 * kMaxRows) {
+      by_rows(a, most > kMaxRows ? most : kMaxRows);
+    } else {
+      by_panels(a);
+    }
+  }
+
+ private:
+  using Element = typename Product::Element;
+  static constexpr int kMaxRows = Product::kMaxRows;
+
+  static int64_t num_panels(const LinearArgs& a) { return (a.columns + kPanel - 1) / kPanel; }
+
+  // How rows [first, last) fall into tiles of about equal height.
+  struct Tiles {
+    int64_t first, last, count;
+    Tiles(int64_t first, int64_t last)
+        : first(first), last(last), count((last - first + kMaxRows - 1) / kMaxRows) {}
+    int64_t start(int64_t tile) const { return first + (last - first) * tile / count; }
+    int64_t height(int64_t tile) const { return start(tile + 1) - start(tile); }
+  };
+
+  // A tile of R rows times panels [begin, end).
+  template <int R>
+  static void multiply_tile(int rows, const LinearArgs& a, const Element* x, int64_t row, int64_t begin, int64_t end) {
+    if constexpr (R > 0) {
+      if (rows != R) return multiply_tile<R - 1>(rows, a, x, row, begin, end);
+      constexpr int P = Product::panels_at_once(R);
+      int64_t panel = begin;
+      for (; panel + P <= end; panel += P) Product::template multiply<R, P>(a, x, row, panel);
+      for (; panel < end; ++panel) Product::template multiply<R, 1>(a, x, row, panel);
+    }
+  }
+
+  static void pack_tile(const LinearArgs& a, const Tiles& tiles, int64_t tile, Element* packed) {
+    const int64_t start = tiles.start(tile);
+    Product::pack_rows(a, start, tiles.height(tile), packed + (start - tiles.first) * Product::packed_row(a));
+  }
+
+  // The packed tiles times panels [begin, end).
+  static void multiply_block(const LinearArgs& a, const Tiles& tiles, int64_t begin, int64_t end,
+                             const Element* packed) {
+    for (int64_t panel = begin; panel < end; panel += Product::kPanelsAtATime) {
+      for (int64_t tile = 0; tile < tiles.count; ++tile) {
+        const int64_t start = tiles.start(tile);
+        multiply_tile<kMaxRows>(static_cast<int>(tiles.height(tile)), a,
+                                packed + (start - tiles.first) * Product::packed_row(a), start, panel,
+                                least(panel + Product::kPanelsAtATime, end));
+      }
+    }
+  }
+
+  // Many rows: each thread takes blocks of them, and all panels.
+  static void by_rows(const LinearArgs& a, int64_t block) {
+    const int64_t threads = max_threads();
+    // A whole number of rounds, so that no thread waits for a last block.
+    const int64_t blocks = (a.rows + block * threads - 1) / (block * threads) * threads;
+#pragma omp parallel
+    {
+      Scratch<Element> packed((a.rows / blocks + 1) * Product::packed_row(a));
+#pragma omp for schedule(dynamic)
+      for (int64_t part = 0; part < blocks; ++part) {
+        const Tiles tiles(a.rows * part / blocks, a.rows * (part + 1) / blocks);
+        for (int64_t tile = 0; tile < tiles.count; ++tile) pack_tile(a, tiles, tile, packed.get());
+        multiply_block(a, tiles, 0, num_panels(a), packed.get());
+      }
+    }
+  }
+
+  // Few rows: all are packed once, by all threads, and the panels are shared out.
+  static void by_panels(const LinearArgs& a) {
+    const int64_t panels = num_panels(a), parts = least(max_threads(), panels);
+    const Tiles tiles(0, a.rows);
+    Scratch<Element> packed(a.rows * Product::packed_row(a));
+#pragma omp parallel if (a.rows * a.columns * a.inner > 65536)
+    {
+#pragma omp for schedule(static)
+      for (int64_t tile = 0; tile < tiles.count; ++tile) pack_tile(a, tiles, tile, packed.get());
+#pragma omp for schedule(static)
+      for (int64_t part = 0; part < parts; ++part) {
+        multiply_block(a, tiles, panels * part / parts, panels * (part + 1) / parts, packed.get());
+      }
+    }
+  }
+};
+
+// Adds the bias of kLanes columns from `column` to their sums, rounds to the result's dtype and writes.
+template <typename T>
+inline void write_sums(const LinearArgs& a, Vec sums, int64_t row, int64_t column) {
+  const int64_t left = a.columns - column, at = row * a.out_stride + column;
+  if (left <= 0) return;
+  const T* bias = static_cast<const T*>(a.bias) + column;
+  float* floats = static_cast<float*>(a.out) + at;
+  T* rounded = static_cast<T*>(a.out) + at;
+  if (left >= kLanes) {
+    if (a.bias != nullptr) sums = sums + load(bias);
+    a.float_out ? store(floats, sums) : store(rounded, sums);
+  } else {
+    const int count = static_cast<int>(left);
+    if (a.bias != nullptr) sums = sums + load_n(bias, count);
+    a.float_out ? store_n(floats, sums, count) : store_n(rounded, sums, count);
+  }
+}
+
+}  // namespace VLLM_ISA
+}  // namespace vllm_cpu
