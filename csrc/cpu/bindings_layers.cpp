@@ -101,12 +101,14 @@ Tensor pack_linear(Tensor weight) {
   return packed;
 }
 
-// With scales [ceil(N / 32) * 32] the weight is float16, and bfloat16 rows are multiplied with it and them.
+// With scales [ceil(N / 32) * 32] the weight is float16, and bfloat16 rows are multiplied with it and them. When gated,
+// a panel is 16 columns of a gate and 16 to multiply with it, and the result has `columns`, half as many as the weight.
 Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t columns, bool float_out,
-              std::optional<Tensor> scales) {
+              std::optional<Tensor> scales, bool gated) {
+  const int64_t panels = gated ? (columns + 15) / 16 : (columns + 31) / 32;
   check_shape(x, "x", {-1, -1});
   check_last_contiguous(x, "x");
-  check_shape(packed, "packed", {(columns + 31) / 32, x.size(1), 32});
+  check_shape(packed, "packed", {panels, x.size(1), 32});
   check_contiguous(packed, "packed");
   LinearArgs args{};
   args.dtype = dtype_of(x, "x");
@@ -114,24 +116,25 @@ Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t colum
     check_dtype(x, "x", ScalarType::BFloat16, "bfloat16 where there are scales");
     check_dtype(packed, "packed", ScalarType::Half, "float16 where there are scales");
     check_dtype(*scales, "scales", ScalarType::Float, "float32");
-    check_shape(*scales, "scales", {packed.size(0) * 32});
+    check_shape(*scales, "scales", {panels * 32});
     check_contiguous(*scales, "scales");
     args.scales = static_cast<const float*>(scales->data_ptr());
   } else {
     check_same_dtype(packed, "packed", x, "x");
   }
   if (bias.has_value()) {
-    check_shape(*bias, "bias", {columns});
+    check_shape(*bias, "bias", {gated ? panels * 32 : columns});
     check_contiguous(*bias, "bias");
     check_same_dtype(*bias, "bias", x, "x");
     args.bias = bias->data_ptr();
   }
   args.rows = x.size(0);
-  args.columns = columns;
+  args.columns = gated ? panels * 32 : columns;
   args.inner = x.size(1);
   args.x_stride = x.stride(0);
-  args.out_stride = columns;
+  args.out_columns = columns;
   args.float_out = float_out;
+  args.gated = gated;
   Tensor out = float_out ? torch::stable::new_empty(x, {args.rows, columns}, ScalarType::Float)
                          : torch::stable::new_empty(x, {args.rows, columns});
   args.x = x.data_ptr();
@@ -156,7 +159,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("silu_and_mul(Tensor x) -> Tensor");
   m.def("rotary_embedding_(Tensor positions, Tensor(a!) q, Tensor(b!) k, Tensor cos_sin_cache) -> ()");
   m.def("pack_linear(Tensor weight) -> Tensor");
-  m.def("linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales) -> Tensor");
+  m.def("linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales, bool gated) -> Tensor");
   // The index of the level now used; -1 asks without changing it.
   m.def("set_isa(int level) -> int");
   m.def("has_fast_bf16_dot() -> bool");

@@ -98,38 +98,65 @@ class Gemm {
     }
   }
 
-  // Few rows: all are packed once, by all threads, and the panels are shared out.
+  // Few rows: all are packed once, by all threads, and the panels are shared out: in runs for the tiles that take many
+  // at once, else a few at a time to whoever is free, since another process may have taken a core from this one.
   static void by_panels(const LinearArgs& a) {
-    const int64_t panels = num_panels(a), parts = least(max_threads(), panels);
+    constexpr int kFew = Product::panels_at_once(kMaxRows);
+    const int64_t panels = num_panels(a), threads = max_threads();
     const Tiles tiles(0, a.rows);
     Scratch<Element> packed(a.rows * Product::packed_row(a));
+    const bool in_runs = Product::panels_at_once(static_cast<int>(tiles.height(tiles.count - 1))) > kFew;
+    // Single ones at the end, so that all finish together.
+    const int64_t groups = in_runs ? 0 : panels > threads ? (panels - threads) / kFew : 0;
+    const int64_t parts = in_runs ? least(threads, panels) : groups + panels - groups * kFew;
 #pragma omp parallel if (a.rows * a.columns * a.inner > 65536)
     {
 #pragma omp for schedule(static)
       for (int64_t tile = 0; tile < tiles.count; ++tile) pack_tile(a, tiles, tile, packed.get());
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic)
       for (int64_t part = 0; part < parts; ++part) {
-        multiply_block(a, tiles, panels * part / parts, panels * (part + 1) / parts, packed.get());
+        int64_t begin = panels * part / parts, end = panels * (part + 1) / parts;
+        if (!in_runs) {
+          begin = part < groups ? part * kFew : part + groups * (kFew - 1);
+          end = begin + (part < groups ? kFew : 1);
+        }
+        multiply_block(a, tiles, begin, end, packed.get());
       }
     }
   }
 };
 
-// Adds the bias of kLanes columns from `column` to their sums, rounds to the result's dtype and writes.
 template <typename T>
-inline void write_sums(const LinearArgs& a, Vec sums, int64_t row, int64_t column) {
-  const int64_t left = a.columns - column, at = row * a.out_stride + column;
-  if (left <= 0) return;
-  const T* bias = static_cast<const T*>(a.bias) + column;
+inline Vec load_bias(const LinearArgs& a, int64_t column) {
+  const int64_t left = a.columns - column;
+  if (a.bias == nullptr || left <= 0) return zero();
+  return load_n(static_cast<const T*>(a.bias) + column, static_cast<int>(least(left, kLanes)));
+}
+
+// Rounds kLanes values to the result's dtype and writes those that the result has.
+template <typename T>
+inline void write_values(const LinearArgs& a, Vec values, int64_t row, int64_t column) {
+  const int64_t left = a.out_columns - column, at = row * a.out_columns + column;
   float* floats = static_cast<float*>(a.out) + at;
   T* rounded = static_cast<T*>(a.out) + at;
   if (left >= kLanes) {
-    if (a.bias != nullptr) sums = sums + load(bias);
-    a.float_out ? store(floats, sums) : store(rounded, sums);
+    a.float_out ? store(floats, values) : store(rounded, values);
+  } else if (left > 0) {
+    a.float_out ? store_n(floats, values, static_cast<int>(left)) : store_n(rounded, values, static_cast<int>(left));
+  }
+}
+
+// What becomes of a row's sums in kLanes columns of a panel's first half and of its second, from lane `lane` of each.
+template <typename T>
+inline void write_sums(const LinearArgs& a, Vec low, Vec high, int64_t row, int64_t panel, int64_t lane) {
+  const int64_t column = panel * kPanel + lane;
+  low = low + load_bias<T>(a, column);
+  high = high + load_bias<T>(a, column + 16);
+  if (a.gated) {
+    write_values<T>(a, low / (set1(1.0f) + exp(zero() - low)) * high, row, panel * 16 + lane);
   } else {
-    const int count = static_cast<int>(left);
-    if (a.bias != nullptr) sums = sums + load_n(bias, count);
-    a.float_out ? store_n(floats, sums, count) : store_n(rounded, sums, count);
+    write_values<T>(a, low, row, column);
+    write_values<T>(a, high, row, column + 16);
   }
 }
 

@@ -79,9 +79,11 @@ struct LinearArgs {
   const void* weight;  // packed; scaled, in float16, when there are scales, and then dtype is bf16
   const float* scales;  // [columns up to a whole panel], to multiply the products with, or null
   const void* bias;    // [columns], or null
-  void* out;           // [rows, columns], float32 when float_out
-  int64_t rows, columns, inner, x_stride, out_stride;
+  void* out;           // [rows, out_columns], float32 when float_out
+  int64_t rows, columns, inner, x_stride, out_columns;
   bool float_out;
+  // silu(first half) * second half of each panel: 16 columns of the result.
+  bool gated;
 };
 
 struct Logits {

@@ -11,6 +11,7 @@ from twins import DTYPES, assert_accurate, chosen, strided
 from vllm.ops import packed_linear as module
 from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
 from vllm.ops.packed_linear import Layout, PackedLinear, pack_linear, packed_linear
+from vllm.ops.silu_and_mul import silu_and_mul
 
 OPERATORS = cpu_ops()
 LEVELS = ["reference"]
@@ -189,3 +190,30 @@ def test_the_width_of_x_is_checked() -> None:
     ready = pack_linear(torch.randn(3, 4), None)
     with pytest.raises(ValueError, match=r"x must be \[T, 4\] for a weight of \(3, 4\), got \(2, 5\)"):
         packed_linear(torch.randn(2, 5), ready)
+
+
+@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("layout", ["panels", "halves"])
+@pytest.mark.parametrize("inner", [1, 16, 40, 100])
+def test_gated_products(twin: str, layout: Layout, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_bf16_layout", lambda: layout)
+    torch.manual_seed(inner)
+    for dtype in DTYPES:
+        weight, bias = torch.randn(2 * inner, 130).to(dtype) / 4, torch.randn(2 * inner).to(dtype)
+        x = torch.randn(30, 130).to(dtype)
+        for own_bias in (None, bias):
+            with chosen(twin):
+                ready = pack_linear(weight, own_bias, gated=True)
+                assert ready.gated == (twin != "reference")
+                got = packed_linear(x, ready)
+                got = got if ready.gated else silu_and_mul(got)
+                alone = packed_linear(x[7:8], ready)
+                if ready.gated:
+                    assert torch.equal(alone, got[7:8])
+            whole = F.linear(x.double(), weight.double(), None if own_bias is None else own_bias.double())
+            gate, up = whole.chunk(2, dim=1)
+            truth = F.silu(gate) * up
+            # Of both factors: rounding where they are rounded before they are multiplied, else sums in float16.
+            slack = 1e-5 if twin != "reference" and ready.scales is None else torch.finfo(dtype).eps
+            assert got.dtype == dtype and got.shape == (30, inner)
+            assert_accurate("reference", got, truth, slack=max(slack, 1e-5))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -30,6 +30,7 @@ class PackedLinear:
         layout: "plain", "panels" or "halves" of our own kernel (csrc/cpu/kernels/linear.cpp), or oneDNN's.
         shape: (N, K).
         scales: float32 [N, filled up to whole panels], what the products with "halves" are multiplied with; else None.
+        gated: the product is silu(x G^T + b) * (x U^T + c), where G and U are the weight's two halves of rows.
     """
 
     weight: Tensor
@@ -37,9 +38,10 @@ class PackedLinear:
     layout: Layout
     shape: tuple[int, int]
     scales: Tensor | None = None
+    gated: bool = False
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False) -> PackedLinear:
+def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, gated: bool = False) -> PackedLinear:
     """Take a weight [N, K] and a bias [N] over. `weight` is copied when packing changes its layout.
 
     Our own kernel adds each output's products in one order, so a row's results do not depend on the batch, and it
@@ -50,9 +52,13 @@ def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False) ->
 
     Args:
         float_out: the products are to be had in float32, so they are summed in nothing less.
+        gated: multiply to silu(x G^T + b) * (x U^T + c) at once, if the layout can: the result's `gated` tells.
     """
     shape = (weight.shape[0], weight.shape[1])
     layout = _layout(weight, float_out)
+    if gated and layout in ("panels", "halves"):
+        packed = pack_linear(_interleave(weight), None if bias is None else _interleave(bias), float_out)
+        return replace(packed, shape=shape, gated=True)
     if layout == "halves":
         halves, scales = _scaled_halves(weight)
         return PackedLinear(torch.ops.vllm_cpu.pack_linear(halves), bias, layout, shape, scales)
@@ -72,7 +78,7 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False) -> T
             the result's dtype tells.
 
     Returns:
-        [T, N], contiguous.
+        [T, N], or [T, N / 2] when `packed.gated`; contiguous.
 
     Raises:
         ValueError: the width of x is not K.
@@ -82,7 +88,8 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False) -> T
     if packed.layout == "plain":
         return F.linear(x, packed.weight, packed.bias)
     if packed.layout in ("panels", "halves"):
-        return torch.ops.vllm_cpu.linear(x, packed.weight, packed.bias, packed.shape[0], float_out, packed.scales)
+        columns = packed.shape[0] // 2 if packed.gated else packed.shape[0]
+        return torch.ops.vllm_cpu.linear(x, packed.weight, packed.bias, columns, float_out, packed.scales, packed.gated)
     if not x.shape[0]:
         return x.new_empty(0, packed.shape[0])
     return torch.ops.mkldnn._linear_pointwise(x.contiguous(), packed.weight, packed.bias, "none", [], "")
@@ -106,6 +113,15 @@ def _bf16_layout() -> Layout:
         return "onednn"
     has_float16 = ISA_LEVELS[ops.set_isa(-1)] == "avx512_fp16"
     return "halves" if wanted == "halves" or (not wanted and has_float16) else "panels"
+
+
+def _interleave(halves: Tensor) -> Tensor:
+    """[2 I, ...] -> the same rows by 16 of the first half and 16 of the second in turn, zeros after either's last."""
+    parts = halves.unflatten(0, (2, -1))
+    missing = -parts.shape[1] % (PANEL // 2)
+    if missing:
+        parts = torch.cat([parts, parts.new_zeros(2, missing, *parts.shape[2:])], dim=1)
+    return parts.unflatten(1, (-1, PANEL // 2)).transpose(0, 1).flatten(0, 2).contiguous()
 
 
 def _scaled_halves(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -109,12 +109,13 @@ struct FloatProduct {
     }
     for (int r = 0; r < R; ++r) {
       for (int p = 0; p < P; ++p) {
-        for (int half = 0; half < 2; ++half) {
-          const int64_t column = (panel + p) * kPanel + half * 16 + group * kLanes;
-          Vec sums = totals[r][p][half];
-          if (a.scales != nullptr) sums = sums * load(a.scales + column);
-          write_sums<T>(a, sums, row + r, column);
+        Vec low = totals[r][p][0], high = totals[r][p][1];
+        const int64_t lane = group * kLanes;
+        if (a.scales != nullptr) {
+          low = low * load(a.scales + (panel + p) * kPanel + lane);
+          high = high * load(a.scales + (panel + p) * kPanel + 16 + lane);
         }
+        write_sums<T>(a, low, high, row + r, panel + p, lane);
       }
     }
   }
@@ -175,12 +176,10 @@ struct HalfProduct {
     const float* inverse = reinterpret_cast<const float*>(x) + padded_inner(a) * R;
     for (int r = 0; r < R; ++r) {
       for (int p = 0; p < P; ++p) {
-        for (int half = 0; half < 2; ++half) {
-          const int64_t column = (panel + p) * kPanel + half * 16;
-          const Vec scale = set1(inverse[r]) * load(a.scales + column);
-          const Vec sums = load(totals[r][p] + half * 16) * scale;
-          write_sums<BF16>(a, sums, row + r, column);
-        }
+        const float* scales = a.scales + (panel + p) * kPanel;
+        const Vec scale = set1(inverse[r]);
+        write_sums<BF16>(a, load(totals[r][p]) * (scale * load(scales)),
+                         load(totals[r][p] + 16) * (scale * load(scales + 16)), row + r, panel + p, 0);
       }
     }
   }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from vllm.model_executor.layers.activation import get_act_and_mul_fn
 from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear
+from vllm.ops.silu_and_mul import silu_and_mul
 
 
 class LinearBase(nn.Module):
@@ -45,8 +47,11 @@ class LinearBase(nn.Module):
 
     def process_weights_after_loading(self) -> None:
         """Pack the loaded weight and let go of the plain one."""
+        self._pack()
+
+    def _pack(self, gated: bool = False) -> None:
         assert self.weight is not None
-        self.packed = pack_linear(self.weight.data, None if self.bias is None else self.bias.data)
+        self.packed = pack_linear(self.weight.data, None if self.bias is None else self.bias.data, gated=gated)
         self.weight = None
         self.bias = None
 
@@ -74,6 +79,27 @@ class ReplicatedLinear(LinearBase):
 
 class MergedColumnParallelLinear(LinearBase):
     """Several column-parallel linears of one input, computed as one product; outputs side by side."""
+
+
+class GatedLinear(MergedColumnParallelLinear):
+    """The first layer of a gated MLP: act(x G^T) * (x U^T), with the checkpoint's gate_proj and up_proj.
+
+    Raises:
+        ValueError: the activation is not known.
+    """
+
+    def __init__(self, input_size: int, output_size: int, bias: bool, activation: str) -> None:
+        super().__init__(input_size, {"gate_proj": output_size, "up_proj": output_size}, bias)
+        self.act_and_mul = get_act_and_mul_fn(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, input_size] -> [T, output_size]."""
+        out = packed_linear(x, self.packed)
+        return out if self.packed.gated else self.act_and_mul(out)
+
+    def process_weights_after_loading(self) -> None:
+        """See LinearBase."""
+        self._pack(gated=self.act_and_mul is silu_and_mul)
 
 
 class QKVParallelLinear(LinearBase):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from vllm.model_executor.layers.activation import get_act_and_mul_fn
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.transformers_utils.config import HFConfig
@@ -66,13 +65,12 @@ class LlamaMLP(nn.Module):
     def __init__(self, config: HFConfig) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = MergedColumnParallelLinear(hidden, {"gate_proj": inner, "up_proj": inner}, config.mlp_bias)
+        self.gate_up_proj = GatedLinear(hidden, inner, config.mlp_bias, config.hidden_act)
         self.down_proj = RowParallelLinear(inner, hidden, config.mlp_bias, "down_proj")
-        self.act_and_mul = get_act_and_mul_fn(config.hidden_act)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, H] -> [T, H]."""
-        return self.down_proj(self.act_and_mul(self.gate_up_proj(x)))
+        return self.down_proj(self.gate_up_proj(x))
 
 
 class LlamaDecoderLayer(nn.Module):
