@@ -1,4 +1,4 @@
-// The operators of the paged key/value cache. A cell's layout is ops/kv_cache.py's.
+// The operators of the paged key/value cache, and of rotation before it. A cell's layout is ops/kv_cache.py's.
 #include "bindings.h"
 #include "kernels.h"
 
@@ -18,7 +18,8 @@ int64_t check_caches(const Tensor& k_cache, const Tensor& v_cache, const Tensor&
   return k_cache.size(2) / head_dim;
 }
 
-void reshape_and_cache_(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor slot_mapping) {
+CacheArgs cache_args(const Tensor& k, const Tensor& v, const Tensor& k_cache, const Tensor& v_cache,
+                     const Tensor& slot_mapping) {
   CacheArgs args{};
   args.dtype = dtype_of(k, "k");
   check_same_dtype(v, "v", k, "k");
@@ -39,7 +40,43 @@ void reshape_and_cache_(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tens
   }
   args.k_cache = k_cache.data_ptr();
   args.v_cache = v_cache.data_ptr();
-  VLLM_KERNEL(write_cache)(args);
+  return args;
+}
+
+void reshape_and_cache_(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor slot_mapping) {
+  VLLM_KERNEL(write_cache)(cache_args(k, v, k_cache, v_cache, slot_mapping));
+}
+
+RotaryArgs rotary_args(const Tensor& positions, const Tensor& q, const Tensor& k, const Tensor& cos_sin_cache) {
+  RotaryArgs args{};
+  args.dtype = dtype_of(q, "q");
+  check_same_dtype(k, "k", q, "q");
+  args.q = heads_of(q, "q");
+  args.k = heads_of(k, "k");
+  args.tokens = q.size(0);
+  check_shape(k, "k", {args.tokens, -1, q.size(2)});
+  check_shape(positions, "positions", {args.tokens});
+  check_contiguous(positions, "positions");
+  check_shape(cos_sin_cache, "cos_sin_cache", {-1, -1});
+  check_dtype(cos_sin_cache, "cos_sin_cache", ScalarType::Float, "float32");
+  check_contiguous(cos_sin_cache, "cos_sin_cache");
+  args.rot_dim = cos_sin_cache.size(1);
+  args.max_positions = cos_sin_cache.size(0);
+  STD_TORCH_CHECK(args.rot_dim % 2 == 0 && args.rot_dim <= q.size(2),
+                  "cos_sin_cache must have an even width of at most ", q.size(2), ", got ", args.rot_dim);
+  if (is_int64(positions, "positions")) {
+    args.positions_int64 = static_cast<const int64_t*>(positions.data_ptr());
+  } else {
+    args.positions_int32 = static_cast<const int32_t*>(positions.data_ptr());
+  }
+  args.cos_sin = static_cast<const float*>(cos_sin_cache.data_ptr());
+  return args;
+}
+
+void rotary_and_cache_(Tensor positions, Tensor q, Tensor k, Tensor v, Tensor cos_sin_cache, Tensor k_cache,
+                       Tensor v_cache, Tensor slot_mapping) {
+  const RotaryArgs rotary = rotary_args(positions, q, k, cos_sin_cache);
+  VLLM_KERNEL(rotary_and_cache)(rotary, cache_args(k, v, k_cache, v_cache, slot_mapping));
 }
 
 const int32_t* int32_row(const Tensor& t, const char* name, int64_t size) {
@@ -89,11 +126,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def(
       "reshape_and_cache_(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping) -> ()");
   m.def(
+      "rotary_and_cache_(Tensor positions, Tensor(a!) q, Tensor(b!) k, Tensor v, Tensor cos_sin_cache, "
+      "Tensor(c!) k_cache, Tensor(d!) v_cache, Tensor slot_mapping) -> ()");
+  m.def(
       "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start_loc, "
       "Tensor seq_lens, float scale, Tensor(a!) out) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("reshape_and_cache_", TORCH_BOX(&vllm_cpu::reshape_and_cache_));
+  m.impl("rotary_and_cache_", TORCH_BOX(&vllm_cpu::rotary_and_cache_));
   m.impl("paged_attention", TORCH_BOX(&vllm_cpu::paged_attention));
 }

@@ -136,6 +136,8 @@ struct TopPArgs {
   void silu_and_mul(const SiluAndMulArgs& args);      \
   void rotary(const RotaryArgs& args);                \
   void write_cache(const CacheArgs& args);            \
+  void rotary_and_cache(const RotaryArgs& rotary,     \
+                        const CacheArgs& cache);      \
   void paged_attention(const AttentionArgs& args);    \
   void pack_linear(const PackLinearArgs& args);       \
   void linear(const LinearArgs& args);                \

@@ -5,7 +5,7 @@
 // copy it meets first, wide instructions and all. For the same reason kernels use no std:: containers or algorithms.
 //
 //   Vec           kLanes floats: zero, set1, load, load_n, store, store_n (float, BF16, F16), + - * /, fma, max, min,
-//                 exp, log, reduce_sum, reduce_max, iota
+//                 exp, exp2, log, reduce_sum, reduce_max, iota
 //   Mask          lanes: gt, ge, lt, le, eq, lanes_below, count, any, select, add_where, operators & | ~
 //   load_bf16_pair   kLanes words of two bfloat16 each: the low halves and the high halves
 //   load_n/store_n touch only the first n lanes' memory (0 <= n <= kLanes); lanes beyond read as zero.
@@ -47,6 +47,23 @@ inline Vec exp(Vec x) {
   Vec result = scale_by_power_of_two(p, n);
   result = select(lt(x, low), zero(), result);
   return select(gt(x, high), set1(__builtin_inff()), result);
+}
+
+// 2^x to about 1 ulp for x <= 127; 0 below -126; NaN stays NaN. The polynomial is the minimax one of relative error
+// over |r| <= 1/2.
+inline Vec exp2(Vec x) {
+  const Vec low = set1(-126.0f);
+  const Vec clamped = max(low, x);
+  const Vec n = round(clamped);
+  const Vec r = clamped - n;
+  Vec p = set1(1.53458118e-4f);
+  p = fma(p, r, set1(1.33999312e-3f));
+  p = fma(p, r, set1(9.61848896e-3f));
+  p = fma(p, r, set1(5.55032878e-2f));
+  p = fma(p, r, set1(2.40226469e-1f));
+  p = fma(p, r, set1(6.93147206e-1f));
+  p = fma(p, r, set1(1.0f));
+  return select(lt(x, low), zero(), scale_by_power_of_two(p, n));
 }
 
 // ln x for normal x > 0, to about 1 ulp. With s = (m - 1) / (m + 1) of the mantissa m in [3/4, 3/2):

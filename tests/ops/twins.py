@@ -20,6 +20,7 @@ OPERATIONS = (
     "rotary_embedding_",
     "silu_and_mul",
     "reshape_and_cache_",
+    "rotary_and_cache_",
     "paged_attention",
     "token_readings",
     "topk",

@@ -1,277 +1,432 @@
 // Causal attention of ragged queries over the paged cache, float32 inside.
 //
-// A task is one key head of one request and a tile of rows, a row being one query head of one token that reads this
-// key head. The context passes in chunks of 64 tokens counted from the sequence's start; scores, their softmax and the
-// weighted values of a chunk stay in the first-level cache. Every row sees the same chunks in the same order however
-// the queries were tiled, chunked or batched, so its result does not depend on them.
+// A row is one query head of one token. A tile is the rows, up to a few dozen, that read one key head: consecutive
+// tokens of one request, or of several requests that begin with the same blocks, over which their rows go together.
+// The context passes in chunks of 64 tokens, whose scores, softmax and weighted values stay in the first-level cache,
+// and in segments of 256 tokens, which are attended apart and merged in order. Chunks and segments are counted from
+// the sequence's start, so a row's result does not depend on how queries were tiled, chunked or batched, nor on
+// whether one thread attended all segments or several threads shared them.
 //
-// Keys are read where they lie when 16 tokens of a block are neighbours; with other block sizes they are copied a chunk
-// at a time.
+// Few rows read the cache as it lies, and each chunk while the one before is computed, because memory is what they
+// wait for. Many rows have it widened to float32 first, and share that.
+#include <initializer_list>
+
+#include "../attention_tile.h"
 #include "../kernels.h"
-#include "../scratch.h"
-#include "../vec.h"
 
 namespace vllm_cpu {
 namespace VLLM_ISA {
 namespace {
 
-constexpr int kChunk = 64;
-constexpr int kRun = 16;  // neighbouring tokens of a key vector
-constexpr int kRuns = kChunk / kRun;
-constexpr int kTileRows = 48;
-constexpr int kMostRows = 256;  // when one token has more query heads a key head than a tile has rows
-// Accumulators: kRows rows times kWide vectors.
-constexpr int kRows = kLanes == 16 ? 6 : 4;
-constexpr int kWide = kLanes == 16 ? 4 : 2;
+constexpr int64_t kSegment = 256;
+constexpr int64_t kTileRows = 192;
+constexpr int64_t kItemsPerThread = 4;
 
-template <typename T>
-struct Chunk {
-  const T* keys[kRuns];  // [head_dim] rows of 16 neighbouring tokens
-  int64_t key_stride;
-  const T* values[kChunk];  // [head_dim]
+// Consecutive queries of a request, from token `first` of its queries, at position `position`.
+struct Member {
+  int64_t request, first, tokens, position;
+  int64_t row;  // in the tile
+  int64_t end() const { return position + tokens; }
 };
 
 struct Tile {
-  float* q;       // [rows][head_dim], scaled
-  float* out;     // [rows][head_dim]
-  float* scores;  // [rows][kChunk]
-  float max[kMostRows], sum[kMostRows];
-  int64_t last[kMostRows];  // position of the row's token: the last one it sees
-  int rows;
+  int64_t first_member, members, rows, end;
 };
 
-// scores[R][kWide vectors from `first`] = q k.
-template <typename T, int R>
-void score_rows(const Chunk<T>& chunk, const float* q, float* scores, int64_t dim, int first) {
-  Vec sums[R][kWide];
-  const T* keys[kWide];
-#pragma GCC unroll 4
-  for (int w = 0; w < kWide; ++w) {
-    const int token = first + w * kLanes;
-    keys[w] = chunk.keys[token / kRun] + token % kRun;
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) sums[r][w] = zero();
-  }
-  for (int64_t d = 0; d < dim; ++d) {
-    Vec key[kWide];
-#pragma GCC unroll 4
-    for (int w = 0; w < kWide; ++w) key[w] = load(keys[w] + d * chunk.key_stride);
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-      const Vec value = set1(q[r * dim + d]);
-#pragma GCC unroll 4
-      for (int w = 0; w < kWide; ++w) sums[r][w] = fma(value, key[w], sums[r][w]);
-    }
-  }
-#pragma GCC unroll 6
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int w = 0; w < kWide; ++w) store(scores + r * kChunk + first + w * kLanes, sums[r][w]);
-  }
+struct Plan {
+  const Member* members;
+  const Tile* tiles;
+  const int64_t* first_item;  // [tiles + 1]
+  int64_t num_tiles, group, most_rows;
+  float* partials;  // of all items, when an item is one segment of a tile's key head; null when it is all of them
+  const int64_t* first_partial;  // [tiles + 1], floats
+  int64_t items() const { return first_item[num_tiles]; }
+};
+
+// What is computed at once: a chunk, and members of a tile that have it in common.
+struct Step {
+  const Tile* tile;  // null: no step
+  int64_t item;
+  int64_t head, start, end;
+  int64_t member, members;
+};
+
+inline int64_t greatest(int64_t a, int64_t b) { return a < b ? b : a; }
+
+inline int64_t queries_of(const AttentionArgs& a, int64_t request) {
+  return a.query_start_loc[request + 1] - a.query_start_loc[request];
 }
 
-// out[R][W vectors from dimension `first`] += scores[R][tokens] values; `n` lanes of each vector exist.
-template <typename T, int R, int W>
-void add_values(const Chunk<T>& chunk, const float* scores, float* out, int64_t dim, int64_t first, int tokens, int n) {
-  Vec sums[R][W];
-#pragma GCC unroll 6
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int w = 0; w < W; ++w) sums[r][w] = load_n(out + r * dim + first + w * kLanes, n);
+// Whether the chunk at `start` lies wholly before the queries of both and in the same blocks.
+bool share_chunk(const AttentionArgs& a, const Member& one, const Member& other, int64_t start) {
+  if (start + kChunk > one.position || start + kChunk > other.position) return false;
+  const int32_t* blocks = a.block_table + one.request * a.table_stride;
+  const int32_t* others = a.block_table + other.request * a.table_stride;
+  for (int64_t block = start / a.block_size; block * a.block_size < start + kChunk; ++block) {
+    if (blocks[block] != others[block]) return false;
   }
-  for (int t = 0; t < tokens; ++t) {
-    Vec value[W];
-#pragma GCC unroll 4
-    for (int w = 0; w < W; ++w) {
-      const T* at = chunk.values[t] + first + w * kLanes;
-      value[w] = W > 1 ? load(at) : load_n(at, n);
-    }
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-      const Vec weight = set1(scores[r * kChunk + t]);
-#pragma GCC unroll 4
-      for (int w = 0; w < W; ++w) sums[r][w] = fma(weight, value[w], sums[r][w]);
-    }
-  }
-#pragma GCC unroll 6
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int w = 0; w < W; ++w) store_n(out + r * dim + first + w * kLanes, sums[r][w], n);
-  }
+  return true;
 }
 
-template <typename T, int R>
-void attend_values(const Chunk<T>& chunk, const float* scores, float* out, int64_t dim, int tokens) {
-  int64_t d = 0;
-  for (; d + kWide * kLanes <= dim; d += kWide * kLanes) {
-    add_values<T, R, kWide>(chunk, scores, out, dim, d, tokens, kLanes);
-  }
-  for (; d < dim; d += kLanes) {
-    add_values<T, R, 1>(chunk, scores, out, dim, d, tokens, static_cast<int>(least(kLanes, dim - d)));
-  }
-}
-
-// Calls f with the number of rows as a constant.
-template <int R, typename F>
-inline void with_rows(int rows, const F& f) {
-  if constexpr (R > 1) {
-    if (rows < R) return with_rows<R - 1>(rows, f);
-  }
-  f.template operator()<R>();
-}
-
-// Turns `valid` scores of a row into weights relative to the row's maximum so far; the rest of the chunk weighs 0.
-void soften(Tile& tile, int row, int valid, int64_t dim) {
-  float* scores = tile.scores + row * kChunk;
-  Vec high = set1(-__builtin_inff());
-  for (int t = 0; t < valid; t += kLanes) {
-    const Vec x = load(scores + t);
-    const Mask in = lanes_below(static_cast<int>(least(kLanes, valid - t)));
-    high = max(high, select(in, x, high));
-  }
-  const float before = tile.max[row];
-  const float top = reduce_max(high) > before ? reduce_max(high) : before;
-  Vec total = zero();
-  for (int t = 0; t < kChunk; t += kLanes) {
-    const int n = valid - t < 0 ? 0 : static_cast<int>(least(kLanes, valid - t));
-    const Vec weight = n == 0 ? zero() : select(lanes_below(n), exp(load(scores + t) - set1(top)), zero());
-    store(scores + t, weight);
-    total = total + weight;
-  }
-  tile.max[row] = top;
-  if (top == before) {
-    tile.sum[row] += reduce_sum(total);
-    return;
-  }
-  const float shrink = first_lane(exp(set1(before - top)));
-  tile.sum[row] = tile.sum[row] * shrink + reduce_sum(total);
-  float* out = tile.out + row * dim;
-  for (int64_t d = 0; d < dim; d += kLanes) {
-    const int n = static_cast<int>(least(kLanes, dim - d));
-    store_n(out + d, load_n(out + d, n) * set1(shrink), n);
-  }
-}
-
-template <typename T>
-void attend_chunk(const Chunk<T>& chunk, Tile& tile, int64_t start, int64_t dim) {
-  // Rows are in the order of their tokens: those that end before this chunk come first.
-  int row = 0;
-  while (row < tile.rows && tile.last[row] < start) ++row;
-  for (; row < tile.rows; row += kRows) {
-    const int rows = static_cast<int>(least(kRows, tile.rows - row));
-    const int tokens = static_cast<int>(least(kChunk, tile.last[row + rows - 1] - start + 1));
-    with_rows<kRows>(rows, [&]<int R>() {
-      for (int first = 0; first < tokens; first += kWide * kLanes) {
-        score_rows<T, R>(chunk, tile.q + row * dim, tile.scores + row * kChunk, dim, first);
+// Cuts the queries into members and these into tiles; the number of tiles. `members` and `tiles` have room for all.
+int64_t make_tiles(const AttentionArgs& a, int64_t group, int64_t most_rows, Member* members, Tile* tiles) {
+  const int64_t most_tokens = greatest(most_rows / group, 1);
+  int64_t count = 0, num_tiles = 0;
+  for (int64_t request = 0; request < a.requests; ++request) {
+    const int64_t queries = queries_of(a, request);
+    const int64_t parts = (queries + most_tokens - 1) / most_tokens;
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t first = queries * part / parts, tokens = queries * (part + 1) / parts - first;
+      Member& member = members[count];
+      member = {request, first, tokens, a.seq_lens[request] - queries + first, 0};
+      Tile* last = num_tiles ? &tiles[num_tiles - 1] : nullptr;
+      if (last && last->rows + tokens * group <= most_rows && share_chunk(a, members[count - 1], member, 0)) {
+        member.row = last->rows;
+        last->rows += tokens * group;
+        last->end = greatest(last->end, member.end());
+        ++last->members;
+      } else {
+        tiles[num_tiles++] = {count, 1, tokens * group, member.end()};
       }
-    });
-    for (int r = row; r < row + rows; ++r) {
-      soften(tile, r, static_cast<int>(least(kChunk, tile.last[r] - start + 1)), dim);
+      ++count;
     }
-    with_rows<kRows>(rows, [&]<int R>() {
-      attend_values<T, R>(chunk, tile.scores + row * kChunk, tile.out + row * dim, dim, tokens);
-    });
+  }
+  return num_tiles;
+}
+
+// Fills in how many members have the step's chunk in common; moves on to the next chunk when none is left.
+Step settle(const AttentionArgs& a, const Plan& plan, Step step) {
+  const Member* members = plan.members + step.tile->first_member;
+  for (; step.start < step.end; step.start += kChunk, step.member = 0) {
+    while (step.member < step.tile->members && members[step.member].end() <= step.start) ++step.member;
+    if (step.member == step.tile->members) continue;
+    step.members = 1;
+    while (step.member + step.members < step.tile->members &&
+           share_chunk(a, members[step.member], members[step.member + step.members], step.start)) {
+      ++step.members;
+    }
+    return step;
+  }
+  step.tile = nullptr;
+  return step;
+}
+
+Step next_step(const AttentionArgs& a, const Plan& plan, Step step) {
+  step.member += step.members;
+  return settle(a, plan, step);
+}
+
+// The tile of an item, which counts from the tile's first one afterwards.
+int64_t find_tile(const Plan& plan, int64_t* item) {
+  int64_t low = 0, high = plan.num_tiles;
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (plan.first_item[middle] <= *item ? low : high) = middle;
+  }
+  *item -= plan.first_item[low];
+  return low;
+}
+
+Step first_step(const AttentionArgs& a, const Plan& plan, int64_t item) {
+  Step step{};
+  if (item >= plan.items()) return step;
+  step.item = item;
+  step.tile = plan.tiles + find_tile(plan, &item);
+  step.head = item % a.num_kv_heads;
+  step.end = step.tile->end;
+  if (plan.partials) {
+    step.start = item / a.num_kv_heads * kSegment;
+    step.end = least(step.end, step.start + kSegment);
+  }
+  return settle(a, plan, step);
+}
+
+// Where an item that is one segment leaves its rows.
+Partial partial_of(const AttentionArgs& a, const Plan& plan, int64_t item) {
+  const int64_t index = find_tile(plan, &item), rows = plan.tiles[index].rows;
+  float* at = plan.partials + plan.first_partial[index] + item * rows * (a.head_dim + 2);
+  return {at, at + rows * a.head_dim, at + rows * (a.head_dim + 1)};
+}
+
+// The first row of a member that sees the token at `start`.
+int64_t first_seeing(const Plan& plan, const Member& member, int64_t start) {
+  return member.row + greatest(start - member.position, 0) * plan.group;
+}
+
+void merge_segment(const AttentionArgs& a, const Plan& plan, const Tile& tile, int64_t start, const Partial& total,
+                   const Partial& part) {
+  for (int64_t i = tile.first_member; i < tile.first_member + tile.members; ++i) {
+    const Member& member = plan.members[i];
+    const int64_t end = member.row + member.tokens * plan.group;
+    for (int64_t row = first_seeing(plan, member, start); row < end; ++row) merge_row(total, part, row, a.head_dim);
   }
 }
 
-// Where the chunk's keys and values lie; tokens from `count` on are never used, and point at the first.
 template <typename T>
-void find_chunk(const AttentionArgs& a, const int32_t* blocks, int64_t head, int64_t start, int64_t count, T* copy,
-                Chunk<T>* chunk) {
-  const int64_t size = a.block_size, cell = a.head_dim * size;
-  const auto cell_at = [&](int64_t token) { return (blocks[token / size] * a.num_kv_heads + head) * cell; };
-  const T* k_cache = static_cast<const T*>(a.k_cache);
-  const T* v_cache = static_cast<const T*>(a.v_cache);
-  for (int64_t t = 0; t < kChunk; ++t) {
-    const int64_t token = start + (t < count ? t : 0);
-    chunk->values[t] = v_cache + cell_at(token) + token % size * a.head_dim;
-  }
-  if (size % kRun == 0) {
-    chunk->key_stride = size;
-    for (int run = 0; run < kRuns; ++run) {
-      const int64_t token = start + (run * kRun < count ? run * kRun : 0);
-      chunk->keys[run] = k_cache + cell_at(token) + token % size;
-    }
-    return;
-  }
-  chunk->key_stride = kChunk;
-  for (int run = 0; run < kRuns; ++run) chunk->keys[run] = copy + run * kRun;
-  for (int64_t t = 0; t < count; ++t) {
-    const T* key = k_cache + cell_at(start + t) + (start + t) % size;
-    for (int64_t d = 0; d < a.head_dim; ++d) copy[d * kChunk + t] = key[d * size];
-  }
-}
-
-// Rows of `tokens` queries from `first` of a request, for the query heads that read key head `head`.
-template <typename T>
-void attend_tile(const AttentionArgs& a, int64_t request, int64_t head, int64_t first, int64_t tokens, Tile& tile,
-                 T* copy) {
-  const int64_t dim = a.head_dim, group = a.q.num_heads / a.num_kv_heads;
-  const int64_t begin = a.query_start_loc[request], queries = a.query_start_loc[request + 1] - begin;
-  const int64_t offset = a.seq_lens[request] - queries;
-  tile.rows = static_cast<int>(tokens * group);
-  for (int64_t token = 0; token < tokens; ++token) {
-    for (int64_t h = 0; h < group; ++h) {
-      const int64_t row = token * group + h;
-      const T* q = static_cast<const T*>(a.q.data) + (begin + first + token) * a.q.token_stride +
-                   (head * group + h) * a.q.head_stride;
+void write_rows(const AttentionArgs& a, const Plan& plan, const Tile& tile, int64_t head, const Partial& total) {
+  const int64_t dim = a.head_dim;
+  for (int64_t i = tile.first_member; i < tile.first_member + tile.members; ++i) {
+    const Member& member = plan.members[i];
+    for (int64_t r = 0; r < member.tokens * plan.group; ++r) {
+      const int64_t token = a.query_start_loc[member.request] + member.first + r / plan.group;
+      T* out = static_cast<T*>(a.out) + (token * a.q.num_heads + head * plan.group + r % plan.group) * dim;
+      const float* from = total.out + (member.row + r) * dim;
+      const Vec scale = set1(1.0f / total.sum[member.row + r]);
       for (int64_t d = 0; d < dim; d += kLanes) {
         const int n = static_cast<int>(least(kLanes, dim - d));
-        store_n(tile.q + row * dim + d, load_n(q + d, n) * set1(a.scale), n);
-        store_n(tile.out + row * dim + d, zero(), n);
+        store_n(out + d, load_n(from + d, n) * scale, n);
       }
-      tile.max[row] = -__builtin_inff();
-      tile.sum[row] = 0.0f;
-      tile.last[row] = offset + first + token;
     }
   }
-  const int64_t end = offset + first + tokens;
-  Chunk<T> chunk;
-  for (int64_t start = 0; start < end; start += kChunk) {
-    find_chunk(a, a.block_table + request * a.table_stride, head, start, least(kChunk, end - start), copy, &chunk);
-    attend_chunk(chunk, tile, start, dim);
+}
+
+// A thread's memory, and the steps of its items.
+template <typename T>
+class Worker {
+ public:
+  Worker(const AttentionArgs& a, const Plan& plan)
+      : a_(a),
+        plan_(plan),
+        dim_(a.head_dim),
+        memory_(2 * kChunk * dim_ + kRows * kChunk + plan.most_rows * (3 * dim_ + kLanes + 4)),
+        last_(plan.most_rows) {
+    float* at = memory_.get();
+    const auto take = [&](int64_t size) { return (at += size) - size; };
+    wide_.keys = take(kChunk * dim_);
+    wide_.values = take(kChunk * dim_);
+    scores_ = take(kRows * kChunk);
+    sums_ = take(plan.most_rows * kLanes);
+    q_ = take(plan.most_rows * dim_);
+    for (Partial* each : {&total_, &part_}) {
+      each->out = take(plan.most_rows * dim_);
+      each->max = take(plan.most_rows);
+      each->sum = take(plan.most_rows);
+    }
   }
-  for (int64_t row = 0; row < tile.rows; ++row) {
-    const int64_t place = (begin + first + row / group) * a.q.num_heads + head * group + row % group;
-    T* out = static_cast<T*>(a.out) + place * dim;
-    const Vec scale = set1(1.0f / tile.sum[row]);
-    for (int64_t d = 0; d < dim; d += kLanes) {
-      const int n = static_cast<int>(least(kLanes, dim - d));
-      store_n(out + d, load_n(tile.out + row * dim + d, n) * scale, n);
+
+  // Takes items from `claim` until there are none. The next one is known in time to fetch its first chunk.
+  template <typename Claim>
+  void run(const Claim& claim) {
+    Step step = first_step(a_, plan_, claim());
+    if (!step.tile) return;
+    Chunk<T> chunks[2];
+    Chunk<T>* chunk = &chunks[0];
+    find_chunk(step, chunk);
+    read_queries(step);
+    while (step.tile) {
+      Step next = next_step(a_, plan_, step);
+      const bool done = !next.tile;
+      if (done) next = first_step(a_, plan_, claim());
+      Chunk<T>* other = chunk == &chunks[0] ? &chunks[1] : &chunks[0];
+      chunk->next = next.tile ? other : chunk;
+      if (next.tile) find_chunk(next, other);
+      attend(step, *chunk);
+      if (done || next.start / kSegment != step.start / kSegment) end_segment(step);
+      if (done && !plan_.partials) write_rows<T>(a_, plan_, *step.tile, step.head, total_);
+      if (done && next.tile) read_queries(next);
+      step = next;
+      chunk = other;
+    }
+  }
+
+ private:
+  const Member& member_of(const Step& step) const { return plan_.members[step.tile->first_member + step.member]; }
+
+  // Where the step's segment is gathered: the first one becomes the total itself.
+  Partial target(const Step& step) const {
+    if (plan_.partials) return partial_of(a_, plan_, step.item);
+    return step.start < kSegment ? total_ : part_;
+  }
+
+  void read_queries(const Step& step) {
+    const Vec scale = set1(a_.scale * 1.44269504f);  // exp(x) = 2^(x log2 e)
+    for (int64_t i = step.tile->first_member; i < step.tile->first_member + step.tile->members; ++i) {
+      const Member& member = plan_.members[i];
+      for (int64_t r = 0; r < member.tokens * plan_.group; ++r) {
+        const int64_t token = a_.query_start_loc[member.request] + member.first + r / plan_.group;
+        const T* q = static_cast<const T*>(a_.q.data) + token * a_.q.token_stride +
+                     (step.head * plan_.group + r % plan_.group) * a_.q.head_stride;
+        float* to = q_ + (member.row + r) * dim_;
+        for (int64_t d = 0; d < dim_; d += kLanes) {
+          const int n = static_cast<int>(least(kLanes, dim_ - d));
+          store_n(to + d, load_n(q + d, n) * scale, n);
+        }
+        last_[member.row + r] = member.position + r / plan_.group;
+      }
+    }
+  }
+
+  // Tokens from the member's end on are never used: they point at the first.
+  void find_chunk(const Step& step, Chunk<T>* chunk) const {
+    const Member& member = member_of(step);
+    const int32_t* blocks = a_.block_table + member.request * a_.table_stride;
+    const int64_t end = member.end(), cell = dim_ * a_.block_size;
+    const uint32_t size = static_cast<uint32_t>(a_.block_size);
+    chunk->key_stride = a_.block_size;
+    for (int run = 0; run < kRuns; ++run) {
+      const uint32_t token = static_cast<uint32_t>(step.start + (step.start + run * kRun < end ? run * kRun : 0));
+      const int64_t at = (blocks[token / size] * a_.num_kv_heads + step.head) * cell, offset = token % size;
+      chunk->keys[run] = static_cast<const T*>(a_.k_cache) + at + offset;
+      chunk->values[run] = static_cast<const T*>(a_.v_cache) + at + offset * dim_;
+    }
+  }
+
+  // A run may cross blocks whose size is no multiple of 16.
+  bool runs_are_whole() const { return a_.block_size % kRun == 0; }
+
+  void widen(const Step& step, const Chunk<T>& chunk) {
+    const int64_t count = least(kChunk, member_of(step).end() - step.start);
+    if (runs_are_whole()) {
+      for (int64_t begin = 0; begin < count; begin += kRun) widen_run(chunk, begin, least(kRun, count - begin));
+    } else {
+      for (int64_t t = 0; t < count; ++t) widen_token(step, t);
+    }
+  }
+
+  void widen_run(const Chunk<T>& chunk, int64_t begin, int64_t tokens) {
+    const T *keys = chunk.keys[begin / kRun], *values = chunk.values[begin / kRun];
+    const T *next_keys = chunk.next->keys[begin / kRun], *next_values = chunk.next->values[begin / kRun];
+    for (int64_t d = 0; d < dim_; ++d) {
+      __builtin_prefetch(next_keys + d * a_.block_size, 0, 2);
+      for (int t = 0; t < kRun; t += kLanes) {
+        store(wide_.keys + d * kChunk + begin + t, load(keys + d * a_.block_size + t));
+      }
+    }
+    float* to = wide_.values + begin * dim_;
+    const int64_t size = tokens * dim_;
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) {
+      __builtin_prefetch(next_values + i, 0, 2);
+      store(to + i, load(values + i));
+    }
+    if (i < size) store_n(to + i, load_n(values + i, size - i), size - i);
+  }
+
+  void widen_token(const Step& step, int64_t t) {
+    const int64_t token = step.start + t, block = token / a_.block_size, offset = token % a_.block_size;
+    const int64_t id = a_.block_table[member_of(step).request * a_.table_stride + block];
+    const int64_t cell = (id * a_.num_kv_heads + step.head) * dim_ * a_.block_size;
+    const T* key = static_cast<const T*>(a_.k_cache) + cell + offset;
+    const T* value = static_cast<const T*>(a_.v_cache) + cell + offset * dim_;
+    for (int64_t d = 0; d < dim_; ++d) {
+      wide_.keys[d * kChunk + t] = to_float(key[d * a_.block_size]);
+      wide_.values[t * dim_ + d] = to_float(value[d]);
+    }
+  }
+
+  void attend(const Step& step, const Chunk<T>& chunk) {
+    const Member& first = member_of(step);
+    const Member& last = *(&first + step.members - 1);
+    const int64_t row = first_seeing(plan_, first, step.start), end = last.row + last.tokens * plan_.group;
+    if (runs_are_whole() && end - row <= kRows) {
+      attend_rows(step, chunk, row, end);
+    } else {
+      widen(step, chunk);
+      attend_rows(step, wide_, row, end);
+    }
+  }
+
+  template <typename C>
+  void attend_rows(const Step& step, const C& chunk, int64_t row, int64_t end) {
+    const Partial to = target(step);
+    const bool fresh = step.start % kSegment == 0;
+    for (; row < end; row += kRows) {
+      const int rows = static_cast<int>(least(kRows, end - row));
+      const int tokens = static_cast<int>(least(kChunk, last_[row + rows - 1] - step.start + 1));
+      with_rows<kRows>(rows, [&]<int R>() { score_chunk<R>(chunk, q_ + row * dim_, scores_, dim_, tokens); });
+      for (int r = 0; r < rows; ++r) {
+        const int valid = static_cast<int>(least(kChunk, last_[row + r] - step.start + 1));
+        soften(scores_ + r * kChunk, valid, tokens, to.out + (row + r) * dim_, to.max + row + r,
+               sums_ + (row + r) * kLanes, dim_, fresh);
+      }
+      with_rows<kRows>(rows, [&]<int R>() {
+        add_chunk<R>(chunk, scores_, to.out + row * dim_, dim_, tokens, fresh);
+      });
+    }
+  }
+
+  void end_segment(const Step& step) {
+    const Partial to = target(step);
+    const Tile& tile = *step.tile;
+    const int64_t start = step.start / kSegment * kSegment;
+    for (int64_t i = tile.first_member; i < tile.first_member + tile.members; ++i) {
+      const Member& member = plan_.members[i];
+      const int64_t end = member.row + member.tokens * plan_.group;
+      for (int64_t row = first_seeing(plan_, member, start); row < end; ++row) {
+        to.sum[row] = reduce_sum(load(sums_ + row * kLanes));
+      }
+    }
+    if (!plan_.partials && start > 0) merge_segment(a_, plan_, tile, start, total_, part_);
+  }
+
+  const AttentionArgs& a_;
+  const Plan& plan_;
+  const int64_t dim_;
+  Scratch<float> memory_;
+  Scratch<int64_t> last_;  // position of each row's token, the last one that it sees
+  WideChunk wide_;
+  float *scores_, *sums_, *q_;
+  Partial total_, part_;
+};
+
+// Segments of a tile's key head, merged in order into the first.
+template <typename T>
+void merge_item(const AttentionArgs& a, const Plan& plan, int64_t index, int64_t head) {
+  const Tile& tile = plan.tiles[index];
+  const int64_t first = plan.first_item[index] + head;
+  const Partial total = partial_of(a, plan, first);
+  for (int64_t start = kSegment; start < tile.end; start += kSegment) {
+    merge_segment(a, plan, tile, start, total, partial_of(a, plan, first + start / kSegment * a.num_kv_heads));
+  }
+  write_rows<T>(a, plan, tile, head, total);
+}
+
+template <typename T>
+void run_plan(const AttentionArgs& a, const Plan& plan) {
+  int64_t claimed = 0;
+#pragma omp parallel if (plan.items() > 1)
+  {
+    Worker<T> worker(a, plan);
+    worker.run([&] {
+      int64_t item;
+#pragma omp atomic capture
+      item = claimed++;
+      return item;
+    });
+    if (plan.partials) {
+#pragma omp barrier
+#pragma omp for schedule(dynamic)
+      for (int64_t i = 0; i < plan.num_tiles * a.num_kv_heads; ++i) {
+        merge_item<T>(a, plan, i / a.num_kv_heads, i % a.num_kv_heads);
+      }
     }
   }
 }
 
 template <typename T>
 void attend_all(const AttentionArgs& a) {
-  const int64_t group = a.q.num_heads / a.num_kv_heads;
-  const int64_t tile_tokens = group < kTileRows ? kTileRows / group : 1;
-  const int64_t rows = tile_tokens * group;
-  Scratch<int64_t> first_tile(a.requests + 1);
-  first_tile[0] = 0;
-  for (int64_t r = 0; r < a.requests; ++r) {
-    const int64_t queries = a.query_start_loc[r + 1] - a.query_start_loc[r];
-    first_tile[r + 1] = first_tile[r] + (queries + tile_tokens - 1) / tile_tokens;
+  const int64_t group = a.q.num_heads / a.num_kv_heads, heads = a.num_kv_heads;
+  const int64_t wanted = kItemsPerThread * max_threads();
+  const int64_t rows = a.query_start_loc[a.requests] * group;
+  // Few rows are cut small enough to keep all threads busy.
+  const int64_t most_rows = least(kTileRows, greatest(rows * heads / wanted, kRows));
+  const int64_t tokens = greatest(most_rows / group, 1);
+  int64_t most = 0;
+  for (int64_t r = 0; r < a.requests; ++r) most += (queries_of(a, r) + tokens - 1) / tokens;
+  Scratch<Member> members(most);
+  Scratch<Tile> tiles(most);
+  const int64_t count = make_tiles(a, group, most_rows, members.get(), tiles.get());
+  const bool split = count * heads < wanted && max_threads() > 1;
+  Scratch<int64_t> first_item(count + 1), first_partial(count + 1);
+  first_item[0] = first_partial[0] = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t items = heads * (split ? (tiles[i].end + kSegment - 1) / kSegment : 1);
+    first_item[i + 1] = first_item[i] + items;
+    first_partial[i + 1] = first_partial[i] + (split ? items * tiles[i].rows * (a.head_dim + 2) : 0);
   }
-#pragma omp parallel
-  {
-    Scratch<float> memory(rows * (2 * a.head_dim + kChunk));
-    Scratch<T> copy(a.block_size % kRun ? a.head_dim * kChunk : 0);
-    Tile tile;
-    tile.q = memory.get();
-    tile.out = tile.q + rows * a.head_dim;
-    tile.scores = tile.out + rows * a.head_dim;
-    int64_t request = 0;
-    // Tasks come in increasing order within a thread, so the request is found by walking on.
-#pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < first_tile[a.requests] * a.num_kv_heads; ++task) {
-      const int64_t index = task / a.num_kv_heads;
-      while (first_tile[request + 1] <= index) ++request;
-      const int64_t first = (index - first_tile[request]) * tile_tokens;
-      const int64_t queries = a.query_start_loc[request + 1] - a.query_start_loc[request];
-      attend_tile<T>(a, request, task % a.num_kv_heads, first, least(tile_tokens, queries - first), tile, copy.get());
-    }
-  }
+  Scratch<float> partials(first_partial[count]);
+  run_plan<T>(a, {members.get(), tiles.get(), first_item.get(), count, group, greatest(most_rows, group),
+                  split ? partials.get() : nullptr, first_partial.get()});
 }
 
 }  // namespace

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.v1.attention.metadata import AttentionMetadata
-from vllm.v1.attention.paged import attend, write_kv
+from vllm.v1.attention.paged import attend, rotate_and_write_kv, write_kv
 
 
 class Attention(nn.Module):
@@ -14,10 +15,12 @@ class Attention(nn.Module):
     Args:
         head_dim: width of a head.
         scale: factor on the scores; head_dim ** -0.5 when left out.
+        rotary: rotates queries and keys first.
     """
 
-    def __init__(self, head_dim: int, scale: float | None = None) -> None:
+    def __init__(self, head_dim: int, scale: float | None = None, rotary: RotaryEmbedding | None = None) -> None:
         super().__init__()
+        self.rotary = rotary
         self.scale = head_dim**-0.5 if scale is None else scale
 
     def forward(
@@ -28,20 +31,26 @@ class Attention(nn.Module):
         kv_cache: tuple[Tensor, Tensor],
         attn: AttentionMetadata,
         rows: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """Store this step's keys and values, then attend.
 
         Args:
-            q: [T, Hq, D].
-            k: [T, Hkv, D].
+            q: [T, Hq, D]; a rotary rotates it in place.
+            k: [T, Hkv, D], likewise.
             v: [T, Hkv, D].
             kv_cache: the layer's key and value cache.
             rows: int64 [L] tokens whose result is wanted; None = all.
+            positions: int64 [T], which a rotary needs.
 
         Returns:
             [T or L, Hq * D].
         """
-        write_kv(k, v, kv_cache, attn)
+        if self.rotary is None:
+            write_kv(k, v, kv_cache, attn)
+        else:
+            assert positions is not None
+            rotate_and_write_kv(positions, q, k, v, self.rotary.cos_sin_cache, kv_cache, attn)
         if rows is not None and not rows.shape[0]:
             return q.new_empty(0, q.shape[1] * q.shape[2])
         out = attend(q, kv_cache, attn, self.scale).flatten(1)

@@ -6,14 +6,13 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vllm.ops.rotary import rotary_embedding_
 from vllm.transformers_utils.config import RopeConfig
 
 
-class RotaryEmbedding(nn.Module):
-    """Rotates the halves of each head's query and key by angles that grow with the position.
+class RotaryEmbedding:
+    """The table that rotates the halves of each head's query and key by angles that grow with the position.
 
     Args:
         head_dim: width of a head, all of it rotated.
@@ -23,20 +22,11 @@ class RotaryEmbedding(nn.Module):
     """
 
     def __init__(self, head_dim: int, max_positions: int, rope: RopeConfig) -> None:
-        super().__init__()
         inv_freq, attention_factor = rope_frequencies(head_dim, rope)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inv_freq)
         table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
         # float32 [max_positions, head_dim], cosines | sines
         self.cos_sin_cache = table.to(torch.get_default_device())
-
-    def forward(self, positions: Tensor, q: Tensor, k: Tensor) -> None:
-        """Rotate q [T, Hq, D] and k [T, Hkv, D] in place; both may be views into a larger tensor.
-
-        Args:
-            positions: int64 [T].
-        """
-        rotary_embedding_(positions, q, k, self.cos_sin_cache)
 
 
 def rope_frequencies(head_dim: int, rope: RopeConfig) -> tuple[Tensor, float]:

@@ -38,8 +38,7 @@ class LlamaAttention(nn.Module):
         if qk_norm:
             self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
             self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
-        self.rotary_emb = rotary
-        self.attn = Attention(self.head_dim)
+        self.attn = Attention(self.head_dim, rotary=rotary)
 
     def forward(
         self,
@@ -55,8 +54,7 @@ class LlamaAttention(nn.Module):
         if self.qk_norm:
             q = self.q_norm(q.reshape(-1, self.head_dim)).view(q.shape)
             k = self.k_norm(k.reshape(-1, self.head_dim)).view(k.shape)
-        self.rotary_emb(positions, q, k)
-        return self.o_proj(self.attn(q, k, v, kv_cache, attn, rows))
+        return self.o_proj(self.attn(q, k, v, kv_cache, attn, rows, positions))
 
 
 class LlamaMLP(nn.Module):

@@ -1,0 +1,220 @@
+// The arithmetic of paged_attention.cpp: scores, softmax and weighted values of rows over one chunk of a context.
+//
+// A row's numbers are those of its own chain of operations: neither how many rows share a register tile, nor whether
+// keys and values are widened in registers or beforehand, changes a bit of them.
+#pragma once
+
+#include <cstdint>
+
+#include "scratch.h"
+#include "vec.h"
+
+namespace vllm_cpu {
+namespace VLLM_ISA {
+
+constexpr int kChunk = 64;
+constexpr int kRun = 16;  // neighbouring tokens of a key vector
+constexpr int kRuns = kChunk / kRun;
+// Accumulators of a register tile: kRows rows times kWide vectors.
+constexpr int kRows = kLanes == 4 ? 4 : 6;
+constexpr int kWide = kLanes == 16 ? 4 : 2;
+// A row's weights are relative to a maximum that may lag by this power of two: chasing it costs more than it saves.
+constexpr float kLag = 8.0f;
+
+// A chunk as it lies in the cache: a run of 16 tokens is [head_dim] rows of neighbouring keys, and [16] rows of values.
+// While it is computed the next one is fetched, a row of keys each dimension and a row of values each token.
+template <typename T>
+struct Chunk {
+  const T* keys[kRuns];
+  const T* values[kRuns];
+  int64_t key_stride;
+  const Chunk* next;
+
+  static constexpr bool kFetchesNext = true;
+  const T* key(int token) const { return keys[token / kRun] + token % kRun; }
+  const T* value(int token, int64_t dim) const { return values[token / kRun] + token % kRun * dim; }
+};
+
+// A chunk in float32.
+struct WideChunk {
+  float* keys;    // [head_dim][kChunk]
+  float* values;  // [kChunk][head_dim]
+  static constexpr int64_t key_stride = kChunk;
+
+  static constexpr bool kFetchesNext = false;
+  const float* key(int token) const { return keys + token; }
+  const float* value(int token, int64_t dim) const { return values + token * dim; }
+};
+
+// Weighted values [rows][head_dim] of a part of the context, their weights' sums and the maxima these are relative to.
+struct Partial {
+  float* out;
+  float* max;
+  float* sum;
+};
+
+// scores[R][W vectors from token `first`] = q k.
+template <int R, int W, typename C>
+void score_rows(const C& chunk, const float* q, float* scores, int64_t dim, int first) {
+  Vec sums[R][W];
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int w = 0; w < W; ++w) sums[r][w] = zero();
+  }
+  for (int64_t d = 0; d < dim; ++d) {
+    if constexpr (C::kFetchesNext) {
+#pragma GCC unroll 4
+      for (int run = 0; run < kRuns; ++run) __builtin_prefetch(chunk.next->keys[run] + d * chunk.key_stride);
+    }
+    Vec key[W];
+#pragma GCC unroll 4
+    for (int w = 0; w < W; ++w) key[w] = load(chunk.key(first + w * kLanes) + d * chunk.key_stride);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const Vec value = set1(q[r * dim + d]);
+#pragma GCC unroll 4
+      for (int w = 0; w < W; ++w) sums[r][w] = fma(value, key[w], sums[r][w]);
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int w = 0; w < W; ++w) store(scores + r * kChunk + first + w * kLanes, sums[r][w]);
+  }
+}
+
+// out[R][W vectors from dimension `first`] += weights[R][tokens] values; `n` lanes of each vector exist. `fresh`: there
+// is nothing in `out` yet.
+template <int R, int W, typename C>
+void add_values(const C& chunk, const float* weights, float* out, int64_t dim, int64_t first, int tokens, int n,
+                bool fresh) {
+  Vec sums[R][W];
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int w = 0; w < W; ++w) sums[r][w] = fresh ? zero() : load_n(out + r * dim + first + w * kLanes, n);
+  }
+  for (int begin = 0; begin < tokens; begin += kRun) {
+    const auto* values = chunk.value(begin, dim) + first;
+    const auto* next = values;
+    if constexpr (C::kFetchesNext) next = chunk.next->value(begin, dim) + first;
+    const int count = tokens - begin < kRun ? tokens - begin : kRun;
+    for (int t = 0; t < count; ++t) {
+      if constexpr (C::kFetchesNext) {
+        __builtin_prefetch(next + t * dim);
+        __builtin_prefetch(next + t * dim + 64 / sizeof(*next));
+      }
+      Vec value[W];
+#pragma GCC unroll 4
+      for (int w = 0; w < W; ++w) {
+        value[w] = W > 1 ? load(values + t * dim + w * kLanes) : load_n(values + t * dim, n);
+      }
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        const Vec weight = set1(weights[r * kChunk + begin + t]);
+#pragma GCC unroll 4
+        for (int w = 0; w < W; ++w) sums[r][w] = fma(weight, value[w], sums[r][w]);
+      }
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int w = 0; w < W; ++w) store_n(out + r * dim + first + w * kLanes, sums[r][w], n);
+  }
+}
+
+template <int R, typename C>
+void score_chunk(const C& chunk, const float* q, float* scores, int64_t dim, int tokens) {
+  for (int first = 0; first < tokens;) {
+    const int vectors = (tokens - first + kLanes - 1) / kLanes;
+    // Three vectors take as long as four: one alone waits for its multiply-adds.
+    if (kWide == 4 && vectors > 2) {
+      score_rows<R, kWide>(chunk, q, scores, dim, first);
+      first += kWide * kLanes;
+    } else if (vectors >= 2) {
+      score_rows<R, 2>(chunk, q, scores, dim, first);
+      first += 2 * kLanes;
+    } else {
+      score_rows<R, 1>(chunk, q, scores, dim, first);
+      first += kLanes;
+    }
+  }
+}
+
+template <int R, typename C>
+void add_chunk(const C& chunk, const float* weights, float* out, int64_t dim, int tokens, bool fresh) {
+  int64_t d = 0;
+  for (; d + kWide * kLanes <= dim; d += kWide * kLanes) {
+    add_values<R, kWide>(chunk, weights, out, dim, d, tokens, kLanes, fresh);
+  }
+  for (; d + 2 * kLanes <= dim; d += 2 * kLanes) {
+    add_values<R, 2>(chunk, weights, out, dim, d, tokens, kLanes, fresh);
+  }
+  for (; d < dim; d += kLanes) {
+    add_values<R, 1>(chunk, weights, out, dim, d, tokens, static_cast<int>(least(kLanes, dim - d)), fresh);
+  }
+}
+
+inline void scale_row(float* row, float factor, int64_t dim) {
+  for (int64_t d = 0; d < dim; d += kLanes) {
+    const int n = static_cast<int>(least(kLanes, dim - d));
+    store_n(row + d, load_n(row + d, n) * set1(factor), n);
+  }
+}
+
+// Turns a row's first `valid` scores, in units of log2, into weights; those after them, up to `tokens`, become 0.
+// `sums` are the row's sums by lane.
+inline void soften(float* scores, int valid, int tokens, float* out, float* row_max, float* sums, int64_t dim,
+                   bool fresh) {
+  for (int t = valid / kLanes * kLanes; t < tokens; t += kLanes) {
+    const Mask in = lanes_below(valid - t > 0 ? static_cast<int>(least(kLanes, valid - t)) : 0);
+    store(scores + t, select(in, load(scores + t), set1(-__builtin_inff())));
+  }
+  Vec high = load(scores);
+  for (int t = kLanes; t < tokens; t += kLanes) high = max(high, load(scores + t));
+  Vec total = fresh ? zero() : load(sums);
+  if (fresh) {
+    *row_max = reduce_max(high);
+  } else if (any(gt(high, set1(*row_max + kLag)))) {
+    const float top = reduce_max(high);
+    const float shrink = first_lane(exp2(set1(*row_max - top)));
+    *row_max = top;
+    total = total * set1(shrink);
+    scale_row(out, shrink, dim);
+  }
+  const Vec top = set1(*row_max);
+  for (int t = 0; t < tokens; t += kLanes) {
+    const Vec weight = exp2(load(scores + t) - top);
+    store(scores + t, weight);
+    total = total + weight;
+  }
+  store(sums, total);
+}
+
+// Calls f with the number of rows as a constant.
+template <int R, typename F>
+inline void with_rows(int rows, const F& f) {
+  if constexpr (R > 1) {
+    if (rows < R) return with_rows<R - 1>(rows, f);
+  }
+  f.template operator()<R>();
+}
+
+// Adds a later part of the context to an earlier one of the same row.
+inline void merge_row(const Partial& total, const Partial& part, int64_t row, int64_t dim) {
+  const float top = total.max[row] < part.max[row] ? part.max[row] : total.max[row];
+  const Vec before = exp2(set1(total.max[row] - top)), after = exp2(set1(part.max[row] - top));
+  float* out = total.out + row * dim;
+  const float* add = part.out + row * dim;
+  for (int64_t d = 0; d < dim; d += kLanes) {
+    const int n = static_cast<int>(least(kLanes, dim - d));
+    store_n(out + d, fma(load_n(add + d, n), after, load_n(out + d, n) * before), n);
+  }
+  total.sum[row] = total.sum[row] * first_lane(before) + part.sum[row] * first_lane(after);
+  total.max[row] = top;
+}
+
+}  // namespace VLLM_ISA
+}  // namespace vllm_cpu
