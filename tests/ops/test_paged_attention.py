@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import torch
@@ -33,6 +36,31 @@ class Batch:
     def run(self, twin: str, out: Tensor | None = None) -> Tensor:
         arguments = (self.block_table, self.query_start_loc, self.seq_lens, self.scale, out)
         return run(twin, paged_attention, self.q, self.k_cache, self.v_cache, *arguments)
+
+    def part(self, row: int, first: int = 0, last: int | None = None) -> Batch:
+        """A batch of the queries first to last of one request, as if the later ones were not known yet."""
+        start, end = self.query_start_loc[row : row + 2].tolist()
+        last = end - start if last is None else last
+        tokens = int(self.seq_lens[row]) - (end - start) + last
+        return Batch(
+            self.q[start + first : start + last],
+            self.k_cache,
+            self.v_cache,
+            self.block_table[row : row + 1],
+            torch.tensor([0, last - first], dtype=torch.int32),
+            torch.tensor([tokens], dtype=torch.int32),
+            self.scale,
+            [self.keys[row][:tokens]],
+            [self.values[row][:tokens]],
+        )
+
+    def share_prefix(self, rows: list[int], blocks: int, block_size: int) -> None:
+        """Give the rows the first blocks of rows[0]."""
+        tokens = blocks * block_size
+        for row in rows[1:]:
+            self.block_table[row, :blocks] = self.block_table[rows[0], :blocks]
+            self.keys[row] = torch.cat([self.keys[rows[0]][:tokens], self.keys[row][tokens:]])
+            self.values[row] = torch.cat([self.values[rows[0]][:tokens], self.values[row][tokens:]])
 
 
 def make_batch(
@@ -141,18 +169,80 @@ def test_a_row_does_not_depend_on_its_batch(twin: str, dtype: torch.dtype) -> No
     batch = make_batch(RAGGED, dtype)
     together, starts = batch.run(twin), batch.query_start_loc.tolist()
     for row in range(len(RAGGED)):
-        alone = Batch(
-            batch.q[starts[row] : starts[row + 1]],
-            batch.k_cache,
-            batch.v_cache,
-            batch.block_table[row : row + 1],
-            torch.tensor([0, starts[row + 1] - starts[row]], dtype=torch.int32),
-            batch.seq_lens[row : row + 1],
-            batch.scale,
-            batch.keys[row : row + 1],
-            batch.values[row : row + 1],
-        )
-        assert torch.equal(alone.run(twin), together[starts[row] : starts[row + 1]])
+        assert torch.equal(batch.part(row).run(twin), together[starts[row] : starts[row + 1]])
+
+
+COMPILED = [twin for twin in TWINS if twin.startswith("cpp")]
+
+# Contexts of one and of several segments of 256 tokens, ending on and off their borders.
+LONG = [(1, 700), (1, 256), (300, 513), (2, 257), (70, 70), (1, 64)]
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("twin", COMPILED)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "block_size"),
+    [((9, 3), 64, 16), ((2, 2), 80, 32), ((8, 1), 96, 5), ((3, 1), 128, 48), ((4, 2), 40, 64), ((1, 1), 256, 16)],
+)
+def test_long_contexts(twin: str, dtype: torch.dtype, heads: tuple[int, int], head_dim: int, block_size: int) -> None:
+    check(twin, make_batch(LONG, dtype, heads, head_dim, block_size))
+
+
+@pytest.mark.parametrize("twin", COMPILED)
+def test_peaks_late_in_a_long_context(twin: str) -> None:
+    # Scores that grow along the context move each row's maximum again and again.
+    batch = make_batch([(40, 900)], torch.float32, sharpness=3.0)
+    for row, keys in enumerate(batch.keys):
+        batch.keys[row] = keys * torch.linspace(0.1, 5, len(keys))[:, None, None]
+        blocks = batch.block_table[row, :-1].long()
+        slots = (blocks[:, None] * 16 + torch.arange(16)).flatten()[: len(keys)]
+        with force("reference"):
+            reshape_and_cache_(batch.keys[row], batch.values[row], batch.k_cache, batch.v_cache, slots)
+    check(twin, batch, slack=2e-5)
+
+
+@pytest.mark.parametrize("twin", COMPILED)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_size", [16, 5])
+def test_a_row_does_not_depend_on_how_its_prompt_was_cut(twin: str, dtype: torch.dtype, block_size: int) -> None:
+    batch = make_batch([(600, 650)], dtype, (6, 2), 24, block_size)
+    whole = batch.run(twin)
+    cuts = [0, 1, 4, 77, 206, 207, 462, 599, 600]
+    pieces = [batch.part(0, first, last).run(twin) for first, last in pairwise(cuts)]
+    assert torch.equal(torch.cat(pieces), whole)
+
+
+@pytest.mark.parametrize("twin", COMPILED)
+@pytest.mark.parametrize("lengths", [[(1, 1500)], [(3, 300), (1, 900)], LONG], ids=["one", "two", "many"])
+def test_a_row_does_not_depend_on_the_threads(twin: str, lengths: list[tuple[int, int]]) -> None:
+    batch = make_batch(lengths, torch.bfloat16, (6, 2), 24)
+    with threads(1):
+        alone = batch.run(twin)
+    for count in (2, 5):
+        with threads(count):
+            assert torch.equal(batch.run(twin), alone)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_size", [16, 5])
+def test_requests_that_share_a_prefix(twin: str, dtype: torch.dtype, block_size: int) -> None:
+    lengths = [(1, 300), (20, 310), (1, 290), (50, 330), (1, 281), (0, 281), (1, 400), (1, 30)]
+    batch = make_batch(lengths, dtype, (3, 1), block_size=block_size)
+    batch.share_prefix([0, 1, 2, 3, 4, 5], 280 // block_size, block_size)
+    batch.share_prefix([2, 6], 80 // block_size, block_size)
+    check(twin, batch)
+    together, starts = batch.run(twin), batch.query_start_loc.tolist()
+    for row in range(len(lengths)):
+        assert torch.equal(batch.part(row).run(twin), together[starts[row] : starts[row + 1]])
 
 
 @pytest.mark.gpu
