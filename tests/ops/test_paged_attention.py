@@ -231,7 +231,7 @@ def test_a_row_does_not_depend_on_the_threads(twin: str, lengths: list[tuple[int
             assert torch.equal(batch.run(twin), alone)
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("twin", COMPILED)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_size", [16, 5])
 def test_requests_that_share_a_prefix(twin: str, dtype: torch.dtype, block_size: int) -> None:
