@@ -13,18 +13,20 @@ V = 301
 
 
 def rows_of(draw: st.DrawFn, count: int) -> torch.Tensor:
-    """Rows with many equals: there the nucleus ends at a rounding."""
-    levels = draw(st.integers(1, 4))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    return torch.randint(levels, (count, V), generator=generator).float() / 4
+    return torch.randint(9, (count, V), generator=generator).float() / 7
 
 
 @st.composite
 def truncated_rows(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    count = draw(st.integers(2, 5))
-    top_k = draw(st.lists(st.integers(1, V - 1), min_size=count, max_size=count))
-    top_p = draw(st.lists(st.sampled_from([0.1, 0.25, 0.5, 0.7, 0.75, 0.9, 1.0]), min_size=count, max_size=count))
-    return rows_of(draw, count), torch.tensor(top_k, dtype=torch.int32), torch.tensor(top_p)
+    """Rows whose top_p is the share of their most likely tokens: rounding decides where the nucleus ends."""
+    logits = rows_of(draw, draw(st.integers(2, 5)))
+    top_k, top_p = [], []
+    for row in logits.double().sort(descending=True).values:
+        top_k.append(draw(st.integers(1, V - 1)))
+        shares = row[: top_k[-1]].exp().cumsum(0)
+        top_p.append(float(shares[draw(st.integers(0, top_k[-1] - 1))] / shares[-1]))
+    return logits, torch.tensor(top_k, dtype=torch.int32), torch.tensor(top_p, dtype=torch.float32)
 
 
 @settings(max_examples=200, deadline=None)
