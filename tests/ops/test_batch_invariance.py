@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -53,12 +55,20 @@ def test_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
         check_batch_invariance("cpu")
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
 def test_no_product_by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_linear, "_onednn_takes_bf16", lambda: True)
-    weight = torch.ones(4, 8, dtype=torch.bfloat16)
-    assert packed_linear.pack_linear(weight, None).layout != "onednn"
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
-    assert packed_linear.pack_linear(weight, None).layout == "onednn"
+    """On a CPU where it would be the choice."""
+    monkeypatch.delenv("VLLM_CPU_GEMM", raising=False)
+    amx = SimpleNamespace(has_fast_bf16_dot=lambda: True, set_isa=lambda level: 0)
+    monkeypatch.setattr(packed_linear, "cpu_ops", lambda: amx)
+    packed_linear._bf16_layout.cache_clear()
+    try:
+        weight = torch.ones(4, 8, dtype=torch.bfloat16)
+        assert packed_linear.pack_linear(weight, None).layout == "panels"
+        monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+        assert packed_linear.pack_linear(weight, None).layout == "onednn"
+    finally:
+        packed_linear._bf16_layout.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
