@@ -61,14 +61,10 @@ def test_no_product_by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_CPU_GEMM", raising=False)
     amx = SimpleNamespace(has_fast_bf16_dot=lambda: True, set_isa=lambda level: 0)
     monkeypatch.setattr(packed_linear, "cpu_ops", lambda: amx)
-    packed_linear._bf16_layout.cache_clear()
-    try:
-        weight = torch.ones(4, 8, dtype=torch.bfloat16)
-        assert packed_linear.pack_linear(weight, None).layout == "panels"
-        monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
-        assert packed_linear.pack_linear(weight, None).layout == "onednn"
-    finally:
-        packed_linear._bf16_layout.cache_clear()
+    weight = torch.ones(4, 8, dtype=torch.bfloat16)
+    assert packed_linear.pack_linear(weight, None).layout == "panels"
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    assert packed_linear.pack_linear(weight, None).layout == "onednn"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -100,18 +99,17 @@ def _layout(weight: Tensor, float_out: bool) -> Layout:
         return "plain"
     if weight.dtype != torch.bfloat16:
         return "panels"
-    layout = _bf16_layout(envs.batch_invariant())
+    layout = _bf16_layout()
     return "panels" if layout == "halves" and float_out else layout
 
 
-@lru_cache(maxsize=2)
-def _bf16_layout(batch_invariant: bool) -> Layout:
+def _bf16_layout() -> Layout:
     ops = cpu_ops()
     assert ops is not None
     wanted = envs.cpu_gemm()
-    if not batch_invariant and torch.backends.mkldnn.is_available():
-        if wanted == "onednn" or (not wanted and ops.has_fast_bf16_dot()):
-            return "onednn"
+    onednn_is_asked_for = wanted == "onednn" or (not wanted and ops.has_fast_bf16_dot())
+    if onednn_is_asked_for and torch.backends.mkldnn.is_available() and not envs.batch_invariant():
+        return "onednn"
     has_float16 = ISA_LEVELS[ops.set_isa(-1)] == "avx512_fp16"
     return "halves" if wanted == "halves" or (not wanted and has_float16) else "panels"
 
