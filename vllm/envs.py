@@ -63,6 +63,15 @@ def cpu_isa(levels: tuple[str, ...]) -> str | None:
     return _one_of("VLLM_CPU_ISA", levels)
 
 
+def batch_invariant() -> bool:
+    """VLLM_BATCH_INVARIANT=1: a request's results have the same bits whatever else the engine does. 0 or unset: off.
+
+    Raises:
+        ValueError: another value.
+    """
+    return _one_of("VLLM_BATCH_INVARIANT", ("0", "1")) == "1"
+
+
 def cpu_gemm() -> str | None:
     """VLLM_CPU_GEMM: who multiplies bfloat16 on CPU: our kernel in float32 ("panels") or float16 ("halves"), or
     "onednn"; None when unset.

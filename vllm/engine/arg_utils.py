@@ -8,6 +8,7 @@ import typing
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
+from vllm import envs
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from vllm.logger import init_logger, warn_once
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
@@ -76,11 +77,14 @@ class EngineArgs:
         """
         # Loading code needs torch; flags and checks elsewhere should not wait for it.
         from vllm.model_executor.model_loader import resolve_model
+        from vllm.ops.batch_invariance import check_batch_invariance
         from vllm.v1.sample.logits_processor import load_logits_processors
 
         self._check_supported()
         logits_processors = tuple(load_logits_processors(self.logits_processors))
         device = self._resolve_device()
+        if envs.batch_invariant():
+            check_batch_invariance(device)
         source = resolve_model(
             self.model,
             requested_dtype=self._requested_dtype(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -48,7 +47,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, ga
     is at least as fast as oneDNN except for bfloat16 on CPUs with matrix tiles or quick dot products: those take
     oneDNN's packed weights. Where the CPU has float16 arithmetic, bfloat16 weights become "halves": the same values,
     scaled, whose products are summed in float16 up to 64 at a time. The variable VLLM_CPU_GEMM ("panels", "halves"
-    or "onednn") overrides the choice.
+    or "onednn") overrides the choice; VLLM_BATCH_INVARIANT=1 rules oneDNN out.
 
     Args:
         float_out: the products are to be had in float32, so they are summed in nothing less.
@@ -104,12 +103,12 @@ def _layout(weight: Tensor, float_out: bool) -> Layout:
     return "panels" if layout == "halves" and float_out else layout
 
 
-@lru_cache(maxsize=1)
 def _bf16_layout() -> Layout:
     ops = cpu_ops()
     assert ops is not None
     wanted = envs.cpu_gemm()
-    if torch.backends.mkldnn.is_available() and (wanted == "onednn" or (not wanted and ops.has_fast_bf16_dot())):
+    onednn_is_asked_for = wanted == "onednn" or (not wanted and ops.has_fast_bf16_dot())
+    if onednn_is_asked_for and torch.backends.mkldnn.is_available() and not envs.batch_invariant():
         return "onednn"
     has_float16 = ISA_LEVELS[ops.set_isa(-1)] == "avx512_fp16"
     return "halves" if wanted == "halves" or (not wanted and has_float16) else "panels"

@@ -37,26 +37,11 @@ def keep_top_p_(logits: torch.Tensor, top_p: torch.Tensor) -> None:
 
 def _reference(logits: torch.Tensor, top_p: torch.Tensor) -> None:
     values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
-    keep = nucleus(values, values.double().logsumexp(dim=-1), top_p)
-    logits.fill_(-torch.inf)
-    logits.scatter_(1, ids, values.masked_fill(~keep, -torch.inf))
-
-
-def nucleus(values: torch.Tensor, lse: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Which of a row's most likely tokens belong to the nucleus.
-
-    Args:
-        values: float32 [R, K], logits sorted descending.
-        lse: float64 [R], log-sum-exp over all that the probability is shared among.
-        top_p: float32 [R].
-
-    Returns:
-        bool [R, K].
-    """
-    probs = (values.double() - lse[:, None]).exp_()
+    probs = (values.double() - values.double().logsumexp(dim=-1)[:, None]).exp_()
     before = probs.cumsum(dim=-1) - probs
     # top_p = 1 keeps all: rounding must not cut the tail.
     share = top_p.double()[:, None]
     keep = (before < share) | (share >= 1)
     keep[:, :1] = True
-    return keep
+    logits.fill_(-torch.inf)
+    logits.scatter_(1, ids, values.masked_fill(~keep, -torch.inf))

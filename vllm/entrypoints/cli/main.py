@@ -9,12 +9,12 @@ import traceback
 from collections.abc import Sequence
 
 from vllm import __version__
-from vllm.entrypoints.cli import bench, chat, collect_env, complete, completion, score, serve
+from vllm.entrypoints.cli import bench, chat, collect_env, complete, completion, score, selftest, serve
 from vllm.entrypoints.cli.errors import CliError
 from vllm.entrypoints.cli.frame import EXIT_USAGE, CommandParser, add_commands
 from vllm.exceptions import VLLMValidationError
 
-_COMMANDS = (serve, chat, complete, score, bench, collect_env, completion)
+_COMMANDS = (serve, chat, complete, score, bench, selftest, collect_env, completion)
 
 EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vllm import envs
 from vllm.ops.silu_and_mul import silu_and_mul
 
 _GELU_TANH = partial(F.gelu, approximate="tanh")
@@ -24,12 +26,23 @@ _GATED_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu_and_mu
 
 
 def get_act_fn(name: str) -> Callable[[Tensor], Tensor]:
-    """An elementwise activation.
+    """An elementwise activation; with VLLM_BATCH_INVARIANT=1 one whose rows do not depend on each other.
 
     Raises:
         ValueError: `name` is not known.
     """
-    return _lookup(_ACTIVATIONS, name, "activation_function")
+    function = _lookup(_ACTIVATIONS, name, "activation_function")
+    rounds = function is not F.relu
+    return partial(_row_by_row, function) if rounds and envs.batch_invariant() else function
+
+
+def _row_by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """[T, I] -> [T, I]. PyTorch takes a vectorised function for whole vectors of the flattened tensor and another, of
+    other rounding, for what is left at the end of a thread's share: where that falls depends on T."""
+    out = torch.empty_like(x)
+    for row, own in zip(x.unbind(), out.unbind(), strict=True):
+        own.copy_(function(row))
+    return out
 
 
 def get_act_and_mul_fn(name: str) -> Callable[[Tensor], Tensor]:

@@ -249,7 +249,7 @@ class Sampler:
 
     def _cut_min_p(self, logits: torch.Tensor, slots: np.ndarray) -> None:
         def cut(part: torch.Tensor, rows: np.ndarray) -> None:
-            apply_min_p(part, _of_slots(self.states.min_p, slots[rows]))
+            apply_min_p(part, _of_slots(self.states.log_min_p, slots[rows]))
 
         _on_rows(logits, self.states.uses_min_p(slots), cut)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from enum import IntFlag
 
@@ -42,7 +43,7 @@ class SamplingStates:
         self.temperature = StagedTensor(max_num_reqs, torch.float32, device)  # 0 = greedy
         self.top_k = StagedTensor(max_num_reqs, torch.int32, device, fill=_UNRESTRICTED_TOP_K)
         self.top_p = StagedTensor(max_num_reqs, torch.float32, device, fill=1.0)
-        self.min_p = StagedTensor(max_num_reqs, torch.float32, device)
+        self.log_min_p = StagedTensor(max_num_reqs, torch.float32, device, fill=-math.inf)
         self.seeds = StagedTensor(max_num_reqs, torch.int64, device)
         self.num_topk = np.zeros(max_num_reqs, dtype=np.int32)  # [S], own k, at most V
         self.reads = np.zeros(max_num_reqs, dtype=np.int8)  # [S], bits of Reads
@@ -60,7 +61,7 @@ class SamplingStates:
         top_k = params.top_k if not greedy and 0 < params.top_k < self.vocab_size else _UNRESTRICTED_TOP_K
         self.top_k.stage(slot, top_k)
         self.top_p.stage(slot, 1.0 if greedy else params.top_p)
-        self.min_p.stage(slot, 0.0 if greedy else params.min_p)
+        self.log_min_p.stage(slot, math.log(params.min_p) if params.min_p > 0 and not greedy else -math.inf)
         self.seeds.stage(slot, self._draw_seed(request_id) if params.seed is None else params.seed)
         num_topk = params.logprobs or 0
         self.num_topk[slot] = self.vocab_size if num_topk == -1 else min(num_topk, self.vocab_size)
@@ -87,7 +88,7 @@ class SamplingStates:
 
     def apply_staged_writes(self) -> None:
         """Make the staged rows visible to device code."""
-        for table in (self.temperature, self.top_k, self.top_p, self.min_p, self.seeds):
+        for table in (self.temperature, self.top_k, self.top_p, self.log_min_p, self.seeds):
             table.apply_staged_writes()
 
     def reading_groups(self, slots: np.ndarray, by_mode: bool) -> Iterator[tuple[np.ndarray, int]]:
@@ -117,7 +118,7 @@ class SamplingStates:
 
     def uses_min_p(self, slots: np.ndarray) -> np.ndarray:
         """bool [R]."""
-        return self.min_p.np[slots] > 0.0
+        return self.log_min_p.np[slots] > -math.inf
 
     def cuts(self, slots: np.ndarray) -> np.ndarray:
         """bool [R]: rows with any truncation."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from vllm.ops.top_p import nucleus
+from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
+
+_VECTOR = 16  # floats of the widest one
 
 
 def apply_top_k(logits: torch.Tensor, top_k: torch.Tensor, max_top_k: int, top_p: torch.Tensor) -> None:
@@ -22,7 +24,11 @@ def apply_top_k(logits: torch.Tensor, top_k: torch.Tensor, max_top_k: int, top_p
     """
     values, ids = topk(logits, max_top_k)
     column = torch.arange(max_top_k, device=logits.device)
-    values = values.masked_fill(column >= top_k[:, None], -torch.inf)
-    keep = nucleus(values, values.double().logsumexp(dim=-1), top_p)
+    # Padded to whole vectors of every kernel: how a row's probabilities are added then does not depend on the others'
+    # top_k, by which `max_top_k` is wider than its own.
+    width = -(-max_top_k // _VECTOR) * _VECTOR
+    kept = values.new_full((len(values), width), -torch.inf)
+    kept[:, :max_top_k] = values.masked_fill(column >= top_k[:, None], -torch.inf)
+    keep_top_p_(kept, top_p)
     logits.fill_(-torch.inf)
-    logits.scatter_(1, ids.to(torch.int64), values.masked_fill_(~keep, -torch.inf))
+    logits.scatter_(1, ids.to(torch.int64), kept[:, :max_top_k])

@@ -1,0 +1,81 @@
+"""VLLM_BATCH_INVARIANT=1 rules out what it cannot be kept with, and changes the kernels that would break it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vllm import EngineArgs, envs
+from vllm.model_executor.layers.activation import get_act_fn
+from vllm.ops import batch_invariance, packed_linear
+from vllm.ops.batch_invariance import check_batch_invariance
+
+
+@pytest.fixture(autouse=True)
+def invariant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", False), (None, False)])
+def test_the_variable(value: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT")
+    if value is not None:
+        monkeypatch.setenv("VLLM_BATCH_INVARIANT", value)
+    assert envs.batch_invariant() is expected
+
+
+def test_another_value_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "yes")
+    with pytest.raises(ValueError, match="VLLM_BATCH_INVARIANT must be one of 0, 1, got 'yes'"):
+        EngineArgs(device="cpu").create_engine_config()
+
+
+def test_the_cpu_kernels_keep_it() -> None:
+    check_batch_invariance("cpu")
+
+
+@pytest.mark.parametrize(("name", "value"), [("VLLM_OPS", "reference"), ("VLLM_CPU_GEMM", "onednn")])
+def test_a_variable_that_contradicts(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"cannot be kept: {name}={value}"):
+        EngineArgs(device="cpu").create_engine_config()
+
+
+def test_another_device() -> None:
+    with pytest.raises(ValueError, match="on the CPU only, got device='cuda'"):
+        check_batch_invariance("cuda")
+
+
+def test_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_invariance, "cpu_ops", lambda: None)
+    with pytest.raises(ValueError, match=r"it needs the C\+\+ kernels"):
+        check_batch_invariance("cpu")
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
+def test_no_product_by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU where it would be the choice."""
+    monkeypatch.delenv("VLLM_CPU_GEMM", raising=False)
+    amx = SimpleNamespace(has_fast_bf16_dot=lambda: True, set_isa=lambda level: 0)
+    monkeypatch.setattr(packed_linear, "cpu_ops", lambda: amx)
+    weight = torch.ones(4, 8, dtype=torch.bfloat16)
+    assert packed_linear.pack_linear(weight, None).layout == "panels"
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    assert packed_linear.pack_linear(weight, None).layout == "onednn"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_new", "silu"])
+def test_activations_by_rows(name: str, dtype: torch.dtype) -> None:
+    """At a width that is no multiple of a vector; one unit in the last place of the output is rounding."""
+    x = (torch.randn(33, 100, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
+    act = get_act_fn(name)
+    whole = act(x)
+    for start, stop in ((0, 1), (7, 9), (20, 33)):
+        assert torch.equal(act(x[start:stop].clone()), whole[start:stop])
+    plain = {"relu": F.relu, "silu": F.silu, "gelu": F.gelu, "gelu_new": lambda x: F.gelu(x, approximate="tanh")}
+    torch.testing.assert_close(whole, plain[name](x), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+    assert act(x[:0]).shape == (0, 100)

@@ -1,0 +1,1 @@
+"""What `vllm selftest` runs on the user's own model."""
