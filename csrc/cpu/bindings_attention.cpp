@@ -73,6 +73,10 @@ RotaryArgs rotary_args(const Tensor& positions, const Tensor& q, const Tensor& k
   return args;
 }
 
+void rotary_embedding_(Tensor positions, Tensor q, Tensor k, Tensor cos_sin_cache) {
+  VLLM_KERNEL(rotary)(rotary_args(positions, q, k, cos_sin_cache));
+}
+
 void rotary_and_cache_(Tensor positions, Tensor q, Tensor k, Tensor v, Tensor cos_sin_cache, Tensor k_cache,
                        Tensor v_cache, Tensor slot_mapping) {
   const RotaryArgs rotary = rotary_args(positions, q, k, cos_sin_cache);
@@ -125,6 +129,7 @@ void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tabl
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def(
       "reshape_and_cache_(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping) -> ()");
+  m.def("rotary_embedding_(Tensor positions, Tensor(a!) q, Tensor(b!) k, Tensor cos_sin_cache) -> ()");
   m.def(
       "rotary_and_cache_(Tensor positions, Tensor(a!) q, Tensor(b!) k, Tensor v, Tensor cos_sin_cache, "
       "Tensor(c!) k_cache, Tensor(d!) v_cache, Tensor slot_mapping) -> ()");
@@ -135,6 +140,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("reshape_and_cache_", TORCH_BOX(&vllm_cpu::reshape_and_cache_));
+  m.impl("rotary_embedding_", TORCH_BOX(&vllm_cpu::rotary_embedding_));
   m.impl("rotary_and_cache_", TORCH_BOX(&vllm_cpu::rotary_and_cache_));
   m.impl("paged_attention", TORCH_BOX(&vllm_cpu::paged_attention));
 }

@@ -59,32 +59,6 @@ Tensor silu_and_mul(Tensor x) {
   return out;
 }
 
-void rotary_embedding_(Tensor positions, Tensor q, Tensor k, Tensor cos_sin_cache) {
-  RotaryArgs args{};
-  args.dtype = dtype_of(q, "q");
-  check_same_dtype(k, "k", q, "q");
-  args.q = heads_of(q, "q");
-  args.k = heads_of(k, "k");
-  args.tokens = q.size(0);
-  check_shape(k, "k", {args.tokens, -1, q.size(2)});
-  check_shape(positions, "positions", {args.tokens});
-  check_contiguous(positions, "positions");
-  check_shape(cos_sin_cache, "cos_sin_cache", {-1, -1});
-  check_dtype(cos_sin_cache, "cos_sin_cache", ScalarType::Float, "float32");
-  check_contiguous(cos_sin_cache, "cos_sin_cache");
-  args.rot_dim = cos_sin_cache.size(1);
-  args.max_positions = cos_sin_cache.size(0);
-  STD_TORCH_CHECK(args.rot_dim % 2 == 0 && args.rot_dim <= q.size(2),
-                  "cos_sin_cache must have an even width of at most ", q.size(2), ", got ", args.rot_dim);
-  if (is_int64(positions, "positions")) {
-    args.positions_int64 = static_cast<const int64_t*>(positions.data_ptr());
-  } else {
-    args.positions_int32 = static_cast<const int32_t*>(positions.data_ptr());
-  }
-  args.cos_sin = static_cast<const float*>(cos_sin_cache.data_ptr());
-  VLLM_KERNEL(rotary)(args);
-}
-
 // [N, K] -> [ceil(N / 32), K, 32]; see kernels/linear.cpp.
 Tensor pack_linear(Tensor weight) {
   check_shape(weight, "weight", {-1, -1});
@@ -157,7 +131,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("fused_add_rms_norm_(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor");
   m.def("silu_and_mul(Tensor x) -> Tensor");
-  m.def("rotary_embedding_(Tensor positions, Tensor(a!) q, Tensor(b!) k, Tensor cos_sin_cache) -> ()");
   m.def("pack_linear(Tensor weight) -> Tensor");
   m.def("linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales, bool gated) -> Tensor");
   // The index of the level now used; -1 asks without changing it.
@@ -169,7 +142,6 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("rms_norm", TORCH_BOX(&vllm_cpu::rms_norm));
   m.impl("fused_add_rms_norm_", TORCH_BOX(&vllm_cpu::fused_add_rms_norm_));
   m.impl("silu_and_mul", TORCH_BOX(&vllm_cpu::silu_and_mul));
-  m.impl("rotary_embedding_", TORCH_BOX(&vllm_cpu::rotary_embedding_));
   m.impl("pack_linear", TORCH_BOX(&vllm_cpu::pack_linear));
   m.impl("linear", TORCH_BOX(&vllm_cpu::linear));
 }
