@@ -1,4 +1,4 @@
-"""The engines that can do the work: this package, the upstream one of the same interface, transformers.
+"""The engines that can do the work, each behind one interface; which settings its environment needs.
 
 An adapter's `run` does a Workload and returns float32 readings [prompts, positions, read_ids] (None where
 nothing was asked for). Engines are imported late: each lives in an environment of its own, and its import
@@ -10,13 +10,33 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from workloads import LABEL_IDS, STARTUP_PROMPT, Workload
 
-ENGINES = ("ours", "vllm", "transformers")
+KINDS = ("ours", "upstream", "transformers", "llama.cpp")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What an engine's process is started with.
+
+    Attributes:
+        kind: one of KINDS.
+        model: folder, or .gguf file for llama.cpp and ours; None = ours' embedded model.
+        dtype: of the weights and activations; llama.cpp takes its file's.
+        cores: processors that its threads are pinned to, one thread each.
+        quantization: ours' setting of that name.
+    """
+
+    kind: str
+    model: str | None
+    dtype: str
+    cores: list[int]
+    quantization: str | None = None
 
 
 class Adapter(Protocol):
@@ -32,62 +52,67 @@ class Adapter(Protocol):
         """Logprobs of LABEL_IDS after STARTUP_PROMPT, given as text."""
 
 
-def prepare_process(engine: str, threads: int) -> None:
-    """Set what must be set before the engine's libraries are imported; what the caller has set stays."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+def prepare_process(options: EngineOptions) -> None:
+    """Pin this process, and set what must be set before the engine's libraries are imported; of the environment, what
+    the caller has set stays."""
+    os.sched_setaffinity(0, options.cores)
+    os.environ.setdefault("OMP_NUM_THREADS", str(len(options.cores)))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    if engine == "ours":
+    if options.kind == "ours":
         # The checkout that this file belongs to, installed or not.
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    elif engine == "vllm":
+    elif options.kind == "upstream":
         # It starts `python -m vllm...`, which from this checkout's root would be this package.
         os.chdir(tempfile.gettempdir())
         # Its default leaves one core to a process that only waits.
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads - 1}")
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, options.cores)))
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
-def make_adapter(engine: str, model: str | None, dtype: str) -> Adapter:
+def make_adapter(options: EngineOptions) -> Adapter:
     """Load an engine.
 
     Raises:
-        SystemExit: the environment holds another engine than the one named, or transformers got no model.
+        SystemExit: the environment holds another engine than the one named, or a peer got no model.
     """
-    if engine == "transformers":
-        if model is None:
-            raise SystemExit("--engine transformers needs --model FOLDER")
+    if options.kind != "ours" and options.model is None:
+        raise SystemExit(f"{options.kind} needs --model")
+    if options.kind == "transformers":
         from transformers_adapter import TransformersAdapter
 
-        return TransformersAdapter(model, dtype)
-    return VllmAdapter(engine, model, dtype)
+        return TransformersAdapter(options)
+    if options.kind == "llama.cpp":
+        from llama_cpp_adapter import LlamaCppAdapter
+
+        return LlamaCppAdapter(options)
+    return VllmAdapter(options)
 
 
 class VllmAdapter:
     """`from vllm import LLM, SamplingParams`: ours, or upstream's."""
 
-    def __init__(self, engine: str, model: str | None, dtype: str) -> None:
+    def __init__(self, options: EngineOptions) -> None:
         try:
             import vllm
             import vllm.logprobs
         except ImportError as error:
-            raise SystemExit(f"--engine {engine}: {sys.executable} cannot import it: {error}") from error
+            raise SystemExit(f"{options.kind}: {sys.executable} cannot import vllm: {error}") from error
         self._ours = hasattr(vllm.logprobs, "PositionLogprobs")
-        if self._ours != (engine == "ours"):
-            raise SystemExit(f"--engine {engine}: {sys.executable} imports the other vllm, {vllm.__file__}")
-        if model is None and not self._ours:
-            raise SystemExit("--engine vllm needs --model FOLDER")
+        if self._ours != (options.kind == "ours"):
+            raise SystemExit(f"{options.kind}: {sys.executable} imports the other vllm, {vllm.__file__}")
         self.version = vllm.__version__
-        self.notes: dict[str, str] = {}
+        self.notes = {} if self._ours else {"fullvocab": "flat_logprobs, its array form"}
         self._params = vllm.SamplingParams
-        named = {} if model is None else {"model": model}
-        self._llm = vllm.LLM(**named, dtype=dtype, max_logprobs=-1)
+        chosen = {"model": options.model, "quantization": options.quantization}
+        given = {name: value for name, value in chosen.items() if value is not None}
+        self.llm = vllm.LLM(**given, dtype=options.dtype, max_logprobs=-1)
 
     def run(self, work: Workload) -> np.ndarray | None:
         """See Adapter."""
-        outputs = self._llm.generate(
-            [{"prompt_token_ids": ids} for ids in work.prompts], self._sampling_params(work), use_tqdm=False
+        outputs = self.llm.generate(
+            [{"prompt_token_ids": ids} for ids in work.prompts], self.sampling_params(work), use_tqdm=False
         )
         _check_lengths([len(output.outputs[0].token_ids) for output in outputs], work)
         if work.reads_prompt:
@@ -99,10 +124,11 @@ class VllmAdapter:
     def score_text(self) -> list[float]:
         """See Adapter."""
         params = self._params(temperature=0.0, max_tokens=1, logprob_token_ids=list(LABEL_IDS))
-        (output,) = self._llm.generate([STARTUP_PROMPT], params, use_tqdm=False)
+        (output,) = self.llm.generate([STARTUP_PROMPT], params, use_tqdm=False)
         return [output.outputs[0].logprobs[0][i].logprob for i in LABEL_IDS]
 
-    def _sampling_params(self, work: Workload) -> Any:
+    def sampling_params(self, work: Workload) -> Any:
+        """What the engine is asked for."""
         wanted: dict[str, Any] = {}
         if work.full_vocabulary:
             wanted["logprobs"] = -1

@@ -1,103 +1,235 @@
-"""Print a markdown table of what `benchmarks/engine.py` measured: one line a row, one column an engine.
+"""Engines side by side, in one run on one machine: the same work, the same cores, in turns.
 
-    python benchmarks/compare.py ours.jsonl transformers.jsonl vllm.jsonl
+    python benchmarks/compare.py                                      # this package alone, embedded model
+    python benchmarks/compare.py --model FOLDER --upstream ENVIRONMENT --transformers --profile
+    python benchmarks/compare.py --from results/compare.json --docs   # tables of an earlier run
 
-The first engine is compared with each of the others; a ratio above 1 says that it is faster.
+Writes compare.json, compare.md and compare.svg to --output, the tables to stdout, progress to stderr.
+benchmarks/README.md says what the rows are, docs/performance.md how each figure is obtained.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import datetime
 import json
+import os
+import shlex
+import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from workloads import ROWS
+from adapters import EngineOptions
+from bounds import ModelShape, Rates, count_work, make_bound, rates_from_json, rates_to_json
+from chart import draw
+from engines import Engine, find_python
+from machine import describe_machine
+from report import find_warnings, make_tables, replace_section
+from turns import Turns, say
+from workloads import ROWS, WORK_ROWS, make_workload
 
-# Logits between 16 and 32 are multiples of 0.125 in bf16; a mean over few prompts may be off by two steps.
-CHECK_TOLERANCE = 0.25
+_HERE = Path(__file__).resolve().parent
+_DOCS = _HERE.parent / "docs"
 
 
 def main() -> None:
-    """Read the files, print the table, then what makes it doubtful."""
-    parser = argparse.ArgumentParser(description="A markdown table of benchmark results, with ratios.")
-    parser.add_argument("files", nargs="+", type=Path, help="JSON lines of benchmarks/engine.py")
-    parser.add_argument("--median", action="store_true", help="compare medians, not the best repeats")
+    """Measure, or read what was measured, and report."""
+    args = _parse_args()
+    result = json.loads(args.read.read_text(encoding="utf-8")) if args.read else measure(args)
+    _report(result, args)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The whole run; see report.py for the result."""
+    engines = _engines(args)
+    with contextlib.ExitStack() as stack:
+        turns = Turns(stack, args.scale)
+        turns.start(engines, args.repeats if "startup" in args.rows else 0)
+        shape = ModelShape(**turns.processes["ours"].hello["shape"])
+        rows = [row for row in WORK_ROWS if row in args.rows]
+        rates = _rates(shape, rows, args)
+        for row in rows:
+            turns.measure_row(row, args.repeats)
+        if "peak_memory" in args.rows:
+            turns.add_peak_memory()
+        pairs = turns.pair("ours", "decode64", "decode64_ids", args.pairs) if _has_pair(rows) else []
+        # Once more: a rate that the machine reached at either end is one that it can reach.
+        rates = rates.best_of(_rates(shape, rows, args))
+    profile = _profile(args) if args.profile else None
+    return {
+        "command": args.command,
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "machine": describe_machine(),
+        "cores": args.cores,
+        "model": Path(args.model).stem if args.model else "embedded",
+        "shape": vars(shape),
+        "dtype": args.dtype,
+        "scale": args.scale,
+        "engines": turns.engines,
+        "rows": turns.rows,
+        "bounds": {row: _bounds(row, shape, rates, args) for row in rows},
+        "rates": rates_to_json(rates),
+        "pairs": pairs,
+        "idle": turns.idle_shares(),
+        "failures": turns.failures,
+        "profile": profile,
+    }
+
+
+def _engines(args: argparse.Namespace) -> list[Engine]:
+    def engine(name: str, kind: str, python: str, model: str | None, quantization: str | None = None) -> Engine:
+        return Engine(name, python, EngineOptions(kind, model, args.dtype, args.cores, quantization))
+
+    engines = [engine("ours", "ours", sys.executable, args.model)]
+    if args.quantization:
+        engines.append(engine(f"ours {args.quantization}", "ours", sys.executable, args.model, args.quantization))
+    if args.upstream:
+        engines.append(engine("upstream", "upstream", args.upstream, args.model))
+    if args.transformers:
+        engines.append(engine("transformers", "transformers", sys.executable, args.model))
+    if args.llama_cpp:
+        engines.append(engine("llama.cpp", "llama.cpp", args.llama_cpp, args.gguf))
+    return engines
+
+
+def _has_pair(rows: list[str]) -> bool:
+    return {"decode64", "decode64_ids"} <= set(rows)
+
+
+def _rates(shape: ModelShape, rows: list[str], args: argparse.Namespace) -> Rates:
+    say("rates of the machine")
+    works = [count_work(make_workload(row, i, args.scale), shape) for row in rows for i in range(args.repeats)]
+    products = sorted({product for work in works for product in work.rows})
+    ran = _run_here([str(_HERE / "bounds.py"), json.dumps(vars(shape)), json.dumps(products)], args)
+    return rates_from_json(json.loads(ran.splitlines()[-1]))
+
+
+def _bounds(row: str, shape: ModelShape, rates: Rates, args: argparse.Namespace) -> dict[str, list[float]]:
+    works = [count_work(make_workload(row, repeat, args.scale), shape) for repeat in range(args.repeats)]
+    bounds = [make_bound(work, shape, rates) for work in works]
+    return {"gemm": [bound.gemm for bound in bounds], "memory": [bound.memory for bound in bounds]}
+
+
+def _profile(args: argparse.Namespace) -> dict[str, Any]:
+    say("profile")
+    model = ["--model", args.model] if args.model else []
+    ran = _run_here([str(_HERE / "profile_step.py"), *model, "--dtype", args.dtype], args)
+    return json.loads(ran.splitlines()[-1])
+
+
+def _run_here(command: list[str], args: argparse.Namespace) -> str:
+    """stdout of a script of ours on the chosen cores."""
+    ran = subprocess.run(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(len(args.cores))},
+        preexec_fn=lambda: os.sched_setaffinity(0, args.cores),
+    )
+    if ran.returncode:
+        raise SystemExit(f"{Path(command[0]).name} ended with {ran.returncode}")
+    return ran.stdout
+
+
+def _report(result: dict[str, Any], args: argparse.Namespace) -> None:
+    tables = make_tables(result)
+    print(tables)
+    for warning in find_warnings(result):
+        say(f"warning: {warning}")
+    if not args.read:
+        args.output.mkdir(parents=True, exist_ok=True)
+        (args.output / "compare.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        (args.output / "compare.md").write_text(tables + "\n", encoding="utf-8")
+    chart = (_DOCS if args.docs else args.output) / "compare.svg"
+    chart.parent.mkdir(parents=True, exist_ok=True)
+    if not draw(result, chart):
+        say("no chart: it takes matplotlib and a peer to compare with")
+    elif args.docs:
+        tables += "\n\n![How many times faster, row by row](compare.svg)"
+    if args.docs:
+        page = _DOCS / "performance.md"
+        page.write_text(_document(page.read_text(encoding="utf-8"), result, tables), encoding="utf-8")
+
+
+def _document(page: str, result: dict[str, Any], tables: str) -> str:
+    """The page with this result in the sections that it is about."""
+    from profile_step import make_table
+
+    machine = result["machine"]
+    facts = f"{machine['cpu']} ({', '.join(machine['isa'])}), cores {result['cores']}; {result['model']}, "
+    facts += f"{result['dtype']}; {result['date']}; `{result['command']}`"
+    page = replace_section(page, "compare", f"{facts}\n\n{tables}")
+    return replace_section(page, "profile", make_table(result["profile"])) if result["profile"] else page
+
+
+def _command(args: argparse.Namespace) -> str:
+    """The command line, files and folders by their names alone: where they lie is the machine's own affair."""
+    paths = {args.model, args.gguf, args.upstream, args.llama_cpp, str(args.output)}
+    words = [Path(word).name if word in paths else word for word in sys.argv[1:]]
+    return shlex.join(["python", "benchmarks/compare.py", *words])
+
+
+def _rows(text: str) -> list[str]:
+    rows = text.split(",")
+    unknown = [row for row in rows if row not in ROWS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown row {unknown[0]!r}; known: {', '.join(ROWS)}")
+    return rows
+
+
+def _cores(text: str) -> list[int]:
+    """ "0-2,5" -> [0, 1, 2, 5]."""
+    cores: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or not (last or first).isdigit():
+            raise argparse.ArgumentTypeError(f"cores look like 0-3 or 0,2, got {text!r}")
+        cores += range(int(first), int(last or first) + 1)
+    unusable = set(cores) - os.sched_getaffinity(0)
+    if unusable:
+        raise argparse.ArgumentTypeError(f"core {min(unusable)} is not one that this process may use")
+    return sorted(set(cores))
+
+
+def _parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Engines side by side: the same work, the same cores, in turns.")
+    parser.add_argument("--model", help="folder, which the peers load too; default: the embedded model, ours alone")
+    parser.add_argument("--upstream", metavar="ENV", help="upstream vLLM's environment: its folder, or its python")
+    parser.add_argument("--transformers", action="store_true", help="transformers, in this environment")
+    parser.add_argument("--llama-cpp", metavar="ENV", help="the environment of llama_cpp, with --gguf")
+    parser.add_argument("--gguf", help="the model's weights for llama.cpp; see llama_cpp_adapter.py for bfloat16 ones")
+    parser.add_argument("--quantization", help="ours once more, with quantized weights, such as int8")
+    parser.add_argument("--rows", type=_rows, default=list(ROWS), help=f"some of {','.join(ROWS)}; default: all")
+    parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
+    parser.add_argument("--repeats", type=int, default=3, help="measured runs a row (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=9, help="runs of decode64 and decode64_ids side by side")
+    parser.add_argument("--cores", type=_cores, default=sorted(os.sched_getaffinity(0)), help="default: all usable")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the amount of work, for trying out")
+    parser.add_argument("--profile", action="store_true", help="also where the time of one step of ours goes")
+    parser.add_argument("--output", type=Path, default=Path("results"), help="folder (default: %(default)s)")
+    parser.add_argument("--docs", action="store_true", help="put tables and chart into docs/performance.md")
+    parser.add_argument("--from", dest="read", type=Path, metavar="JSON", help="measure nothing: report that file")
     args = parser.parse_args()
-    records = read_records(args.files)
-    if not records:
-        raise SystemExit("no results in " + ", ".join(map(str, args.files)))
-    print(make_table(records, "median" if args.median else "value"))
-    for warning in find_warnings(records):
-        print(f"warning: {warning}", file=sys.stderr)
-
-
-def read_records(files: Iterable[Path]) -> list[dict[str, Any]]:
-    """All results in the files; of several for one engine and row, the last one in its first one's place."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for path in files:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if line.startswith("{"):
-                record = json.loads(line)
-                found[record["engine"], record["row"]] = record
-    return list(found.values())
-
-
-def make_table(records: list[dict[str, Any]], key: str = "value") -> str:
-    """The table; `key` is "value" (best repeat) or "median"."""
-    engines = _engines(records)
-    by_cell = {(record["row"], record["engine"]): record for record in records}
-    base = engines[0]
-    names = {record["engine"]: f"{record['engine']} {record['version']}" for record in records}
-    head = [
-        "row",
-        "unit",
-        *(names[engine] for engine in engines),
-        *(f"{base} / {other}" for other in engines[1:]),
-    ]
-    lines = [head, ["---", "---", *["---:"] * (2 * len(engines) - 1)]]
-    for row in (row for row in ROWS if any((row, engine) in by_cell for engine in engines)):
-        cells = [by_cell.get((row, engine)) for engine in engines]
-        unit = next(cell["unit"] for cell in cells if cell)
-        ratios = [_ratio(cells[0], other, key) for other in cells[1:]]
-        lines.append([row, unit, *(_number(cell, key) for cell in cells), *ratios])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def find_warnings(records: list[dict[str, Any]]) -> list[str]:
-    """Why figures may not be comparable: other machines, models, settings, or readings that disagree."""
-    warnings = []
-    for name in ("machine", "threads", "dtype", "scale"):
-        values = {json.dumps(record[name]) for record in records}
-        if len(values) > 1:
-            warnings.append(f"{name} differs: {', '.join(sorted(values))}")
-    base = _engines(records)[0]
-    checks = {record["row"]: record["check"] for record in records if record["engine"] == base}
-    for record in records:
-        own, wanted = record["check"], checks.get(record["row"])
-        if own is not None and wanted is not None and abs(own - wanted) > CHECK_TOLERANCE:
-            warnings.append(f"{record['row']}: {record['engine']} read a mean logprob of {own}, {base} {wanted}")
-    return warnings
-
-
-def _engines(records: list[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(record["engine"] for record in records))
-
-
-def _number(record: dict[str, Any] | None, key: str) -> str:
-    if record is None:
-        return "-"
-    value = record[key]
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _ratio(base: dict[str, Any] | None, other: dict[str, Any] | None, key: str) -> str:
-    if base is None or other is None:
-        return "-"
-    ratio = base[key] / other[key]
-    return f"{1 / ratio if base['unit'] == 's' else ratio:.2f}x"
+    for name in ("repeats", "scale"):
+        if getattr(args, name) <= 0:
+            parser.error(f"--{name} must be above 0, got {getattr(args, name)}")
+    if args.model is None and (args.upstream or args.transformers):
+        parser.error("peers need --model")
+    if bool(args.llama_cpp) != bool(args.gguf):
+        parser.error("--llama-cpp and --gguf go together")
+    args.command = _command(args)
+    for name in ("model", "gguf"):
+        path = getattr(args, name)
+        if path and Path(path).exists():
+            setattr(args, name, str(Path(path).resolve()))
+    try:
+        args.upstream = args.upstream and find_python(args.upstream)
+        args.llama_cpp = args.llama_cpp and find_python(args.llama_cpp)
+    except ValueError as error:
+        parser.error(str(error))
+    return args
 
 
 if __name__ == "__main__":

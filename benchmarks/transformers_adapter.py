@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from adapters import EngineOptions
 from workloads import LABEL_IDS, STARTUP_PROMPT, Workload
 
 SCORE_BATCH = 32
@@ -23,7 +24,7 @@ PROMPT_ROWS = 128
 class TransformersAdapter:
     """A causal model and its tokenizer."""
 
-    def __init__(self, model: str, dtype: str) -> None:
+    def __init__(self, options: EngineOptions) -> None:
         self.version = transformers.__version__
         self.notes = {
             "score": f"batches of {SCORE_BATCH} by length, last position's logits only",
@@ -34,8 +35,9 @@ class TransformersAdapter:
         }
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
+        dtype = getattr(torch, options.dtype)
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype).eval()
         self._model.generation_config.eos_token_id = None
 
     @torch.inference_mode()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from dataclasses import dataclass
 
-ROWS = ("score", "score_prefix", "decode64", "decode64_ids", "decode1", "fullvocab", "prompt_logprobs", "startup")
+# The rows that an engine's process is asked for, by name and number of the repeat.
+WORK_ROWS = ("score", "score_prefix", "fullvocab", "decode64", "decode64_ids", "decode1", "prompt_logprobs")
+# All rows, in the order of the tables. `startup` and `peak_memory` are taken from outside the process.
+ROWS = ("startup", *WORK_ROWS, "peak_memory")
 
 LABEL_IDS = (4321, 1234)
 READ_IDS = tuple(range(1000, 3000, 100))
@@ -42,12 +47,20 @@ class Workload:
         """What `unit` counts: requests or generated tokens."""
         return len(self.prompts) * (self.max_tokens if self.unit == "tok/s" else 1)
 
+    @property
+    def digest(self) -> str:
+        """Equal for equal prompts: engines that report the same one were given the same work."""
+        return hashlib.sha256(json.dumps(self.prompts).encode()).hexdigest()[:16]
+
 
 def make_workload(row: str, repeat: int, scale: float = 1.0) -> Workload:
     """The work of a row. Each repeat has other prompts, so no cache of an earlier one can help.
 
+    `decode64` and `decode64_ids` have prompts of the same lengths in the same repeat, but not the same ids: their
+    times can be compared pair by pair.
+
     Args:
-        row: one of ROWS but "startup".
+        row: one of WORK_ROWS.
         repeat: number of the repeat; -1 is the warm-up.
         scale: factor on the numbers of prompts and tokens, for trying things out.
     """
@@ -60,7 +73,8 @@ def make_workload(row: str, repeat: int, scale: float = 1.0) -> Workload:
         prompts = [prefix + _ids(rng, rng.randint(15, 25)) for _ in range(_scaled(256, scale))]
         return Workload(prompts, 1, "req/s", shared=len(prefix), read_ids=LABEL_IDS)
     if row in ("decode64", "decode64_ids"):
-        prompts = [_ids(rng, rng.randint(12, 20)) for _ in range(_scaled(64, scale))]
+        lengths = random.Random(f"decode64 lengths/{repeat}")
+        prompts = [_ids(rng, lengths.randint(12, 20)) for _ in range(_scaled(64, scale))]
         ids = READ_IDS if row == "decode64_ids" else ()
         return Workload(prompts, _scaled(64, scale), "tok/s", read_ids=ids)
     if row == "decode1":
@@ -68,7 +82,7 @@ def make_workload(row: str, repeat: int, scale: float = 1.0) -> Workload:
     if row == "prompt_logprobs":
         prompts = [_ids(rng, _scaled(rng.randint(900, 1100), scale)) for _ in range(_scaled(8, scale))]
         return Workload(prompts, 1, "req/s", reads_prompt=True)
-    raise ValueError(f"unknown row {row!r}; known: {', '.join(ROWS)}")
+    raise ValueError(f"unknown row {row!r}; known: {', '.join(WORK_ROWS)}")
 
 
 def _ids(rng: random.Random, count: int) -> list[int]:

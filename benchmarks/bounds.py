@@ -1,0 +1,270 @@
+"""How fast a row could be: the time of its matrix products alone, and that of reading its weights alone.
+
+    python bounds.py SHAPE PRODUCTS       # as compare.py calls it: JSON in, the rates as JSON out
+
+What is counted (`count_work`) is exact for the row's prompts: every distinct prompt token goes through every layer
+once, except that in the last layer only keys and values are needed of tokens whose logits nobody reads; the head sees
+the read rows alone; each further token of a sequence is one row of a step of all sequences. What is measured
+(`Rates`) is the fastest of our packed kernel and oneDNN's, matrix by matrix, with as many rows as the engine's step
+has, over distinct weights for all layers as in a real step, so that no weight is in a cache that would not hold it
+there either.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from workloads import Workload
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+# Tokens of a prefill step, and rows of a tile of logits, as the engine has them by default.
+STEP_TOKENS = 2048
+HEAD_ROWS = 256
+
+_WEIGHT_BYTES = 2
+_LAYERED = ("qkv", "o", "gate_up", "down")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes that decide a model's matrix products, under their names of config.json."""
+
+    num_hidden_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """(N, K) of each kind of weight."""
+        attended = self.num_attention_heads * self.head_dim
+        return {
+            "qkv": (attended + 2 * self.num_key_value_heads * self.head_dim, self.hidden_size),
+            "o": (self.hidden_size, attended),
+            "gate_up": (2 * self.intermediate_size, self.hidden_size),
+            "down": (self.hidden_size, self.intermediate_size),
+            "head": (self.vocab_size, self.hidden_size),
+        }
+
+    def cache_bytes_per_token(self) -> int:
+        """Keys and values of a token in all layers, bfloat16."""
+        return 2 * _WEIGHT_BYTES * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
+
+
+class Product(NamedTuple):
+    """A weight's product with `rows` rows, a power of two near what the engine's steps have; `head` has one weight, the
+    others one for each layer."""
+
+    matrix: str
+    rows: int
+
+
+class Work(NamedTuple):
+    """What a row must compute and read.
+
+    Attributes:
+        rows: rows that each product is done for in all, summed over the layers; divided by the product's own rows,
+            the number of its calls, which need not be whole.
+        cache_bytes: keys and values that decoding reads.
+    """
+
+    rows: dict[Product, int]
+    cache_bytes: int
+
+
+def count_work(work: Workload, shape: ModelShape) -> Work:
+    """The products of a row's work and the cache it reads, counted from its prompts."""
+    num_prompts = len(work.prompts)
+    tokens = sum(map(len, work.prompts)) - work.shared * (num_prompts - 1)
+    read = tokens if work.reads_prompt else num_prompts
+    step = _power_of_two(min(STEP_TOKENS, tokens))
+    read_in_step = _power_of_two(min(HEAD_ROWS, max(1, read * step / tokens)))
+    counted: Counter[Product] = Counter()
+    counted[Product("qkv", step)] += shape.num_hidden_layers * tokens
+    for matrix in ("o", "gate_up", "down"):
+        counted[Product(matrix, step)] += (shape.num_hidden_layers - 1) * tokens
+        counted[Product(matrix, read_in_step)] += read
+    counted[Product("head", read_in_step)] += read
+    steps = work.max_tokens - 1
+    if steps:
+        together = _power_of_two(num_prompts)
+        for matrix in _LAYERED:
+            counted[Product(matrix, together)] += shape.num_hidden_layers * num_prompts * steps
+        counted[Product("head", together)] += num_prompts * steps
+    # Step i (from 1) attends to the prompt and the i tokens generated before it.
+    attended = sum(len(prompt) * steps + steps * (steps + 1) // 2 for prompt in work.prompts)
+    return Work(dict(counted), attended * shape.cache_bytes_per_token())
+
+
+def _power_of_two(rows: float) -> int:
+    """The nearest one: few sizes to measure, for rates that change slowly with the rows."""
+    return 2 ** round(math.log2(rows))
+
+
+class Rates(NamedTuple):
+    """What the machine can do.
+
+    Attributes:
+        seconds: of one call of each product with one layer's weight, by the faster kernel.
+        kernels: which one that was.
+        read_bytes_per_second: of memory as large as the model's weights, on all cores.
+    """
+
+    seconds: dict[Product, float]
+    kernels: dict[Product, str]
+    read_bytes_per_second: float
+
+    def best_of(self, other: Rates) -> Rates:
+        """The faster figure of each, of two measurements of the same products."""
+        faster = {p: self if self.seconds[p] <= other.seconds[p] else other for p in self.seconds}
+        return Rates(
+            {p: rates.seconds[p] for p, rates in faster.items()},
+            {p: rates.kernels[p] for p, rates in faster.items()},
+            max(self.read_bytes_per_second, other.read_bytes_per_second),
+        )
+
+
+class Bound(NamedTuple):
+    """Seconds that the row's products take alone, and that reading its weights and cache takes alone."""
+
+    gemm: float
+    memory: float
+
+    @property
+    def seconds(self) -> float:
+        """No engine that computes the row with these kernels is faster."""
+        return max(self.gemm, self.memory)
+
+
+def make_bound(work: Work, shape: ModelShape, rates: Rates) -> Bound:
+    """The counts times the rates."""
+    calls = {product: rows / product.rows for product, rows in work.rows.items()}
+    matrices = shape.matrices()
+    weight_bytes = sum(
+        count * _WEIGHT_BYTES * matrices[product.matrix][0] * matrices[product.matrix][1]
+        for product, count in calls.items()
+    )
+    gemm = sum(count * rates.seconds[product] for product, count in calls.items())
+    return Bound(gemm, (weight_bytes + work.cache_bytes) / rates.read_bytes_per_second)
+
+
+def rates_to_json(rates: Rates) -> dict[str, Any]:
+    """For the results' file, and between processes."""
+    products = [
+        {**product._asdict(), "seconds": seconds, "kernel": rates.kernels[product]}
+        for product, seconds in rates.seconds.items()
+    ]
+    return {"products": products, "read_bytes_per_second": rates.read_bytes_per_second}
+
+
+def rates_from_json(fields: dict[str, Any]) -> Rates:
+    """The inverse of rates_to_json."""
+    products = {Product(one["matrix"], one["rows"]): one for one in fields["products"]}
+    return Rates(
+        {product: one["seconds"] for product, one in products.items()},
+        {product: one["kernel"] for product, one in products.items()},
+        fields["read_bytes_per_second"],
+    )
+
+
+def measure_rates(shape: ModelShape, products: list[Product], sweeps: int = 3) -> Rates:
+    """Time the products on this process's cores, and the reading of memory; the best of several sweeps.
+
+    A sweep calls every layer's products in the order of a step, each layer's with weights of its own.
+    """
+    import torch
+
+    from vllm.ops.loaded import cpu_kernel_isa
+
+    kernels = ["onednn"] if torch.backends.mkldnn.is_available() else []
+    kernels += ["panels"] if cpu_kernel_isa() else []
+    seconds: dict[Product, float] = {}
+    chosen: dict[Product, str] = {}
+    with torch.inference_mode():
+        for kernel in kernels or ["plain"]:
+            for product, best in _time_products(shape, products, kernel, sweeps).items():
+                if best < seconds.get(product, float("inf")):
+                    seconds[product], chosen[product] = best, kernel
+        num_bytes = _WEIGHT_BYTES * (
+            sum(n * k for n, k in shape.matrices().values()) * shape.num_hidden_layers
+            - (shape.num_hidden_layers - 1) * shape.vocab_size * shape.hidden_size
+        )
+        return Rates(seconds, chosen, measure_read_rate(num_bytes))
+
+
+def measure_read_rate(num_bytes: int, repeats: int = 10) -> float:
+    """Bytes a second that all of torch's threads read together from memory of that size; the best of several ways
+    and repeats."""
+    import torch
+
+    numbers = torch.ones(num_bytes // 4)
+    ways: list[Callable[[], object]] = [numbers.sum, numbers.max, lambda: torch.dot(numbers, numbers)]
+    return 4 * len(numbers) / min(_timed(way) for way in ways for _ in range(repeats))
+
+
+def _timed(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def pack_as(weight: Any, kernel: str) -> Any:
+    """The weight [N, K] packed for one kernel, whatever the machine prefers: "panels", "onednn" or "plain"."""
+    import torch
+
+    from vllm.ops.packed_linear import PackedLinear
+
+    shape = (weight.shape[0], weight.shape[1])
+    if kernel == "panels":
+        weight = torch.ops.vllm_cpu.pack_linear(weight)
+    elif kernel == "onednn":
+        weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return PackedLinear(weight, None, kernel, shape)  # type: ignore[arg-type]
+
+
+def _time_products(shape: ModelShape, products: list[Product], kernel: str, sweeps: int) -> dict[Product, float]:
+    import torch
+
+    from vllm.ops.packed_linear import packed_linear
+
+    matrices = shape.matrices()
+    plain = {name: torch.randn(size, dtype=torch.bfloat16) for name, size in matrices.items()}
+    layers = [{name: pack_as(plain[name], kernel) for name in _LAYERED} for _ in range(shape.num_hidden_layers)]
+    head = {"head": pack_as(plain["head"], kernel)}
+    best: dict[Product, float] = {}
+    for rows in sorted({product.rows for product in products}):
+        wanted = {product.matrix for product in products if product.rows == rows}
+        inputs = {name: torch.randn(rows, matrices[name][1], dtype=torch.bfloat16) for name in wanted}
+        for _ in range(sweeps + 1):  # the first makes oneDNN's kernels; it is never the fastest
+            spent = dict.fromkeys(wanted, 0.0)
+            for weights in (*layers, head):
+                for name in wanted & weights.keys():
+                    began = time.perf_counter()
+                    packed_linear(inputs[name], weights[name])
+                    spent[name] += time.perf_counter() - began
+            for name, total in spent.items():
+                product = Product(name, rows)
+                mean = total / (1 if name == "head" else len(layers))
+                best[product] = min(best.get(product, mean), mean)
+    return best
+
+
+def main() -> None:
+    """Measure and print the rates as JSON."""
+    shape, products = ModelShape(**json.loads(sys.argv[1])), [Product(*one) for one in json.loads(sys.argv[2])]
+    print(json.dumps(rates_to_json(measure_rates(shape, products))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The process that holds one engine. `engines.py` starts it, in the engine's own environment, and asks.
+
+    python engine_process.py OPTIONS          # OPTIONS: the fields of EngineOptions, as JSON
+
+It loads the engine, scores one text, and says so in a line of JSON on stdout. Then it answers each line of stdin,
+{"row": ..., "repeat": ..., "scale": ...}, by one of stdout, {"seconds": ..., ...} or {"error": ...}; it ends with
+stdin. Between two questions it only waits.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from typing import Any, TextIO
+
+from adapters import Adapter, EngineOptions, make_adapter, prepare_process
+from workloads import make_workload
+
+
+def main() -> None:
+    """Load, score, answer."""
+    options = EngineOptions(**json.loads(sys.argv[1]))
+    answers = _take_stdout()
+    prepare_process(options)
+    adapter = make_adapter(options)
+    hello: dict[str, Any] = {"score": adapter.score_text(), "version": adapter.version, "notes": adapter.notes}
+    if options.kind == "ours":
+        hello["shape"] = _model_shape(adapter)
+    _say(answers, hello)
+    for line in sys.stdin:
+        try:
+            answer = _measure(adapter, **json.loads(line))
+        except Exception:
+            # Of one row alone: an engine that lacks memory for it may do the others.
+            answer = {"error": traceback.format_exc(limit=-4)[-1000:]}
+        _say(answers, answer)
+
+
+def _take_stdout() -> TextIO:
+    """The answers' stream. What the engine itself writes to stdout goes to stderr."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return answers
+
+
+def _say(answers: TextIO, message: dict[str, Any]) -> None:
+    print(json.dumps(message), file=answers, flush=True)
+
+
+def _measure(adapter: Adapter, row: str, repeat: int, scale: float) -> dict[str, Any]:
+    work = make_workload(row, repeat, scale)
+    gc.collect()
+    began = time.perf_counter()
+    readings = adapter.run(work)
+    seconds = time.perf_counter() - began
+    check = None if readings is None else float(readings[:, 0].mean())
+    return {"seconds": seconds, "amount": work.amount, "unit": work.unit, "check": check, "digest": work.digest}
+
+
+def _model_shape(adapter: Any) -> dict[str, int]:
+    config = adapter.llm.llm_engine.model_config.hf_config
+    names = (
+        "num_hidden_layers",
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+    )
+    return {name: int(getattr(config, name)) for name in names}
+
+
+if __name__ == "__main__":
+    main()

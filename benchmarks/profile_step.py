@@ -1,0 +1,140 @@
+"""Where the time of one step goes, operation by operation.
+
+    python benchmarks/profile_step.py                      # the embedded model
+    python benchmarks/profile_step.py --model FOLDER --rows decode64
+
+Steps are timed twice, on other prompts each time: plainly, which gives the step's time, and under torch's profiler,
+which gives the operations'. What the operations leave of the step is Python and whatever else runs between them.
+Prints markdown tables; the last line of stdout is all of it as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections import defaultdict
+from typing import Any
+
+from adapters import EngineOptions, VllmAdapter, prepare_process
+from report import markdown_table
+from workloads import make_workload
+
+# Of each row: steps to let pass, and steps to look at. Scoring fills some five steps, decoding does the prompts first.
+STEPS = {"decode64": (4, 24), "score": (1, 3), "decode1": (4, 40), "prompt_logprobs": (1, 2)}
+
+_SHOWN = 14
+_REST = "between the operations"
+
+
+def main() -> None:
+    """Load, profile, print."""
+    args = _parse_args()
+    options = EngineOptions("ours", args.model, args.dtype, sorted(os.sched_getaffinity(0)), args.quantization)
+    prepare_process(options)
+    adapter = VllmAdapter(options)
+    profile = {row: profile_row(adapter, row, args.scale) for row in args.rows.split(",")}
+    print(make_table(profile))
+    print(json.dumps(profile))
+
+
+def profile_row(adapter: VllmAdapter, row: str, scale: float) -> dict[str, Any]:
+    """{"steps": how many were timed, "milliseconds": of one, "operations": [{"name", "calls", "microseconds"}]}, both
+    of one step, dearest first, then what the operations leave."""
+    from torch.profiler import ProfilerActivity, profile
+
+    skipped, count = STEPS[row]
+    _run_steps(adapter, row, -1, scale, skipped, count)
+    seconds = _run_steps(adapter, row, 0, scale, skipped, count)
+    profiler = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
+    steps = _run_steps(adapter, row, 1, scale, skipped, count, profiler)
+    spent: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    for event in profiler.key_averages(group_by_input_shape=True):
+        total = spent[_label(event.key, event.input_shapes)]
+        total[0] += event.count
+        total[1] += event.self_cpu_time_total
+    operations = [
+        {"name": name, "calls": calls / len(steps), "microseconds": total / len(steps)}
+        for name, (calls, total) in sorted(spent.items(), key=lambda item: -item[1][1])
+    ]
+    step = sum(seconds) / len(seconds)
+    rest = 1e6 * step - sum(operation["microseconds"] for operation in operations)
+    operations.append({"name": _REST, "calls": 1, "microseconds": rest})
+    return {"steps": len(seconds), "milliseconds": 1e3 * step, "operations": operations}
+
+
+def make_table(profile: dict[str, Any]) -> str:
+    """A table a row of work: calls, microseconds and share of each operation in one step."""
+    parts = []
+    for row, step in profile.items():
+        *operations, rest = step["operations"]
+        shown, others = operations[:_SHOWN], operations[_SHOWN:]
+        if others:
+            sums = {key: sum(operation[key] for operation in others) for key in ("calls", "microseconds")}
+            shown = [*shown, {"name": f"{len(others)} other operations", **sums}]
+        lines = [
+            [
+                operation["name"],
+                f"{operation['calls']:g}",
+                f"{operation['microseconds']:,.0f}",
+                f"{operation['microseconds'] / step['milliseconds'] / 1e3:.1%}",
+            ]
+            for operation in (*shown, rest)
+        ]
+        head = ["operation", "calls", "µs", "share"]
+        parts.append(f"One step of `{row}`: {step['milliseconds']:.2f} ms.\n\n" + markdown_table(head, lines, num_text=1))
+    return "\n\n".join(parts)
+
+
+def _run_steps(
+    adapter: VllmAdapter, row: str, repeat: int, scale: float, skipped: int, count: int, profiler: Any = None
+) -> list[float]:
+    """Seconds of each step that was looked at; the work is done to its end."""
+    work = make_workload(row, repeat, scale)
+    engine, params = adapter.llm.llm_engine, adapter.sampling_params(work)
+    for number, prompt in enumerate(work.prompts):
+        engine.add_request(f"{row}/{repeat}/{number}", {"prompt_token_ids": prompt}, params)
+    for _ in range(skipped):
+        engine.step()
+    seconds = []
+    if profiler is not None:
+        profiler.start()
+    for _ in range(count):
+        if not engine.has_unfinished_requests():
+            break
+        began = time.perf_counter()
+        engine.step()
+        seconds.append(time.perf_counter() - began)
+    if profiler is not None:
+        profiler.stop()
+    if not seconds:
+        raise SystemExit(f"{row}: all work was done in {skipped} steps, none is left to look at; take a larger --scale")
+    while engine.has_unfinished_requests():
+        engine.step()
+    return seconds
+
+
+def _label(name: str, shapes: list[Any]) -> str:
+    """The operation's name; of products, with the shapes of their factors."""
+    if "linear" not in name and not name.endswith("mm"):
+        return name
+    return " ".join([name, *(str(shape) for shape in shapes[:2] if shape)])
+
+
+def _parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Where the time of one step goes, operation by operation.")
+    parser.add_argument("--model", help="folder or .gguf; default: the embedded model")
+    parser.add_argument("--rows", default="decode64,score", help=f"some of {','.join(STEPS)} (default: %(default)s)")
+    parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
+    parser.add_argument("--quantization", help="quantized weights, such as int8")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the amount of work, for trying out")
+    args = parser.parse_args()
+    unknown = [row for row in args.rows.split(",") if row not in STEPS]
+    if unknown:
+        parser.error(f"unknown row {unknown[0]!r}; known: {', '.join(STEPS)}")
+    return args
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Engines working in turns, one at a time, the others asleep beside it with their models loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from typing import Any
+
+from engines import Engine, EngineError, EngineProcess
+from workloads import WORK_ROWS
+
+# An engine whose start takes longer is started twice only, once to warm up and once to measure.
+_SLOW_START_SECONDS = 60.0
+# Threads of OpenMP runtimes spin for a while after their last work (Intel's for 0.2 s) before they sleep.
+_SETTLE_SECONDS = 0.3
+# Far from the rows' own repeats: the pairs' prompts are fresh, too.
+_FIRST_PAIR = 1000
+
+
+def say(text: str) -> None:
+    """Progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Turns:
+    """The started engines, and what they have been measured at so far.
+
+    The order of the engines turns round from repeat to repeat, so that none always finds the machine as another
+    left it.
+
+    Attributes:
+        processes: by engine name, those that still live.
+        engines: name -> version and notes.
+        rows: row -> {"unit", "engines": name -> {"values", "seconds", "cpu_seconds", "check", "peak_mib"}}; values in
+            the row's unit, and lists by repeat.
+        failures: what could not be measured.
+    """
+
+    def __init__(self, stack: contextlib.ExitStack, scale: float) -> None:
+        self.processes: dict[str, EngineProcess] = {}
+        self.engines: dict[str, dict[str, Any]] = {}
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.failures: list[str] = []
+        self._stack = stack
+        self._scale = scale
+        self._waited: dict[str, list[float]] = {}  # name -> [processor seconds, seconds] while others worked
+
+    def start(self, engines: list[Engine], repeats: int) -> None:
+        """Start every engine and keep it; with repeats, several times, to fill the row `startup`. Then the first round
+        only warms up: it fills the caches of files and of compiled code."""
+        if repeats:
+            self.rows["startup"] = {"unit": "s", "engines": {}}
+        pending, rounds = list(engines), 0
+        while pending:
+            for engine in pending[:: -1 if rounds % 2 else 1]:
+                say(f"start {engine.name}")
+                process = EngineProcess(engine)
+                say(f"  {process.startup_seconds:.2f} s")
+                if repeats and rounds:
+                    self._add_start(engine.name, process)
+                wanted = 1 if process.startup_seconds > _SLOW_START_SECONDS else repeats
+                if rounds < wanted:
+                    process.close()
+                    continue
+                pending.remove(engine)
+                self.processes[engine.name] = self._stack.enter_context(process)
+            rounds += 1
+        for engine in engines:
+            hello = self.processes[engine.name].hello
+            self.engines[engine.name] = {"version": hello["version"], "notes": hello["notes"]}
+            self._waited[engine.name] = [0.0, 0.0]
+
+    def measure_row(self, row: str, repeats: int) -> None:
+        """Have every engine do the row's work, once to warm up and then `repeats` times."""
+        failed: set[str] = set()
+        for repeat in range(-1, repeats):
+            digests = set()
+            for name in list(self.processes)[:: -1 if repeat % 2 else 1]:
+                if name in failed:
+                    continue
+                try:
+                    answer = self._turn(name, row, repeat)
+                except EngineError as error:
+                    failed.add(name)
+                    self._drop(row, name, error)
+                    continue
+                digests.add(answer["digest"])
+                self._add(row, name, repeat, answer)
+            if len(digests) > 1:
+                raise RuntimeError(f"{row}: the engines were given different prompts")
+
+    def pair(self, name: str, first: str, second: str, count: int) -> list[float]:
+        """Seconds of one row over those of another, of one engine, in pairs of runs in alternating order."""
+        ratios = []
+        for number in range(count):
+            order = (first, second) if number % 2 == 0 else (second, first)
+            seconds = {row: self._turn(name, row, _FIRST_PAIR + number)["seconds"] for row in order}
+            ratios.append(seconds[second] / seconds[first])
+            say(f"pair {number + 1}: {ratios[-1]:.3f}")
+        return ratios
+
+    def add_peak_memory(self) -> None:
+        """Fill the row `peak_memory`: the most memory each engine held in any row that all of them did. Full-vocabulary
+        readings are left out: theirs would be the peak of some engines, at work that is better done otherwise."""
+        shared = [
+            self.rows[row]["engines"]
+            for row in WORK_ROWS
+            if row != "fullvocab" and len(self.rows.get(row, {}).get("engines", ())) == len(self.engines)
+        ]
+        if shared:
+            peaks = {name: {"values": [max(cells[name]["peak_mib"] for cells in shared)]} for name in self.engines}
+            self.rows["peak_memory"] = {"unit": "MiB", "engines": peaks}
+
+    def idle_shares(self) -> dict[str, float]:
+        """Of each engine, the part of one core that it took while others worked: near 0 if it slept."""
+        return {name: spent / passed if passed else 0.0 for name, (spent, passed) in self._waited.items()}
+
+    def _turn(self, name: str, row: str, repeat: int) -> dict[str, Any]:
+        time.sleep(_SETTLE_SECONDS)
+        others = [other for other in self.processes if other != name]
+        before, began = [self.processes[other].cpu_seconds() for other in others], time.perf_counter()
+        answer = self.processes[name].measure(row, repeat, self._scale)
+        passed = time.perf_counter() - began
+        for other, spent in zip(others, before, strict=True):
+            self._waited[other][0] += self.processes[other].cpu_seconds() - spent
+            self._waited[other][1] += passed
+        say(f"{row} {'warm-up' if repeat < 0 else repeat}: {name} {answer['seconds']:.2f} s")
+        return answer
+
+    def _add_start(self, name: str, process: EngineProcess) -> None:
+        score = process.hello["score"]
+        blank: dict[str, Any] = {"values": [], "seconds": [], "check": sum(score) / len(score)}
+        cell = self.rows["startup"]["engines"].setdefault(name, blank)
+        cell["values"].append(process.startup_seconds)
+        cell["seconds"].append(process.startup_seconds)
+
+    def _add(self, row: str, name: str, repeat: int, answer: dict[str, Any]) -> None:
+        cells = self.rows.setdefault(row, {"unit": answer["unit"], "engines": {}})["engines"]
+        blank = {"values": [], "seconds": [], "cpu_seconds": [], "check": None, "peak_mib": 0.0}
+        cell = cells.setdefault(name, blank)
+        cell["peak_mib"] = max(cell["peak_mib"], answer["peak_mib"])
+        if repeat < 0:
+            return
+        cell["values"].append(answer["amount"] / answer["seconds"])
+        cell["seconds"].append(answer["seconds"])
+        cell["cpu_seconds"].append(answer["cpu_seconds"])
+        if repeat == 0:
+            cell["check"] = answer["check"]
+
+    def _drop(self, row: str, name: str, error: EngineError) -> None:
+        say(str(error))
+        self.failures.append(f"{name} could not do {row}: {str(error).splitlines()[-1]}")
+        if row in self.rows:
+            self.rows[row]["engines"].pop(name, None)
+        if not self.processes[name].alive:
+            del self.processes[name]
