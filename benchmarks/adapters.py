@@ -67,6 +67,8 @@ def prepare_process(options: EngineOptions) -> None:
         # Its default leaves one core to a process that only waits.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, options.cores)))
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+        # It gives its own start up otherwise where it takes ten minutes, as on a busy machine.
+        os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", "3600")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 

@@ -4,7 +4,7 @@
     python benchmarks/compare.py --model FOLDER --upstream ENVIRONMENT --transformers --profile
     python benchmarks/compare.py --from results/compare.json --docs   # tables of an earlier run
 
-Writes compare.json, compare.md and compare.svg to --output, the tables to stdout, progress to stderr.
+Writes compare.json, compare.md, compare.svg and each engine's log to --output, the tables to stdout, progress to stderr.
 benchmarks/README.md says what the rows are, docs/performance.md how each figure is obtained.
 """
 
@@ -16,6 +16,7 @@ import datetime
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,8 @@ _DOCS = _HERE.parent / "docs"
 def main() -> None:
     """Measure, or read what was measured, and report."""
     args = _parse_args()
+    # So that the engines' processes are ended, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     result = json.loads(args.read.read_text(encoding="utf-8")) if args.read else measure(args)
     _report(result, args)
 
@@ -44,8 +47,9 @@ def main() -> None:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The whole run; see report.py for the result."""
     engines = _engines(args)
+    args.output.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        turns = Turns(stack, args.scale)
+        turns = Turns(stack, args.scale, args.output)
         turns.start(engines, args.repeats if "startup" in args.rows else 0)
         shape = ModelShape(**turns.processes["ours"].hello["shape"])
         rows = [row for row in WORK_ROWS if row in args.rows]
@@ -139,7 +143,6 @@ def _report(result: dict[str, Any], args: argparse.Namespace) -> None:
     for warning in find_warnings(result):
         say(f"warning: {warning}")
     if not args.read:
-        args.output.mkdir(parents=True, exist_ok=True)
         (args.output / "compare.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         (args.output / "compare.md").write_text(tables + "\n", encoding="utf-8")
     chart = (_DOCS if args.docs else args.output) / "compare.svg"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,31 +47,38 @@ class EngineProcess:
         hello: its first message: version, notes, the first score, ours' model shape.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, logs: Path) -> None:
         """Start it and wait for its first score.
 
+        Args:
+            engine: what to start.
+            logs: folder that what it says on the way goes to, in a file of its name.
+
         Raises:
-            EngineError: it ended without one; the message has the end of its error output.
+            EngineError: it ended without a score; the message has the end of its log.
         """
         self.engine = engine
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the process
+        self._log = logs / f"{engine.name}.log"
         environment = dict(os.environ)
         if engine.options.kind != "ours":
             # A path to this checkout would make its vllm that of every environment.
             environment.pop("PYTHONPATH", None)
         began = time.perf_counter()
-        self._process = subprocess.Popen(
-            [engine.python, str(_PROGRAM), json.dumps(asdict(engine.options))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env=environment,
-        )
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [engine.python, str(_PROGRAM), json.dumps(asdict(engine.options))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+                # A group of its own: what the engine starts ends with it.
+                start_new_session=True,
+            )
         try:
             self.hello = self._answer()
         except BaseException:
-            self.close()
+            self.close(timeout=0)
             raise
         self.startup_seconds = time.perf_counter() - began
 
@@ -89,7 +97,7 @@ class EngineProcess:
         try:
             print(json.dumps({"row": row, "repeat": repeat, "scale": scale}), file=self._process.stdin, flush=True)
         except BrokenPipeError:
-            raise EngineError(f"{self.engine.name} has ended:\n{self._last_errors()}") from None
+            raise EngineError(f"{self.engine.name} has ended:\n{self._end_of_log()}") from None
         answer = self._answer()
         if "error" in answer:
             raise EngineError(f"{self.engine.name}, {row}: {answer['error']}")
@@ -105,18 +113,17 @@ class EngineProcess:
         """Whether it can be asked."""
         return self._process.poll() is None
 
-    def close(self) -> None:
-        """End the process: its input's end tells it, a signal does if it takes too long."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
+    def close(self, timeout: float = 30.0) -> None:
+        """End the process and all that it started: its input's end tells it, a signal does after `timeout` seconds."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        try:
-            self._process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        self._errors.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process.stdout.close()
 
     def __enter__(self) -> EngineProcess:
         return self
@@ -131,12 +138,11 @@ class EngineProcess:
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
-            raise EngineError(f"{self.engine.name} ended with {self._process.returncode}:\n{self._last_errors()}")
+            raise EngineError(f"{self.engine.name} ended with {self._process.returncode}:\n{self._end_of_log()}")
         return json.loads(line)
 
-    def _last_errors(self) -> str:
-        self._errors.seek(0)
-        return self._errors.read()[-2000:]
+    def _end_of_log(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
 
 
 def find_python(environment: str) -> str:
@@ -149,4 +155,5 @@ def find_python(environment: str) -> str:
     python = path / "bin" / "python" if path.is_dir() else path
     if not os.access(python, os.X_OK):
         raise ValueError(f"no python in {environment!r}: give a virtual environment's folder, or an interpreter")
+    # Not resolved: a virtual environment is where its link to the interpreter lies.
     return str(python.absolute())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from engines import Engine, EngineError, EngineProcess
@@ -37,13 +38,14 @@ class Turns:
         failures: what could not be measured.
     """
 
-    def __init__(self, stack: contextlib.ExitStack, scale: float) -> None:
+    def __init__(self, stack: contextlib.ExitStack, scale: float, logs: Path) -> None:
         self.processes: dict[str, EngineProcess] = {}
         self.engines: dict[str, dict[str, Any]] = {}
         self.rows: dict[str, dict[str, Any]] = {}
         self.failures: list[str] = []
         self._stack = stack
         self._scale = scale
+        self._logs = logs
         self._waited: dict[str, list[float]] = {}  # name -> [processor seconds, seconds] while others worked
 
     def start(self, engines: list[Engine], repeats: int) -> None:
@@ -55,11 +57,11 @@ class Turns:
         while pending:
             for engine in pending[:: -1 if rounds % 2 else 1]:
                 say(f"start {engine.name}")
-                process = EngineProcess(engine)
+                process = EngineProcess(engine, self._logs)
                 say(f"  {process.startup_seconds:.2f} s")
                 if repeats and rounds:
                     self._add_start(engine.name, process)
-                wanted = 1 if process.startup_seconds > _SLOW_START_SECONDS else repeats
+                wanted = min(repeats, 1) if process.startup_seconds > _SLOW_START_SECONDS else repeats
                 if rounds < wanted:
                     process.close()
                     continue

@@ -1,0 +1,295 @@
+"""The calls that kernels.py measures: every kernel in the shapes of a model, with what a call computes and moves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from bounds import ModelShape, pack_as
+from torch import Tensor
+
+from vllm.ops.fill_token_ids import fill_logprob_token_ids
+from vllm.ops.gumbel_sample import gumbel_sample
+from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
+from vllm.ops.packed_linear import packed_linear
+from vllm.ops.packed_rows import take_packed_rows
+from vllm.ops.paged_attention import paged_attention
+from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
+from vllm.ops.rotary import rotary_embedding_
+from vllm.ops.silu_and_mul import silu_and_mul
+from vllm.ops.token_readings import token_readings
+from vllm.ops.top_p import keep_top_p_
+from vllm.ops.topk import topk
+
+MODELS = {
+    "SmolLM2-135M": ModelShape(30, 576, 1536, 9, 3, 64, 49152),
+    "0.6B": ModelShape(28, 1024, 3072, 16, 8, 128, 151936),
+}
+
+# Rows of a step: one sequence, a batch of them, a prefill.
+ROWS = (1, 64, 1024)
+# Rows of logits, and ids read in each.
+LOGITS_ROWS = (1, 64)
+NUM_IDS = 20
+
+_BLOCK_SIZE = 16
+_EPS = 1e-5
+# What no cache of a core holds: inputs that a model would find in memory are as many copies as make up this.
+_COLD_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call to time.
+
+    Attributes:
+        kernel: one of KERNELS.
+        label: the shape.
+        call: the operation; which twin of it runs is the caller's choice.
+        num_bytes: that it must read and write.
+        flops: of its multiplications and additions, where they are what it is for; else 0.
+        reference: in place of `call` where the reference is another call.
+        reset: to be called before each call, untimed.
+        working_set: bytes that calls touch in turn; num_bytes when 0 was given.
+    """
+
+    kernel: str
+    label: str
+    call: Callable[[], object]
+    num_bytes: int
+    flops: int = 0
+    reference: Callable[[], object] | None = None
+    reset: Callable[[], object] | None = None
+    touched: int = 0
+
+    @property
+    def working_set(self) -> int:
+        """Bytes that decide which memory the call reads from."""
+        return self.touched or self.num_bytes
+
+
+def make_cases(shape: ModelShape, kernels: Sequence[str]) -> Iterator[Case]:
+    """The cases of those kernels, one after another: each one's inputs are let go before the next one's are made."""
+    for kernel in kernels:
+        torch.manual_seed(0)
+        yield from KERNELS[kernel](shape)
+
+
+def _linear(shape: ModelShape) -> Iterator[Case]:
+    for matrix, (columns, inner) in shape.matrices().items():
+        weight = _random(columns, inner)
+        num_bytes = 2 * columns * inner
+        num_copies = max(1, min(32, _COLD_BYTES // num_bytes))
+        plain = itertools.cycle([weight.clone() for _ in range(num_copies)])
+        for layout in ("panels", "onednn"):
+            packed = itertools.cycle([pack_as(weight, layout) for _ in range(num_copies)])
+            for rows in LOGITS_ROWS if matrix == "head" else ROWS:
+                x = _random(rows, inner)
+                yield Case(
+                    "linear",
+                    f"{matrix} {rows}x{inner}x{columns} {layout}",
+                    lambda x=x, packed=packed: packed_linear(x, next(packed)),
+                    num_bytes + 2 * rows * (inner + columns),
+                    2 * rows * columns * inner,
+                    lambda x=x, plain=plain: F.linear(x, next(plain)),
+                    touched=num_bytes * num_copies,
+                )
+
+
+def _packed_rows(shape: ModelShape) -> Iterator[Case]:
+    packed = pack_as(_random(shape.vocab_size, shape.hidden_size), "panels")
+    plain = pack_as(_random(shape.vocab_size, shape.hidden_size), "plain")
+    for count in (NUM_IDS, 1000):
+        rows = torch.randperm(shape.vocab_size)[:count]
+        yield Case(
+            "packed_rows",
+            f"{count} of {shape.vocab_size}x{shape.hidden_size}",
+            lambda rows=rows: take_packed_rows(packed, rows),
+            2 * 2 * count * shape.hidden_size,
+            reference=lambda rows=rows: take_packed_rows(plain, rows),
+            touched=2 * shape.vocab_size * shape.hidden_size,
+        )
+
+
+def _rms_norm(shape: ModelShape) -> Iterator[Case]:
+    weight = _random(shape.hidden_size)
+    for rows in ROWS:
+        x = _random(rows, shape.hidden_size)
+        label = f"{rows}x{shape.hidden_size}"
+        yield Case("rms_norm", label, lambda x=x: rms_norm(x, weight, _EPS), 2 * 2 * x.numel())
+
+
+def _fused_add_rms_norm(shape: ModelShape) -> Iterator[Case]:
+    weight = _random(shape.hidden_size)
+    for rows in ROWS:
+        x, residual = _random(rows, shape.hidden_size), _random(rows, shape.hidden_size)
+        yield Case(
+            "fused_add_rms_norm",
+            f"{rows}x{shape.hidden_size}",
+            lambda x=x, residual=residual: fused_add_rms_norm_(x, residual, weight, _EPS),
+            4 * 2 * x.numel(),
+        )
+
+
+def _rotary(shape: ModelShape) -> Iterator[Case]:
+    angles = torch.rand(8192, shape.head_dim // 2)
+    table = torch.cat([angles.cos(), angles.sin()], dim=1)
+    for rows in ROWS:
+        q, k, _ = _qkv(shape, rows)
+        positions = torch.randint(0, 8192, (rows,))
+        yield Case(
+            "rotary",
+            f"{rows} tokens",
+            lambda q=q, k=k, positions=positions: rotary_embedding_(positions, q, k, table),
+            2 * 2 * (q.numel() + k.numel()) + 4 * rows * shape.head_dim,
+        )
+
+
+def _silu_and_mul(shape: ModelShape) -> Iterator[Case]:
+    for rows in ROWS:
+        x = _random(rows, 2 * shape.intermediate_size)
+        label = f"{rows}x{2 * shape.intermediate_size}"
+        yield Case("silu_and_mul", label, lambda x=x: silu_and_mul(x), 2 * (x.numel() + x.numel() // 2))
+
+
+def _write_cache(shape: ModelShape) -> Iterator[Case]:
+    caches = _caches(shape, 1024)
+    for rows in ROWS:
+        _, k, v = _qkv(shape, rows)
+        slots = torch.randperm(1024 * _BLOCK_SIZE)[:rows]
+        yield Case(
+            "write_cache",
+            f"{rows} tokens",
+            lambda k=k, v=v, slots=slots: reshape_and_cache_(k, v, *caches, slots),
+            2 * 2 * (k.numel() + v.numel()),
+        )
+
+
+def _attention_decode(shape: ModelShape) -> Iterator[Case]:
+    yield from (_attention(shape, "attention_decode", [(1, length)] * rows) for rows, length in _DECODES)
+
+
+def _attention_prefill(shape: ModelShape) -> Iterator[Case]:
+    yield from (_attention(shape, "attention_prefill", [(length, length)] * rows) for rows, length in _PREFILLS)
+
+
+# (sequences, tokens of each).
+_DECODES = ((1, 1024), (64, 64), (64, 1024))
+_PREFILLS = ((50, 40), (1, 1000))
+
+
+def _attention(shape: ModelShape, kernel: str, lengths: list[tuple[int, int]]) -> Case:
+    """Of (queries, tokens) for each sequence. A decoding query is bound by the keys and values that it reads, a prompt
+    by its products of queries with keys and of weights with values."""
+    blocks = [-(-tokens // _BLOCK_SIZE) for _, tokens in lengths]
+    k_cache, v_cache = _caches(shape, sum(blocks))
+    free = torch.randperm(sum(blocks), dtype=torch.int32).split(blocks)
+    table = torch.nn.utils.rnn.pad_sequence(list(free), batch_first=True)
+    queries = [queries for queries, _ in lengths]
+    starts = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32)
+    seq_lens = torch.tensor([tokens for _, tokens in lengths], dtype=torch.int32)
+    q, _, _ = _qkv(shape, sum(queries))
+    seen = sum(count * tokens - count * (count - 1) // 2 for count, tokens in lengths)
+    cached = sum(tokens for _, tokens in lengths) * shape.num_key_value_heads * shape.head_dim
+    return Case(
+        kernel,
+        f"{len(lengths)} sequences of {lengths[0][1]} tokens",
+        lambda: paged_attention(q, k_cache, v_cache, table, starts, seq_lens, shape.head_dim**-0.5),
+        2 * (2 * cached + 2 * q.numel()),
+        4 * seen * shape.num_attention_heads * shape.head_dim,
+    )
+
+
+def _token_readings(shape: ModelShape) -> Iterator[Case]:
+    for rows in LOGITS_ROWS:
+        logits = torch.randn(rows, shape.vocab_size)
+        ids = torch.randint(0, shape.vocab_size, (rows, NUM_IDS), dtype=torch.int32)
+        yield Case(
+            "token_readings",
+            f"{NUM_IDS} ids of {rows}x{shape.vocab_size}",
+            lambda logits=logits, ids=ids: token_readings(logits, ids),
+            4 * logits.numel(),
+        )
+
+
+def _topk(shape: ModelShape) -> Iterator[Case]:
+    for rows in LOGITS_ROWS:
+        logits = torch.randn(rows, shape.vocab_size)
+        label = f"{NUM_IDS} of {rows}x{shape.vocab_size}"
+        yield Case("topk", label, lambda logits=logits: topk(logits, NUM_IDS), 4 * logits.numel())
+
+
+def _top_p(shape: ModelShape) -> Iterator[Case]:
+    for rows in LOGITS_ROWS:
+        source = 3 * torch.randn(rows, shape.vocab_size)
+        logits, share = source.clone(), torch.full((rows,), 0.9)
+        yield Case(
+            "top_p",
+            f"0.9 of {rows}x{shape.vocab_size}",
+            lambda logits=logits, share=share: keep_top_p_(logits, share),
+            2 * 4 * logits.numel(),
+            reset=lambda logits=logits, source=source: logits.copy_(source),
+        )
+
+
+def _gumbel_sample(shape: ModelShape) -> Iterator[Case]:
+    for rows in LOGITS_ROWS:
+        logits = torch.randn(rows, shape.vocab_size)
+        slots = torch.arange(rows)
+        arguments = (torch.ones(rows), slots * 7919, slots, slots.to(torch.int32))
+        label = f"{rows}x{shape.vocab_size}"
+        call = lambda logits=logits, arguments=arguments: gumbel_sample(logits, *arguments)  # noqa: E731
+        yield Case("gumbel_sample", label, call, 4 * logits.numel())
+
+
+def _fill_token_ids(shape: ModelShape) -> Iterator[Case]:
+    lists = torch.randint(0, shape.vocab_size, (8, NUM_IDS), dtype=torch.int32)
+    for rows in (64, 256):
+        columns = torch.zeros(rows, 1 + NUM_IDS, dtype=torch.int32)
+        slots = torch.arange(rows, dtype=torch.int32)
+        counts = torch.full((rows,), NUM_IDS, dtype=torch.int32)
+        yield Case(
+            "fill_token_ids",
+            f"{rows}x{NUM_IDS}",
+            lambda columns=columns, slots=slots, counts=counts: fill_logprob_token_ids(
+                columns, 1, slots, lists, slots % 8, counts
+            ),
+            2 * 4 * rows * NUM_IDS,
+        )
+
+
+def _random(*size: int) -> Tensor:
+    return torch.randn(size).bfloat16()
+
+
+def _qkv(shape: ModelShape, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values as views of one product's rows, as in the models."""
+    counts = [shape.num_attention_heads, shape.num_key_value_heads, shape.num_key_value_heads]
+    q, k, v = _random(rows, sum(counts), shape.head_dim).split(counts, dim=1)
+    return q, k, v
+
+
+def _caches(shape: ModelShape, num_blocks: int) -> tuple[Tensor, Tensor]:
+    size = kv_cache_shape(num_blocks, _BLOCK_SIZE, shape.num_key_value_heads, shape.head_dim)
+    return _random(*size), _random(*size)
+
+
+KERNELS: dict[str, Callable[[ModelShape], Iterator[Case]]] = {
+    "linear": _linear,
+    "packed_rows": _packed_rows,
+    "rms_norm": _rms_norm,
+    "fused_add_rms_norm": _fused_add_rms_norm,
+    "rotary": _rotary,
+    "silu_and_mul": _silu_and_mul,
+    "write_cache": _write_cache,
+    "attention_prefill": _attention_prefill,
+    "attention_decode": _attention_decode,
+    "token_readings": _token_readings,
+    "topk": _topk,
+    "top_p": _top_p,
+    "gumbel_sample": _gumbel_sample,
+    "fill_token_ids": _fill_token_ids,
+}

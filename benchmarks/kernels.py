@@ -1,0 +1,184 @@
+"""Every C++ kernel against its PyTorch reference, and against what the machine can do.
+
+    python benchmarks/kernels.py                                # all kernels, both models' shapes
+    python benchmarks/kernels.py --kernels linear,topk --models SmolLM2-135M
+
+A kernel that reads and writes is compared with the bandwidth of reading as many bytes as it moves; one that
+multiplies with the fastest bfloat16 product measured. Both are measured here, with the same threads. Inputs of a call
+are not those of the call before it where a model's would not be either: weights and caches come from memory.
+Prints a markdown table; the last line of stdout is everything as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from kernel_cases import KERNELS, MODELS, Case, make_cases
+from machine import describe_machine, usable_cores
+from report import markdown_table, number, replace_section
+
+from vllm.ops._dispatch import cpu_ops, force
+
+_BATCH_SECONDS = 0.03
+_DOCS = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
+
+
+def main() -> None:
+    """Measure, print, put into the docs if asked."""
+    args = _parse_args()
+    if cpu_ops() is None:
+        raise SystemExit("the CPU kernels are not built: python setup.py build_ext --inplace")
+    records = []
+    with torch.inference_mode():
+        for model in args.models:
+            for case in make_cases(MODELS[model], args.kernels):
+                records.append({"model": model, **measure(case, args.threads, args.batches)})
+                print(f"{model} {case.kernel} {case.label}", file=sys.stderr, flush=True)
+    result = {"machine": describe_machine(), "threads": args.threads, "kernels": records}
+    table = make_table(records, args.threads)
+    print(table)
+    if args.docs:
+        section = f"{result['machine']['cpu']} ({', '.join(result['machine']['isa'])}).\n\n{table}"
+        _DOCS.write_text(replace_section(_DOCS.read_text(encoding="utf-8"), "kernels", section), encoding="utf-8")
+    print(json.dumps(result))
+
+
+def measure(case: Case, threads: int, batches: int) -> dict[str, Any]:
+    """Seconds of one call: the kernel with one thread and with all, the reference with all; and the kernel's rate as
+    a share of the machine's."""
+    fields: dict[str, Any] = {"kernel": case.kernel, "case": case.label, "flops": case.flops, "bytes": case.num_bytes}
+    for name, count in (("one_thread", 1), ("all_threads", threads)):
+        torch.set_num_threads(count)
+        with force("cpp"):
+            seconds = time_call(case.call, case.reset, batches)
+        fields[name] = seconds
+        fields[f"{name}_of_machine"] = _machine_seconds(case, count) / seconds
+    with force("reference"):
+        fields["reference"] = time_call(case.reference or case.call, case.reset, batches)
+    return fields
+
+
+def time_call(call: Callable[[], object], reset: Callable[[], object] | None, batches: int) -> float:
+    """Seconds of one call: the mean of the best of several batches. `reset` goes before each call, untimed."""
+
+    def once() -> float:
+        if reset is not None:
+            reset()
+        began = time.perf_counter()
+        call()
+        return time.perf_counter() - began
+
+    count = max(1, round(_BATCH_SECONDS / max(1e-6, min(once() for _ in range(3)))))
+    if reset is not None:
+        return min(sum(once() for _ in range(count)) for _ in range(batches)) / count
+
+    def batch() -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            call()
+        return time.perf_counter() - began
+
+    return min(batch() for _ in range(batches)) / count
+
+
+def make_table(records: list[dict[str, Any]], threads: int) -> str:
+    """One line a case."""
+    head = ["model", "kernel", "case", "rate", "µs, 1 thread", "of machine", f"µs, {threads} threads", "of machine"]
+    lines = [
+        [
+            record["model"],
+            record["kernel"],
+            record["case"],
+            _rate(record),
+            number(1e6 * record["one_thread"]),
+            f"{record['one_thread_of_machine']:.0%}",
+            number(1e6 * record["all_threads"]),
+            f"{record['all_threads_of_machine']:.0%}",
+            f"{record['reference'] / record['all_threads']:.2f}x",
+        ]
+        for record in records
+    ]
+    return markdown_table([*head, "reference / kernel"], lines, num_text=3)
+
+
+def _rate(record: dict[str, Any]) -> str:
+    if record["flops"]:
+        return f"{number(record['flops'] / record['all_threads'] / 1e9)} GFLOP/s"
+    return f"{number(record['bytes'] / record['all_threads'] / 1e9)} GB/s"
+
+
+def _machine_seconds(case: Case, threads: int) -> float:
+    """The longer of what the case's multiplications and what its memory traffic take alone."""
+    moving = case.num_bytes / _read_rate(_power_of_two(case.working_set), threads)
+    return max(moving, case.flops / _gemm_rate(threads))
+
+
+@cache
+def _read_rate(num_bytes: int, threads: int) -> float:
+    from bounds import measure_read_rate
+
+    torch.set_num_threads(threads)
+    return measure_read_rate(num_bytes)
+
+
+@cache
+def _gemm_rate(threads: int) -> float:
+    """Operations a second of a large bfloat16 product, by the fastest kernel there is."""
+    from bounds import pack_as
+
+    from vllm.ops.packed_linear import packed_linear
+
+    torch.set_num_threads(threads)
+    rows, columns, inner = 1024, 2048, 1024
+    x, weight = torch.randn(rows, inner).bfloat16(), torch.randn(columns, inner).bfloat16()
+    best = float("inf")
+    for layout in ("panels", "onednn", "plain"):
+        packed = pack_as(weight, layout)
+        best = min(best, time_call(lambda packed=packed: packed_linear(x, packed), None, 5))
+    return 2 * rows * columns * inner / best
+
+
+def _power_of_two(size: int) -> int:
+    """At least a page, at most what no cache holds."""
+    return 2 ** min(29, max(12, (size - 1).bit_length()))
+
+
+def _names(known: Any) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"unknown {unknown[0]!r}; known: {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def _parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="C++ kernels against their references and the machine.")
+    parser.add_argument("--kernels", type=_names(KERNELS), default=list(KERNELS), help=f"some of {','.join(KERNELS)}")
+    parser.add_argument("--models", type=_names(MODELS), default=list(MODELS), help=f"some of {','.join(MODELS)}")
+    parser.add_argument("--threads", type=int, default=usable_cores(), help="default: all usable cores")
+    parser.add_argument(
+        "--batches", type=int, default=5, help="batches of calls, the best counts (default: %(default)s)"
+    )
+    parser.add_argument("--docs", action="store_true", help="put the table into docs/performance.md")
+    args = parser.parse_args()
+    for name in ("threads", "batches"):
+        if getattr(args, name) <= 0:
+            parser.error(f"--{name} must be above 0, got {getattr(args, name)}")
+    return args
+
+
+if __name__ == "__main__":
+    main()
