@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from workloads import LABEL_IDS, STARTUP_PROMPT, Workload
+
+_HERE = Path(__file__).resolve().parent
 
 KINDS = ("ours", "upstream", "transformers", "llama.cpp")
 
@@ -60,7 +63,7 @@ def prepare_process(options: EngineOptions) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if options.kind == "ours":
         # The checkout that this file belongs to, installed or not.
-        sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+        sys.path.insert(0, str(_HERE.parent))
     elif options.kind == "upstream":
         # It starts `python -m vllm...`, which from this checkout's root would be this package.
         os.chdir(tempfile.gettempdir())
@@ -81,15 +84,22 @@ def make_adapter(options: EngineOptions) -> Adapter:
     """
     if options.kind != "ours" and options.model is None:
         raise SystemExit(f"{options.kind} needs --model")
-    if options.kind == "transformers":
+    adapter = _adapter_class(options.kind)
+    # Libraries try to import one called `kernels`, which must not be the script here.
+    sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != _HERE]
+    return adapter(options)
+
+
+def _adapter_class(kind: str) -> Callable[[EngineOptions], Adapter]:
+    if kind == "transformers":
         from transformers_adapter import TransformersAdapter
 
-        return TransformersAdapter(options)
-    if options.kind == "llama.cpp":
+        return TransformersAdapter
+    if kind == "llama.cpp":
         from llama_cpp_adapter import LlamaCppAdapter
 
-        return LlamaCppAdapter(options)
-    return VllmAdapter(options)
+        return LlamaCppAdapter
+    return VllmAdapter
 
 
 class VllmAdapter:

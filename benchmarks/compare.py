@@ -4,7 +4,7 @@
     python benchmarks/compare.py --model FOLDER --upstream ENVIRONMENT --transformers --profile
     python benchmarks/compare.py --from results/compare.json --docs   # tables of an earlier run
 
-Writes compare.json, compare.md, compare.svg and each engine's log to --output, the tables to stdout, progress to stderr.
+Writes compare.json, compare.md, compare.svg and the engines' logs to --output, the tables to stdout.
 benchmarks/README.md says what the rows are, docs/performance.md how each figure is obtained.
 """
 
@@ -53,14 +53,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         turns.start(engines, args.repeats if "startup" in args.rows else 0)
         shape = ModelShape(**turns.processes["ours"].hello["shape"])
         rows = [row for row in WORK_ROWS if row in args.rows]
-        rates = _rates(shape, rows, args)
+        rates = _rates(shape, rows, args) if rows else None
         for row in rows:
             turns.measure_row(row, args.repeats)
         if "peak_memory" in args.rows:
             turns.add_peak_memory()
         pairs = turns.pair("ours", "decode64", "decode64_ids", args.pairs) if _has_pair(rows) else []
-        # Once more: a rate that the machine reached at either end is one that it can reach.
-        rates = rates.best_of(_rates(shape, rows, args))
+        if rates and args.scale == 1:
+            # Once more: a rate that the machine reached at either end is one that it can reach.
+            rates = rates.best_of(_rates(shape, rows, args))
     profile = _profile(args) if args.profile else None
     return {
         "command": args.command,
@@ -73,8 +74,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "scale": args.scale,
         "engines": turns.engines,
         "rows": turns.rows,
-        "bounds": {row: _bounds(row, shape, rates, args) for row in rows},
-        "rates": rates_to_json(rates),
+        "bounds": {row: _bounds(row, shape, rates, args) for row in rows} if rates else {},
+        "rates": rates_to_json(rates) if rates else None,
         "pairs": pairs,
         "idle": turns.idle_shares(),
         "failures": turns.failures,

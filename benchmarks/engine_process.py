@@ -17,12 +17,13 @@ import time
 import traceback
 from typing import Any, TextIO
 
-from adapters import Adapter, EngineOptions, make_adapter, prepare_process
-from workloads import make_workload
-
 
 def main() -> None:
     """Load, score, answer."""
+    # Here, as processes that the engine spawns import this file again, without this folder on their path.
+    from adapters import EngineOptions, make_adapter, prepare_process
+    from workloads import make_workload
+
     options = EngineOptions(**json.loads(sys.argv[1]))
     answers = _take_stdout()
     prepare_process(options)
@@ -33,7 +34,7 @@ def main() -> None:
     _say(answers, hello)
     for line in sys.stdin:
         try:
-            answer = _measure(adapter, **json.loads(line))
+            answer = _measure(adapter, make_workload(**json.loads(line)))
         except Exception:
             # Of one row alone: an engine that lacks memory for it may do the others.
             answer = {"error": traceback.format_exc(limit=-4)[-1000:]}
@@ -51,8 +52,7 @@ def _say(answers: TextIO, message: dict[str, Any]) -> None:
     print(json.dumps(message), file=answers, flush=True)
 
 
-def _measure(adapter: Adapter, row: str, repeat: int, scale: float) -> dict[str, Any]:
-    work = make_workload(row, repeat, scale)
+def _measure(adapter: Any, work: Any) -> dict[str, Any]:
     gc.collect()
     began = time.perf_counter()
     readings = adapter.run(work)

@@ -19,7 +19,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from adapters import EngineOptions, VllmAdapter, prepare_process
+from adapters import EngineOptions, VllmAdapter, make_adapter, prepare_process
 from report import markdown_table
 from workloads import make_workload
 
@@ -35,7 +35,8 @@ def main() -> None:
     args = _parse_args()
     options = EngineOptions("ours", args.model, args.dtype, sorted(os.sched_getaffinity(0)), args.quantization)
     prepare_process(options)
-    adapter = VllmAdapter(options)
+    adapter = make_adapter(options)
+    assert isinstance(adapter, VllmAdapter)
     profile = {row: profile_row(adapter, row, args.scale) for row in args.rows.split(",")}
     print(make_table(profile))
     print(json.dumps(profile))

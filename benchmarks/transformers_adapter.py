@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from adapters import EngineOptions
 from workloads import LABEL_IDS, STARTUP_PROMPT, Workload
 
@@ -25,6 +24,9 @@ class TransformersAdapter:
     """A causal model and its tokenizer."""
 
     def __init__(self, options: EngineOptions) -> None:
+        # Only now, when this folder is no longer on the path: see make_adapter.
+        import transformers
+
         self.version = transformers.__version__
         self.notes = {
             "score": f"batches of {SCORE_BATCH} by length, last position's logits only",
@@ -120,7 +122,7 @@ class TransformersAdapter:
             max_new_tokens=work.max_tokens,
             do_sample=False,
             pad_token_id=0,
-            logits_processor=transformers.LogitsProcessorList([reader] if work.read_ids else []),
+            logits_processor=[reader] if work.read_ids else [],
         )
         new = output[:, ids.shape[1] :]
         if new.shape[1] != work.max_tokens:
@@ -129,8 +131,8 @@ class TransformersAdapter:
         return torch.stack(reader.readings, dim=1).numpy() if work.read_ids else None
 
 
-class _Reader(transformers.LogitsProcessor):
-    """Keeps the chosen ids' logprobs of every step and leaves the logits alone."""
+class _Reader:
+    """A logits processor that keeps the chosen ids' logprobs of every step and leaves the logits alone."""
 
     def __init__(self, ids: tuple[int, ...]) -> None:
         self._ids = ids

