@@ -27,12 +27,11 @@ from bounds import ModelShape, Rates, count_work, make_bound, rates_from_json, r
 from chart import draw
 from engines import Engine, find_python
 from machine import describe_machine
-from report import find_warnings, make_tables, replace_section
+from report import DOCUMENT, find_warnings, make_tables, replace_section
 from turns import Turns, say
 from workloads import ROWS, WORK_ROWS, make_workload
 
 _HERE = Path(__file__).resolve().parent
-_DOCS = _HERE.parent / "docs"
 
 
 def main() -> None:
@@ -146,15 +145,14 @@ def _report(result: dict[str, Any], args: argparse.Namespace) -> None:
     if not args.read:
         (args.output / "compare.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         (args.output / "compare.md").write_text(tables + "\n", encoding="utf-8")
-    chart = (_DOCS if args.docs else args.output) / "compare.svg"
+    chart = (DOCUMENT.parent if args.docs else args.output) / "compare.svg"
     chart.parent.mkdir(parents=True, exist_ok=True)
     if not draw(result, chart):
         say("no chart: it takes matplotlib and a peer to compare with")
     elif args.docs:
         tables += "\n\n![How many times faster, row by row](compare.svg)"
     if args.docs:
-        page = _DOCS / "performance.md"
-        page.write_text(_document(page.read_text(encoding="utf-8"), result, tables), encoding="utf-8")
+        DOCUMENT.write_text(_document(DOCUMENT.read_text(encoding="utf-8"), result, tables), encoding="utf-8")
 
 
 def _document(page: str, result: dict[str, Any], tables: str) -> str:
@@ -165,7 +163,7 @@ def _document(page: str, result: dict[str, Any], tables: str) -> str:
     facts = f"{machine['cpu']} ({', '.join(machine['isa'])}), cores {result['cores']}; {result['model']}, "
     facts += f"{result['dtype']}; {result['date']}; `{result['command']}`"
     page = replace_section(page, "compare", f"{facts}\n\n{tables}")
-    return replace_section(page, "profile", make_table(result["profile"])) if result["profile"] else page
+    return replace_section(page, "profile after", make_table(result["profile"])) if result["profile"] else page
 
 
 def _command(args: argparse.Namespace) -> str:

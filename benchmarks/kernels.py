@@ -25,12 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from kernel_cases import KERNELS, MODELS, Case, make_cases
 from machine import describe_machine, usable_cores
-from report import markdown_table, number, replace_section
+from report import DOCUMENT, markdown_table, number, replace_section
 
 from vllm.ops._dispatch import cpu_ops, force
 
 _BATCH_SECONDS = 0.03
-_DOCS = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 
 
 def main() -> None:
@@ -49,7 +48,7 @@ def main() -> None:
     print(table)
     if args.docs:
         section = f"{result['machine']['cpu']} ({', '.join(result['machine']['isa'])}).\n\n{table}"
-        _DOCS.write_text(replace_section(_DOCS.read_text(encoding="utf-8"), "kernels", section), encoding="utf-8")
+        DOCUMENT.write_text(replace_section(DOCUMENT.read_text(encoding="utf-8"), "kernels", section), encoding="utf-8")
     print(json.dumps(result))
 
 

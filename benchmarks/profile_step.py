@@ -2,6 +2,7 @@
 
     python benchmarks/profile_step.py                      # the embedded model
     python benchmarks/profile_step.py --model FOLDER --rows decode64
+    python benchmarks/profile_step.py --checkout OLDER --docs before      # another revision, built in its folder
 
 Steps are timed twice, on other prompts each time: plainly, and under torch's profiler, which makes each operation
 about a microsecond dearer. Operations and shares are of the profiled step; what the operations leave of it is Python
@@ -15,12 +16,14 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 from adapters import EngineOptions, VllmAdapter, make_adapter, prepare_process
-from report import markdown_table
+from report import DOCUMENT, markdown_table, replace_section
 from workloads import make_workload
 
 # Of each row: steps to let pass, and steps to look at. Scoring fills some five steps, decoding does the prompts first.
@@ -35,10 +38,17 @@ def main() -> None:
     args = _parse_args()
     options = EngineOptions("ours", args.model, args.dtype, sorted(os.sched_getaffinity(0)), args.quantization)
     prepare_process(options)
+    if args.checkout:
+        sys.path.insert(0, str(args.checkout.resolve()))
     adapter = make_adapter(options)
     assert isinstance(adapter, VllmAdapter)
     profile = {row: profile_row(adapter, row, args.scale) for row in args.rows.split(",")}
-    print(make_table(profile))
+    table = make_table(profile)
+    print(table)
+    if args.docs:
+        DOCUMENT.write_text(
+            replace_section(DOCUMENT.read_text(encoding="utf-8"), f"profile {args.docs}", table), encoding="utf-8"
+        )
     print(json.dumps(profile))
 
 
@@ -141,6 +151,8 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
     parser.add_argument("--quantization", help="quantized weights, such as int8")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the amount of work, for trying out")
+    parser.add_argument("--checkout", type=Path, help="folder whose vllm is profiled; default: this one")
+    parser.add_argument("--docs", choices=("before", "after"), help="put the tables into docs/performance.md")
     args = parser.parse_args()
     unknown = [row for row in args.rows.split(",") if row not in STEPS]
     if unknown:

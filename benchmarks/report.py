@@ -15,9 +15,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from workloads import ROWS
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 
 OURS = "ours"
 

@@ -49,15 +49,29 @@ class Turns:
         self._waited: dict[str, list[float]] = {}  # name -> [processor seconds, seconds] while others worked
 
     def start(self, engines: list[Engine], repeats: int) -> None:
-        """Start every engine and keep it; with repeats, several times, to fill the row `startup`. Then the first round
-        only warms up: it fills the caches of files and of compiled code."""
+        """Start every engine and keep it; a peer that does not start is a failure.
+
+        With repeats, each starts several times, to fill the row `startup`. Then the first round only warms up: it
+        fills the caches of files and of compiled code.
+
+        Raises:
+            EngineError: the first engine does not start.
+        """
         if repeats:
             self.rows["startup"] = {"unit": "s", "engines": {}}
         pending, rounds = list(engines), 0
         while pending:
             for engine in pending[:: -1 if rounds % 2 else 1]:
                 say(f"start {engine.name}")
-                process = EngineProcess(engine, self._logs)
+                try:
+                    process = EngineProcess(engine, self._logs)
+                except EngineError as error:
+                    if engine is engines[0]:
+                        raise
+                    say(str(error))
+                    self.failures.append(f"{engine.name} did not start: {_last_line(error)}")
+                    pending.remove(engine)
+                    continue
                 say(f"  {process.startup_seconds:.2f} s")
                 if repeats and rounds:
                     self._add_start(engine.name, process)
@@ -68,10 +82,10 @@ class Turns:
                 pending.remove(engine)
                 self.processes[engine.name] = self._stack.enter_context(process)
             rounds += 1
-        for engine in engines:
-            hello = self.processes[engine.name].hello
-            self.engines[engine.name] = {"version": hello["version"], "notes": hello["notes"]}
-            self._waited[engine.name] = [0.0, 0.0]
+        for name in (engine.name for engine in engines if engine.name in self.processes):
+            hello = self.processes[name].hello
+            self.engines[name] = {"version": hello["version"], "notes": hello["notes"]}
+            self._waited[name] = [0.0, 0.0]
 
     def measure_row(self, row: str, repeats: int) -> None:
         """Have every engine do the row's work, once to warm up and then `repeats` times."""
@@ -152,8 +166,12 @@ class Turns:
 
     def _drop(self, row: str, name: str, error: EngineError) -> None:
         say(str(error))
-        self.failures.append(f"{name} could not do {row}: {str(error).splitlines()[-1]}")
+        self.failures.append(f"{name} could not do {row}: {_last_line(error)}")
         if row in self.rows:
             self.rows[row]["engines"].pop(name, None)
         if not self.processes[name].alive:
             del self.processes[name]
+
+
+def _last_line(error: EngineError) -> str:
+    return str(error).strip().splitlines()[-1]

@@ -138,6 +138,56 @@ def test_an_engine_that_fails_a_row_does_the_others(turns: Any) -> None:
     assert log.count("upstream fullvocab -1") == 1 and "upstream fullvocab 0" not in log
 
 
+def test_a_peer_that_does_not_start_is_a_failure_and_ours_an_error(
+    turns: Any, benchmark_module: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = benchmark_module("engines")
+    started: list[str] = []
+
+    class Process(_Process):
+        def __init__(self, engine: Any, logs: Path) -> None:
+            super().__init__(engine.name, started)
+            started.append(engine.name)
+            if engine.name == broken:
+                raise engines.EngineError(f"{engine.name} ended with 1:\nno such module\n")
+
+        def __enter__(self) -> Process:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.close()
+
+        def close(self) -> None:
+            started.append(f"{self.name} closed")
+
+    monkeypatch.setattr(benchmark_module("turns"), "EngineProcess", Process)
+    both = [engines.Engine(name, "python", None) for name in ("ours", "upstream")]
+    broken = ""
+    turns.start(both, 2)
+    rounds = [
+        "ours",
+        "ours closed",
+        "upstream",
+        "upstream closed",
+        "upstream",
+        "upstream closed",
+        "ours",
+        "ours closed",
+    ]
+    assert started == [*rounds, "ours", "upstream"]
+    assert turns.rows["startup"]["engines"]["upstream"]["values"] == [1.0, 1.0]
+    assert turns.rows["startup"]["engines"]["ours"]["check"] == -2.0
+    turns.processes.clear()
+    turns.engines.clear()
+    broken = "upstream"
+    turns.start(both, 0)
+    assert list(turns.processes) == list(turns.engines) == ["ours"]
+    assert turns.failures == ["upstream did not start: no such module"]
+    broken = "ours"
+    with pytest.raises(engines.EngineError):
+        turns.start(both, 0)
+
+
 def test_engines_that_do_not_sleep_are_told_from_those_that_do(turns: Any) -> None:
     log: list[str] = []
     _hold(turns, _Process("ours", log), _Process("upstream", log, idle=1.0))

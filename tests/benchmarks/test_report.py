@@ -169,7 +169,7 @@ def test_sections_between_markers_are_replaced_alone(benchmark_module: Import) -
 
 def test_the_documentation_has_its_sections(benchmark_module: Import) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "performance.md").read_text(encoding="utf-8")
-    for name in ("compare", "profile", "kernels"):
+    for name in ("compare", "profile before", "profile after", "kernels"):
         assert "figures" in benchmark_module("report").replace_section(page, name, "figures")
 
 
