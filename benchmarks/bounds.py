@@ -5,7 +5,7 @@
 What is counted (`count_work`) is exact for the row's prompts: every distinct prompt token goes through every layer
 once, except that in the last layer only keys and values are needed of tokens whose logits nobody reads; the head sees
 the read rows alone; each further token of a sequence is one row of a step of all sequences. What is measured
-(`Rates`) is the fastest of our packed kernel and oneDNN's, matrix by matrix, with as many rows as the engine's step
+(`Rates`) is the fastest of our packed kernels and oneDNN's, matrix by matrix, with as many rows as the engine's step
 has, over distinct weights for all layers as in a real step, so that no weight is in a cache that would not hold it
 there either.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections import Counter
@@ -185,14 +186,10 @@ def measure_rates(shape: ModelShape, products: list[Product], sweeps: int = 3) -
     """
     import torch
 
-    from vllm.ops.loaded import cpu_kernel_isa
-
-    kernels = ["onednn"] if torch.backends.mkldnn.is_available() else []
-    kernels += ["panels"] if cpu_kernel_isa() else []
     seconds: dict[Product, float] = {}
     chosen: dict[Product, str] = {}
     with torch.inference_mode():
-        for kernel in kernels or ["plain"]:
+        for kernel in available_kernels():
             for product, best in _time_products(shape, products, kernel, sweeps).items():
                 if best < seconds.get(product, float("inf")):
                     seconds[product], chosen[product] = best, kernel
@@ -219,18 +216,40 @@ def _timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def pack_as(weight: Any, kernel: str) -> Any:
-    """The weight [N, K] packed for one kernel, whatever the machine prefers: "panels", "onednn" or "plain"."""
+def available_kernels() -> list[str]:
+    """The kernels that bfloat16 products may be computed by here, as VLLM_CPU_GEMM names them; "plain" without any."""
     import torch
 
-    from vllm.ops.packed_linear import PackedLinear
+    from vllm.ops.loaded import cpu_kernel_isa
 
-    shape = (weight.shape[0], weight.shape[1])
-    if kernel == "panels":
-        weight = torch.ops.vllm_cpu.pack_linear(weight)
-    elif kernel == "onednn":
-        weight = torch.ops.mkldnn._reorder_linear_weight(weight)
-    return PackedLinear(weight, None, kernel, shape)  # type: ignore[arg-type]
+    level = cpu_kernel_isa()
+    found = [] if level is None else ["panels"]
+    if level == "avx512_fp16":
+        found.append("halves")
+    if level is not None and torch.backends.mkldnn.is_available():
+        found.append("onednn")
+    return found or ["plain"]
+
+
+def pack_as(weight: Any, kernel: str, float_out: bool = False, gated: bool = False) -> Any:
+    """The weight [N, K] packed as VLLM_CPU_GEMM=kernel would, or not packed where it is "plain". The result's layout is
+    another one where the kernel is none for products that are wanted in float32."""
+    from vllm.ops import packed_linear
+
+    if kernel == "plain":
+        return packed_linear.PackedLinear(weight, None, "plain", tuple(weight.shape))
+    before = os.environ.get("VLLM_CPU_GEMM")
+    os.environ["VLLM_CPU_GEMM"] = kernel
+    # The variable is read once.
+    packed_linear._bf16_layout.cache_clear()
+    try:
+        return packed_linear.pack_linear(weight, None, float_out, gated)
+    finally:
+        packed_linear._bf16_layout.cache_clear()
+        if before is None:
+            del os.environ["VLLM_CPU_GEMM"]
+        else:
+            os.environ["VLLM_CPU_GEMM"] = before
 
 
 def _time_products(shape: ModelShape, products: list[Product], kernel: str, sweeps: int) -> dict[Product, float]:
@@ -241,7 +260,7 @@ def _time_products(shape: ModelShape, products: list[Product], kernel: str, swee
     matrices = shape.matrices()
     plain = {name: torch.randn(size, dtype=torch.bfloat16) for name, size in matrices.items()}
     layers = [{name: pack_as(plain[name], kernel) for name in _LAYERED} for _ in range(shape.num_hidden_layers)]
-    head = {"head": pack_as(plain["head"], kernel)}
+    head = {"head": pack_as(plain["head"], kernel, float_out=True)}
     best: dict[Product, float] = {}
     for rows in sorted({product.rows for product in products}):
         wanted = {product.matrix for product in products if product.rows == rows}
@@ -251,7 +270,7 @@ def _time_products(shape: ModelShape, products: list[Product], kernel: str, swee
             for weights in (*layers, head):
                 for name in wanted & weights.keys():
                     began = time.perf_counter()
-                    packed_linear(inputs[name], weights[name])
+                    packed_linear(inputs[name], weights[name], float_out=name == "head")
                     spent[name] += time.perf_counter() - began
             for name, total in spent.items():
                 product = Product(name, rows)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from bounds import ModelShape, pack_as
+from bounds import ModelShape, available_kernels, pack_as
 from torch import Tensor
 
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
@@ -80,23 +80,31 @@ def make_cases(shape: ModelShape, kernels: Sequence[str]) -> Iterator[Case]:
 
 def _linear(shape: ModelShape) -> Iterator[Case]:
     for matrix, (columns, inner) in shape.matrices().items():
-        weight = _random(columns, inner)
+        weight, float_out = _random(columns, inner), matrix == "head"
         num_bytes = 2 * columns * inner
         num_copies = max(1, min(32, _COLD_BYTES // num_bytes))
         plain = itertools.cycle([weight.clone() for _ in range(num_copies)])
-        for layout in ("panels", "onednn"):
-            packed = itertools.cycle([pack_as(weight, layout) for _ in range(num_copies)])
+        for kernel, gated in itertools.product(available_kernels(), (False, True)):
+            first = pack_as(weight, kernel, float_out, gated and matrix == "gate_up")
+            if first.gated != gated or first.layout != kernel:
+                continue
+            packed = itertools.cycle([pack_as(weight, kernel, float_out, gated) for _ in range(num_copies)])
             for rows in LOGITS_ROWS if matrix == "head" else ROWS:
                 x = _random(rows, inner)
                 yield Case(
                     "linear",
-                    f"{matrix} {rows}x{inner}x{columns} {layout}",
-                    lambda x=x, packed=packed: packed_linear(x, next(packed)),
-                    num_bytes + 2 * rows * (inner + columns),
+                    f"{matrix} {rows}x{inner}x{columns} {kernel}{' gated' if gated else ''}",
+                    lambda x=x, packed=packed, float_out=float_out: packed_linear(x, next(packed), float_out),
+                    num_bytes + 2 * rows * (inner + columns // (2 if gated else 1)),
                     2 * rows * columns * inner,
-                    lambda x=x, plain=plain: F.linear(x, next(plain)),
+                    lambda x=x, plain=plain, gated=gated: _plain_linear(x, next(plain), gated),
                     touched=num_bytes * num_copies,
                 )
+
+
+def _plain_linear(x: Tensor, weight: Tensor, gated: bool) -> Tensor:
+    product = F.linear(x, weight)
+    return silu_and_mul(product) if gated else product
 
 
 def _packed_rows(shape: ModelShape) -> Iterator[Case]:

@@ -133,7 +133,7 @@ def _read_rate(num_bytes: int, threads: int) -> float:
 @cache
 def _gemm_rate(threads: int) -> float:
     """Operations a second of a large bfloat16 product, by the fastest kernel there is."""
-    from bounds import pack_as
+    from bounds import available_kernels, pack_as
 
     from vllm.ops.packed_linear import packed_linear
 
@@ -141,8 +141,8 @@ def _gemm_rate(threads: int) -> float:
     rows, columns, inner = 1024, 2048, 1024
     x, weight = torch.randn(rows, inner).bfloat16(), torch.randn(columns, inner).bfloat16()
     best = float("inf")
-    for layout in ("panels", "onednn", "plain"):
-        packed = pack_as(weight, layout)
+    for kernel in (*available_kernels(), "plain"):
+        packed = pack_as(weight, kernel)
         best = min(best, time_call(lambda packed=packed: packed_linear(x, packed), None, 5))
     return 2 * rows * columns * inner / best
 
