@@ -19,7 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -259,7 +259,11 @@ def _time_products(shape: ModelShape, products: list[Product], kernel: str, swee
 
     matrices = shape.matrices()
     plain = {name: torch.randn(size, dtype=torch.bfloat16) for name, size in matrices.items()}
-    layers = [{name: pack_as(plain[name], kernel) for name in _LAYERED} for _ in range(shape.num_hidden_layers)]
+    packed = {name: pack_as(plain[name], kernel) for name in _LAYERED}
+    layers = [
+        {name: replace(one, weight=one.weight.clone()) for name, one in packed.items()}
+        for _ in range(shape.num_hidden_layers)
+    ]
     head = {"head": pack_as(plain["head"], kernel, float_out=True)}
     best: dict[Product, float] = {}
     for rows in sorted({product.rows for product in products}):

