@@ -19,6 +19,7 @@ from vllm.ops.packed_rows import take_packed_rows
 from vllm.ops.paged_attention import paged_attention
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_embedding_
+from vllm.ops.rotary_and_cache import rotary_and_cache_
 from vllm.ops.silu_and_mul import silu_and_mul
 from vllm.ops.token_readings import token_readings
 from vllm.ops.top_p import keep_top_p_
@@ -176,6 +177,21 @@ def _write_cache(shape: ModelShape) -> Iterator[Case]:
         )
 
 
+def _rotary_and_cache(shape: ModelShape) -> Iterator[Case]:
+    angles = torch.rand(8192, shape.head_dim // 2)
+    table, caches = torch.cat([angles.cos(), angles.sin()], dim=1), _caches(shape, 1024)
+    for rows in ROWS:
+        q, k, v = _qkv(shape, rows)
+        positions, slots = torch.randint(0, 8192, (rows,)), torch.randperm(1024 * _BLOCK_SIZE)[:rows]
+        arguments = (positions, q, k, v, table, *caches, slots)
+        yield Case(
+            "rotary_and_cache",
+            f"{rows} tokens",
+            lambda arguments=arguments: rotary_and_cache_(*arguments),
+            2 * 2 * (q.numel() + k.numel() + v.numel()) + 4 * rows * shape.head_dim,
+        )
+
+
 def _attention_decode(shape: ModelShape) -> Iterator[Case]:
     yield from (_attention(shape, "attention_decode", [(1, length)] * rows) for rows, length in _DECODES)
 
@@ -184,27 +200,37 @@ def _attention_prefill(shape: ModelShape) -> Iterator[Case]:
     yield from (_attention(shape, "attention_prefill", [(length, length)] * rows) for rows, length in _PREFILLS)
 
 
+def _attention_shared(shape: ModelShape) -> Iterator[Case]:
+    for rows, queries, shared in _SHARED:
+        yield _attention(shape, "attention_shared", [(queries, shared + queries)] * rows, shared)
+
+
 # (sequences, tokens of each).
 _DECODES = ((1, 1024), (64, 64), (64, 1024))
 _PREFILLS = ((50, 40), (1, 1000))
+# (sequences, queries of each, tokens before them that all have in common).
+_SHARED = ((100, 20, 448), (64, 1, 1024))
 
 
-def _attention(shape: ModelShape, kernel: str, lengths: list[tuple[int, int]]) -> Case:
-    """Of (queries, tokens) for each sequence. A decoding query is bound by the keys and values that it reads, a prompt
-    by its products of queries with keys and of weights with values."""
+def _attention(shape: ModelShape, kernel: str, lengths: list[tuple[int, int]], shared: int = 0) -> Case:
+    """Of (queries, tokens) for each sequence, the first `shared` tokens in the same blocks. A decoding query is bound
+    by the keys and values that it reads, shared ones once, a prompt by its products of queries with keys and of weights
+    with values."""
     blocks = [-(-tokens // _BLOCK_SIZE) for _, tokens in lengths]
     k_cache, v_cache = _caches(shape, sum(blocks))
     free = torch.randperm(sum(blocks), dtype=torch.int32).split(blocks)
     table = torch.nn.utils.rnn.pad_sequence(list(free), batch_first=True)
+    table[:, : shared // _BLOCK_SIZE] = table[0, : shared // _BLOCK_SIZE]
     queries = [queries for queries, _ in lengths]
     starts = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32)
     seq_lens = torch.tensor([tokens for _, tokens in lengths], dtype=torch.int32)
     q, _, _ = _qkv(shape, sum(queries))
     seen = sum(count * tokens - count * (count - 1) // 2 for count, tokens in lengths)
-    cached = sum(tokens for _, tokens in lengths) * shape.num_key_value_heads * shape.head_dim
+    distinct = sum(tokens for _, tokens in lengths) - shared * (len(lengths) - 1)
+    cached = distinct * shape.num_key_value_heads * shape.head_dim
     return Case(
         kernel,
-        f"{len(lengths)} sequences of {lengths[0][1]} tokens",
+        f"{len(lengths)} sequences of {lengths[0][1]} tokens{f', {shared} shared' if shared else ''}",
         lambda: paged_attention(q, k_cache, v_cache, table, starts, seq_lens, shape.head_dim**-0.5),
         2 * (2 * cached + 2 * q.numel()),
         4 * seen * shape.num_attention_heads * shape.head_dim,
@@ -293,8 +319,10 @@ KERNELS: dict[str, Callable[[ModelShape], Iterator[Case]]] = {
     "rotary": _rotary,
     "silu_and_mul": _silu_and_mul,
     "write_cache": _write_cache,
+    "rotary_and_cache": _rotary_and_cache,
     "attention_prefill": _attention_prefill,
     "attention_decode": _attention_decode,
+    "attention_shared": _attention_shared,
     "token_readings": _token_readings,
     "topk": _topk,
     "top_p": _top_p,

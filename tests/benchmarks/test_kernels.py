@@ -21,6 +21,7 @@ def test_every_case_runs_in_both_twins(benchmark_module: Import, monkeypatch: py
     monkeypatch.setattr(cases, "_COLD_BYTES", 1)
     monkeypatch.setattr(cases, "_DECODES", ((2, 20),))
     monkeypatch.setattr(cases, "_PREFILLS", ((2, 20),))
+    monkeypatch.setattr(cases, "_SHARED", ((2, 3, 16),))
     shape = benchmark_module("bounds").ModelShape(2, 32, 64, 4, 2, 16, 2000)
     seen = set()
     with torch.inference_mode():
