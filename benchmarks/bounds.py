@@ -240,12 +240,9 @@ def pack_as(weight: Any, kernel: str, float_out: bool = False, gated: bool = Fal
         return packed_linear.PackedLinear(weight, None, "plain", tuple(weight.shape))
     before = os.environ.get("VLLM_CPU_GEMM")
     os.environ["VLLM_CPU_GEMM"] = kernel
-    # The variable is read once.
-    packed_linear._bf16_layout.cache_clear()
     try:
         return packed_linear.pack_linear(weight, None, float_out, gated)
     finally:
-        packed_linear._bf16_layout.cache_clear()
         if before is None:
             del os.environ["VLLM_CPU_GEMM"]
         else:
