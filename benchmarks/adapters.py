@@ -49,7 +49,7 @@ def prepare_process(engine: str, threads: int) -> None:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
-def make_adapter(engine: str, model: str | None, dtype: str) -> Adapter:
+def make_adapter(engine: str, model: str | None, dtype: str, quantization: str | None = None) -> Adapter:
     """Load an engine.
 
     Raises:
@@ -61,13 +61,13 @@ def make_adapter(engine: str, model: str | None, dtype: str) -> Adapter:
         from transformers_adapter import TransformersAdapter
 
         return TransformersAdapter(model, dtype)
-    return VllmAdapter(engine, model, dtype)
+    return VllmAdapter(engine, model, dtype, quantization)
 
 
 class VllmAdapter:
     """`from vllm import LLM, SamplingParams`: ours, or upstream's."""
 
-    def __init__(self, engine: str, model: str | None, dtype: str) -> None:
+    def __init__(self, engine: str, model: str | None, dtype: str, quantization: str | None) -> None:
         try:
             import vllm
             import vllm.logprobs
@@ -82,7 +82,7 @@ class VllmAdapter:
         self.notes: dict[str, str] = {}
         self._params = vllm.SamplingParams
         named = {} if model is None else {"model": model}
-        self._llm = vllm.LLM(**named, dtype=dtype, max_logprobs=-1)
+        self._llm = vllm.LLM(**named, dtype=dtype, quantization=quantization, max_logprobs=-1)
 
     def run(self, work: Workload) -> np.ndarray | None:
         """See Adapter."""

@@ -34,13 +34,14 @@ def main() -> None:
     printer = _Printer(args)
     if "startup" in args.rows:
         # Before the engine is loaded here, so that nothing competes for memory and cores.
-        starts = [time_startup(args.engine, args.model, args.dtype, args.threads) for _ in range(args.repeats)]
+        how = (args.engine, args.model, args.dtype, args.threads, args.quantization)
+        starts = [time_startup(*how) for _ in range(args.repeats)]
         seconds = [start.seconds for start in starts]
         printer.line("startup", starts[0].version, seconds, seconds, "s", check=statistics.mean(starts[0].score))
     rows = [row for row in ROWS if row in args.rows and row != "startup"]
     if rows:
         _say(f"loading {args.engine}")
-        adapter = make_adapter(args.engine, args.model, args.dtype)
+        adapter = make_adapter(args.engine, args.model, args.dtype, args.quantization)
         for row in rows:
             _measure(row, adapter, args, printer)
 
@@ -88,6 +89,7 @@ class _Printer:
             "version": version,
             "model": Path(args.model).stem if args.model else "embedded",
             "dtype": args.dtype,
+            "quantization": args.quantization,
             "threads": args.threads,
             "value": round(min(values) if unit == "s" else max(values), 3),
             "median": round(statistics.median(values), 3),
@@ -130,6 +132,7 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--model", help="folder or .gguf; default: the embedded model (--engine ours alone)")
     parser.add_argument("--rows", type=_rows, default=list(ROWS), help=f"some of {','.join(ROWS)}; default: all")
     parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
+    parser.add_argument("--quantization", help="of --engine ours and vllm: int8; default: none")
     parser.add_argument("--repeats", type=int, default=3, help="measured runs a row (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=usable_cores(), help="default: all usable cores")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the amount of work, for trying out")
@@ -137,6 +140,8 @@ def _parse_args() -> argparse.Namespace:
     for name in ("repeats", "threads", "scale"):
         if getattr(args, name) <= 0:
             parser.error(f"--{name} must be above 0, got {getattr(args, name)}")
+    if args.quantization and args.engine == "transformers":
+        parser.error("--quantization is of --engine ours and vllm")
     args.command = _command(args)
     if args.model and Path(args.model).exists():
         args.model = str(Path(args.model).resolve())

@@ -22,13 +22,14 @@ class Startup(NamedTuple):
     score: list[float]
 
 
-def time_startup(engine: str, model: str | None, dtype: str, threads: int) -> Startup:
+def time_startup(engine: str, model: str | None, dtype: str, threads: int, quantization: str | None = None) -> Startup:
     """Start a process of this interpreter and wait for its first score.
 
     Raises:
         RuntimeError: the process ended without a score; the message has the end of its error output.
     """
     command = [sys.executable, str(Path(__file__).resolve()), engine, model or "", dtype, str(threads)]
+    command.append(quantization or "")
     with tempfile.TemporaryFile("w+") as errors:
         began = time.perf_counter()
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
@@ -46,9 +47,9 @@ def main() -> None:
     """Load the engine, score one text, say so."""
     from adapters import make_adapter, prepare_process
 
-    engine, model, dtype, threads = sys.argv[1:]
+    engine, model, dtype, threads, quantization = sys.argv[1:]
     prepare_process(engine, int(threads))
-    adapter = make_adapter(engine, model or None, dtype)
+    adapter = make_adapter(engine, model or None, dtype, quantization or None)
     print(json.dumps({"version": adapter.version, "score": adapter.score_text()}), flush=True)
 
 
