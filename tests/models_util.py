@@ -95,10 +95,14 @@ def make_random_model(arch: str, size: str, folder: Path, seed: int = 0, **overr
     return folder, model
 
 
-def load_model(folder: Path, dtype: str = "float32", max_model_len: int = 256) -> tuple[torch.nn.Module, HFConfig]:
+def load_model(
+    folder: Path, dtype: str = "float32", max_model_len: int = 256, quantization: str | None = None
+) -> tuple[torch.nn.Module, HFConfig]:
     """The folder's model by the code under test, on the CPU."""
     config = load_hf_config(folder)
-    wanted = SimpleNamespace(hf_config=config, path=str(folder), dtype=dtype, max_model_len=max_model_len)
+    wanted = SimpleNamespace(
+        hf_config=config, path=str(folder), dtype=dtype, max_model_len=max_model_len, quantization=quantization
+    )
     return get_model(wanted, "cpu"), config
 
 

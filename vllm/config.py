@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from vllm.transformers_utils.config import HFConfig
 
 DTYPES = ("float32", "bfloat16", "float16")
+QUANTIZATIONS = (None, "gguf", "int8")
 POLICIES = ("fcfs", "priority")
 
 
@@ -23,6 +24,7 @@ class ModelConfig:
         path: the local folder that holds config.json and the weights (a GGUF file's converted copy).
         tokenizer: folder of the tokenizer.
         dtype: "float32", "bfloat16" or "float16": weights and activations; logits are read in float32.
+        quantization: "int8" multiplies with 8-bit weights (docs/quantization.md); None and "gguf" as `dtype` says.
         max_model_len: longest prompt plus output, in tokens.
         max_logprobs: cap on `logprobs`; -1 = the vocabulary.
         max_logprob_token_ids: cap on the length of `logprob_token_ids`; -1 = the vocabulary.
@@ -46,6 +48,7 @@ class ModelConfig:
     max_logprob_token_ids: int = MAX_LOGPROB_TOKEN_IDS
     logprobs_mode: str = "raw_logprobs"
     enforce_eager: bool = False
+    quantization: str | None = None
     logits_processors: tuple[type, ...] = ()
 
     def __post_init__(self) -> None:

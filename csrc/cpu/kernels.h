@@ -141,6 +141,7 @@ struct TopPArgs {
   void paged_attention(const AttentionArgs& args);    \
   void pack_linear(const PackLinearArgs& args);       \
   void linear(const LinearArgs& args);                \
+  void linear_int8(const LinearArgs& args);           \
   void token_readings(const TokenReadingsArgs& args); \
   void topk(const TopkArgs& args);                    \
   void gumbel_sample(const GumbelArgs& args);         \

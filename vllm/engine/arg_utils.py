@@ -9,7 +9,15 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
 from vllm import envs
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    QUANTIZATIONS,
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
 from vllm.logger import init_logger, warn_once
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 
@@ -36,7 +44,9 @@ class EngineArgs:
     trust_remote_code: bool = _arg(False, "let the tokenizer's repository run its own code")
     tensor_parallel_size: int = _arg(1, "number of devices to split the model over")
     dtype: str = _arg("auto", "auto, float32, float16 (half) or bfloat16; auto is the checkpoint's own")
-    quantization: str | None = _arg(None, "None or gguf (whose weights are dequantised on loading)")
+    quantization: str | None = _arg(
+        None, "int8: linear layers and head with 8-bit weights; gguf changes nothing: such files are always read"
+    )
     revision: str | None = _arg(None, "revision of a hub model")
     tokenizer_revision: str | None = _arg(None, "revision of a hub tokenizer")
     seed: int = _arg(0, "seed of requests that bring none")
@@ -110,6 +120,7 @@ class EngineArgs:
             max_logprob_token_ids=self.max_logprob_token_ids,
             logprobs_mode=self.logprobs_mode,
             enforce_eager=self.enforce_eager,
+            quantization=self.quantization,
             logits_processors=logits_processors,
         )
         return VllmConfig(
@@ -147,8 +158,9 @@ class EngineArgs:
             raise ValueError(
                 f"tensor_parallel_size must be 1: one device is supported, got {self.tensor_parallel_size}"
             )
-        if self.quantization not in (None, "gguf"):
-            raise ValueError(f"quantization must be None or 'gguf', got {self.quantization!r}")
+        if self.quantization not in QUANTIZATIONS:
+            names = ", ".join(map(repr, QUANTIZATIONS))
+            raise ValueError(f"quantization must be one of {names}, got {self.quantization!r}")
         if self.distributed_executor_backend not in (None, "uni"):
             raise ValueError(
                 f"distributed_executor_backend must be None or 'uni', got {self.distributed_executor_backend!r}"

@@ -56,7 +56,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, ga
     shape = (weight.shape[0], weight.shape[1])
     layout = _layout(weight, float_out)
     if gated and layout in ("panels", "halves"):
-        packed = pack_linear(_interleave(weight), None if bias is None else _interleave(bias), float_out)
+        packed = pack_linear(interleave_gate(weight), None if bias is None else interleave_gate(bias), float_out)
         return replace(packed, shape=shape, gated=True)
     if layout == "halves":
         halves, scales = _scaled_halves(weight)
@@ -114,7 +114,7 @@ def _bf16_layout() -> Layout:
     return "halves" if wanted == "halves" or (not wanted and has_float16) else "panels"
 
 
-def _interleave(halves: Tensor) -> Tensor:
+def interleave_gate(halves: Tensor) -> Tensor:
     """[2 I, ...] -> the same rows by 16 of the first half and 16 of the second in turn, zeros after either's last."""
     parts = halves.unflatten(0, (2, -1))
     missing = -parts.shape[1] % (PANEL // 2)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from vllm.model_executor.layers.activation import get_act_and_mul_fn
-from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear
+from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
 from vllm.ops.silu_and_mul import silu_and_mul
 
 
@@ -27,11 +29,12 @@ class LinearBase(nn.Module):
         self.bias: nn.Parameter | None = None
         if bias:
             self.bias = nn.Parameter(torch.empty(output_size), requires_grad=False)
-        self.packed: PackedLinear
+        self.method: LinearMethod = UNQUANTIZED
+        self.packed: Any
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, input_size] -> [T, sum of the parts' rows]."""
-        return packed_linear(x, self.packed)
+        return self.method.apply(x, self.packed)
 
     def checkpoint_slots(self) -> dict[str, Tensor]:
         """Where each checkpoint tensor goes, by its name within the parent: a view of the weight or bias."""
@@ -45,13 +48,14 @@ class LinearBase(nn.Module):
             start += rows
         return slots
 
-    def process_weights_after_loading(self) -> None:
-        """Pack the loaded weight and let go of the plain one."""
-        self._pack()
+    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
+        """Pack the loaded weight as `method` does and let go of the plain one."""
+        self._pack(method)
 
-    def _pack(self, gated: bool = False) -> None:
+    def _pack(self, method: LinearMethod, gated: bool = False) -> None:
         assert self.weight is not None
-        self.packed = pack_linear(self.weight.data, None if self.bias is None else self.bias.data, gated=gated)
+        self.method = method
+        self.packed = method.pack(self.weight.data, None if self.bias is None else self.bias.data, gated=gated)
         self.weight = None
         self.bias = None
 
@@ -94,12 +98,12 @@ class GatedLinear(MergedColumnParallelLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, input_size] -> [T, output_size]."""
-        out = packed_linear(x, self.packed)
+        out = self.method.apply(x, self.packed)
         return out if self.packed.gated else self.act_and_mul(out)
 
-    def process_weights_after_loading(self) -> None:
+    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
         """See LinearBase."""
-        self._pack(gated=self.act_and_mul is silu_and_mul)
+        self._pack(method, gated=self.act_and_mul is silu_and_mul)
 
 
 class QKVParallelLinear(LinearBase):

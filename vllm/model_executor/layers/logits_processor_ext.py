@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from vllm.checks import check_list, check_token_id
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.ops.packed_linear import PackedLinear, packed_linear
-from vllm.ops.packed_rows import take_packed_rows
 
 
 def check_indices(name: str, indices: Any, vocab_size: int | None = None) -> list[int]:
@@ -50,8 +48,8 @@ class LogitsProcessorWithIndexedOutput(nn.Module):
         self.vocab_size = vocab_size
         self.return_indices = check_indices("return_indices", return_indices, vocab_size)
         self._columns = torch.tensor(self.return_indices, dtype=torch.int64)
-        self._source: PackedLinear | None = None
-        self._taken: PackedLinear | None = None
+        self._source: Any = None
+        self._taken: Any = None
 
     def forward(self, lm_head: ParallelLMHead, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """All logits and the chosen ones among them.
@@ -88,10 +86,10 @@ class LogitsProcessorWithIndexedOutput(nn.Module):
         self._check_head(lm_head)
         if self._source is not lm_head.packed:
             self._source = lm_head.packed
-            self._taken = take_packed_rows(lm_head.packed, self._columns.to(lm_head.packed.weight.device))
+            self._taken = lm_head.method.take_rows(lm_head.packed, self._columns.to(lm_head.packed.weight.device))
         if self._taken is None:
             return self._select(lm_head(hidden_states))
-        return packed_linear(hidden_states, self._taken, float_out=True).float()
+        return lm_head.method.apply(hidden_states, self._taken, True).float()
 
     def _select(self, logits: Tensor) -> Tensor:
         return logits.index_select(1, self._columns.to(logits.device)).float()

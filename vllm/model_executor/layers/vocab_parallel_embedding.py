@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear
+from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -38,16 +40,18 @@ class ParallelLMHead(nn.Module):
             self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
         # In a tuple, so that the embedding is not registered as a submodule of the head, too.
         self._tied_to = (tied_to,)
-        self.packed: PackedLinear
+        self.method: LinearMethod = UNQUANTIZED
+        self.packed: Any
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[L, H] -> [L, V], in float32 where the kernel can: rounding would make ties that are not the model's."""
-        return packed_linear(hidden, self.packed, float_out=True)
+        return self.method.apply(hidden, self.packed, float_out=True)
 
-    def process_weights_after_loading(self) -> None:
-        """Pack the loaded weight and let go of the plain one (an embedding keeps its own)."""
+    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
+        """Pack the loaded weight as `method` does and let go of the plain one (an embedding keeps its own)."""
         (tied_to,) = self._tied_to
         weight = self.weight if tied_to is None else tied_to.weight
         assert weight is not None
-        self.packed = pack_linear(weight.data, None, float_out=True)
+        self.method = method
+        self.packed = method.pack(weight.data, None, float_out=True)
         self.weight = None

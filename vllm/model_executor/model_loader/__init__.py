@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from vllm.model_executor.layers.linear_method import linear_method
 from vllm.model_executor.model_loader.resolve import (
     NO_EMBEDDED_MODEL,
     ResolvedModel,
@@ -39,12 +40,13 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
     model_class = resolve_model_class(config.architectures)
     with _building(getattr(torch, model_config.dtype), torch.device(device)):
         model = model_class(config, model_config.max_model_len)
+    method = linear_method(model_config.quantization)
     with torch.inference_mode():
         load_weights(model, Path(model_config.path), use_tqdm)
         for module in model.modules():
             finish = getattr(module, "process_weights_after_loading", None)
             if finish is not None:
-                finish()
+                finish(method)
     return model.eval()
 
 
