@@ -1,7 +1,6 @@
 """What the API server's process costs beside the engine core: its CPU time per request and per token.
 
-    python benchmarks/api_cost.py                    # about half a minute
-    python benchmarks/api_cost.py --profile FILE     # cProfile's figures of the server's process, for pstats
+    python benchmarks/api_cost.py      # about a minute
 
 The server is this checkout's, with its real core process around a scripted engine: every step gives each request a
 token, and the readings that it asked for, without a model. The load is that of serving.py, from this process: 64
@@ -124,7 +123,6 @@ def main() -> None:
         sys.exit({"server": _serve, "core": _be_core}[args.role](args))
     command = [sys.executable, __file__, "--role", "server"]
     command += ["--model", args.model] if args.model else []
-    command += ["--profile", args.profile] if args.profile else []
     # It says at this level where it listens.
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": "INFO"}
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
@@ -134,7 +132,9 @@ def main() -> None:
         server.send_signal(signal.SIGTERM)
         server.wait()
     for name, row in result.items():
-        print(f"{name:7} {row['server_us']:8.1f} us of the server, {row['client_us']:7.1f} us of the client {row['per']}")
+        print(
+            f"{name:7} {row['server_us']:8.1f} us of the server, {row['client_us']:7.1f} us of the client {row['per']}"
+        )
     print(json.dumps({"benchmark": "api_cost", "concurrency": CONCURRENCY, "machine": describe_machine(), **result}))
 
 
@@ -209,15 +209,7 @@ def _serve(args: argparse.Namespace) -> int:
     options = {"model": args.model} if args.model else {}
     config = AsyncEngineArgs(**options, max_logprobs=-1).create_engine_config()
     server_args = ServerArgs(served_model_name=["model"], access_log=False)
-    if not args.profile:
-        return serve(config, server_args, None, bind("127.0.0.1", 0), core)
-    import cProfile
-
-    profile = cProfile.Profile()
-    try:
-        return profile.runcall(serve, config, server_args, None, bind("127.0.0.1", 0), core)
-    finally:
-        profile.dump_stats(args.profile)
+    return serve(config, server_args, None, bind("127.0.0.1", 0), core)
 
 
 def _be_core(args: argparse.Namespace) -> int:
@@ -234,7 +226,6 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--model", help="folder or name (default: the embedded model); only its tokenizer is used")
     parser.add_argument("--repeats", type=int, default=3, help="measured runs a case (default: %(default)s)")
     parser.add_argument("--cases", default=",".join(CASES), help="default: %(default)s")
-    parser.add_argument("--profile", help="write cProfile's figures of the server's process to this file")
     parser.add_argument("--role", choices=("server", "core"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.cases = args.cases.split(",")

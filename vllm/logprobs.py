@@ -145,6 +145,10 @@ TokenDecoder = Callable[[np.ndarray], list[str]]
 _FEW = 64
 
 
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
 def _repeated(token_ids: np.ndarray, num_ranked: int) -> np.ndarray:
     """bool [P, W]: entries whose token stands in an earlier column. Columns: the sampled token, top-k up to
     `num_ranked`, requested ids; the top-k are distinct, and so are the requested ids."""
@@ -211,9 +215,10 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
 
     def parts(self, num_entries: int) -> Iterator[FlatLogprobs]:
         """The positions that were read, in order, a few at a time: a part has one of them, or at most `num_entries`
-        entries. What was put together before, by a look at an array, is not taken apart again."""
-        if self._flat.lse.size:
-            yield self
+        entries. What was put together before, by a look at an array, is not taken apart again, nor what fits a part."""
+        if self._flat.lse.size or self._num_pending_entries() <= num_entries:
+            if self._length:
+                yield self
             return
         part, room = self._empty(), num_entries
         for lists, rows, num_ids in self._pending:
@@ -229,6 +234,13 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
                 start = stop
         if part._length:
             yield part
+
+    def _num_pending_entries(self) -> int:
+        """At most, as what stands twice in a position is one entry."""
+        return sum(
+            (rows.stop - rows.start) * (1 + self._own_topk(lists.num_topk) + num_ids)
+            for lists, rows, num_ids in self._pending
+        )
 
     def _empty(self) -> FlatLogprobs:
         return FlatLogprobs(self._decode, self._num_topk, self._as_logits, self._has_sampled, self._has_entropy)
@@ -246,7 +258,7 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
                 if stop == len(self._pending) or not self._same_layout(self._pending[start], self._pending[stop]):
                     parts.append(self._merge(self._pending[start:stop]))
                     start = stop
-            self._flat = _Flat(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+            self._flat = parts[0] if len(parts) == 1 else _Flat(*map(np.concatenate, zip(*parts, strict=True)))
             self._ends = np.cumsum(self._flat.counts)
             self._pending = []
         return self._flat
@@ -259,14 +271,12 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
         (first, _, num_ids) = pending[0]
         widest = first.num_topk
         own = self._own_topk(widest)
-        columns = np.concatenate(
-            [np.arange(1 + own), np.arange(1 + widest, 1 + widest + num_ids)], dtype=np.int64, casting="unsafe"
-        )
-        stop = columns[-1] + 1
+        stop = 1 + widest + num_ids
+        columns = slice(None) if own == widest else np.r_[: 1 + own, 1 + widest : stop]
 
         def gather(name: str) -> np.ndarray:
             # Steps differ in width by what the neighbours asked for.
-            return np.concatenate([getattr(lists, name)[rows, :stop] for lists, rows, _ in pending])[:, columns]
+            return _joined([getattr(lists, name)[rows, :stop] for lists, rows, _ in pending])[:, columns]
 
         token_ids = gather("token_ids")
         if self._has_sampled:
@@ -281,8 +291,8 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
             (logits if self._as_logits else gather("logprobs"))[keep],
             logits[keep],
             gather("ranks")[keep],
-            np.concatenate([lists.lse[rows] for lists, rows, _ in pending]),
-            np.concatenate([self._entropy_of(lists, rows) for lists, rows, _ in pending]),
+            _joined([lists.lse[rows] for lists, rows, _ in pending]),
+            _joined([self._entropy_of(lists, rows) for lists, rows, _ in pending]),
             keep.sum(axis=1),
         )
 

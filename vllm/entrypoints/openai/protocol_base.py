@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
@@ -81,6 +82,7 @@ def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
         properties[name] = {"title": name, "enum": [*neutral, None], "description": description}
 
 
+@cache
 def nested_model(annotation: Any) -> type[RequestModel] | None:
     """The model among a field's types, if there is one."""
     kinds = (annotation, *get_args(annotation))
