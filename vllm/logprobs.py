@@ -7,6 +7,7 @@ token is made only for a position that somebody indexes.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
@@ -216,13 +217,14 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
     def parts(self, num_entries: int) -> Iterator[FlatLogprobs]:
         """The positions that were read, in order, a few at a time: a part has one of them, or at most `num_entries`
         entries. What was put together before, by a look at an array, is not taken apart again, nor what fits a part."""
-        if self._flat.lse.size or self._num_pending_entries() <= num_entries:
+        widths = [1 + self._own_topk(lists.num_topk) + num_ids for lists, _, num_ids in self._pending]
+        heights = [rows.stop - rows.start for _, rows, _ in self._pending]
+        if self._flat.lse.size or sum(map(operator.mul, widths, heights)) <= num_entries:
             if self._length:
                 yield self
             return
         part, room = self._empty(), num_entries
-        for lists, rows, num_ids in self._pending:
-            width = 1 + self._own_topk(lists.num_topk) + num_ids
+        for (lists, rows, num_ids), width in zip(self._pending, widths, strict=True):
             start = rows.start
             while start < rows.stop:
                 if part._length and room < width:
@@ -234,13 +236,6 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
                 start = stop
         if part._length:
             yield part
-
-    def _num_pending_entries(self) -> int:
-        """At most, as what stands twice in a position is one entry."""
-        return sum(
-            (rows.stop - rows.start) * (1 + self._own_topk(lists.num_topk) + num_ids)
-            for lists, rows, num_ids in self._pending
-        )
 
     def _empty(self) -> FlatLogprobs:
         return FlatLogprobs(self._decode, self._num_topk, self._as_logits, self._has_sampled, self._has_entropy)

@@ -73,10 +73,11 @@ class ClassicLogprobs(msgspec.Struct):
 def positions(readings: FlatLogprobs) -> Iterator[Position]:
     """Every position that was read."""
     for part in readings.parts(_ENTRIES_A_PART):
-        columns = part.token_ids, part.logprobs, part.logits, part.ranks
+        token_ids, logprobs, logits, ranks = part.token_ids, part.logprobs, part.logits, part.ranks
         start = 0
         for stop, lse, entropy in zip(part.end_indices.tolist(), part.lse.tolist(), part.entropy.tolist(), strict=True):
-            yield Position(*(column[start:stop] for column in columns), lse, entropy)
+            own = slice(start, stop)
+            yield Position(token_ids[own], logprobs[own], logits[own], ranks[own], lse, entropy)
             start = stop
 
 

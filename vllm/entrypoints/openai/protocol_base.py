@@ -82,11 +82,17 @@ def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
         properties[name] = {"title": name, "enum": [*neutral, None], "description": description}
 
 
-@cache
 def nested_model(annotation: Any) -> type[RequestModel] | None:
     """The model among a field's types, if there is one."""
     kinds = (annotation, *get_args(annotation))
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, RequestModel)), None)
+
+
+@cache
+def nested_models(model: type[RequestModel]) -> dict[str, type[RequestModel]]:
+    """The fields of a model that can hold models, with those."""
+    found = {name: nested_model(field.annotation) for name, field in model.model_fields.items()}
+    return {name: inner for name, inner in found.items() if inner is not None}
 
 
 class RequestModel(BaseModel):

@@ -107,7 +107,7 @@ class CoreClient:
         died = asyncio.Event()
         # A thread waits for the process, so that its death is noticed at once, whatever it did last.
         threading.Thread(target=self._watch, args=(loop, died), daemon=True).start()
-        descriptor = self._from_core.getsockopt(zmq.FD)
+        descriptor = int(self._from_core.getsockopt(zmq.FD))
         failure: Exception | None = None
 
         def take() -> None:
