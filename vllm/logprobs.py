@@ -7,6 +7,7 @@ token is made only for a position that somebody indexes.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
@@ -145,6 +146,10 @@ TokenDecoder = Callable[[np.ndarray], list[str]]
 _FEW = 64
 
 
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
 def _repeated(token_ids: np.ndarray, num_ranked: int) -> np.ndarray:
     """bool [P, W]: entries whose token stands in an earlier column. Columns: the sampled token, top-k up to
     `num_ranked`, requested ids; the top-k are distinct, and so are the requested ids."""
@@ -211,13 +216,15 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
 
     def parts(self, num_entries: int) -> Iterator[FlatLogprobs]:
         """The positions that were read, in order, a few at a time: a part has one of them, or at most `num_entries`
-        entries. What was put together before, by a look at an array, is not taken apart again."""
-        if self._flat.lse.size:
-            yield self
+        entries. What was put together before, by a look at an array, is not taken apart again, nor what fits a part."""
+        widths = [1 + self._own_topk(lists.num_topk) + num_ids for lists, _, num_ids in self._pending]
+        heights = [rows.stop - rows.start for _, rows, _ in self._pending]
+        if self._flat.lse.size or sum(map(operator.mul, widths, heights)) <= num_entries:
+            if self._length:
+                yield self
             return
         part, room = self._empty(), num_entries
-        for lists, rows, num_ids in self._pending:
-            width = 1 + self._own_topk(lists.num_topk) + num_ids
+        for (lists, rows, num_ids), width in zip(self._pending, widths, strict=True):
             start = rows.start
             while start < rows.stop:
                 if part._length and room < width:
@@ -246,7 +253,7 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
                 if stop == len(self._pending) or not self._same_layout(self._pending[start], self._pending[stop]):
                     parts.append(self._merge(self._pending[start:stop]))
                     start = stop
-            self._flat = _Flat(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+            self._flat = parts[0] if len(parts) == 1 else _Flat(*map(np.concatenate, zip(*parts, strict=True)))
             self._ends = np.cumsum(self._flat.counts)
             self._pending = []
         return self._flat
@@ -259,14 +266,12 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
         (first, _, num_ids) = pending[0]
         widest = first.num_topk
         own = self._own_topk(widest)
-        columns = np.concatenate(
-            [np.arange(1 + own), np.arange(1 + widest, 1 + widest + num_ids)], dtype=np.int64, casting="unsafe"
-        )
-        stop = columns[-1] + 1
+        stop = 1 + widest + num_ids
+        columns = slice(None) if own == widest else np.r_[: 1 + own, 1 + widest : stop]
 
         def gather(name: str) -> np.ndarray:
             # Steps differ in width by what the neighbours asked for.
-            return np.concatenate([getattr(lists, name)[rows, :stop] for lists, rows, _ in pending])[:, columns]
+            return _joined([getattr(lists, name)[rows, :stop] for lists, rows, _ in pending])[:, columns]
 
         token_ids = gather("token_ids")
         if self._has_sampled:
@@ -281,8 +286,8 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
             (logits if self._as_logits else gather("logprobs"))[keep],
             logits[keep],
             gather("ranks")[keep],
-            np.concatenate([lists.lse[rows] for lists, rows, _ in pending]),
-            np.concatenate([self._entropy_of(lists, rows) for lists, rows, _ in pending]),
+            _joined([lists.lse[rows] for lists, rows, _ in pending]),
+            _joined([self._entropy_of(lists, rows) for lists, rows, _ in pending]),
             keep.sum(axis=1),
         )
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -446,11 +445,10 @@ class SamplingParams:
 
     def clone(self) -> SamplingParams:
         """A copy that shares no mutable field with this one; already validated, so nothing is checked again."""
-        twin = copy.copy(self)
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, (list, dict)):
-                setattr(twin, item.name, copy.copy(value))
+        twin = object.__new__(type(self))
+        vars(twin).update(
+            {name: value.copy() if isinstance(value, (list, dict)) else value for name, value in vars(self).items()}
+        )
         return twin
 
     def child(self, index: int) -> SamplingParams:

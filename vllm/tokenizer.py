@@ -158,7 +158,13 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that an id adds to a text, possibly a part of a character; empty for an id without a
         token."""
-        token = self.id_to_token(int(token_id))
+        known = self._known_bytes.get(token_id)
+        if known is None:
+            known = self._known_bytes[int(token_id)] = self._spell(int(token_id))
+        return known
+
+    def _spell(self, token_id: int) -> bytes:
+        token = self.id_to_token(token_id)
         if token is None:
             return b""
         if self._spelling == "other":
@@ -235,6 +241,10 @@ class Tokenizer:
 
     @cached_property
     def _token_texts(self) -> dict[int, str]:
+        return {}
+
+    @cached_property
+    def _known_bytes(self) -> dict[int, bytes]:
         return {}
 
     @cached_property

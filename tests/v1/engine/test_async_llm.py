@@ -21,7 +21,9 @@ from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine, SamplingParams
 from vllm.exceptions import EngineDeadError, VLLMValidationError
+from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import RequestStream
 
 ROOT = Path(__file__).parents[3]
 
@@ -69,6 +71,33 @@ def mixed_params(count: int) -> list[SamplingParams]:
         {"temperature": 0, "stop": ["e"], "logprobs": -1},
     ]
     return [SamplingParams(**{"max_tokens": 6, "ignore_eos": True, **kinds[i % len(kinds)]}) for i in range(count)]
+
+
+def output_of(request_id: str, finished: bool = False) -> RequestOutput:
+    return RequestOutput(request_id, None, [1], finished=finished)
+
+
+def test_streams_that_share_an_event():
+    async def run():
+        changed = asyncio.Event()
+        deltas, newest = RequestStream("a", True, changed), RequestStream("b", False, changed)
+        assert deltas.take() == newest.take() == []
+        outputs = [output_of("a"), output_of("a"), output_of("b"), output_of("b", finished=True)]
+        for stream, output in zip((deltas, deltas, newest, newest), outputs, strict=True):
+            stream.put(output)
+        assert changed.is_set()
+        assert (deltas.take(), newest.take()) == (outputs[:2], outputs[3:])
+        changed.clear()
+        deltas.put(outputs[0])
+        deltas.end(EngineDeadError("gone"))
+        # What had come before the end is not lost.
+        assert changed.is_set() and deltas.take() == outputs[:1]
+        with pytest.raises(EngineDeadError, match="gone"):
+            deltas.take()
+        newest.end()
+        assert newest.is_ended and newest.take() == []
+
+    asyncio.run(run())
 
 
 def test_everything_equals_the_offline_engine(folder):

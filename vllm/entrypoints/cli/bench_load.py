@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import statistics
 import time
@@ -11,6 +10,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from vllm.entrypoints.cli.errors import CliError
 from vllm.entrypoints.cli.server_client import ServerClient
@@ -104,7 +105,7 @@ async def _read_stream(outcome: Outcome, events: AsyncIterator[bytes]) -> None:
     received = [(time.monotonic(), data) async for data in events]
     outcome.ended = time.monotonic()
     for when, data in received:
-        chunk = json.loads(data)
+        chunk = msgspec.json.decode(data)
         if any(_has_token(choice) for choice in chunk.get("choices", ())):
             outcome.token_times.append(when)
         _count(outcome, chunk)

@@ -212,6 +212,7 @@ class _Connection:
     headers: dict[str, str] = field(default_factory=dict)
     stays_open: bool = False
     _timed_out: bool = False
+    _received: bytearray = field(default_factory=bytearray)  # and not yet read
 
     async def exchange(self, request: bytes) -> None:
         """Send a request and read the head of its answer."""
@@ -239,22 +240,36 @@ class _Connection:
             yield await self._exactly(int(self.headers["content-length"]))
         else:
             self.stays_open = False
-            while piece := await self._timed(self.reader.read(_PIECE)):
-                yield piece
+            while self._received or await self._receive():
+                yield await self._exactly(len(self._received))
 
     def abort(self) -> None:
         """Close it without waiting for anything."""
         self.writer.transport.abort()
 
     async def _line(self) -> str:
-        line: bytes = await self._timed(self.reader.readline())
-        if not line.endswith(b"\n"):
-            raise EOFError("the server closed the connection")
-        return line.decode("latin-1").rstrip("\r\n")
+        while (end := self._received.find(b"\n")) < 0:
+            if len(self._received) > _PIECE:
+                raise ValueError("a line of the answer's head is too long")
+            await self._receive_more()
+        return (await self._exactly(end + 1)).decode("latin-1").rstrip("\r\n")
 
     async def _exactly(self, size: int) -> bytes:
-        data: bytes = await self._timed(self.reader.readexactly(size))
+        while len(self._received) < size:
+            await self._receive_more()
+        data = bytes(self._received[:size])
+        del self._received[:size]
         return data
+
+    async def _receive_more(self) -> None:
+        if not await self._receive():
+            raise EOFError("the server closed the connection")
+
+    async def _receive(self) -> bool:
+        """Wait for a piece; False: the server has closed the connection."""
+        piece: bytes = await self._timed(self.reader.read(_PIECE))
+        self._received += piece
+        return bool(piece)
 
     async def _timed(self, reading: Awaitable[Result]) -> Result:
         timer = asyncio.get_running_loop().call_later(self.timeout, self._time_out)

@@ -39,8 +39,12 @@ async def respond(request: Request, answer: Answer, stream: bool) -> Response:
         ApiError, VLLMValidationError, EngineDeadError: the request cannot be honoured, or the model failed on it.
         ClientDisconnected: nobody waits any more.
     """
-    submission = await while_connected(request, answer.submit())
     if stream:
+        submission = await while_connected(request, answer.submit())
         return EventStream(answer.chunks(submission, request), submission.abort)
-    outputs = await while_connected(request, submission.results())
-    return PartsResponse(await while_connected(request, answer.whole(outputs, request)))
+    return PartsResponse(await while_connected(request, _whole(request, answer)))
+
+
+async def _whole(request: Request, answer: Answer) -> Any:
+    submission = await answer.submit()
+    return await answer.whole(await submission.results(), request)

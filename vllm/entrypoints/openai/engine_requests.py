@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import sys
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import TypeVar
@@ -30,6 +30,7 @@ class Submission:
     def __init__(self, state: ServerState) -> None:
         self._engine = state.engine
         self._streams: list[RequestStream] = []
+        self._changed = asyncio.Event()  # of any stream
 
     @classmethod
     async def queue(
@@ -62,7 +63,9 @@ class Submission:
         try:
             for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
                 core_id = f"{request_id}-{unique}-{index}"
-                submission._streams.append(await state.engine.add_checked(core_id, prompt, own, priority))
+                submission._streams.append(
+                    await state.engine.add_checked(core_id, prompt, own, priority, submission._changed)
+                )
         except BaseException:
             await asyncio.shield(submission.abort())
             raise
@@ -89,35 +92,20 @@ class Submission:
         Raises:
             ApiError, EngineDeadError: as `results`.
         """
-        queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
-
-        async def forward(index: int, stream: RequestStream) -> None:
-            try:
-                async for output in stream:
-                    queue.put_nowait((index, output))
-                queue.put_nowait((index, None))
-            except Exception as error:
-                queue.put_nowait((index, error))
-
-        tasks = [asyncio.create_task(forward(*each)) for each in enumerate(self._streams)]
+        unfinished = dict(enumerate(self._streams))
         try:
-            finished = [False] * len(tasks)
-            num_open = len(tasks)
-            while num_open:
-                index, item = await queue.get()
-                if isinstance(item, BaseException):
-                    raise item
-                if item is None:
-                    num_open -= 1
-                    if not finished[index]:
+            while unfinished:
+                await self._changed.wait()
+                self._changed.clear()
+                for index, stream in tuple(unfinished.items()):
+                    for output in stream.take():
+                        _check_errors(output)
+                        if output.finished:
+                            del unfinished[index]
+                        yield index, output
+                    if stream.is_ended and index in unfinished:
                         raise _stopped()
-                    continue
-                _check_errors(item)
-                finished[index] = item.finished
-                yield index, item
         finally:
-            for task in tasks:
-                task.cancel()
             await asyncio.shield(self.abort())
 
     async def abort(self) -> None:
@@ -160,21 +148,26 @@ async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
     Raises:
         ClientDisconnected: the client went first.
     """
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.create_task(_disconnected(request))
+    task = asyncio.current_task()
+    assert task is not None
+    is_gone = False
+
+    async def watch() -> None:
+        nonlocal is_gone
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        is_gone = True
+        task.cancel()
+
+    # Only the watcher is a task of its own: work that is done at once costs no more than a call.
+    watcher = asyncio.create_task(watch())
     try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnected
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if not is_gone:
+            raise
+        if sys.version_info >= (3, 11):
+            task.uncancel()
+        raise ClientDisconnected from None
     finally:
         watcher.cancel()
-        if not task.done():
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

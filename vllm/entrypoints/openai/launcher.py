@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import logging
 import os
@@ -115,6 +116,8 @@ def _prepare(tokenizer: Tokenizer | None) -> None:
 
 async def _run(state: ServerState, listener: socket.socket) -> int:
     server = _Server(_config(state), lambda: _announce(state, listener))
+    # What has been imported lives as long as the process: no collection need look at it.
+    gc.freeze()
     signals = _Signals(state.engine.core_pid)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     dead = asyncio.create_task(state.engine.wait_dead())

@@ -73,9 +73,12 @@ class ClassicLogprobs(msgspec.Struct):
 def positions(readings: FlatLogprobs) -> Iterator[Position]:
     """Every position that was read."""
     for part in readings.parts(_ENTRIES_A_PART):
-        spans = map(slice, part.start_indices.tolist(), part.end_indices.tolist())
-        for own, lse, entropy in zip(spans, part.lse.tolist(), part.entropy.tolist(), strict=True):
-            yield Position(part.token_ids[own], part.logprobs[own], part.logits[own], part.ranks[own], lse, entropy)
+        token_ids, logprobs, logits, ranks = part.token_ids, part.logprobs, part.logits, part.ranks
+        start = 0
+        for stop, lse, entropy in zip(part.end_indices.tolist(), part.lse.tolist(), part.entropy.tolist(), strict=True):
+            own = slice(start, stop)
+            yield Position(token_ids[own], logprobs[own], logits[own], ranks[own], lse, entropy)
+            start = stop
 
 
 async def classic_logprobs(
@@ -176,7 +179,7 @@ async def prompt_logprobs(readings: PromptLogprobs, names: TokenNames) -> list[W
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
-    return np.where(np.isneginf(values), np.float32(IMPOSSIBLE), values)
+    return np.where(values == -np.inf, np.float32(IMPOSSIBLE), values)
 
 
 def _keyed(chosen: str, token_ids: list[int], logprobs: list[float], names: TokenNames) -> dict[str, float]:

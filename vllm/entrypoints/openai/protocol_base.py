@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
@@ -85,6 +86,13 @@ def nested_model(annotation: Any) -> type[RequestModel] | None:
     """The model among a field's types, if there is one."""
     kinds = (annotation, *get_args(annotation))
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, RequestModel)), None)
+
+
+@cache
+def nested_models(model: type[RequestModel]) -> dict[str, type[RequestModel]]:
+    """The fields of a model that can hold models, with those."""
+    found = {name: nested_model(field.annotation) for name, field in model.model_fields.items()}
+    return {name: inner for name, inner in found.items() if inner is not None}
 
 
 class RequestModel(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,4 +173,4 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 def _number(value: float) -> float | None:
     """What JSON can hold: null for an infinity, or for what was not asked for."""
-    return value if np.isfinite(value) else None
+    return value if math.isfinite(value) else None

@@ -12,7 +12,7 @@ from fastapi import Request
 from pydantic import ValidationError
 
 from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.protocol_base import RequestModel, nested_model
+from vllm.entrypoints.openai.protocol_base import RequestModel, nested_models
 from vllm.exceptions import shown
 
 Model = TypeVar("Model", bound=RequestModel)
@@ -78,10 +78,10 @@ def parse(value: Any, model: type[Model], ignore_unknown: bool) -> Model:
 
 def _check_names(fields: dict[str, Any], model: type[RequestModel], ignore_unknown: bool, within: str = "") -> None:
     """No field, nor one of the object `within` a field, is unknown or asks for what is not done here."""
+    known_fields, nested = model.model_fields, nested_models(model)
     for name, value in fields.items():
-        field = model.model_fields.get(name)
-        if field is not None:
-            inner = nested_model(field.annotation)
+        if name in known_fields:
+            inner = nested.get(name)
             if inner is not None and isinstance(value, dict):
                 _check_names(value, inner, ignore_unknown, f"{name}.")
         elif name in model.REFUSED:
@@ -94,7 +94,7 @@ def _check_names(fields: dict[str, Any], model: type[RequestModel], ignore_unkno
                     code="unsupported_field",
                 )
         elif name not in model.ACCEPTED and not ignore_unknown:
-            known = [*model.model_fields, *model.ACCEPTED]
+            known = [*known_fields, *model.ACCEPTED]
             near = difflib.get_close_matches(name, known, n=1) if len(name) <= _LONGEST_NAME else []
             hint = f"; did you mean {within + near[0]!r}?" if near else ""
             raise ApiError(

@@ -12,19 +12,27 @@ from vllm.outputs import RequestOutput
 
 
 class UsageCount:
-    """Tokens of a request's prompts and answers, so far."""
+    """Tokens of a request's prompts and answers, so far.
+
+    Attributes:
+        counts: by their names in answers; one dict that keeps up.
+    """
 
     def __init__(self) -> None:
         self._prompts: set[int] = set()  # numbers of those that are counted
-        self._num_prompt = self._num_cached = self._num_generated = 0
+        self._num_cached = 0
+        self.counts = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Count an output of prompt `index`: its tokens are new, its prompt may be known."""
         if index not in self._prompts:
             self._prompts.add(index)
-            self._num_prompt += len(output.prompt_token_ids)
+            self.counts["prompt_tokens"] += len(output.prompt_token_ids)
+            self.counts["total_tokens"] += len(output.prompt_token_ids)
             self._num_cached += output.num_cached_tokens or 0
-        self._num_generated += sum(len(completion.token_ids) for completion in output.outputs)
+        for completion in output.outputs:
+            self.counts["completion_tokens"] += len(completion.token_ids)
+            self.counts["total_tokens"] += len(completion.token_ids)
 
     @classmethod
     def of(cls, outputs: Iterable[RequestOutput]) -> UsageCount:
@@ -36,12 +44,7 @@ class UsageCount:
 
     def fields(self) -> dict[str, Any]:
         """As answers show it."""
-        return {
-            "prompt_tokens": self._num_prompt,
-            "completion_tokens": self._num_generated,
-            "total_tokens": self._num_prompt + self._num_generated,
-            "prompt_tokens_details": {"cached_tokens": self._num_cached},
-        }
+        return {**self.counts, "prompt_tokens_details": {"cached_tokens": self._num_cached}}
 
 
 class StreamUsage(UsageCount):
@@ -55,8 +58,9 @@ class StreamUsage(UsageCount):
 
     def add(self, index: int, output: RequestOutput) -> None:
         """See UsageCount.add; also for the log of a stream that ends anywhere."""
+        if not self._prompts:
+            self._request.state.usage = self.counts
         super().add(index, output)
-        self._request.state.usage = self.fields()
 
     def so_far(self) -> dict[str, Any]:
         """A chunk's `usage`."""

@@ -31,12 +31,19 @@ class RequestStream:
     With CUMULATIVE and FINAL_ONLY outputs a slow reader gets the newest only; deltas are all kept.
     """
 
-    def __init__(self, request_id: str, keeps_all: bool) -> None:
+    def __init__(self, request_id: str, keeps_all: bool, changed: asyncio.Event | None = None) -> None:
+        """
+        Args:
+            request_id: the request's.
+            keeps_all: keep outputs until they are taken; False = the newest one only.
+            changed: set when an output has come and at the end; several streams may share it. None = one of its own.
+        """
         self.request_id = request_id
+        self.is_ended = False
         self._keeps_all = keeps_all
         self._outputs: list[RequestOutput] = []
         self._error: BaseException | None = None
-        self._changed = asyncio.Event()
+        self._changed = changed or asyncio.Event()
         self._finished = False
 
     def put(self, output: RequestOutput) -> None:
@@ -48,8 +55,20 @@ class RequestStream:
 
     def end(self, error: BaseException | None = None) -> None:
         """End the stream: whoever reads on gets the error, if there is one."""
-        self._error = StopAsyncIteration() if error is None else error
+        self.is_ended = True
+        self._error = error
         self._changed.set()
+
+    def take(self) -> list[RequestOutput]:
+        """The outputs that have come and were not taken yet.
+
+        Raises:
+            BaseException: there are none, and the stream has ended with this error.
+        """
+        outputs, self._outputs = self._outputs, []
+        if not outputs and self._error is not None:
+            raise self._error
+        return outputs
 
     def __aiter__(self) -> RequestStream:
         return self
@@ -58,9 +77,9 @@ class RequestStream:
         if self._finished:
             raise StopAsyncIteration
         while not self._outputs:
-            if self._error is not None:
+            if self.is_ended:
                 self._finished = True
-                raise self._error
+                raise StopAsyncIteration if self._error is None else self._error
             self._changed.clear()
             await self._changed.wait()
         output = self._outputs.pop(0)
@@ -182,7 +201,12 @@ class AsyncLLM:
         return process(prompts, params, add_special_tokens=add_special_tokens)
 
     async def add_checked(
-        self, request_id: str, processed: ProcessedPrompt, checked: SamplingParams, priority: int = 0
+        self,
+        request_id: str,
+        processed: ProcessedPrompt,
+        checked: SamplingParams,
+        priority: int = 0,
+        changed: asyncio.Event | None = None,
     ) -> RequestStream:
         """Queue a request whose parts are known to be good.
 
@@ -191,6 +215,7 @@ class AsyncLLM:
             processed: from `process_prompts`.
             checked: from `input_processor.process_params`, or of the same quality.
             priority: lower runs earlier under the "priority" policy.
+            changed: see RequestStream.
 
         Raises:
             VLLMValidationError: the id is in use.
@@ -200,11 +225,11 @@ class AsyncLLM:
         self._start_receiving()
         now = time.monotonic()
         children = self.output_processor.add_request(request_id, processed.text, processed.token_ids, checked, now)
-        stream = RequestStream(request_id, checked.output_kind is RequestOutputKind.DELTA)
+        stream = RequestStream(request_id, checked.output_kind is RequestOutputKind.DELTA, changed)
         self._streams[request_id] = stream
         try:
             for child_id, child_params in children:
-                await self._core.add_request(
+                self._core.add_request(
                     self.input_processor.core_request(child_id, processed, child_params, now, priority)
                 )
         except BaseException:
@@ -222,7 +247,7 @@ class AsyncLLM:
             if stream is not None:
                 stream.end()
         if core_ids and not self.errored:
-            await self._core.abort_requests(core_ids)
+            self._core.abort_requests(core_ids)
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False, and nothing done, while requests run."""
@@ -311,7 +336,7 @@ class AsyncLLM:
         except EngineDeadError as error:
             self._fail_all(error)
 
-    async def _take(self, outputs: list[EngineCoreOutput], stats: dict[str, Any]) -> None:
+    def _take(self, outputs: list[EngineCoreOutput], stats: dict[str, Any]) -> None:
         """Hand a step's outputs to their streams."""
         self._stats = stats
         processed = self.output_processor.process_outputs(outputs, stats["time"])
@@ -322,7 +347,7 @@ class AsyncLLM:
                 if output.finished:
                     del self._streams[output.request_id]
         if processed.requests_to_abort:
-            await self._core.abort_requests(processed.requests_to_abort)
+            self._core.abort_requests(processed.requests_to_abort)
 
     def _fail_all(self, error: BaseException) -> None:
         streams, self._streams = self._streams, {}

@@ -10,12 +10,11 @@ import subprocess
 import tempfile
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
@@ -37,7 +36,7 @@ from vllm.v1.engine.core_start import (
 )
 from vllm.v1.engine.serial import decode_outputs, encode_request
 
-OutputHandler = Callable[[list[EngineCoreOutput], dict[str, Any]], Awaitable[None]]
+OutputHandler = Callable[[list[EngineCoreOutput], dict[str, Any]], None]
 
 _STOP_SECONDS = 5.0
 
@@ -56,11 +55,13 @@ class CoreClient:
             process: one that `start_core` started, which this client ends; None = start one.
         """
         self._folder = tempfile.mkdtemp(prefix="vllm-")
-        self._context = zmq.asyncio.Context()
+        # Sockets without asyncio: nothing that is sent ever waits, and what comes is taken when the loop sees it.
+        self._context = zmq.Context()
         self._to_core = self._bind(zmq.PUSH, "input")
         self._from_core = self._bind(zmq.PULL, "output")
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._call_numbers = itertools.count()
+        self._stop_receiving: Callable[[], None] | None = None
         self._cause: str | None = None
         self.dead_error: EngineDeadError | None = None
         self._process = process or start_core()
@@ -73,13 +74,13 @@ class CoreClient:
         """Of the core's process."""
         return self._process.pid
 
-    async def add_request(self, request: EngineCoreRequest) -> None:
+    def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request."""
-        await self._send(ADD, encode_request(request))
+        self._send(ADD, encode_request(request))
 
-    async def abort_requests(self, request_ids: Sequence[str]) -> None:
+    def abort_requests(self, request_ids: Sequence[str]) -> None:
         """Forget requests; ids that are not there are ignored."""
-        await self._send(ABORT, msgspec.msgpack.encode(list(request_ids)))
+        self._send(ABORT, msgspec.msgpack.encode(list(request_ids)))
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the EngineCore with what msgpack can hold, between two of its steps.
@@ -91,7 +92,7 @@ class CoreClient:
         number = next(self._call_numbers)
         self._calls[number] = asyncio.get_running_loop().create_future()
         try:
-            await self._send(CALL, msgspec.msgpack.encode((number, method, arguments)))
+            self._send(CALL, msgspec.msgpack.encode((number, method, arguments)))
             return await self._calls[number]
         finally:
             del self._calls[number]
@@ -106,33 +107,67 @@ class CoreClient:
         died = asyncio.Event()
         # A thread waits for the process, so that its death is noticed at once, whatever it did last.
         threading.Thread(target=self._watch, args=(loop, died), daemon=True).start()
-        watcher = asyncio.create_task(died.wait())
+        descriptor = int(self._from_core.getsockopt(zmq.FD))
+        failure: Exception | None = None
+
+        def take() -> None:
+            nonlocal failure
+            if self._stop_receiving is None:
+                return
+            try:
+                # One at a time, so that others have their turn. The descriptor tells of the first only.
+                if self._take_message(handle):
+                    loop.call_soon(take)
+            except Exception as error:
+                failure = error
+                died.set()
+
+        def stop() -> None:
+            self._stop_receiving = None
+            loop.remove_reader(descriptor)
+
+        self._stop_receiving = stop
+        loop.add_reader(descriptor, take)
+        loop.call_soon(take)
         try:
-            while True:
-                message = asyncio.ensure_future(self._from_core.recv_multipart(copy=False))
-                await asyncio.wait((message, watcher), return_when=asyncio.FIRST_COMPLETED)
-                if not message.done() and not await self._from_core.poll(0):
-                    message.cancel()
-                    raise self._die()
-                await self._handle([frame.buffer for frame in await message], handle)
+            await died.wait()
+            if failure is not None:
+                raise failure
+            while self._take_message(handle):
+                pass
+            raise self._die()
         finally:
-            watcher.cancel()
+            if self._stop_receiving is not None:
+                stop()
 
     def close(self) -> None:
         """End the process: it is asked to stop, then made to."""
+        if self._stop_receiving is not None:
+            # Before the descriptor is another file's. A closed loop has forgotten it.
+            with contextlib.suppress(RuntimeError):
+                self._stop_receiving()
         if self._finalizer.alive and self._process.poll() is None:
             with contextlib.suppress(zmq.ZMQError, subprocess.TimeoutExpired):
-                zmq.Socket.shadow(self._to_core).send_multipart([STOP], flags=zmq.NOBLOCK)
+                self._to_core.send_multipart([STOP], flags=zmq.NOBLOCK)
                 self._process.wait(_STOP_SECONDS)
         self._finalizer()
         for socket in (self._to_core, self._from_core):
             socket.close(linger=0)
         self._context.term()
 
-    async def _handle(self, frames: list[memoryview], handle: OutputHandler) -> None:
+    def _take_message(self, handle: OutputHandler) -> bool:
+        """Take the next message, if there is one; False: there is none."""
+        try:
+            message = self._from_core.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        self._handle([frame.buffer for frame in message], handle)
+        return True
+
+    def _handle(self, frames: list[memoryview], handle: OutputHandler) -> None:
         kind = bytes(frames[0])
         if kind == OUTPUTS:
-            await handle(*decode_outputs(frames[1:]))
+            handle(*decode_outputs(frames[1:]))
         elif kind == REPLY:
             number, succeeded, result = msgspec.msgpack.decode(frames[1])
             future = self._calls.get(number)
@@ -144,10 +179,12 @@ class CoreClient:
         elif kind == DEAD:
             self._cause = bytes(frames[1]).decode()
 
-    async def _send(self, kind: bytes, data: bytes) -> None:
+    def _send(self, kind: bytes, data: bytes) -> None:
         if self.dead_error is not None:
             raise self.dead_error
-        await self._to_core.send_multipart([kind, data])
+        # Without a limit on what waits, only a process that has gone cannot be sent to, which `receive` will tell.
+        with contextlib.suppress(zmq.Again):
+            self._to_core.send_multipart([kind, data], zmq.NOBLOCK)
 
     def _die(self) -> EngineDeadError:
         status = self._process.poll()
@@ -171,18 +208,22 @@ class CoreClient:
         Raises:
             EngineDeadError: it could not start; the message has the cause.
         """
-        receiving: zmq.Socket[bytes] = zmq.Socket.shadow(self._from_core)
+        is_ready = False
         while True:
-            if receiving.poll(100):
-                kind, data = receiving.recv_multipart()
-                if kind == READY:
+            # It can be sent to once its other connection is there, too.
+            if is_ready and self._to_core.poll(100, zmq.POLLOUT):
+                return
+            if not is_ready and self._from_core.poll(100):
+                kind, data = self._from_core.recv_multipart()
+                is_ready = kind == READY
+                if is_ready:
                     self.num_blocks = msgspec.msgpack.decode(data)["num_blocks"]
-                    return
-                self._cause = data.decode()
-            if self._process.poll() is not None and not receiving.poll(0):
+                else:
+                    self._cause = data.decode()
+            if self._process.poll() is not None and not self._from_core.poll(0):
                 raise self._die()
 
-    def _bind(self, kind: int, name: str) -> zmq.asyncio.Socket:
+    def _bind(self, kind: int, name: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.set_hwm(0)
         socket.bind(self._address(name))

@@ -6,6 +6,7 @@ the process follows. Messages are multipart; the first frame says what they are.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import shutil
@@ -50,6 +51,8 @@ class CoreProcess:
         """Serve until told to stop; the process's exit status."""
         try:
             self._core = EngineCore(self._config)
+            # What is here now lives as long as the process: no collection need look at it.
+            gc.freeze()
             self._send(READY, msgspec.msgpack.encode({"num_blocks": self._core.executor.num_blocks}))
             while self._take_messages():
                 if self._core.has_unfinished_requests():

@@ -112,6 +112,7 @@ class _RequestState:
         self.shows_logprobs = params.num_logprobs is not None
         self.metrics = RequestMetrics(arrival_time)
         self.sequences = sequences
+        self.num_running = len(sequences)
         self.prompt_logprobs = prompt_logprobs
         self.num_cached_tokens = 0
         self.news: dict[_Sequence, None] = {}  # sequences that changed since the last output, in that order
@@ -119,7 +120,7 @@ class _RequestState:
 
     @property
     def finished(self) -> bool:
-        return all(sequence.finish_reason is not None for sequence in self.sequences)
+        return self.num_running == 0
 
     def make_output(self) -> RequestOutput | None:
         """The output to hand out now, or None when this request's output_kind wants to wait."""
@@ -266,6 +267,7 @@ class OutputProcessor:
             if sequence.record is not None:
                 news.append((sequence.record, output, sequence.finish_reason))
             if sequence.finish_reason is not None:
+                state.num_running -= 1
                 del self._by_core_id[sequence.core_id]
             state.news[sequence] = None
             changed[state.request_id] = state

@@ -6,7 +6,6 @@ many requests refer to their rows.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -25,7 +24,8 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(strict=True)
 
 _ARRAYS = ("token_ids", "logprobs", "logits", "ranks", "lse", "entropy")
-_DEFAULTS = {item.name: getattr(SamplingParams(), item.name) for item in fields(SamplingParams)}
+_DEFAULT_PARAMS = SamplingParams()
+_DEFAULTS = {item.name: getattr(_DEFAULT_PARAMS, item.name) for item in fields(SamplingParams)}
 
 
 def encode_request(request: EngineCoreRequest) -> bytes:
@@ -58,9 +58,7 @@ def decode_request(data: Frame) -> EngineCoreRequest:
 
 
 def _encode_params(params: SamplingParams) -> dict[str, Any]:
-    names = [item.name for item in fields(params)]
-    values = {name: getattr(params, name) for name in names}
-    changed = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+    changed = {name: value for name, default in _DEFAULTS.items() if (value := getattr(params, name)) != default}
     if "output_kind" in changed:
         changed["output_kind"] = params.output_kind.value
     return changed
@@ -68,8 +66,7 @@ def _encode_params(params: SamplingParams) -> dict[str, Any]:
 
 def _decode_params(changed: dict[str, Any]) -> SamplingParams:
     # They were checked before they were sent; the constructor would check them once more.
-    params = SamplingParams.__new__(SamplingParams)
-    vars(params).update({name: copy.copy(value) for name, value in _DEFAULTS.items()})
+    params = _DEFAULT_PARAMS.clone()
     vars(params).update(changed)
     if "output_kind" in changed:
         params.output_kind = RequestOutputKind(changed["output_kind"])

@@ -1,0 +1,238 @@
+"""What the API server's process costs beside the engine core: its CPU time per request and per token.
+
+    python benchmarks/api_cost.py      # about a minute
+
+The server is this checkout's, with its real core process around a scripted engine: every step gives each request a
+token, and the readings that it asked for, without a model. The load is that of serving.py, from this process: 64
+requests in flight. CPU time is that of the server's process with all its threads, as the kernel counts it, so that
+other processes disturb it little. The last line of stdout is the result as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from machine import describe_machine
+
+from vllm.entrypoints.cli.bench_load import Call, run_load
+from vllm.entrypoints.cli.server_client import ServerClient
+
+CONCURRENCY = 64
+DECODED = 64
+STEP_SECONDS = 0.04
+"""A step takes at least so long: the server and the client are done with one before the next."""
+
+# Number of requests, and what is counted.
+CASES = {"score": (512, "request"), "stream": (128, "token"), "whole": (128, "token")}
+_TOKENS = range(300, 364)
+
+
+class ScriptedCore:
+    """What core_proc.py takes for an EngineCore; it is its own scheduler."""
+
+    def __init__(self, config: Any) -> None:
+        self.executor = SimpleNamespace(num_blocks=4096)
+        self.scheduler = self
+        self.requests: dict[str, Any] = {}
+        self._num_generated: dict[str, int] = {}
+        self._due = 0.0
+
+    def add_request(self, request: Any) -> None:
+        """Queue a request."""
+        self.requests[request.request_id] = request
+        self._num_generated[request.request_id] = 0
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """Forget requests."""
+        for request_id in request_ids:
+            self.requests.pop(request_id, None)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether there are requests."""
+        return bool(self.requests)
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether a request is unfinished."""
+        return request_id in self.requests
+
+    def stats(self) -> dict[str, Any]:
+        """As EngineCore.stats."""
+        return {"num_running": len(self.requests), "time": time.monotonic()}
+
+    def step(self) -> list[Any]:
+        """A token for every request."""
+        from vllm.logprobs import LogprobsRow
+        from vllm.v1.engine import EngineCoreOutput
+
+        time.sleep(max(0.0, self._due - time.monotonic()))
+        now = time.monotonic()
+        self._due = now + STEP_SECONDS
+        readers = [request for request in self.requests.values() if request.sampling_params.num_logprobs is not None]
+        lists = self._readings(readers) if readers else None
+        rows = {request.request_id: index for index, request in enumerate(readers)}
+        outputs = []
+        for request_id, request in tuple(self.requests.items()):
+            number = self._num_generated[request_id] = self._num_generated[request_id] + 1
+            finished = number >= request.sampling_params.max_tokens
+            row = None if lists is None or request_id not in rows else [LogprobsRow(lists, rows[request_id])]
+            token = _TOKENS[number % len(_TOKENS)]
+            reason = "length" if finished else None
+            outputs.append(EngineCoreOutput(request_id, [token], row, reason, scheduled_time=now))
+            if finished:
+                del self.requests[request_id], self._num_generated[request_id]
+        return outputs
+
+    def _readings(self, readers: list[Any]) -> Any:
+        """A row of LogprobsLists a request: the token itself, the likeliest ones, the ids asked for."""
+        import numpy as np
+
+        from vllm.logprobs import LogprobsLists
+
+        num_topk = max(request.sampling_params.logprobs or 0 for request in readers)
+        num_ids = max(len(request.sampling_params.logprob_token_ids or ()) for request in readers)
+        shape = (len(readers), 1 + num_topk + num_ids)
+        token_ids = np.zeros(shape, np.int32)
+        for row, request in enumerate(readers):
+            token = _TOKENS[(self._num_generated[request.request_id] + 1) % len(_TOKENS)]
+            own = request.sampling_params.logprob_token_ids or []
+            token_ids[row] = [token, *range(token, token + num_topk), *own, *[0] * (num_ids - len(own))]
+        logits = np.full(shape, -1.5, np.float32)
+        return LogprobsLists(token_ids, logits - 2, logits, np.ones(shape, np.int32), logits[:, 0] * 0 + 2, num_topk)
+
+
+def main() -> None:
+    """Start the server, load it, print a table and the JSON line."""
+    args = _parse_args()
+    if args.role is not None:
+        sys.exit({"server": _serve, "core": _be_core}[args.role](args))
+    command = [sys.executable, __file__, "--role", "server"]
+    command += ["--model", args.model] if args.model else []
+    # It says at this level where it listens.
+    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "INFO"}
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        result = asyncio.run(_measure(_url(server), server.pid, args))
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+    for name, row in result.items():
+        print(
+            f"{name:7} {row['server_us']:8.1f} us of the server, {row['client_us']:7.1f} us of the client {row['per']}"
+        )
+    print(json.dumps({"benchmark": "api_cost", "concurrency": CONCURRENCY, "machine": describe_machine(), **result}))
+
+
+async def _measure(url: str, pid: int, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    client = ServerClient(url)
+    result = {}
+    try:
+        for case in args.cases:
+            number, unit = CASES[case]
+            runs = []
+            for repeat in range(-1, args.repeats):
+                calls = _calls(case, number, random.Random(f"{case}/{repeat}"))
+                began, own = _cpu_seconds(pid), time.process_time()
+                outcomes = await run_load(client, calls, CONCURRENCY)
+                spent, own = _cpu_seconds(pid) - began, time.process_time() - own
+                wanted = 1 if case == "score" else DECODED
+                wrong = [each.error for each in outcomes if each.error is not None or each.output_tokens != wanted]
+                if wrong:
+                    raise SystemExit(f"{case}: {len(wrong)} answers are wrong, the first: {wrong[0]}")
+                count = number * (1 if unit == "request" else DECODED)
+                runs.append((spent / count * 1e6, own / count * 1e6))
+            server, own_runs = zip(*runs[1:], strict=True)
+            result[case] = {
+                "server_us": round(statistics.median(server), 1),
+                "client_us": round(statistics.median(own_runs), 1),
+                "runs": [round(each, 1) for each in server],
+                "per": f"a {unit}",
+            }
+    finally:
+        await client.close()
+    return result
+
+
+def _calls(case: str, number: int, draw: random.Random) -> list[Call]:
+    from serving import LABEL_IDS, make_prompts
+
+    common = {"model": "model", "temperature": 0.0}
+    what: dict[str, Any] = {"max_tokens": DECODED, "ignore_eos": True}
+    if case == "score":
+        what = {"max_tokens": 1, "logprob_token_ids": LABEL_IDS, "logprobs": 1}
+    elif case == "stream":
+        what |= {"stream": True, "stream_options": {"include_usage": True}}
+    row = "score" if case == "score" else "decode"
+    return [Call("/v1/completions", {**common, **what, "prompt": each}) for each in make_prompts(row, number, draw)]
+
+
+def _cpu_seconds(pid: int) -> float:
+    """CPU time of all threads of a process, in the kernel's nanoseconds."""
+    # Linux's clock id of another process's CPU time, as clock_getcpuclockid(3) gives it.
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def _url(server: subprocess.Popen[str]) -> str:
+    assert server.stderr is not None
+    text = ""
+    while line := server.stderr.readline():
+        text += line
+        found = re.search(r"ready: (http://\S+?)[ ;,]", line)
+        if found is not None:
+            return found[1]
+    raise SystemExit(f"the server did not start:\n{text}")
+
+
+def _serve(args: argparse.Namespace) -> int:
+    """Be the server, over a scripted core."""
+    from vllm import AsyncEngineArgs
+    from vllm.entrypoints.openai.launcher import bind, serve
+    from vllm.entrypoints.openai.server_args import ServerArgs
+
+    command = [sys.executable, __file__, "--role", "core"]
+    core = subprocess.Popen(command, stdin=subprocess.PIPE)
+    options = {"model": args.model} if args.model else {}
+    config = AsyncEngineArgs(**options, max_logprobs=-1).create_engine_config()
+    server_args = ServerArgs(served_model_name=["model"], access_log=False)
+    return serve(config, server_args, None, bind("127.0.0.1", 0), core)
+
+
+def _be_core(args: argparse.Namespace) -> int:
+    from vllm.v1.engine import core_proc
+
+    core_proc.EngineCore = ScriptedCore  # type: ignore[assignment, misc]
+    status = core_proc.main()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="CPU time of the API server's process.")
+    parser.add_argument("--model", help="folder or name (default: the embedded model); only its tokenizer is used")
+    parser.add_argument("--repeats", type=int, default=3, help="measured runs a case (default: %(default)s)")
+    parser.add_argument("--cases", default=",".join(CASES), help="default: %(default)s")
+    parser.add_argument("--role", choices=("server", "core"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.cases = args.cases.split(",")
+    if set(args.cases) - set(CASES) or args.repeats < 1:
+        parser.error(f"cases are {', '.join(CASES)}, and repeats at least 1")
+    return args
+
+
+if __name__ == "__main__":
+    main()
