@@ -75,6 +75,13 @@ def test_an_activation_that_pytorch_rounds_by_place(folder: Callable[..., Path])
     assert_passed(run(load(folder("opt", activation_function="gelu_new"), "float32")))
 
 
+def test_contexts_that_threads_share(folder: Callable[..., Path]) -> None:
+    """Beyond 256 tokens attention's segments may be attended by several threads."""
+    llm = load(folder("llama", "small", max_position_embeddings=512), max_model_len=512)
+    assert max(len(probe.prompt) for probe in InvarianceTest(llm.llm_engine).probes) > 256
+    assert_passed(run(llm))
+
+
 @pytest.mark.parametrize("level", ISA_LEVELS[:-1])  # the tests above run at the widest, where the CPU has it
 def test_every_instruction_set(level: str, folder: Callable[..., Path]) -> None:
     ops = torch.ops.vllm_cpu

@@ -161,16 +161,17 @@ class InvarianceTest:
         return self._compare(f"{words} cached", outputs, f"{hits} tokens from the cache", missed)
 
     def _preempted(self) -> Check:
-        """Every probe twice, in a cache that holds no more than the largest of them."""
-        tokens = max(len(probe.prompt) + (probe.params.max_tokens or 0) for probe in self.probes)
+        """All probes but the longest, twice, in a cache that holds no more than the largest of these."""
+        lengths = [len(probe.prompt) for probe in self.probes]
+        # The short ones first: many are admitted, and then there is no block for their next tokens.
+        numbers = 2 * sorted(range(len(lengths)), key=lengths.__getitem__)[:-1]
+        numbers.sort(key=lengths.__getitem__)
+        tokens = max(lengths[number] + (self.probes[number].params.max_tokens or 0) for number in numbers)
         with self._scheduler(num_blocks=-(-tokens // self._block_size)) as scheduler:
-            twice = [*self.probes, *self.probes]
-            # The short ones first: many are admitted, and then there is no block for their next tokens.
-            order = sorted(range(len(twice)), key=lambda index: len(twice[index].prompt))
-            outputs = dict(zip(order, run_probes(self.engine, [twice[i] for i in order]), strict=True))
+            outputs = run_probes(self.engine, [self.probes[number] for number in numbers])
             count = scheduler.num_preemptions
         missed = None if count else "nothing was preempted"
-        return self._compare("preempted", [outputs[i] for i in range(len(twice))], f"{count} preemptions", missed)
+        return self._compare("preempted", outputs, f"{count} preemptions", missed, numbers)
 
     def _other_thread_count(self) -> Check:
         import torch
@@ -219,13 +220,17 @@ class InvarianceTest:
     # -- comparing -----------------------------------------------------------------------------------------------
 
     def _compare(
-        self, name: str, outputs: Sequence[RequestOutput], detail: str = "", missed: str | None = None
+        self,
+        name: str,
+        outputs: Sequence[RequestOutput],
+        detail: str = "",
+        missed: str | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> Check:
-        """Compare outputs, those of all probes in order (maybe several times over), with the probes' alone."""
+        """Compare outputs with those of the probes alone; of these numbers, or of all probes in order."""
         values = differing = 0
         first: Difference | None = None
-        for index, output in enumerate(outputs):
-            number = index % len(self.probes)
+        for number, output in zip(range(len(self.probes)) if numbers is None else numbers, outputs, strict=True):
             expected, got = self._expected[number], result_of(output)
             assert expected.keys() == got.keys(), "the same request has the same kinds of results"
             for field, array in expected.items():

@@ -35,10 +35,10 @@ class Probe(NamedTuple):
 
 
 def make_probes(vocab_size: int, max_model_len: int, block_size: int, rng: random.Random) -> list[Probe]:
-    """Prompts of random tokens: single tokens, whole blocks and a little more or less, several chunks of attention;
-    with parameters of every kind in turn."""
+    """Prompts of random tokens: single tokens, whole blocks and a little more or less, more than one segment of
+    attention (256 tokens); with parameters of every kind in turn."""
     longest = max_model_len - MAX_TOKENS
-    lengths = (block_size - 1, 50, 77, block_size, 5, 3 * block_size - 1, block_size + 1, 111, 23, 2 * block_size, 1)
+    lengths = (300, 50, 77, block_size, 5, 3 * block_size - 1, block_size + 1, block_size - 1, 23, 2 * block_size, 1)
     kinds = itertools.cycle(_kinds(vocab_size, rng).items())
     return [_probe(rng.choices(range(vocab_size), k=max(1, min(length, longest))), *next(kinds)) for length in lengths]
 
