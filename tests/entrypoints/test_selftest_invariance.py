@@ -19,7 +19,8 @@ from tiny_llm import is_empty
 from vllm import LLM
 from vllm.entrypoints.selftest.invariance import Check, InvarianceTest, compare_bits
 from vllm.entrypoints.selftest.probes import make_probes, result_of, run_probes
-from vllm.model_executor.layers import attention, linear
+from vllm.model_executor.layers import attention
+from vllm.model_executor.layers.linear import LinearBase
 from vllm.ops._dispatch import ISA_LEVELS
 from vllm.v1.worker.gpu.sample import sampler
 
@@ -69,6 +70,10 @@ def assert_passed(checks: list[Check]) -> None:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_architecture_and_dtype(arch: str, dtype: str, folder: Callable[..., Path]) -> None:
     assert_passed(run(load(folder(arch, "odd" if dtype == "float32" else "small"), dtype)))
+
+
+def test_int8_weights(folder: Callable[..., Path]) -> None:
+    assert_passed(run(load(folder("llama"), quantization="int8")))
 
 
 def test_an_activation_that_pytorch_rounds_by_place(folder: Callable[..., Path]) -> None:
@@ -122,10 +127,10 @@ def test_without_a_second_block_there_is_nothing_to_share(folder: Callable[..., 
 
 
 def _in_linear(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[pytest.MonkeyPatch], None]:
-    plain = linear.packed_linear
+    plain = LinearBase.forward
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(linear, "packed_linear", lambda x, packed: change(plain(x, packed)))
+        patch.setattr(LinearBase, "forward", lambda self, x: change(plain(self, x)))
 
     return plant
 
