@@ -104,6 +104,7 @@ class Submission:
                             del unfinished[index]
                         yield index, output
                     if stream.is_ended and index in unfinished:
+                        stream.take()  # raises what ended it, if anything did
                         raise _stopped()
         finally:
             await asyncio.shield(self.abort())
