@@ -294,6 +294,10 @@ def test_embedded_model_equals_transformers(embedded: Any) -> None:
 
 def _load(resolved: Any) -> torch.nn.Module:
     wanted = SimpleNamespace(
-        hf_config=resolved.hf_config, path=str(resolved.path), dtype=resolved.dtype, max_model_len=256
+        hf_config=resolved.hf_config,
+        path=str(resolved.path),
+        dtype=resolved.dtype,
+        quantization=None,
+        max_model_len=256,
     )
     return get_model(wanted, "cpu")
