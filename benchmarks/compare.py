@@ -26,6 +26,7 @@ from adapters import EngineOptions
 from bounds import ModelShape, Rates, count_work, make_bound, rates_from_json, rates_to_json
 from chart import draw
 from engines import Engine, find_python
+from flags import some_of
 from machine import describe_machine
 from report import DOCUMENT, find_warnings, make_tables, replace_section
 from turns import Turns, say
@@ -173,14 +174,6 @@ def _command(args: argparse.Namespace) -> str:
     return shlex.join(["python", "benchmarks/compare.py", *words])
 
 
-def _rows(text: str) -> list[str]:
-    rows = text.split(",")
-    unknown = [row for row in rows if row not in ROWS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"unknown row {unknown[0]!r}; known: {', '.join(ROWS)}")
-    return rows
-
-
 def _cores(text: str) -> list[int]:
     """ "0-2,5" -> [0, 1, 2, 5]."""
     cores: list[int] = []
@@ -203,7 +196,9 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--llama-cpp", metavar="ENV", help="the environment of llama_cpp, with --gguf")
     parser.add_argument("--gguf", help="the model's weights for llama.cpp; see llama_cpp_adapter.py for bfloat16 ones")
     parser.add_argument("--quantization", help="ours once more, with quantized weights, such as int8")
-    parser.add_argument("--rows", type=_rows, default=list(ROWS), help=f"some of {','.join(ROWS)}; default: all")
+    parser.add_argument(
+        "--rows", type=some_of(ROWS, "row"), default=list(ROWS), help=f"some of {','.join(ROWS)}; default: all"
+    )
     parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
     parser.add_argument("--repeats", type=int, default=3, help="measured runs a row (default: %(default)s)")
     parser.add_argument("--pairs", type=int, default=9, help="runs of decode64 and decode64_ids side by side")

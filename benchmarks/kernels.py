@@ -23,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from flags import some_of
 from kernel_cases import KERNELS, MODELS, Case, make_cases
 from machine import describe_machine, usable_cores
 from report import DOCUMENT, markdown_table, number, replace_section
@@ -152,21 +153,14 @@ def _power_of_two(size: int) -> int:
     return 2 ** min(29, max(12, (size - 1).bit_length()))
 
 
-def _names(known: Any) -> Callable[[str], list[str]]:
-    def parse(text: str) -> list[str]:
-        names = text.split(",")
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise argparse.ArgumentTypeError(f"unknown {unknown[0]!r}; known: {', '.join(known)}")
-        return names
-
-    return parse
-
-
 def _parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="C++ kernels against their references and the machine.")
-    parser.add_argument("--kernels", type=_names(KERNELS), default=list(KERNELS), help=f"some of {','.join(KERNELS)}")
-    parser.add_argument("--models", type=_names(MODELS), default=list(MODELS), help=f"some of {','.join(MODELS)}")
+    parser.add_argument(
+        "--kernels", type=some_of(KERNELS, "kernel"), default=list(KERNELS), help=f"some of {','.join(KERNELS)}"
+    )
+    parser.add_argument(
+        "--models", type=some_of(MODELS, "model"), default=list(MODELS), help=f"some of {','.join(MODELS)}"
+    )
     parser.add_argument("--threads", type=int, default=usable_cores(), help="default: all usable cores")
     parser.add_argument(
         "--batches", type=int, default=5, help="batches of calls, the best counts (default: %(default)s)"

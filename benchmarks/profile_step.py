@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters import EngineOptions, VllmAdapter, make_adapter, prepare_process
+from flags import some_of
 from report import DOCUMENT, markdown_table, replace_section
 from workloads import make_workload
 
@@ -42,7 +43,7 @@ def main() -> None:
         sys.path.insert(0, str(args.checkout.resolve()))
     adapter = make_adapter(options)
     assert isinstance(adapter, VllmAdapter)
-    profile = {row: profile_row(adapter, row, args.scale) for row in args.rows.split(",")}
+    profile = {row: profile_row(adapter, row, args.scale) for row in args.rows}
     table = make_table(profile)
     print(table)
     if args.docs:
@@ -147,17 +148,15 @@ def _label(name: str, shapes: list[Any]) -> str:
 def _parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Where the time of one step goes, operation by operation.")
     parser.add_argument("--model", help="folder or .gguf; default: the embedded model")
-    parser.add_argument("--rows", default="decode64,score", help=f"some of {','.join(STEPS)} (default: %(default)s)")
+    parser.add_argument(
+        "--rows", type=some_of(STEPS, "row"), default=["decode64", "score"], help=f"some of {','.join(STEPS)}"
+    )
     parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
     parser.add_argument("--quantization", help="quantized weights, such as int8")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the amount of work, for trying out")
     parser.add_argument("--checkout", type=Path, help="folder whose vllm is profiled; default: this one")
     parser.add_argument("--docs", choices=("before", "after"), help="put the tables into docs/performance.md")
-    args = parser.parse_args()
-    unknown = [row for row in args.rows.split(",") if row not in STEPS]
-    if unknown:
-        parser.error(f"unknown row {unknown[0]!r}; known: {', '.join(STEPS)}")
-    return args
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -66,6 +66,17 @@ inline bool is_int64(const Tensor& t, const char* name) {
   return type == ScalarType::Long;
 }
 
+// Points at a row of `size` numbers of either integer type, and leaves the other pointer null.
+inline void read_integers(const Tensor& t, const char* name, int64_t size, const int64_t** int64, const int32_t** int32) {
+  check_shape(t, name, {size});
+  check_contiguous(t, name);
+  if (is_int64(t, name)) {
+    *int64 = static_cast<const int64_t*>(t.data_ptr());
+  } else {
+    *int32 = static_cast<const int32_t*>(t.data_ptr());
+  }
+}
+
 // [tokens, heads, head_dim], the last dimension contiguous.
 inline Heads heads_of(const Tensor& t, const char* name) {
   check_shape(t, name, {-1, -1, -1});

@@ -31,13 +31,7 @@ CacheArgs cache_args(const Tensor& k, const Tensor& v, const Tensor& k_cache, co
   args.block_size = check_caches(k_cache, v_cache, k, args.head_dim);
   args.num_blocks = k_cache.size(0);
   check_shape(k_cache, "k_cache", {-1, k.size(1), -1});
-  check_shape(slot_mapping, "slot_mapping", {args.tokens});
-  check_contiguous(slot_mapping, "slot_mapping");
-  if (is_int64(slot_mapping, "slot_mapping")) {
-    args.slots_int64 = static_cast<const int64_t*>(slot_mapping.data_ptr());
-  } else {
-    args.slots_int32 = static_cast<const int32_t*>(slot_mapping.data_ptr());
-  }
+  read_integers(slot_mapping, "slot_mapping", args.tokens, &args.slots_int64, &args.slots_int32);
   args.k_cache = k_cache.data_ptr();
   args.v_cache = v_cache.data_ptr();
   return args;
@@ -55,8 +49,7 @@ RotaryArgs rotary_args(const Tensor& positions, const Tensor& q, const Tensor& k
   args.k = heads_of(k, "k");
   args.tokens = q.size(0);
   check_shape(k, "k", {args.tokens, -1, q.size(2)});
-  check_shape(positions, "positions", {args.tokens});
-  check_contiguous(positions, "positions");
+  read_integers(positions, "positions", args.tokens, &args.positions_int64, &args.positions_int32);
   check_shape(cos_sin_cache, "cos_sin_cache", {-1, -1});
   check_dtype(cos_sin_cache, "cos_sin_cache", ScalarType::Float, "float32");
   check_contiguous(cos_sin_cache, "cos_sin_cache");
@@ -64,11 +57,6 @@ RotaryArgs rotary_args(const Tensor& positions, const Tensor& q, const Tensor& k
   args.max_positions = cos_sin_cache.size(0);
   STD_TORCH_CHECK(args.rot_dim % 2 == 0 && args.rot_dim <= q.size(2),
                   "cos_sin_cache must have an even width of at most ", q.size(2), ", got ", args.rot_dim);
-  if (is_int64(positions, "positions")) {
-    args.positions_int64 = static_cast<const int64_t*>(positions.data_ptr());
-  } else {
-    args.positions_int32 = static_cast<const int32_t*>(positions.data_ptr());
-  }
   args.cos_sin = static_cast<const float*>(cos_sin_cache.data_ptr());
   return args;
 }

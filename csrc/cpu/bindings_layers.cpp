@@ -1,6 +1,4 @@
 // The operators of the model's layers.
-#include <optional>
-
 #include "bindings.h"
 #include "kernels.h"
 
@@ -59,65 +57,6 @@ Tensor silu_and_mul(Tensor x) {
   return out;
 }
 
-// [N, K] -> [ceil(N / 32), K, 32]; see kernels/linear.cpp.
-Tensor pack_linear(Tensor weight) {
-  check_shape(weight, "weight", {-1, -1});
-  check_last_contiguous(weight, "weight");
-  PackLinearArgs args{};
-  args.dtype = dtype_of(weight, "weight");
-  args.columns = weight.size(0);
-  args.inner = weight.size(1);
-  args.weight_stride = weight.stride(0);
-  Tensor packed = torch::stable::new_empty(weight, {(args.columns + 31) / 32, args.inner, 32});
-  args.weight = weight.data_ptr();
-  args.packed = packed.data_ptr();
-  VLLM_KERNEL(pack_linear)(args);
-  return packed;
-}
-
-// With scales [ceil(N / 32) * 32] the weight is float16, and bfloat16 rows are multiplied with it and them. When gated,
-// a panel is 16 columns of a gate and 16 to multiply with it, and the result has `columns`, half as many as the weight.
-Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t columns, bool float_out,
-              std::optional<Tensor> scales, bool gated) {
-  const int64_t panels = gated ? (columns + 15) / 16 : (columns + 31) / 32;
-  check_shape(x, "x", {-1, -1});
-  check_last_contiguous(x, "x");
-  check_shape(packed, "packed", {panels, x.size(1), 32});
-  check_contiguous(packed, "packed");
-  LinearArgs args{};
-  args.dtype = dtype_of(x, "x");
-  if (scales.has_value()) {
-    check_dtype(x, "x", ScalarType::BFloat16, "bfloat16 where there are scales");
-    check_dtype(packed, "packed", ScalarType::Half, "float16 where there are scales");
-    check_dtype(*scales, "scales", ScalarType::Float, "float32");
-    check_shape(*scales, "scales", {panels * 32});
-    check_contiguous(*scales, "scales");
-    args.scales = static_cast<const float*>(scales->data_ptr());
-  } else {
-    check_same_dtype(packed, "packed", x, "x");
-  }
-  if (bias.has_value()) {
-    check_shape(*bias, "bias", {gated ? panels * 32 : columns});
-    check_contiguous(*bias, "bias");
-    check_same_dtype(*bias, "bias", x, "x");
-    args.bias = bias->data_ptr();
-  }
-  args.rows = x.size(0);
-  args.columns = gated ? panels * 32 : columns;
-  args.inner = x.size(1);
-  args.x_stride = x.stride(0);
-  args.out_columns = columns;
-  args.float_out = float_out;
-  args.gated = gated;
-  Tensor out = float_out ? torch::stable::new_empty(x, {args.rows, columns}, ScalarType::Float)
-                         : torch::stable::new_empty(x, {args.rows, columns});
-  args.x = x.data_ptr();
-  args.weight = packed.data_ptr();
-  args.out = out.data_ptr();
-  if (args.rows > 0) VLLM_KERNEL(linear)(args);
-  return out;
-}
-
 int64_t set_isa_level(int64_t level) {
   STD_TORCH_CHECK(level >= -1 && level <= 4, "level must be between -1 and 4, got ", level);
   if (level < 0) return static_cast<int64_t>(current_isa());
@@ -131,8 +70,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("fused_add_rms_norm_(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor");
   m.def("silu_and_mul(Tensor x) -> Tensor");
-  m.def("pack_linear(Tensor weight) -> Tensor");
-  m.def("linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales, bool gated) -> Tensor");
   // The index of the level now used; -1 asks without changing it.
   m.def("set_isa(int level) -> int");
   m.def("has_fast_bf16_dot() -> bool");
@@ -142,8 +79,6 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("rms_norm", TORCH_BOX(&vllm_cpu::rms_norm));
   m.impl("fused_add_rms_norm_", TORCH_BOX(&vllm_cpu::fused_add_rms_norm_));
   m.impl("silu_and_mul", TORCH_BOX(&vllm_cpu::silu_and_mul));
-  m.impl("pack_linear", TORCH_BOX(&vllm_cpu::pack_linear));
-  m.impl("linear", TORCH_BOX(&vllm_cpu::linear));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CompositeExplicitAutograd, m) {

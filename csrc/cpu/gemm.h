@@ -126,6 +126,17 @@ class Gemm {
   }
 };
 
+// A later chain's sums, added to those before.
+template <int R, int P>
+inline void add_to(Vec (&totals)[R][P][2], const Vec (&sums)[R][P][2]) {
+  for (int r = 0; r < R; ++r) {
+    for (int p = 0; p < P; ++p) {
+      totals[r][p][0] = totals[r][p][0] + sums[r][p][0];
+      totals[r][p][1] = totals[r][p][1] + sums[r][p][1];
+    }
+  }
+}
+
 template <typename T>
 inline Vec load_bias(const LinearArgs& a, int64_t column) {
   const int64_t left = a.columns - column;

@@ -100,12 +100,7 @@ struct FloatProduct {
     for (int64_t k = kChain; k < a.inner; k += kChain) {
       Vec sums[R][P][2];
       multiply_chain<R, P>(x + k * R, weight + k * kPanel, panel_size, least(kChain, a.inner - k), group, sums);
-      for (int r = 0; r < R; ++r) {
-        for (int p = 0; p < P; ++p) {
-          totals[r][p][0] = totals[r][p][0] + sums[r][p][0];
-          totals[r][p][1] = totals[r][p][1] + sums[r][p][1];
-        }
-      }
+      add_to(totals, sums);
     }
     for (int r = 0; r < R; ++r) {
       for (int p = 0; p < P; ++p) {

@@ -204,12 +204,7 @@ struct Int8Product {
         Vec sums[R][P][2];
         add_chain<R, P>(a, x + run * R * kRun, panel_of(a, panel) + run * kRun * kPanel + 4 * lane,
                         least(kChain, num_runs(a) - run), sums);
-        for (int r = 0; r < R; ++r) {
-          for (int p = 0; p < P; ++p) {
-            totals[r][p][0] = totals[r][p][0] + sums[r][p][0];
-            totals[r][p][1] = totals[r][p][1] + sums[r][p][1];
-          }
-        }
+        add_to(totals, sums);
       }
       for (int r = 0; r < R; ++r) {
         for (int p = 0; p < P; ++p) {

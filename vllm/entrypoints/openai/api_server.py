@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Match
 
 from vllm import __version__, envs
 from vllm.entrypoints.openai import (
@@ -28,9 +25,6 @@ from vllm.entrypoints.openai.errors import ApiError, as_api_error
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import EngineDeadError, VLLMValidationError
 
-_ERRORS = (ApiError, VLLMValidationError, EngineDeadError)
-_NOBODY_THERE = (ClientDisconnected, ClientDisconnect)
-
 _ROUTERS = (
     serving_completion.router,
     serving_chat.router,
@@ -39,8 +33,6 @@ _ROUTERS = (
     serving_metrics.router,
     serving_models.router,
 )
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
@@ -53,49 +45,14 @@ def build_app(state: ServerState) -> FastAPI:
         app.include_router(router)
     if state.args.page:
         app.include_router(page.router)
-    for kind in _ERRORS:
+    for kind in (ApiError, VLLMValidationError, EngineDeadError):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
-    for gone in _NOBODY_THERE:
+    for gone in (ClientDisconnected, ClientDisconnect):
         app.add_exception_handler(gone, _answer_nobody)
-    app.add_middleware(_ShortWay, endpoints=_post_endpoints())
     middleware.install(app, state)
     openapi.document(app, state.model_names, has_keys=bool(state.args.api_key or envs.api_keys()))
     return app
-
-
-class _ShortWay:
-    """Calls an endpoint that takes nothing but a request, and answers as the framework would: its own way there, made
-    for any signature, costs as much as the endpoint."""
-
-    def __init__(self, app: ASGIApp, endpoints: Mapping[str, Endpoint]) -> None:
-        """
-        Args:
-            app: the framework's way, for all other requests.
-            endpoints: by path; of POST requests.
-        """
-        self._app = app
-        self._endpoints = endpoints
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = None
-        if scope["type"] == "http" and scope["method"] == "POST":
-            endpoint = self._endpoints.get(middleware.route_of(scope))
-        if endpoint is None:
-            return await self._app(scope, receive, send)
-        request = Request(scope, receive, send)
-        try:
-            response = await endpoint(request)
-        except _ERRORS as error:
-            response = _answer_error(request, error)
-        except _NOBODY_THERE as error:
-            response = _answer_nobody(request, error)
-        await response(scope, receive, send)
-
-
-def _post_endpoints() -> dict[str, Endpoint]:
-    routes = [route for router in _ROUTERS for route in router.routes if isinstance(route, Route)]
-    return {route.path: route.endpoint for route in routes if route.methods == {"POST"}}
 
 
 def _answer_error(request: Request, error: Exception) -> Response:

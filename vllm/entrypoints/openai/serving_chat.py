@@ -19,13 +19,13 @@ from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from vllm.entrypoints.openai.protocol import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.openai.readings import ReadingPlan
-from vllm.entrypoints.openai.routes import body_of, takes
+from vllm.entrypoints.openai.routes import RequestRoute, body_of, takes
 from vllm.entrypoints.openai.sampling import named_as, process, sampling_params
 from vllm.entrypoints.openai.state import ServerState, server_state
 from vllm.entrypoints.openai.usage import StreamUsage, UsageCount
 from vllm.outputs import CompletionOutput, RequestOutput
 
-router = APIRouter()
+router = APIRouter(route_class=RequestRoute)
 
 
 @router.post("/v1/chat/completions", **takes(ChatCompletionRequest, ChatCompletionResponse, ChatCompletionChunk))

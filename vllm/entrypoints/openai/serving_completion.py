@@ -16,14 +16,14 @@ from vllm.entrypoints.openai.engine_requests import Submission, request_id_of
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.protocol import CompletionRequest, CompletionResponse
 from vllm.entrypoints.openai.readings import ReadingPlan
-from vllm.entrypoints.openai.routes import body_of, takes
+from vllm.entrypoints.openai.routes import RequestRoute, body_of, takes
 from vllm.entrypoints.openai.sampling import named_as, process, sampling_params
 from vllm.entrypoints.openai.state import ServerState, server_state
 from vllm.entrypoints.openai.usage import StreamUsage, UsageCount
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 
-router = APIRouter()
+router = APIRouter(route_class=RequestRoute)
 
 # Of OpenAI's API, where the field is left out.
 _DEFAULT_MAX_TOKENS = 16

@@ -17,12 +17,12 @@ from vllm.entrypoints.openai.protocol_scoring import (
     ScoringRequest,
     ScoringResponse,
 )
-from vllm.entrypoints.openai.routes import body_of, takes
+from vllm.entrypoints.openai.routes import RequestRoute, body_of, takes
 from vllm.entrypoints.openai.scoring import ScoredItems, in_thread_if, score_items
 from vllm.entrypoints.openai.state import server_state
 from vllm.outputs import LabelScores
 
-router = APIRouter()
+router = APIRouter(route_class=RequestRoute)
 
 
 @router.post("/generative_scoring", **takes(GenerativeScoringRequest, GenerativeScoringResponse))

@@ -20,12 +20,12 @@ from vllm.entrypoints.openai.protocol_tokenization import (
     TokenizeResponse,
     TokenizerInfo,
 )
-from vllm.entrypoints.openai.routes import body_of, error_answers, takes
+from vllm.entrypoints.openai.routes import RequestRoute, body_of, error_answers, takes
 from vllm.entrypoints.openai.schema_extras import check_exactly_one
 from vllm.entrypoints.openai.state import ServerState, server_state
 from vllm.exceptions import VLLMValidationError, shown
 
-router = APIRouter()
+router = APIRouter(route_class=RequestRoute)
 
 # More characters or ids than this are worked on in a thread, so that the loop goes on meanwhile.
 _LARGE = 4096

@@ -1,0 +1,117 @@
+// The operators of products with weights that are packed once.
+#include <optional>
+
+#include "bindings.h"
+#include "kernels.h"
+
+namespace vllm_cpu {
+namespace {
+
+// [N, K] -> [ceil(N / 32), K, 32]; see kernels/linear.cpp.
+Tensor pack_linear(Tensor weight) {
+  check_shape(weight, "weight", {-1, -1});
+  check_last_contiguous(weight, "weight");
+  PackLinearArgs args{};
+  args.dtype = dtype_of(weight, "weight");
+  args.columns = weight.size(0);
+  args.inner = weight.size(1);
+  args.weight_stride = weight.stride(0);
+  Tensor packed = torch::stable::new_empty(weight, {(args.columns + 31) / 32, args.inner, 32});
+  args.weight = weight.data_ptr();
+  args.packed = packed.data_ptr();
+  VLLM_KERNEL(pack_linear)(args);
+  return packed;
+}
+
+// Panels of a product with `columns` results. When gated, a panel is 16 columns of a gate and 16 to multiply with it.
+int64_t num_panels(int64_t columns, bool gated) { return gated ? (columns + 15) / 16 : (columns + 31) / 32; }
+
+// All but the weight and its scales.
+LinearArgs linear_args(const Tensor& x, const std::optional<Tensor>& bias, int64_t columns, bool float_out, bool gated) {
+  LinearArgs args{};
+  args.dtype = dtype_of(x, "x");
+  args.x = x.data_ptr();
+  args.rows = x.size(0);
+  args.columns = gated ? num_panels(columns, gated) * 32 : columns;
+  args.inner = x.size(1);
+  args.x_stride = x.stride(0);
+  args.out_columns = columns;
+  args.float_out = float_out;
+  args.gated = gated;
+  if (bias.has_value()) {
+    check_shape(*bias, "bias", {args.columns});
+    check_contiguous(*bias, "bias");
+    check_same_dtype(*bias, "bias", x, "x");
+    args.bias = bias->data_ptr();
+  }
+  return args;
+}
+
+const float* scales_of(const Tensor& scales, int64_t panels) {
+  check_shape(scales, "scales", {panels * 32});
+  check_dtype(scales, "scales", ScalarType::Float, "float32");
+  check_contiguous(scales, "scales");
+  return static_cast<const float*>(scales.data_ptr());
+}
+
+Tensor multiply(const Tensor& x, LinearArgs args, void (*kernel)(const LinearArgs&)) {
+  Tensor out = args.float_out ? torch::stable::new_empty(x, {args.rows, args.out_columns}, ScalarType::Float)
+                              : torch::stable::new_empty(x, {args.rows, args.out_columns});
+  args.out = out.data_ptr();
+  if (args.rows > 0) kernel(args);
+  return out;
+}
+
+// With scales [panels * 32] the weight is float16, and bfloat16 rows are multiplied with it and them.
+Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t columns, bool float_out,
+              std::optional<Tensor> scales, bool gated) {
+  check_shape(x, "x", {-1, -1});
+  check_last_contiguous(x, "x");
+  const int64_t panels = num_panels(columns, gated);
+  check_shape(packed, "packed", {panels, x.size(1), 32});
+  check_contiguous(packed, "packed");
+  LinearArgs args = linear_args(x, bias, columns, float_out, gated);
+  args.weight = packed.data_ptr();
+  if (scales.has_value()) {
+    check_dtype(x, "x", ScalarType::BFloat16, "bfloat16 where there are scales");
+    check_dtype(packed, "packed", ScalarType::Half, "float16 where there are scales");
+    args.scales = scales_of(*scales, panels);
+  } else {
+    check_same_dtype(packed, "packed", x, "x");
+  }
+  return multiply(x, args, VLLM_KERNEL(linear));
+}
+
+// The weight is of 8-bit integers; see kernels/linear_int8.cpp.
+Tensor linear_int8(Tensor x, Tensor weight, Tensor scales, std::optional<Tensor> bias, int64_t columns, bool float_out,
+                   bool gated) {
+  check_shape(x, "x", {-1, -1});
+  check_last_contiguous(x, "x");
+  const int64_t panels = num_panels(columns, gated);
+  check_shape(weight, "weight", {panels, (x.size(1) + 15) / 16 * 4, 32, 4});
+  check_dtype(weight, "weight", ScalarType::Byte, "uint8");
+  check_contiguous(weight, "weight");
+  LinearArgs args = linear_args(x, bias, columns, float_out, gated);
+  args.weight = weight.data_ptr();
+  args.scales = scales_of(scales, panels);
+  return multiply(x, args, VLLM_KERNEL(linear_int8));
+}
+
+}  // namespace
+}  // namespace vllm_cpu
+
+STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
+  m.def("pack_linear(Tensor weight) -> Tensor");
+  m.def(
+      "linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales, bool gated) "
+      "-> Tensor");
+  m.def(
+      "linear_int8(Tensor x, Tensor weight, Tensor scales, Tensor? bias, int columns, bool float_out, bool gated) "
+      "-> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
+  m.impl("pack_linear", TORCH_BOX(&vllm_cpu::pack_linear));
+  m.impl("linear", TORCH_BOX(&vllm_cpu::linear));
+  m.impl("linear_int8", TORCH_BOX(&vllm_cpu::linear_int8));
+}
