@@ -1,0 +1,27 @@
+"""Which ranks share the model that is being built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from vllm.distributed.communicator import ALONE, Communicator
+
+_tp_group: ContextVar[Communicator] = ContextVar("tp_group", default=ALONE)
+
+
+def get_tp_group() -> Communicator:
+    """The tensor-parallel group of the model being built; a group of one rank outside `tensor_parallel`. Layers ask
+    when they are made and keep the answer: one process may hold several engines."""
+    return _tp_group.get()
+
+
+@contextmanager
+def tensor_parallel(group: Communicator) -> Iterator[None]:
+    """Build a model for `group` within."""
+    token = _tp_group.set(group)
+    try:
+        yield
+    finally:
+        _tp_group.reset(token)
