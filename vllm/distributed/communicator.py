@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -17,8 +17,8 @@ class Communicator:
     Attributes:
         rank: this process, in [0, world_size).
         world_size: N, the number of ranks.
-        num_bytes: by collective ("all_reduce", "all_gather", "gather", "broadcast"), the bytes that this rank has handed
-            over, payload only: what the tensors it put in hold.
+        num_bytes: by collective ("all_reduce", "all_gather", "gather", "broadcast"), the bytes that this rank has
+            handed over, payload only: what the tensors it put in hold.
         num_calls: by collective, how often it ran.
     """
 
@@ -77,7 +77,7 @@ class Communicator:
 def split_vocab(vocab_size: int, world_size: int) -> list[range]:
     """The token ids of each rank: N contiguous ranges that cover [0, vocab_size), sizes differing by 1 at most."""
     bounds = [vocab_size * rank // world_size for rank in range(world_size + 1)]
-    return [range(low, high) for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [range(low, high) for low, high in pairwise(bounds)]
 
 
 ALONE = Communicator()
