@@ -1,6 +1,7 @@
 // The operators of the paged key/value cache, and of rotation before it. A cell's layout is ops/kv_cache.py's.
 #include "bindings.h"
 #include "kernels.h"
+#include "recording.h"
 
 namespace vllm_cpu {
 namespace {
@@ -38,7 +39,8 @@ CacheArgs cache_args(const Tensor& k, const Tensor& v, const Tensor& k_cache, co
 }
 
 void reshape_and_cache_(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor slot_mapping) {
-  VLLM_KERNEL(write_cache)(cache_args(k, v, k_cache, v_cache, slot_mapping));
+  const CacheArgs args = cache_args(k, v, k_cache, v_cache, slot_mapping);
+  launch([args, kernel = VLLM_KERNEL(write_cache)] { kernel(args); }, k, v, k_cache, v_cache, slot_mapping);
 }
 
 RotaryArgs rotary_args(const Tensor& positions, const Tensor& q, const Tensor& k, const Tensor& cos_sin_cache) {
@@ -62,13 +64,16 @@ RotaryArgs rotary_args(const Tensor& positions, const Tensor& q, const Tensor& k
 }
 
 void rotary_embedding_(Tensor positions, Tensor q, Tensor k, Tensor cos_sin_cache) {
-  VLLM_KERNEL(rotary)(rotary_args(positions, q, k, cos_sin_cache));
+  const RotaryArgs args = rotary_args(positions, q, k, cos_sin_cache);
+  launch([args, kernel = VLLM_KERNEL(rotary)] { kernel(args); }, positions, q, k, cos_sin_cache);
 }
 
 void rotary_and_cache_(Tensor positions, Tensor q, Tensor k, Tensor v, Tensor cos_sin_cache, Tensor k_cache,
                        Tensor v_cache, Tensor slot_mapping) {
   const RotaryArgs rotary = rotary_args(positions, q, k, cos_sin_cache);
-  VLLM_KERNEL(rotary_and_cache)(rotary, cache_args(k, v, k_cache, v_cache, slot_mapping));
+  const CacheArgs cache = cache_args(k, v, k_cache, v_cache, slot_mapping);
+  launch([rotary, cache, kernel = VLLM_KERNEL(rotary_and_cache)] { kernel(rotary, cache); }, positions, q, k, v,
+         cos_sin_cache, k_cache, v_cache, slot_mapping);
 }
 
 const int32_t* int32_row(const Tensor& t, const char* name, int64_t size) {
@@ -108,7 +113,8 @@ void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tabl
   args.v_cache = v_cache.data_ptr();
   args.block_table = static_cast<const int32_t*>(block_table.data_ptr());
   args.out = out.data_ptr();
-  VLLM_KERNEL(paged_attention)(args);
+  launch([args, kernel = VLLM_KERNEL(paged_attention)] { kernel(args); }, q, k_cache, v_cache, block_table,
+         query_start_loc, seq_lens, out);
 }
 
 }  // namespace

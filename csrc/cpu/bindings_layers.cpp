@@ -1,14 +1,18 @@
 // The operators of the model's layers.
+#include <cstring>
+
 #include "bindings.h"
 #include "kernels.h"
+#include "recording.h"
 
 namespace vllm_cpu {
 namespace {
 
 RmsNormArgs norm_args(const Tensor& x, const Tensor& weight, const Tensor& out, double eps) {
-  check_shape(x, "x", {-1, -1});
+  const int64_t last = x.dim() - 1;
+  STD_TORCH_CHECK(last == 1 || last == 2, "x must have 2 or 3 dimensions, got ", x.dim());
   check_last_contiguous(x, "x");
-  check_shape(weight, "weight", {x.size(1)});
+  check_shape(weight, "weight", {x.size(last)});
   check_same_dtype(weight, "weight", x, "x");
   check_contiguous(weight, "weight");
   RmsNormArgs args{};
@@ -17,19 +21,22 @@ RmsNormArgs norm_args(const Tensor& x, const Tensor& weight, const Tensor& out, 
   args.weight = weight.data_ptr();
   args.out = out.data_ptr();
   args.rows = x.size(0);
-  args.hidden = x.size(1);
+  args.hidden = x.size(last);
   args.x_stride = x.stride(0);
+  args.heads = last == 1 ? 1 : x.size(1);
+  args.head_stride = last == 1 ? 0 : x.stride(1);
   args.eps = static_cast<float>(eps);
   return args;
 }
 
 Tensor rms_norm(Tensor x, Tensor weight, double eps) {
   Tensor out = torch::stable::new_empty(x, x.sizes());
-  VLLM_KERNEL(rms_norm)(norm_args(x, weight, out, eps));
+  launch([args = norm_args(x, weight, out, eps), kernel = VLLM_KERNEL(rms_norm)] { kernel(args); }, x, weight, out);
   return out;
 }
 
 Tensor fused_add_rms_norm_(Tensor x, Tensor residual, Tensor weight, double eps) {
+  check_shape(x, "x", {-1, -1});
   Tensor out = torch::stable::new_empty(x, x.sizes());
   RmsNormArgs args = norm_args(x, weight, out, eps);
   check_shape(residual, "residual", {x.size(0), x.size(1)});
@@ -37,7 +44,7 @@ Tensor fused_add_rms_norm_(Tensor x, Tensor residual, Tensor weight, double eps)
   check_same_dtype(residual, "residual", x, "x");
   args.residual = residual.data_ptr();
   args.residual_stride = residual.stride(0);
-  VLLM_KERNEL(rms_norm)(args);
+  launch([args, kernel = VLLM_KERNEL(rms_norm)] { kernel(args); }, x, residual, weight, out);
   return out;
 }
 
@@ -53,7 +60,32 @@ Tensor silu_and_mul(Tensor x) {
   Tensor out = torch::stable::new_empty(x, {args.rows, args.width});
   args.x = x.data_ptr();
   args.out = out.data_ptr();
-  VLLM_KERNEL(silu_and_mul)(args);
+  launch([args, kernel = VLLM_KERNEL(silu_and_mul)] { kernel(args); }, x, out);
+  return out;
+}
+
+// Copies of whole rows: no level of instructions matters.
+Tensor embedding(Tensor weight, Tensor token_ids) {
+  check_shape(weight, "weight", {-1, -1});
+  check_contiguous(weight, "weight");
+  const int64_t tokens = token_ids.size(0), vocab = weight.size(0);
+  const size_t row_bytes = static_cast<size_t>(weight.size(1)) * weight.element_size();
+  const int64_t* wide = nullptr;
+  const int32_t* narrow = nullptr;
+  read_integers(token_ids, "token_ids", tokens, &wide, &narrow);
+  for (int64_t i = 0; i < tokens; ++i) {
+    const int64_t id = wide ? wide[i] : narrow[i];
+    STD_TORCH_CHECK(id >= 0 && id < vocab, "token_ids must be in [0, ", vocab, "), got ", id);
+  }
+  Tensor out = torch::stable::new_empty(weight, {tokens, weight.size(1)});
+  const char* rows = static_cast<const char*>(weight.data_ptr());
+  char* copies = static_cast<char*>(out.data_ptr());
+  const auto copy = [=] {
+    for (int64_t i = 0; i < tokens; ++i) {
+      std::memcpy(copies + i * row_bytes, rows + (wide ? wide[i] : narrow[i]) * row_bytes, row_bytes);
+    }
+  };
+  launch(copy, weight, token_ids, out);
   return out;
 }
 
@@ -70,6 +102,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("fused_add_rms_norm_(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor");
   m.def("silu_and_mul(Tensor x) -> Tensor");
+  m.def("embedding(Tensor weight, Tensor token_ids) -> Tensor");
   // The index of the level now used; -1 asks without changing it.
   m.def("set_isa(int level) -> int");
   m.def("has_fast_bf16_dot() -> bool");
@@ -79,6 +112,7 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("rms_norm", TORCH_BOX(&vllm_cpu::rms_norm));
   m.impl("fused_add_rms_norm_", TORCH_BOX(&vllm_cpu::fused_add_rms_norm_));
   m.impl("silu_and_mul", TORCH_BOX(&vllm_cpu::silu_and_mul));
+  m.impl("embedding", TORCH_BOX(&vllm_cpu::embedding));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CompositeExplicitAutograd, m) {

@@ -3,6 +3,7 @@
 
 #include "bindings.h"
 #include "kernels.h"
+#include "recording.h"
 
 namespace vllm_cpu {
 namespace {
@@ -54,11 +55,12 @@ const float* scales_of(const Tensor& scales, int64_t panels) {
   return static_cast<const float*>(scales.data_ptr());
 }
 
-Tensor multiply(const Tensor& x, LinearArgs args, void (*kernel)(const LinearArgs&)) {
+Tensor multiply(void (*kernel)(const LinearArgs&), LinearArgs args, const Tensor& x, const Tensor& weight,
+                const std::optional<Tensor>& scales, const std::optional<Tensor>& bias) {
   Tensor out = args.float_out ? torch::stable::new_empty(x, {args.rows, args.out_columns}, ScalarType::Float)
                               : torch::stable::new_empty(x, {args.rows, args.out_columns});
   args.out = out.data_ptr();
-  if (args.rows > 0) kernel(args);
+  if (args.rows > 0) launch([=] { kernel(args); }, x, weight, scales, bias, out);
   return out;
 }
 
@@ -79,7 +81,7 @@ Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t colum
   } else {
     check_same_dtype(packed, "packed", x, "x");
   }
-  return multiply(x, args, VLLM_KERNEL(linear));
+  return multiply(VLLM_KERNEL(linear), args, x, packed, scales, bias);
 }
 
 // The weight is of 8-bit integers; see kernels/linear_int8.cpp.
@@ -94,7 +96,7 @@ Tensor linear_int8(Tensor x, Tensor weight, Tensor scales, std::optional<Tensor>
   LinearArgs args = linear_args(x, bias, columns, float_out, gated);
   args.weight = weight.data_ptr();
   args.scales = scales_of(scales, panels);
-  return multiply(x, args, VLLM_KERNEL(linear_int8));
+  return multiply(VLLM_KERNEL(linear_int8), args, x, weight, scales, bias);
 }
 
 }  // namespace

@@ -12,11 +12,11 @@ namespace vllm_cpu {
 
 struct RmsNormArgs {
   DType dtype;
-  const void* x;       // [rows, hidden]
-  void* residual;      // [rows, hidden] to add x to first, or null
+  const void* x;       // [rows, heads, hidden]
+  void* residual;      // [rows, hidden] to add x to first, or null; there is one head then
   const void* weight;  // [hidden]
-  void* out;           // [rows, hidden]
-  int64_t rows, hidden, x_stride, residual_stride;
+  void* out;           // [rows, heads, hidden]
+  int64_t rows, heads, hidden, x_stride, head_stride, residual_stride;
   float eps;
 };
 

@@ -53,7 +53,9 @@ class EngineArgs:
     device: Literal["auto", "cpu", "cuda"] = _arg("auto", "auto: cuda where there is one, else cpu")
     gpu_memory_utilization: float = _arg(0.9, "fraction of the GPU's memory that the engine may use")
     swap_space: float = _arg(4.0, "GiB of host memory for evicted blocks; not used on CPU")
-    enforce_eager: bool = _arg(False, "never record CUDA graphs")
+    enforce_eager: bool = _arg(
+        False, "never replay a recorded step: every module is called at every step, and so are its hooks"
+    )
     max_context_len_to_capture: int | None = _arg(None, "accepted for older callers; has no effect")
     max_seq_len_to_capture: int | None = _arg(None, "accepted for older callers; has no effect")
     disable_custom_all_reduce: bool = _arg(False, "accepted for older callers; has no effect")

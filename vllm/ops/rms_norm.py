@@ -20,9 +20,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     which = implementation(x)
     if which == "cpp":
-        # Flattening keeps the view when it can, and a head-strided view of a qkv row cannot.
-        flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-        return torch.ops.vllm_cpu.rms_norm(flat, weight, eps).view(x.shape)
+        if x.dim() in (2, 3):
+            return torch.ops.vllm_cpu.rms_norm(x, weight, eps)
+        return torch.ops.vllm_cpu.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
     if which == "triton":
         from vllm.ops.triton import rms_norm as kernels
 

@@ -38,11 +38,12 @@ template <typename T>
 void norm_rows(const RmsNormArgs& a) {
   const T* x = static_cast<const T*>(a.x);
   T* residual = static_cast<T*>(a.residual);
-#pragma omp parallel for schedule(static) if (a.rows * a.hidden > 32768)
-  for (int64_t row = 0; row < a.rows; ++row) {
+#pragma omp parallel for schedule(static) if (a.rows * a.heads * a.hidden > 32768)
+  for (int64_t head = 0; head < a.rows * a.heads; ++head) {
+    const int64_t row = head / a.heads;
     T* sum = residual == nullptr ? nullptr : residual + row * a.residual_stride;
-    norm_row(x + row * a.x_stride, sum, static_cast<const T*>(a.weight), static_cast<T*>(a.out) + row * a.hidden,
-             a.hidden, a.eps);
+    norm_row(x + row * a.x_stride + head % a.heads * a.head_stride, sum, static_cast<const T*>(a.weight),
+             static_cast<T*>(a.out) + head * a.hidden, a.hidden, a.eps);
   }
 }
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
+from vllm.ops.embedding import embedding
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -20,7 +20,7 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """int32 or int64 [T] -> [T, H]."""
-        return F.embedding(input_ids, self.weight)
+        return embedding(input_ids, self.weight)
 
 
 class ParallelLMHead(nn.Module):

@@ -52,8 +52,7 @@ class LlamaAttention(nn.Module):
         heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
         q, k, v = heads.split(self.head_counts, dim=1)
         if self.qk_norm:
-            q = self.q_norm(q.reshape(-1, self.head_dim)).view(q.shape)
-            k = self.k_norm(k.reshape(-1, self.head_dim)).view(k.shape)
+            q, k = self.q_norm(q), self.k_norm(k)
         return self.o_proj(self.attn(q, k, v, kv_cache, attn, rows, positions))
 
 

@@ -10,11 +10,13 @@ import torch
 from vllm.config import VllmConfig
 from vllm.logprobs import LogprobsRow
 from vllm.ops.kv_cache import kv_cache_shape
+from vllm.ops.recording import can_record
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.input_batch import InputBatch, PromptBatch, build_input_batch
+from vllm.v1.worker.gpu.recorded_decode import RecordedDecode
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.prompt_logprob import UNSOUND_PROMPT, PromptLogprobsState, PromptReadings, num_tile_rows
 from vllm.v1.worker.gpu.sample.sampler import Sampler
@@ -40,6 +42,7 @@ class GPUModelRunner:
         self.prompt_logprobs = PromptLogprobsState(max_num_reqs, config.model_config.vocab_size)
         self._reading_clocks = (self.sampler.reading_clock, self.prompt_logprobs.reading_clock)
         self.kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._recorded_decode: RecordedDecode | None = None
         # Final hidden states of cached prompts by KV cache slot, made when a request first reads its prompt.
         self._hidden_cache: torch.Tensor | None = None  # [blocks * block size, H]
         self._keeps_hidden = config.cache_config.enable_prefix_caching
@@ -53,6 +56,8 @@ class GPUModelRunner:
             (torch.empty(shape, dtype=dtype, device=self.device), torch.empty(shape, dtype=dtype, device=self.device))
             for _ in range(hf.num_hidden_layers)
         ]
+        if can_record(self.kv_caches[0][0]) and not self.model_config.enforce_eager:
+            self._recorded_decode = RecordedDecode(self.model, self.kv_caches, self.block_tables.table.shape[1])
 
     def max_logits_bytes(self) -> int:
         """Bytes of logits that a step holds at most: one float32 row for each sequence and a copy of it for
@@ -75,7 +80,7 @@ class GPUModelRunner:
             self.prompt_logprobs,
             self.device,
         )
-        hidden = self.model(batch.input_ids, batch.positions, self.kv_caches, batch.attn, batch.hidden_rows)
+        hidden = self._forward(batch)
         self.states.num_computed_tokens[batch.idx_mapping_np] += batch.num_scheduled_np
         slots = batch.idx_mapping_np[batch.sampling_rows_np]
         sampled: SamplerOutput | None = None
@@ -87,6 +92,11 @@ class GPUModelRunner:
         # The results are on the host: what was timed is over.
         output.readings_seconds = sum(clock.take() for clock in self._reading_clocks)
         return output
+
+    def _forward(self, batch: InputBatch) -> torch.Tensor:
+        if self._recorded_decode is not None and self._recorded_decode.takes(batch):
+            return self._recorded_decode(batch)
+        return self.model(batch.input_ids, batch.positions, self.kv_caches, batch.attn, batch.hidden_rows)
 
     def _read_prompts(self, prompts: PromptBatch, hidden: torch.Tensor) -> PromptReadings:
         """Read prompt positions: first those whose hidden states a cached prefix has, which may be kept in this very

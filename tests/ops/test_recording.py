@@ -1,0 +1,103 @@
+"""Recorded kernel calls: a replay does what the calls did, on what the memory holds then."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from vllm.ops._dispatch import cpu_ops, force
+from vllm.ops.embedding import embedding
+from vllm.ops.packed_linear import pack_linear, packed_linear
+from vllm.ops.recording import Recording, can_record
+from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
+from vllm.ops.silu_and_mul import silu_and_mul
+
+pytestmark = pytest.mark.skipif(cpu_ops() is None, reason="the C++ operators are not built")
+
+
+class Layer:
+    """A small layer of several operators, with views and in-place writes between them."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(1)
+        self.table = torch.randn(50, 24, generator=generator)
+        self.norm = torch.randn(24, generator=generator)
+        self.head_norm = torch.randn(8, generator=generator)
+        self.up = pack_linear(torch.randn(64, 24, generator=generator), torch.randn(64, generator=generator))
+        self.down = pack_linear(torch.randn(24, 32, generator=generator), None)
+
+    def __call__(self, ids):
+        residual = embedding(ids, self.table)
+        hidden = rms_norm(residual, self.norm, 1e-6)
+        hidden = rms_norm(hidden.view(len(ids), 3, 8), self.head_norm, 1e-6).flatten(1)
+        hidden = packed_linear(silu_and_mul(packed_linear(hidden, self.up)), self.down)
+        return fused_add_rms_norm_(hidden, residual, self.norm, 1e-6)
+
+
+def record(layer, ids):
+    with Recording() as recording:
+        out = layer(ids)
+    return recording, out
+
+
+def test_a_replay_follows_its_inputs():
+    layer = Layer()
+    ids = torch.tensor([3, 1, 4])
+    recording, out = record(layer, ids)
+    assert not recording.missed
+    assert torch.equal(out, layer(ids))
+    for others in ([0, 49, 7], [3, 1, 4], [9, 9, 9]):
+        ids.copy_(torch.tensor(others))
+        out.fill_(torch.nan)
+        recording.replay()
+        assert torch.equal(out, layer(torch.tensor(others)))
+
+
+def test_the_memory_between_is_kept():
+    layer = Layer()
+    ids = torch.tensor([5, 6])
+    recording, out = record(layer, ids)
+    gc.collect()
+    squatters = [torch.full((2, 64), torch.nan) for _ in range(200)]
+    recording.replay()
+    assert torch.equal(out, layer(ids))
+    assert all(squatter.isnan().all() for squatter in squatters)
+
+
+def test_what_is_not_ours_is_noticed():
+    layer = Layer()
+    with Recording() as recording:
+        layer(torch.tensor([1])).add(1.0)
+    assert recording.missed == {"aten.add.Tensor"}
+
+
+def test_a_copy_that_hides_in_a_view_is_noticed():
+    x = torch.randn(4, 6)[:, :4]
+    with Recording() as recording:
+        x.reshape(-1)
+    assert recording.missed
+
+
+def test_the_references_cannot_be_recorded():
+    with force("reference"):
+        assert not can_record(torch.zeros(1))
+        with Recording() as recording:
+            rms_norm(torch.ones(1, 4), torch.ones(4), 1e-6)
+    assert recording.missed
+
+
+def test_recording_ends_with_an_error():
+    with pytest.raises(ZeroDivisionError), Recording():
+        raise ZeroDivisionError
+    layer = Layer()
+    recording, out = record(layer, torch.tensor([2]))
+    out.zero_()
+    recording.replay()
+    assert torch.equal(out, layer(torch.tensor([2])))
+
+
+def test_one_at_a_time_on_a_thread():
+    with Recording(), pytest.raises(RuntimeError, match="records already"):
+        Recording().__enter__()
