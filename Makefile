@@ -19,7 +19,7 @@ run: $(VENV)/.package
 	$(BIN)/vllm score examples/data/reviews.jsonl --labels " positive" " negative" --output results/reviews.scores.jsonl --overwrite
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -q $(TESTS)
+	$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 --dist loadfile $(TESTS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

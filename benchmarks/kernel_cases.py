@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from bounds import ModelShape, available_kernels, pack_as
 from torch import Tensor
 
+from vllm.ops._dispatch import force
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gumbel_sample import gumbel_sample
+from vllm.ops.int8_linear import Int8Linear, int8_linear, pack_int8_linear
 from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
 from vllm.ops.packed_linear import packed_linear
 from vllm.ops.packed_rows import take_packed_rows
@@ -54,6 +56,7 @@ class Case:
         flops: of its multiplications and additions, where they are what it is for; else 0.
         reference: in place of `call` where the reference is another call.
         reset: to be called before each call, untimed.
+        integers: the multiplications are those of quantization="int8".
         working_set: bytes that calls touch in turn; num_bytes when 0 was given.
     """
 
@@ -65,6 +68,7 @@ class Case:
     reference: Callable[[], object] | None = None
     reset: Callable[[], object] | None = None
     touched: int = 0
+    integers: bool = False
 
     @property
     def working_set(self) -> int:
@@ -106,6 +110,34 @@ def _linear(shape: ModelShape) -> Iterator[Case]:
 def _plain_linear(x: Tensor, weight: Tensor, gated: bool) -> Tensor:
     product = F.linear(x, weight)
     return silu_and_mul(product) if gated else product
+
+
+def _linear_int8(shape: ModelShape) -> Iterator[Case]:
+    for matrix, (columns, inner) in shape.matrices().items():
+        num_bytes = columns * inner
+        num_copies = max(1, min(32, _COLD_BYTES // num_bytes))
+        weight, gated = _random(columns, inner), matrix == "gate_up"
+        packed = [pack_int8_linear(weight, None, gated=gated) for _ in range(num_copies)]
+        with force("reference"):
+            plain = pack_int8_linear(weight, None, gated=gated)
+        weights = itertools.cycle(packed)
+        for rows in LOGITS_ROWS if matrix == "head" else ROWS:
+            x = _random(rows, inner)
+            yield Case(
+                "linear_int8",
+                f"{matrix} {rows}x{inner}x{columns}{' gated' if gated else ''}",
+                lambda x=x, weights=weights: int8_linear(x, next(weights)),
+                num_bytes + 2 * rows * (inner + columns // (2 if gated else 1)),
+                2 * rows * columns * inner,
+                lambda x=x, plain=plain, gated=gated: _plain_int8_linear(x, plain, gated),
+                touched=num_bytes * num_copies,
+                integers=True,
+            )
+
+
+def _plain_int8_linear(x: Tensor, plain: Int8Linear, gated: bool) -> Tensor:
+    product = int8_linear(x, plain)
+    return silu_and_mul(product) if gated and not plain.gated else product
 
 
 def _packed_rows(shape: ModelShape) -> Iterator[Case]:
@@ -313,6 +345,7 @@ def _caches(shape: ModelShape, num_blocks: int) -> tuple[Tensor, Tensor]:
 
 KERNELS: dict[str, Callable[[ModelShape], Iterator[Case]]] = {
     "linear": _linear,
+    "linear_int8": _linear_int8,
     "packed_rows": _packed_rows,
     "rms_norm": _rms_norm,
     "fused_add_rms_norm": _fused_add_rms_norm,

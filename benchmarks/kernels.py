@@ -4,8 +4,9 @@
     python benchmarks/kernels.py --kernels linear,topk --models SmolLM2-135M
 
 A kernel that reads and writes is compared with the bandwidth of reading as many bytes as it moves; one that
-multiplies with the fastest bfloat16 product measured. Both are measured here, with the same threads. Inputs of a call
-are not those of the call before it where a model's would not be either: weights and caches come from memory.
+multiplies with the fastest large product measured, of bfloat16 or with 8-bit weights as its own. All are measured here,
+with the same threads. Inputs of a call are not those of the call before it where a model's would not be either: weights
+and caches come from memory.
 Prints a markdown table; the last line of stdout is everything as JSON.
 """
 
@@ -120,7 +121,7 @@ def _rate(record: dict[str, Any]) -> str:
 def _machine_seconds(case: Case, threads: int) -> float:
     """The longer of what the case's multiplications and what its memory traffic take alone."""
     moving = case.num_bytes / _read_rate(_power_of_two(case.working_set), threads)
-    return max(moving, case.flops / _gemm_rate(threads))
+    return max(moving, case.flops / _gemm_rate(threads, case.integers))
 
 
 @cache
@@ -132,15 +133,19 @@ def _read_rate(num_bytes: int, threads: int) -> float:
 
 
 @cache
-def _gemm_rate(threads: int) -> float:
-    """Operations a second of a large bfloat16 product, by the fastest kernel there is."""
+def _gemm_rate(threads: int, integers: bool) -> float:
+    """Operations a second of a large product, by the fastest kernel there is: of bfloat16, or with 8-bit weights."""
     from bounds import available_kernels, pack_as
 
+    from vllm.ops.int8_linear import int8_linear, pack_int8_linear
     from vllm.ops.packed_linear import packed_linear
 
     torch.set_num_threads(threads)
     rows, columns, inner = 1024, 2048, 1024
     x, weight = torch.randn(rows, inner).bfloat16(), torch.randn(columns, inner).bfloat16()
+    if integers:
+        quantised = pack_int8_linear(weight, None)
+        return 2 * rows * columns * inner / time_call(lambda: int8_linear(x, quantised), None, 5)
     best = float("inf")
     for kernel in (*available_kernels(), "plain"):
         packed = pack_as(weight, kernel)

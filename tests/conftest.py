@@ -6,6 +6,11 @@ import os
 import sys
 from pathlib import Path
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # One thread each for the processes that share the cores: threads that wait for each other would spin. Read when
+    # torch is first imported.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
