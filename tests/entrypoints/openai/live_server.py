@@ -20,7 +20,7 @@ TINY_FLAGS = (
 )  # fmt: skip
 """For folders of make_tiny_model, as asgi.make_engine's engine but with the model's whole context."""
 
-_READY_SECONDS = 60.0
+_READY_SECONDS = 180.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
