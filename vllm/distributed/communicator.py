@@ -25,48 +25,53 @@ class Communicator:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         """
         Args:
-            group: an initialised process group of which this process is a member; None = this process alone.
+            group: a process group of which this process is a member; it need not be registered with
+                torch.distributed. None = this process alone.
         """
-        self._group = group
-        self.rank = 0 if group is None else dist.get_rank(group)
-        self.world_size = 1 if group is None else dist.get_world_size(group)
+        self.rank = 0 if group is None else group.rank()
+        self.world_size = 1 if group is None else group.size()
+        self._group = group if self.world_size > 1 else None
         self.num_bytes: Counter[str] = Counter()
         self.num_calls: Counter[str] = Counter()
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum over the ranks, in place where `tensor` is contiguous; returns the sum."""
-        if self.world_size == 1:
+        if self._group is None:
             return tensor
         self._count("all_reduce", tensor)
         tensor = tensor.contiguous()
-        dist.all_reduce(tensor, group=self._group)
+        self._group.allreduce([tensor]).wait()
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Each rank's tensor of one shape and dtype, as [N, *shape] in the order of ranks, on every rank."""
-        if self.world_size == 1:
+        if self._group is None:
             return tensor[None]
         self._count("all_gather", tensor)
         gathered = tensor.new_empty((self.world_size, *tensor.shape))
-        dist.all_gather(list(gathered.unbind(0)), tensor.contiguous(), group=self._group)
+        self._group.allgather([list(gathered.unbind(0))], [tensor.contiguous()]).wait()
         return gathered
 
     def gather(self, tensor: Tensor, dst: int = 0) -> Tensor | None:
         """As all_gather, on rank `dst` alone; None elsewhere."""
-        if self.world_size == 1:
+        if self._group is None:
             return tensor[None]
         self._count("gather", tensor)
         gathered = tensor.new_empty((self.world_size, *tensor.shape)) if self.rank == dst else None
-        parts = None if gathered is None else list(gathered.unbind(0))
-        dist.gather(tensor.contiguous(), parts, group=self._group, group_dst=dst)
+        options = dist.GatherOptions()
+        options.rootRank = dst
+        parts = [] if gathered is None else [list(gathered.unbind(0))]
+        self._group.gather(parts, [tensor.contiguous()], options).wait()
         return gathered
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
         """Rank `src`'s tensor, into a contiguous `tensor` of the same shape and dtype on the others."""
-        if self.world_size == 1:
+        if self._group is None:
             return tensor
         self._count("broadcast", tensor)
-        dist.broadcast(tensor, group=self._group, group_src=src)
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = src, 0
+        self._group.broadcast([tensor], options).wait()
         return tensor
 
     def _count(self, collective: str, tensor: Tensor) -> None:
@@ -78,6 +83,15 @@ def split_vocab(vocab_size: int, world_size: int) -> list[range]:
     """The token ids of each rank: N contiguous ranges that cover [0, vocab_size), sizes differing by 1 at most."""
     bounds = [vocab_size * rank // world_size for rank in range(world_size + 1)]
     return [range(low, high) for low, high in pairwise(bounds)]
+
+
+def split_kv_heads(num_kv_heads: int, world_size: int) -> list[range]:
+    """The key/value heads of each rank: an N-th of them, or, with more ranks than heads, the one that the rank's query
+    heads belong to."""
+    return [
+        range(num_kv_heads * rank // world_size, -(-num_kv_heads * (rank + 1) // world_size))
+        for rank in range(world_size)
+    ]
 
 
 ALONE = Communicator()
