@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+
+
+class PeerLostError(RuntimeError):
+    """A collective failed, because another rank has gone or the ranks do not agree."""
 
 
 class Communicator:
@@ -19,60 +25,79 @@ class Communicator:
         world_size: N, the number of ranks.
         num_bytes: by collective ("all_reduce", "all_gather", "gather", "broadcast"), the bytes that this rank has
             handed over, payload only: what the tensors it put in hold.
-        num_calls: by collective, how often it ran.
+        num_calls: by collective, how often it was begun.
+        is_waiting: this process is in a collective, where it may wait for other ranks.
+
+    Every collective may raise PeerLostError.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: Any = None) -> None:
         """
         Args:
-            group: a process group of which this process is a member; it need not be registered with
-                torch.distributed. None = this process alone.
+            group: a process group, or one of torch.distributed's backends by itself, of which this process is a
+                member. None = this process alone.
         """
         self.rank = 0 if group is None else group.rank()
         self.world_size = 1 if group is None else group.size()
-        self._group = group if self.world_size > 1 else None
+        self._group = group
         self.num_bytes: Counter[str] = Counter()
         self.num_calls: Counter[str] = Counter()
+        self.is_waiting = False
+
+    @property
+    def total_calls(self) -> int:
+        """Collectives begun, of any kind. May be asked for in another thread."""
+        return sum(dict(self.num_calls).values())
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum over the ranks, in place where `tensor` is contiguous; returns the sum."""
-        if self._group is None:
+        if self.world_size == 1:
             return tensor
         self._count("all_reduce", tensor)
         tensor = tensor.contiguous()
-        self._group.allreduce([tensor]).wait()
+        self._wait(lambda group: group.allreduce([tensor]))
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Each rank's tensor of one shape and dtype, as [N, *shape] in the order of ranks, on every rank."""
-        if self._group is None:
+        if self.world_size == 1:
             return tensor[None]
         self._count("all_gather", tensor)
         gathered = tensor.new_empty((self.world_size, *tensor.shape))
-        self._group.allgather([list(gathered.unbind(0))], [tensor.contiguous()]).wait()
+        self._wait(lambda group: group.allgather([list(gathered.unbind(0))], [tensor.contiguous()]))
         return gathered
 
     def gather(self, tensor: Tensor, dst: int = 0) -> Tensor | None:
         """As all_gather, on rank `dst` alone; None elsewhere."""
-        if self._group is None:
+        if self.world_size == 1:
             return tensor[None]
         self._count("gather", tensor)
         gathered = tensor.new_empty((self.world_size, *tensor.shape)) if self.rank == dst else None
         options = dist.GatherOptions()
         options.rootRank = dst
         parts = [] if gathered is None else [list(gathered.unbind(0))]
-        self._group.gather(parts, [tensor.contiguous()], options).wait()
+        self._wait(lambda group: group.gather(parts, [tensor.contiguous()], options))
         return gathered
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
         """Rank `src`'s tensor, into a contiguous `tensor` of the same shape and dtype on the others."""
-        if self._group is None:
+        if self.world_size == 1:
             return tensor
         self._count("broadcast", tensor)
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = src, 0
-        self._group.broadcast([tensor], options).wait()
+        self._wait(lambda group: group.broadcast([tensor], options))
         return tensor
+
+    def _wait(self, begin: Callable[[Any], dist.Work]) -> None:
+        """Run a collective. On CUDA it is queued, and the current stream waits for it."""
+        self.is_waiting = True
+        try:
+            begin(self._group).wait()
+        except RuntimeError as error:
+            raise PeerLostError(f"rank {self.rank} lost the others: {error}") from error
+        finally:
+            self.is_waiting = False
 
     def _count(self, collective: str, tensor: Tensor) -> None:
         self.num_bytes[collective] += tensor.numel() * tensor.element_size()

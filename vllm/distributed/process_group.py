@@ -42,7 +42,7 @@ def join_group(store: dist.Store, rank: int, world_size: int, device: torch.devi
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _COLLECTIVE_TIMEOUT
         return Communicator(dist.ProcessGroupNCCL(store, rank, world_size, options))
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = _JOIN_TIMEOUT
     group = dist.ProcessGroupGloo(store, rank, world_size, options)

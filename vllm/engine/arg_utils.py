@@ -77,7 +77,9 @@ class EngineArgs:
     block_size: int = _arg(16, "tokens a KV block")
     num_gpu_blocks_override: int | None = _arg(None, "KV blocks in the pool, instead of sizing it from memory")
     enable_prefix_caching: bool = _arg(True, "share KV blocks between prompts that begin alike")
-    distributed_executor_backend: Literal["uni"] | None = _arg(None, "uni: in the caller's process")
+    distributed_executor_backend: Literal["uni", "mp"] | None = _arg(
+        None, "uni: one device, in the engine's process; mp: a process for each further one; whichever fits if left out"
+    )
     hf_overrides: dict[str, Any] | None = _arg(None, "values to replace in the model's config.json")
 
     def create_engine_config(self) -> VllmConfig:
@@ -156,17 +158,9 @@ class EngineArgs:
         )
 
     def _check_supported(self) -> None:
-        if self.tensor_parallel_size != 1:
-            raise ValueError(
-                f"tensor_parallel_size must be 1: one device is supported, got {self.tensor_parallel_size}"
-            )
         if self.quantization not in QUANTIZATIONS:
             names = ", ".join(map(repr, QUANTIZATIONS))
             raise ValueError(f"quantization must be one of {names}, got {self.quantization!r}")
-        if self.distributed_executor_backend not in (None, "uni"):
-            raise ValueError(
-                f"distributed_executor_backend must be None or 'uni', got {self.distributed_executor_backend!r}"
-            )
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
         for name in ("max_context_len_to_capture", "max_seq_len_to_capture"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from vllm import envs
@@ -98,6 +101,13 @@ class Worker:
         free, total = torch.cuda.mem_get_info(self.device)
         used = total - free + self.model_runner.max_logits_bytes()
         return max(int(total * self.config.cache_config.gpu_memory_utilization) - used, 0)
+
+
+def call_worker(worker: Worker, method: str | Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Call a method of a worker by name, or a function with the worker as its first argument."""
+    if isinstance(method, str):
+        return getattr(worker, method)(*args, **kwargs)
+    return method(worker, *args, **kwargs)
 
 
 def worker_device(config: VllmConfig, rank: int) -> torch.device:
