@@ -120,7 +120,7 @@ class MultiprocExecutor:
         """
         self._monitor.check()
         try:
-            self._monitor.send(STEP, pickle.dumps(("execute_model", (_sendable(scheduler_output),), {})))
+            self._monitor.send(STEP, pickle.dumps(("execute_model", (sendable(scheduler_output),), {})))
             return self.worker.execute_model(scheduler_output)
         except BaseException as error:
             dead = self._monitor.fail(error)
@@ -183,7 +183,7 @@ class _OnRankZero:
         raise RuntimeError("a request's logits_processors run on rank 0")
 
 
-def _sendable(step: SchedulerOutput) -> SchedulerOutput:
+def sendable(step: SchedulerOutput) -> SchedulerOutput:
     """The step without the requests' own functions: few of them could be pickled."""
     requests = [_without_functions(new) for new in step.scheduled_new_reqs]
     return replace(step, scheduled_new_reqs=requests)
