@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -53,55 +54,68 @@ class Communicator:
         """Sum over the ranks, in place where `tensor` is contiguous; returns the sum."""
         if self.world_size == 1:
             return tensor
-        self._count("all_reduce", tensor)
         tensor = tensor.contiguous()
-        self._wait(lambda group: group.allreduce([tensor]))
+        with self._collective("all_reduce", tensor):
+            self._all_reduce(tensor)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Each rank's tensor of one shape and dtype, as [N, *shape] in the order of ranks, on every rank."""
         if self.world_size == 1:
             return tensor[None]
-        self._count("all_gather", tensor)
         gathered = tensor.new_empty((self.world_size, *tensor.shape))
-        self._wait(lambda group: group.allgather([list(gathered.unbind(0))], [tensor.contiguous()]))
+        with self._collective("all_gather", tensor):
+            self._all_gather(gathered, tensor.contiguous())
         return gathered
 
     def gather(self, tensor: Tensor, dst: int = 0) -> Tensor | None:
         """As all_gather, on rank `dst` alone; None elsewhere."""
         if self.world_size == 1:
             return tensor[None]
-        self._count("gather", tensor)
         gathered = tensor.new_empty((self.world_size, *tensor.shape)) if self.rank == dst else None
-        options = dist.GatherOptions()
-        options.rootRank = dst
-        parts = [] if gathered is None else [list(gathered.unbind(0))]
-        self._wait(lambda group: group.gather(parts, [tensor.contiguous()], options))
+        with self._collective("gather", tensor):
+            self._gather(gathered, tensor.contiguous(), dst)
         return gathered
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
         """Rank `src`'s tensor, into a contiguous `tensor` of the same shape and dtype on the others."""
         if self.world_size == 1:
             return tensor
-        self._count("broadcast", tensor)
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = src, 0
-        self._wait(lambda group: group.broadcast([tensor], options))
+        with self._collective("broadcast", tensor):
+            self._broadcast(tensor, src)
         return tensor
 
-    def _wait(self, begin: Callable[[Any], dist.Work]) -> None:
-        """Run a collective. On CUDA it is queued, and the current stream waits for it."""
+    @contextmanager
+    def _collective(self, name: str, tensor: Tensor) -> Iterator[None]:
+        """Count a collective and run it. On CUDA it is queued, and the current stream waits for it."""
+        self.num_bytes[name] += tensor.numel() * tensor.element_size()
+        self.num_calls[name] += 1
         self.is_waiting = True
         try:
-            begin(self._group).wait()
-        except RuntimeError as error:
+            yield
+        except (RuntimeError, OSError) as error:
             raise PeerLostError(f"rank {self.rank} lost the others: {error}") from error
         finally:
             self.is_waiting = False
 
-    def _count(self, collective: str, tensor: Tensor) -> None:
-        self.num_bytes[collective] += tensor.numel() * tensor.element_size()
-        self.num_calls[collective] += 1
+    # What a group does, on contiguous tensors.
+
+    def _all_reduce(self, tensor: Tensor) -> None:
+        self._group.allreduce([tensor]).wait()
+
+    def _all_gather(self, gathered: Tensor, tensor: Tensor) -> None:
+        self._group.allgather([list(gathered.unbind(0))], [tensor]).wait()
+
+    def _gather(self, gathered: Tensor | None, tensor: Tensor, dst: int) -> None:
+        options = dist.GatherOptions()
+        options.rootRank = dst
+        parts = [] if gathered is None else [list(gathered.unbind(0))]
+        self._group.gather(parts, [tensor], options).wait()
+
+    def _broadcast(self, tensor: Tensor, src: int) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = src, 0
+        self._group.broadcast([tensor], options).wait()
 
 
 def split_vocab(vocab_size: int, world_size: int) -> list[range]:

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from vllm.config import VllmConfig
-from vllm.distributed.communicator import PeerLostError
+from vllm.distributed.communicator import ALONE, Communicator, PeerLostError
 from vllm.distributed.process_group import host_store, join_group
+from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator, make_links
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.executor.worker_monitor import WorkerHandle, WorkerMonitor
 from vllm.v1.executor.worker_proc import (
@@ -52,10 +53,12 @@ class LocalWorker:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
-        descriptor = theirs.fileno()
-        command = [sys.executable, "-m", "vllm.v1.executor", str(descriptor)]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[descriptor])
+        inherited = [theirs.fileno(), *(start.links.descriptors if start.links else ())]
+        command = [sys.executable, "-m", "vllm.v1.executor", str(theirs.fileno())]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=inherited)
         theirs.close()
+        if start.links is not None:
+            start.links.close()
         self.pid = self._process.pid
         # One that died at once is noticed when it is waited for.
         with contextlib.suppress(BrokenPipeError):
@@ -92,17 +95,22 @@ class MultiprocExecutor:
 
     host = "127.0.0.1"
     """This machine's address, where the ranks meet."""
+    _links: Links | None = None
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
         world_size = config.parallel_config.tensor_parallel_size
         store = host_store(self.host, world_size)
         handles = self._start_workers(config, store.port)
+        self.group: Communicator = ALONE
         self._monitor = WorkerMonitor(handles)
         self._finalizer = weakref.finalize(self, _end, handles, self._monitor, torch.get_num_threads())
         try:
             self._monitor.replies()  # their HELLO
             torch.set_num_threads(_threads_per_rank(world_size))
-            self.group = join_group(store, 0, world_size, worker_device(config, 0), self.host)
+            if self._links is not None:
+                self.group = SharedMemoryCommunicator(self._links)
+            else:
+                self.group = join_group(store, 0, world_size, worker_device(config, 0), self.host)
             self._monitor.group = self.group
             self.worker = Worker(config, self.group)
             self.collective_rpc("load_model", (use_tqdm,))
@@ -169,9 +177,13 @@ class MultiprocExecutor:
     def _start_workers(self, config: VllmConfig, store_port: int) -> Sequence[WorkerHandle]:
         """Start the workers of ranks 1 and above; each is to run a WorkerProcess."""
         world_size = config.parallel_config.tensor_parallel_size
+        links: list[Links | None] = [None] * world_size
+        if config.device_config.device == "cpu":
+            links[:] = make_links(world_size)
+        self._links = links[0]
         store = (self.host, store_port)
         return [
-            LocalWorker(WorkerStart(config, rank, world_size, store, self.host, os.getpid()))
+            LocalWorker(WorkerStart(config, rank, world_size, store, self.host, os.getpid(), links[rank]))
             for rank in range(1, world_size)
         ]
 

@@ -22,6 +22,7 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.distributed.communicator import Communicator, PeerLostError
 from vllm.distributed.process_group import connect_store, join_group
+from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator
 from vllm.v1.worker.worker import Worker, call_worker, worker_device
 
 # To the worker: a call whose result nobody waits for, a call whose result is sent back, the end.
@@ -43,6 +44,7 @@ class WorkerStart:
         store: host and port where the ranks find one another.
         address: of the worker's machine, where it listens for other ranks.
         parent_pid: the process with which it ends, if that is on its machine.
+        links: connect it with the other ranks, in place of the store.
     """
 
     config: VllmConfig
@@ -51,6 +53,7 @@ class WorkerStart:
     store: tuple[str, int]
     address: str
     parent_pid: int | None
+    links: Links | None = None
 
 
 @dataclass(frozen=True)
@@ -111,9 +114,12 @@ class WorkerProcess:
 
     def _make_worker(self) -> Worker:
         start = self._start
-        device = worker_device(start.config, start.rank)
-        store = connect_store(*start.store, start.world_size)
-        self._group = join_group(store, start.rank, start.world_size, device, start.address)
+        if start.links is not None:
+            self._group = SharedMemoryCommunicator(start.links)
+        else:
+            device = worker_device(start.config, start.rank)
+            store = connect_store(*start.store, start.world_size)
+            self._group = join_group(store, start.rank, start.world_size, device, start.address)
         return Worker(start.config, self._group)
 
     def _obey(self, worker: Worker, message: bytes) -> None:
