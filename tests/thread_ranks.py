@@ -18,6 +18,7 @@ from vllm import LLM
 from vllm.config import VllmConfig
 from vllm.distributed.communicator import Communicator
 from vllm.distributed.process_group import join_group
+from vllm.distributed.shared_memory import SharedMemoryCommunicator, make_links
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.multiproc import sendable
 from vllm.v1.outputs import ModelRunnerOutput
@@ -25,21 +26,21 @@ from vllm.v1.worker.worker import Worker, call_worker
 
 Result = TypeVar("Result")
 
+# A rank that raises must not leave the others waiting for long.
+_TIMEOUT = timedelta(seconds=60)
+
 
 class ThreadRanks:
-    """N threads, one a rank, and their communicators."""
+    """N threads, one a rank, and their communicators.
 
-    def __init__(self, world_size: int) -> None:
+    Args:
+        world_size: N.
+        shared: connect them through shared memory, as processes of one machine are; else by gloo.
+    """
+
+    def __init__(self, world_size: int, shared: bool = True) -> None:
         self._pool = ThreadPoolExecutor(world_size)
-        store = dist.HashStore()
-        joining = [
-            self._pool.submit(join_group, store, rank, world_size, torch.device("cpu"), "127.0.0.1")
-            for rank in range(world_size)
-        ]
-        self.groups: list[Communicator] = [each.result() for each in joining]
-        for group in self.groups:
-            # A rank that raises must not leave the others waiting for long.
-            group._group._set_default_timeout(timedelta(seconds=60))
+        self.groups: list[Communicator] = (_share if shared else _join)(world_size, self._pool)
 
     def run(self, function: Callable[[int], Result]) -> list[Result]:
         """function(rank) on all ranks at once; the results in the order of ranks."""
@@ -49,6 +50,23 @@ class ThreadRanks:
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()
+
+
+def _share(world_size: int, _: Any) -> list[Communicator]:
+    groups = [SharedMemoryCommunicator(links) for links in make_links(world_size)]
+    for group in groups:
+        for each in group._sockets:
+            each.settimeout(_TIMEOUT.total_seconds())
+    return groups
+
+
+def _join(world_size: int, pool: ThreadPoolExecutor) -> list[Communicator]:
+    store, device = dist.HashStore(), torch.device("cpu")
+    joining = [pool.submit(join_group, store, rank, world_size, device, "127.0.0.1") for rank in range(world_size)]
+    groups = [each.result() for each in joining]
+    for group in groups:
+        group._group._set_default_timeout(_TIMEOUT)
+    return groups
 
 
 class ThreadExecutor:
