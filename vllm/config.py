@@ -124,10 +124,12 @@ class ParallelConfig:
         tensor_parallel_size: N, ranks that the model is split over.
         distributed_executor_backend: "uni": a worker in the engine's process; "mp": a process for each further rank;
             None: whichever fits.
+        disable_custom_all_reduce: ranks of one machine's CPU are connected by gloo, not by shared memory.
     """
 
     tensor_parallel_size: int = 1
     distributed_executor_backend: str | None = None
+    disable_custom_all_reduce: bool = False
 
     def __post_init__(self) -> None:
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)

@@ -58,7 +58,7 @@ class EngineArgs:
     )
     max_context_len_to_capture: int | None = _arg(None, "accepted for older callers; has no effect")
     max_seq_len_to_capture: int | None = _arg(None, "accepted for older callers; has no effect")
-    disable_custom_all_reduce: bool = _arg(False, "accepted for older callers; has no effect")
+    disable_custom_all_reduce: bool = _arg(False, "on CPU: ranks add up by gloo, not through shared memory")
     max_model_len: int | None = _arg(None, "longest prompt plus output, in tokens; the model's own when left out")
     max_num_seqs: int = _arg(256, "requests in a step")
     max_num_batched_tokens: int | None = _arg(None, "tokens in a step; 2048 when left out")
@@ -137,7 +137,9 @@ class EngineArgs:
                 swap_space=self.swap_space,
             ),
             scheduler_config=self._scheduler_config(max_model_len),
-            parallel_config=ParallelConfig(self.tensor_parallel_size, self.distributed_executor_backend),
+            parallel_config=ParallelConfig(
+                self.tensor_parallel_size, self.distributed_executor_backend, self.disable_custom_all_reduce
+            ),
             device_config=DeviceConfig(device),
         )
 
@@ -166,8 +168,6 @@ class EngineArgs:
         for name in ("max_context_len_to_capture", "max_seq_len_to_capture"):
             if getattr(self, name) is not None:
                 warn_once(logger, "%s has no effect: decode graphs cover every context length", name)
-        if self.disable_custom_all_reduce:
-            warn_once(logger, "disable_custom_all_reduce has no effect on one device")
 
     def _requested_dtype(self) -> str:
         import torch

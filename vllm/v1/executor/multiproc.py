@@ -178,7 +178,7 @@ class MultiprocExecutor:
         """Start the workers of ranks 1 and above; each is to run a WorkerProcess."""
         world_size = config.parallel_config.tensor_parallel_size
         links: list[Links | None] = [None] * world_size
-        if config.device_config.device == "cpu":
+        if config.device_config.device == "cpu" and not config.parallel_config.disable_custom_all_reduce:
             links[:] = make_links(world_size)
         self._links = links[0]
         store = (self.host, store_port)
