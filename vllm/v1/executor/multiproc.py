@@ -31,6 +31,9 @@ from vllm.v1.executor.worker_proc import (
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.worker import Worker, call_worker, worker_device
 
+# Before any engine has taken less.
+_NUM_THREADS = torch.get_num_threads()
+
 _STOP_SECONDS = 5.0
 _ENDING_SECONDS = 1.0
 
@@ -105,11 +108,11 @@ class MultiprocExecutor:
         self._monitor = WorkerMonitor(handles)
         self._finalizer = weakref.finalize(self, _end, handles, self._monitor, torch.get_num_threads())
         try:
-            self._monitor.replies()  # their HELLO
             torch.set_num_threads(_threads_per_rank(world_size))
             if self._links is not None:
                 self.group = SharedMemoryCommunicator(self._links)
             else:
+                self._monitor.replies()  # their HELLO
                 self.group = join_group(store, 0, world_size, worker_device(config, 0), self.host)
             self._monitor.group = self.group
             self.worker = Worker(config, self.group)
@@ -177,6 +180,11 @@ class MultiprocExecutor:
     def _start_workers(self, config: VllmConfig, store_port: int) -> Sequence[WorkerHandle]:
         """Start the workers of ranks 1 and above; each is to run a WorkerProcess."""
         world_size = config.parallel_config.tensor_parallel_size
+        if config.device_config.device == "cuda" and world_size > torch.cuda.device_count():
+            raise ValueError(
+                f"tensor_parallel_size must be at most the number of CUDA devices={torch.cuda.device_count()}, "
+                f"got {world_size}"
+            )
         links: list[Links | None] = [None] * world_size
         if config.device_config.device == "cpu" and not config.parallel_config.disable_custom_all_reduce:
             links[:] = make_links(world_size)
@@ -212,8 +220,8 @@ def _without_functions(new: NewRequestData) -> NewRequestData:
 
 def _threads_per_rank(world_size: int) -> int:
     """What OMP_NUM_THREADS says, else the rank's share of what one process would take."""
-    threads = torch.get_num_threads()
-    return threads if "OMP_NUM_THREADS" in os.environ else max(threads // world_size, 1)
+    share = _NUM_THREADS if "OMP_NUM_THREADS" in os.environ else max(_NUM_THREADS // world_size, 1)
+    return min(share, torch.get_num_threads())
 
 
 def _end(handles: Sequence[WorkerHandle], monitor: WorkerMonitor, num_threads: int) -> None:

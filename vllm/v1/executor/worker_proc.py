@@ -28,8 +28,8 @@ from vllm.v1.worker.worker import Worker, call_worker, worker_device
 # To the worker: a call whose result nobody waits for, a call whose result is sent back, the end.
 STEP, CALL, STOP = b"s", b"c", b"q"
 
-# From the worker: it is there; how it fares (Progress); a call's result, or its traceback; it is done for: the
-# traceback, and whether another rank's end was the cause.
+# From the worker: it is about to join the group that a store describes; how it fares (Progress); a call's result, or
+# its traceback; it is done for: the traceback, and whether another rank's end was the cause.
 HELLO, BEAT, RESULT, RAISED, FAILED = "hello", "beat", "result", "raised", "failed"
 
 BEAT_SECONDS = 1.0
@@ -95,7 +95,6 @@ class WorkerProcess:
         """Join the group, then obey until told to stop; the process's exit status."""
         threading.Thread(target=self._beat, args=(thread_clock(), threading.get_ident()), daemon=True).start()
         try:
-            self._send(HELLO)
             worker = self._make_worker()
             while (message := self._receive()) is not None:
                 self._obey(worker, message)
@@ -117,6 +116,7 @@ class WorkerProcess:
         if start.links is not None:
             self._group = SharedMemoryCommunicator(start.links)
         else:
+            self._send(HELLO)
             device = worker_device(start.config, start.rank)
             store = connect_store(*start.store, start.world_size)
             self._group = join_group(store, start.rank, start.world_size, device, start.address)

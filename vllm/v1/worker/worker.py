@@ -44,7 +44,7 @@ class Worker:
     def load_model(self, use_tqdm: bool = False) -> None:
         """Load this rank's share of the weights and build the runner."""
         with tensor_parallel(self.group):
-            model = get_model(self.config.model_config, self.device, use_tqdm=use_tqdm)
+            model = get_model(self.config.model_config, self.device, use_tqdm=use_tqdm and not self.group.rank)
             self.model_runner = GPUModelRunner(self.config, model, self.device)
 
     def determine_num_blocks(self) -> int:
