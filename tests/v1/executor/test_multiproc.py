@@ -156,6 +156,12 @@ def test_a_model_that_cannot_be_loaded(tmp_path):
         make_tiny_llm(folder, tensor_parallel_size=2)
 
 
+def test_a_timeout_that_is_none(folder, monkeypatch):
+    monkeypatch.setenv("VLLM_WORKER_TIMEOUT_S", "soon")
+    with pytest.raises(ValueError, match="VLLM_WORKER_TIMEOUT_S must be a positive number of seconds, got 'soon'"):
+        make_tiny_llm(folder, tensor_parallel_size=2)
+
+
 def test_workers_end_with_a_script_that_is_killed(folder):
     """A plain script, whose workers must not run it again."""
     script = f"""

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.distributed.communicator import ALONE, Communicator, PeerLostError
 from vllm.distributed.process_group import host_store, join_group
@@ -102,10 +103,11 @@ class MultiprocExecutor:
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
         world_size = config.parallel_config.tensor_parallel_size
+        timeout_seconds = envs.worker_timeout_seconds()
         store = host_store(self.host, world_size)
         handles = self._start_workers(config, store.port)
         self.group: Communicator = ALONE
-        self._monitor = WorkerMonitor(handles)
+        self._monitor = WorkerMonitor(handles, timeout_seconds)
         self._finalizer = weakref.finalize(self, _end, handles, self._monitor, torch.get_num_threads())
         try:
             torch.set_num_threads(_threads_per_rank(world_size))

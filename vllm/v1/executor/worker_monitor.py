@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from vllm import envs
 from vllm.distributed.communicator import ALONE, PeerLostError
 from vllm.exceptions import EngineDeadError
 from vllm.v1.executor.worker_proc import BEAT, FAILED, HELLO, RAISED, RESULT, Progress
@@ -72,13 +71,15 @@ class WorkerMonitor:
 
     Args:
         handles: the workers, running.
+        timeout_seconds: how long a rank may compute between two collectives.
 
     Attributes:
         group: rank 0's communicator, once there is one.
     """
 
-    def __init__(self, handles: Sequence[WorkerHandle]) -> None:
+    def __init__(self, handles: Sequence[WorkerHandle], timeout_seconds: float) -> None:
         self.group = ALONE
+        self._timeout_seconds = timeout_seconds
         self._watched = {handle.connection: _Watched(handle) for handle in handles}
         self._marks: tuple[list[int], list[float]] = ([], [])
         self._marked_at = self._collective_at = self._looked_at = time.monotonic()
@@ -167,12 +168,15 @@ class WorkerMonitor:
 
     def _watch(self) -> None:
         while not (self._closing.is_set() or self._failed.is_set()):
-            faults = self._take_messages(_TICK_SECONDS) or self._find_hang()
-            if faults and not self._closing.is_set():
-                # One that fails takes others along, and their words may come first.
-                time.sleep(_OTHERS_SECONDS)
-                faults += self._take_messages(0)
-                self._end(min(faults).message)
+            try:
+                faults = self._take_messages(_TICK_SECONDS) or self._find_hang()
+                if faults and not self._closing.is_set():
+                    # One that fails takes others along, and their words may come first.
+                    time.sleep(_OTHERS_SECONDS)
+                    faults += self._take_messages(0)
+                    self._end(min(faults).message)
+            except Exception as error:
+                self._end(f"a worker's message cannot be read: {type(error).__name__}: {error}")
 
     def _take_messages(self, timeout: float) -> list[_Fault]:
         """Read what has come; the faults that it tells of."""
@@ -231,11 +235,11 @@ class WorkerMonitor:
         )
         if any(seconds >= _COMPUTED_SECONDS for seconds in computed):
             self._marks, self._marked_at = (calls, clocks), now
-        limit = envs.worker_timeout_seconds()
         if now - self._marked_at > _STALL_SECONDS:
             return [_Fault(0, f"the step hangs: no rank has done anything for {_STALL_SECONDS:.0f} s{self._where()}")]
-        if now - self._collective_at > limit:
-            return [_Fault(0, f"the step hangs: no rank has got on for VLLM_WORKER_TIMEOUT_S={limit:g}{self._where()}")]
+        if now - self._collective_at > self._timeout_seconds:
+            limit = f"VLLM_WORKER_TIMEOUT_S={self._timeout_seconds:g}"
+            return [_Fault(0, f"the step hangs: no rank has got on for {limit}{self._where()}")]
         return []
 
     def _where(self) -> str:
