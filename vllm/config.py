@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = (None, "gguf", "int8")
+EXECUTOR_BACKENDS = ("uni", "mp")
 POLICIES = ("fcfs", "priority")
 
 
@@ -117,10 +118,46 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How many devices, and who drives them."""
+    """How many devices, and who drives them.
+
+    Attributes:
+        tensor_parallel_size: N, ranks that the model is split over.
+        distributed_executor_backend: "uni": a worker in the engine's process; "mp": a process for each further rank;
+            None: whichever fits.
+        disable_custom_all_reduce: ranks of one machine's CPU are connected by gloo, not by shared memory.
+    """
 
     tensor_parallel_size: int = 1
     distributed_executor_backend: str | None = None
+    disable_custom_all_reduce: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        backend, size = self.distributed_executor_backend, self.tensor_parallel_size
+        if backend is not None:
+            _one_of("distributed_executor_backend", backend, EXECUTOR_BACKENDS)
+        if backend == "uni" and size > 1:
+            raise ValueError(
+                f"distributed_executor_backend='uni' drives one device, but tensor_parallel_size is {size}"
+            )
+
+    def check_divides(self, hf: HFConfig) -> None:
+        """
+        Raises:
+            ValueError: a dimension of the model cannot be split over the ranks; names it, its size and their number.
+        """
+        size = self.tensor_parallel_size
+        for name, value in (
+            ("num_attention_heads", hf.num_attention_heads),
+            ("num_key_value_heads", hf.num_key_value_heads),
+            ("intermediate_size", hf.intermediate_size),
+        ):
+            # A rank may share its key and value heads with others.
+            if value % size and not (name == "num_key_value_heads" and not size % value):
+                rule = "one must be a multiple of the other" if name == "num_key_value_heads" else "it must divide them"
+                raise ValueError(f"tensor_parallel_size={size} does not fit the model's {name}={value}: {rule}")
+        if hf.vocab_size < size:
+            raise ValueError(f"tensor_parallel_size={size} exceeds the model's vocab_size={hf.vocab_size}")
 
 
 @dataclass(frozen=True)
@@ -142,6 +179,9 @@ class VllmConfig:
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
     device_config: DeviceConfig = field(default_factory=DeviceConfig)
+
+    def __post_init__(self) -> None:
+        self.parallel_config.check_divides(self.model_config.hf_config)
 
 
 def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:

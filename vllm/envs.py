@@ -33,16 +33,18 @@ def cpu_kvcache_space_bytes() -> int | None:
     Raises:
         ValueError: not a positive number.
     """
-    text = os.environ.get("VLLM_CPU_KVCACHE_SPACE")
-    if not text:
-        return None
-    try:
-        gib = float(text)
-    except ValueError:
-        gib = -1.0
-    if not gib > 0:
-        raise ValueError(f"VLLM_CPU_KVCACHE_SPACE must be a positive number of GiB, got {text!r}")
-    return int(gib * 2**30)
+    gib = _positive("VLLM_CPU_KVCACHE_SPACE", "GiB")
+    return None if gib is None else int(gib * 2**30)
+
+
+def worker_timeout_seconds() -> float:
+    """VLLM_WORKER_TIMEOUT_S: how long a rank of a tensor-parallel group may compute between two collectives before it
+    counts as hanging; 600 when unset. One that does nothing at all, or has stopped, is noticed within 10 s.
+
+    Raises:
+        ValueError: not a positive number.
+    """
+    return _positive("VLLM_WORKER_TIMEOUT_S", "seconds") or 600.0
 
 
 def ops_reference() -> bool:
@@ -80,6 +82,19 @@ def cpu_gemm() -> str | None:
         ValueError: another value.
     """
     return _one_of("VLLM_CPU_GEMM", ("panels", "halves", "onednn"))
+
+
+def _positive(name: str, unit: str) -> float | None:
+    text = os.environ.get(name)
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value > 0:
+        raise ValueError(f"{name} must be a positive number of {unit}, got {text!r}")
+    return value
 
 
 def _one_of(name: str, choices: tuple[str, ...]) -> str | None:

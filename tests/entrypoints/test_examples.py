@@ -79,7 +79,7 @@ def test_get_logits_by_index_says_when_the_logits_differ(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--tensor-parallel-size", 2), "tensor_parallel_size must be 1: .*, got 2"),
+        (("--tensor-parallel-size", 3), "tensor_parallel_size=3 does not fit the model's num_attention_heads=4"),
         (("--indices", VOCAB_SIZE), f"got {VOCAB_SIZE}"),
         (("--max-tokens", 0), "--max-tokens must be at least 1, got 0"),
     ],

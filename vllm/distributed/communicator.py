@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+
+
+class PeerLostError(RuntimeError):
+    """A collective failed, because another rank has gone or the ranks do not agree."""
 
 
 class Communicator:
@@ -19,65 +26,111 @@ class Communicator:
         world_size: N, the number of ranks.
         num_bytes: by collective ("all_reduce", "all_gather", "gather", "broadcast"), the bytes that this rank has
             handed over, payload only: what the tensors it put in hold.
-        num_calls: by collective, how often it ran.
+        num_calls: by collective, how often it was begun.
+        is_waiting: this process is in a collective, where it may wait for other ranks.
+
+    Every collective may raise PeerLostError.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: Any = None) -> None:
         """
         Args:
-            group: an initialised process group of which this process is a member; None = this process alone.
+            group: a process group, or one of torch.distributed's backends by itself, of which this process is a
+                member. None = this process alone.
         """
+        self.rank = 0 if group is None else group.rank()
+        self.world_size = 1 if group is None else group.size()
         self._group = group
-        self.rank = 0 if group is None else dist.get_rank(group)
-        self.world_size = 1 if group is None else dist.get_world_size(group)
         self.num_bytes: Counter[str] = Counter()
         self.num_calls: Counter[str] = Counter()
+        self.is_waiting = False
+
+    @property
+    def total_calls(self) -> int:
+        """Collectives begun, of any kind. May be asked for in another thread."""
+        return sum(dict(self.num_calls).values())
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum over the ranks, in place where `tensor` is contiguous; returns the sum."""
         if self.world_size == 1:
             return tensor
-        self._count("all_reduce", tensor)
         tensor = tensor.contiguous()
-        dist.all_reduce(tensor, group=self._group)
+        with self._collective("all_reduce", tensor):
+            self._all_reduce(tensor)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Each rank's tensor of one shape and dtype, as [N, *shape] in the order of ranks, on every rank."""
         if self.world_size == 1:
             return tensor[None]
-        self._count("all_gather", tensor)
         gathered = tensor.new_empty((self.world_size, *tensor.shape))
-        dist.all_gather(list(gathered.unbind(0)), tensor.contiguous(), group=self._group)
+        with self._collective("all_gather", tensor):
+            self._all_gather(gathered, tensor.contiguous())
         return gathered
 
     def gather(self, tensor: Tensor, dst: int = 0) -> Tensor | None:
         """As all_gather, on rank `dst` alone; None elsewhere."""
         if self.world_size == 1:
             return tensor[None]
-        self._count("gather", tensor)
         gathered = tensor.new_empty((self.world_size, *tensor.shape)) if self.rank == dst else None
-        parts = None if gathered is None else list(gathered.unbind(0))
-        dist.gather(tensor.contiguous(), parts, group=self._group, group_dst=dst)
+        with self._collective("gather", tensor):
+            self._gather(gathered, tensor.contiguous(), dst)
         return gathered
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
         """Rank `src`'s tensor, into a contiguous `tensor` of the same shape and dtype on the others."""
         if self.world_size == 1:
             return tensor
-        self._count("broadcast", tensor)
-        dist.broadcast(tensor, group=self._group, group_src=src)
+        with self._collective("broadcast", tensor):
+            self._broadcast(tensor, src)
         return tensor
 
-    def _count(self, collective: str, tensor: Tensor) -> None:
-        self.num_bytes[collective] += tensor.numel() * tensor.element_size()
-        self.num_calls[collective] += 1
+    @contextmanager
+    def _collective(self, name: str, tensor: Tensor) -> Iterator[None]:
+        """Count a collective and run it. On CUDA it is queued, and the current stream waits for it."""
+        self.num_bytes[name] += tensor.numel() * tensor.element_size()
+        self.num_calls[name] += 1
+        self.is_waiting = True
+        try:
+            yield
+        except (RuntimeError, OSError) as error:
+            raise PeerLostError(f"rank {self.rank} lost the others: {error}") from error
+        finally:
+            self.is_waiting = False
+
+    # What a group does, on contiguous tensors.
+
+    def _all_reduce(self, tensor: Tensor) -> None:
+        self._group.allreduce([tensor]).wait()
+
+    def _all_gather(self, gathered: Tensor, tensor: Tensor) -> None:
+        self._group.allgather([list(gathered.unbind(0))], [tensor]).wait()
+
+    def _gather(self, gathered: Tensor | None, tensor: Tensor, dst: int) -> None:
+        options = dist.GatherOptions()
+        options.rootRank = dst
+        parts = [] if gathered is None else [list(gathered.unbind(0))]
+        self._group.gather(parts, [tensor], options).wait()
+
+    def _broadcast(self, tensor: Tensor, src: int) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = src, 0
+        self._group.broadcast([tensor], options).wait()
 
 
 def split_vocab(vocab_size: int, world_size: int) -> list[range]:
     """The token ids of each rank: N contiguous ranges that cover [0, vocab_size), sizes differing by 1 at most."""
     bounds = [vocab_size * rank // world_size for rank in range(world_size + 1)]
     return [range(low, high) for low, high in pairwise(bounds)]
+
+
+def split_kv_heads(num_kv_heads: int, world_size: int) -> list[range]:
+    """The key/value heads of each rank: an N-th of them, or, with more ranks than heads, the one that the rank's query
+    heads belong to."""
+    return [
+        range(num_kv_heads * rank // world_size, -(-num_kv_heads * (rank + 1) // world_size))
+        for rank in range(world_size)
+    ]
 
 
 ALONE = Communicator()

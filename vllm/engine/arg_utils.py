@@ -58,7 +58,7 @@ class EngineArgs:
     )
     max_context_len_to_capture: int | None = _arg(None, "accepted for older callers; has no effect")
     max_seq_len_to_capture: int | None = _arg(None, "accepted for older callers; has no effect")
-    disable_custom_all_reduce: bool = _arg(False, "accepted for older callers; has no effect")
+    disable_custom_all_reduce: bool = _arg(False, "on CPU: ranks add up by gloo, not through shared memory")
     max_model_len: int | None = _arg(None, "longest prompt plus output, in tokens; the model's own when left out")
     max_num_seqs: int = _arg(256, "requests in a step")
     max_num_batched_tokens: int | None = _arg(None, "tokens in a step; 2048 when left out")
@@ -77,7 +77,9 @@ class EngineArgs:
     block_size: int = _arg(16, "tokens a KV block")
     num_gpu_blocks_override: int | None = _arg(None, "KV blocks in the pool, instead of sizing it from memory")
     enable_prefix_caching: bool = _arg(True, "share KV blocks between prompts that begin alike")
-    distributed_executor_backend: Literal["uni"] | None = _arg(None, "uni: in the caller's process")
+    distributed_executor_backend: Literal["uni", "mp"] | None = _arg(
+        None, "uni: one device, in the engine's process; mp: a process for each further one; whichever fits if left out"
+    )
     hf_overrides: dict[str, Any] | None = _arg(None, "values to replace in the model's config.json")
 
     def create_engine_config(self) -> VllmConfig:
@@ -135,7 +137,9 @@ class EngineArgs:
                 swap_space=self.swap_space,
             ),
             scheduler_config=self._scheduler_config(max_model_len),
-            parallel_config=ParallelConfig(self.tensor_parallel_size, self.distributed_executor_backend),
+            parallel_config=ParallelConfig(
+                self.tensor_parallel_size, self.distributed_executor_backend, self.disable_custom_all_reduce
+            ),
             device_config=DeviceConfig(device),
         )
 
@@ -156,24 +160,14 @@ class EngineArgs:
         )
 
     def _check_supported(self) -> None:
-        if self.tensor_parallel_size != 1:
-            raise ValueError(
-                f"tensor_parallel_size must be 1: one device is supported, got {self.tensor_parallel_size}"
-            )
         if self.quantization not in QUANTIZATIONS:
             names = ", ".join(map(repr, QUANTIZATIONS))
             raise ValueError(f"quantization must be one of {names}, got {self.quantization!r}")
-        if self.distributed_executor_backend not in (None, "uni"):
-            raise ValueError(
-                f"distributed_executor_backend must be None or 'uni', got {self.distributed_executor_backend!r}"
-            )
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
         for name in ("max_context_len_to_capture", "max_seq_len_to_capture"):
             if getattr(self, name) is not None:
                 warn_once(logger, "%s has no effect: decode graphs cover every context length", name)
-        if self.disable_custom_all_reduce:
-            warn_once(logger, "disable_custom_all_reduce has no effect on one device")
 
     def _requested_dtype(self) -> str:
         import torch

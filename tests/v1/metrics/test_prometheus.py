@@ -17,7 +17,8 @@ from vllm.v1.metrics.prometheus import make_registry
 EXPECTED = {
     "gauge": "num_requests_running num_requests_waiting kv_cache_usage_perc cache_config_info",
     "counter": "num_preemptions prefix_cache_queries prefix_cache_hits prompt_tokens prompt_tokens_cached "
-    "generation_tokens request_success logprob_token_ids_read logprob_rows_read readings_seconds",
+    "generation_tokens request_success logprob_token_ids_read logprob_rows_read readings_seconds "
+    "tp_collective_bytes tp_collective_calls",
     "histogram": "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds "
     "e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds "
     "request_decode_time_seconds request_inference_time_seconds request_prompt_tokens request_generation_tokens "
@@ -78,6 +79,8 @@ def test_the_core_counts_arrive():
         "num_prefix_hit_tokens": 64,
         "num_preemptions": 1,
         "readings_seconds": 1.5,
+        "collective_bytes": {"all_reduce": 4096},
+        "collective_calls": {"all_reduce": 2},
         "time": 9.0,
     }
     _, samples = scrape(make_engine(stats=stats, num_unfinished_sequences=5))
@@ -88,6 +91,9 @@ def test_the_core_counts_arrive():
     assert value(samples, "prefix_cache_hits_total") == 64
     assert value(samples, "num_preemptions_total") == 1
     assert value(samples, "readings_seconds_total") == 1.5
+    assert value(samples, "tp_collective_bytes_total", collective="all_reduce") == 4096
+    assert value(samples, "tp_collective_calls_total", collective="all_reduce") == 2
+    assert value(samples, "tp_collective_bytes_total", collective="gather") == 0
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Layers that the models share, on one rank; their names say how weights would be split over several."""
+"""Layers that the models share; each holds its rank's share of the weights."""

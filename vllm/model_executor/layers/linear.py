@@ -1,4 +1,8 @@
-"""Linear layers. Weights are loaded plain, then packed once into what the device multiplies fastest."""
+"""Linear layers. Weights are loaded plain, then packed once into what the device multiplies fastest.
+
+Each asks for the tensor-parallel group when it is made and holds its rank's share of the weight. Widths in
+constructors are those of the whole model, widths in forward methods the rank's own.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vllm.distributed.communicator import split_kv_heads
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.activation import get_act_and_mul_fn
 from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
+from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.ops.silu_and_mul import silu_and_mul
 
 
@@ -16,16 +23,19 @@ class LinearBase(nn.Module):
     """y = x W^T + b, where W may be several of a checkpoint's matrices, stacked to be one product.
 
     Args:
-        input_size: width of x.
-        parts: checkpoint name of each stacked matrix and its rows; an unstacked layer has one.
+        inputs: which of W's columns the rank holds, so which part of x it is given.
+        parts: checkpoint name of each stacked matrix, and which of its rows the rank holds; an unstacked layer has
+            one.
         bias: every part has a bias.
     """
 
-    def __init__(self, input_size: int, parts: dict[str, int], bias: bool) -> None:
+    def __init__(self, inputs: Shard, parts: dict[str, Shard], bias: bool) -> None:
         super().__init__()
+        self.inputs = inputs
         self.parts = parts
-        output_size = sum(parts.values())
-        self.weight: nn.Parameter | None = nn.Parameter(torch.empty(output_size, input_size), requires_grad=False)
+        output_size = sum(len(rows.held) for rows in parts.values())
+        weight = torch.empty(output_size, len(inputs.held))
+        self.weight: nn.Parameter | None = nn.Parameter(weight, requires_grad=False)
         self.bias: nn.Parameter | None = None
         if bias:
             self.bias = nn.Parameter(torch.empty(output_size), requires_grad=False)
@@ -33,19 +43,20 @@ class LinearBase(nn.Module):
         self.packed: Any
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, input_size] -> [T, sum of the parts' rows]."""
+        """[T, inputs held] -> [T, sum of the parts' rows held]."""
         return self.method.apply(x, self.packed)
 
-    def checkpoint_slots(self) -> dict[str, Tensor]:
-        """Where each checkpoint tensor goes, by its name within the parent: a view of the weight or bias."""
-        slots: dict[str, Tensor] = {}
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        """Where each checkpoint tensor goes, by its name within the parent: to a part of the weight or bias."""
+        slots: dict[str, WeightSlot] = {}
         start = 0
         for part, rows in self.parts.items():
-            for kind in ("weight", "bias"):
-                parameter = getattr(self, kind)
-                if parameter is not None:
-                    slots[f"{part}.{kind}"] = parameter.data[start : start + rows]
-            start += rows
+            own = slice(start, start + len(rows.held))
+            if self.weight is not None:
+                slots[f"{part}.weight"] = WeightSlot(self.weight.data[own], (rows, self.inputs))
+            if self.bias is not None:
+                slots[f"{part}.bias"] = WeightSlot(self.bias.data[own], (rows,))
+            start = own.stop
         return slots
 
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
@@ -61,43 +72,54 @@ class LinearBase(nn.Module):
 
 
 class ColumnParallelLinear(LinearBase):
-    """A linear whose outputs would be split over ranks."""
+    """A linear whose outputs are split over the ranks."""
 
     def __init__(self, input_size: int, output_size: int, bias: bool, name: str) -> None:
-        super().__init__(input_size, {name: output_size}, bias)
+        super().__init__(Shard.whole(input_size), {name: Shard.even(output_size, get_tp_group())}, bias)
 
 
 class RowParallelLinear(LinearBase):
-    """A linear whose inputs would be split over ranks."""
+    """A linear whose inputs are split over the ranks; every rank gets the sum of their products. The bias is added by
+    the first rank."""
 
     def __init__(self, input_size: int, output_size: int, bias: bool, name: str) -> None:
-        super().__init__(input_size, {name: output_size}, bias)
+        group = get_tp_group()
+        super().__init__(Shard.even(input_size, group), {name: Shard.whole(output_size)}, bias)
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, input_size / N] -> [T, output_size]."""
+        return self.group.all_reduce(super().forward(x))
+
+    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
+        """See LinearBase."""
+        if self.group.rank > 0:
+            self.bias = None
+        super().process_weights_after_loading(method)
 
 
 class ReplicatedLinear(LinearBase):
-    """A linear that every rank would hold whole."""
+    """A linear that every rank holds whole."""
 
     def __init__(self, input_size: int, output_size: int, bias: bool, name: str) -> None:
-        super().__init__(input_size, {name: output_size}, bias)
+        super().__init__(Shard.whole(input_size), {name: Shard.whole(output_size)}, bias)
 
 
-class MergedColumnParallelLinear(LinearBase):
-    """Several column-parallel linears of one input, computed as one product; outputs side by side."""
-
-
-class GatedLinear(MergedColumnParallelLinear):
-    """The first layer of a gated MLP: act(x G^T) * (x U^T), with the checkpoint's gate_proj and up_proj.
+class GatedLinear(LinearBase):
+    """The first layer of a gated MLP: act(x G^T) * (x U^T), with the checkpoint's gate_proj and up_proj;
+    the outputs are split over the ranks.
 
     Raises:
         ValueError: the activation is not known.
     """
 
     def __init__(self, input_size: int, output_size: int, bias: bool, activation: str) -> None:
-        super().__init__(input_size, {"gate_proj": output_size, "up_proj": output_size}, bias)
+        rows = Shard.even(output_size, get_tp_group())
+        super().__init__(Shard.whole(input_size), {"gate_proj": rows, "up_proj": rows}, bias)
         self.act_and_mul = get_act_and_mul_fn(activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, input_size] -> [T, output_size]."""
+        """[T, input_size] -> [T, output_size / N]."""
         out = self.method.apply(x, self.packed)
         return out if self.packed.gated else self.act_and_mul(out)
 
@@ -107,8 +129,19 @@ class GatedLinear(MergedColumnParallelLinear):
 
 
 class QKVParallelLinear(LinearBase):
-    """The query, key and value projections as one product; outputs side by side, heads whole."""
+    """The query, key and value projections as one product; outputs side by side, heads whole.
+
+    Query heads are split over the ranks, and so are key and value heads, unless there are more ranks than those: then
+    several ranks hold the same one.
+
+    Attributes:
+        head_counts: the rank's query, key and value heads.
+    """
 
     def __init__(self, hidden_size: int, head_dim: int, num_heads: int, num_kv_heads: int, bias: bool) -> None:
-        kv_size = num_kv_heads * head_dim
-        super().__init__(hidden_size, {"q_proj": num_heads * head_dim, "k_proj": kv_size, "v_proj": kv_size}, bias)
+        group = get_tp_group()
+        kv_heads = split_kv_heads(num_kv_heads, group.world_size)[group.rank]
+        queries = Shard.even(num_heads * head_dim, group)
+        keys = Shard(num_kv_heads * head_dim, range(kv_heads.start * head_dim, kv_heads.stop * head_dim))
+        super().__init__(Shard.whole(hidden_size), {"q_proj": queries, "k_proj": keys, "v_proj": keys}, bias)
+        self.head_counts = [len(queries.held) // head_dim, len(kv_heads), len(kv_heads)]

@@ -1,4 +1,4 @@
-"""Token embeddings and the language-model head; over several ranks both would be split by vocabulary."""
+"""Token embeddings and the language-model head, both split by vocabulary over the tensor-parallel group."""
 
 from __future__ import annotations
 
@@ -7,45 +7,92 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vllm.distributed.communicator import split_vocab
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
+from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.ops.embedding import embedding
 
 
+class Embedding(nn.Module):
+    """A row of `weight` [V, H] for each index; every rank holds all of them."""
+
+    def __init__(self, num_rows: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_rows, hidden_size), requires_grad=False)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """int32 or int64 [T] -> [T, H]."""
+        return embedding(indices, self.weight)
+
+
 class VocabParallelEmbedding(nn.Module):
-    """A row of `weight` [V, H] for each token id."""
+    """A row of H values for each token id.
+
+    Attributes:
+        group: the ranks that share the vocabulary of V ids.
+        vocab_range: the ids whose rows this rank holds: see split_vocab.
+        weight: those rows, [V_rank, H].
+    """
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+        self.group = get_tp_group()
+        self.vocab_size = vocab_size
+        self.vocab_range = split_vocab(vocab_size, self.group.world_size)[self.group.rank]
+        self.weight = nn.Parameter(torch.empty(len(self.vocab_range), hidden_size), requires_grad=False)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """int32 or int64 [T] -> [T, H]."""
-        return embedding(input_ids, self.weight)
+        """int32 or int64 [T] -> [T, H], the same on every rank."""
+        if self.group.world_size == 1:
+            return embedding(input_ids, self.weight)
+        local = input_ids - self.vocab_range.start
+        is_strange = (local < 0) | (local >= len(self.vocab_range))
+        rows = embedding(local.masked_fill_(is_strange, 0), self.weight)
+        return self.group.all_reduce(rows.masked_fill_(is_strange[:, None], 0))
+
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        """Where the checkpoint's `weight` goes."""
+        return {"weight": _vocab_slot(self.weight, self.vocab_size, self.vocab_range)}
 
 
 class ParallelLMHead(nn.Module):
-    """Logits of hidden states: x W^T.
+    """Logits of hidden states, x W^T: on each rank those of its part of the vocabulary.
 
     Args:
-        vocab_size: rows of W.
+        vocab_size: V, rows of W.
         hidden_size: width of x.
         tied_to: embedding whose weight is W. On CPU the head packs a copy of its own: looking rows up wants
             the plain layout, multiplying the packed one.
+
+    Attributes:
+        group: the ranks that share the vocabulary.
+        vocab_range: the V_rank ids whose logits this rank computes: see split_vocab.
     """
 
     def __init__(self, vocab_size: int, hidden_size: int, tied_to: VocabParallelEmbedding | None = None) -> None:
         super().__init__()
+        self.group = get_tp_group()
+        self.vocab_size = vocab_size
+        self.vocab_range = split_vocab(vocab_size, self.group.world_size)[self.group.rank]
         self.weight: nn.Parameter | None = None
         if tied_to is None:
-            self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+            self.weight = nn.Parameter(torch.empty(len(self.vocab_range), hidden_size), requires_grad=False)
         # In a tuple, so that the embedding is not registered as a submodule of the head, too.
         self._tied_to = (tied_to,)
         self.method: LinearMethod = UNQUANTIZED
         self.packed: Any
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[L, H] -> [L, V], in float32 where the kernel can: rounding would make ties that are not the model's."""
+        """[L, H] -> [L, V_rank], in float32 where the kernel can: rounding would make ties that are not the
+        model's."""
         return self.method.apply(hidden, self.packed, float_out=True)
+
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        """Where the checkpoint's `weight` goes, unless it is an embedding's."""
+        if self.weight is None:
+            return {}
+        return {"weight": _vocab_slot(self.weight, self.vocab_size, self.vocab_range)}
 
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
         """Pack the loaded weight as `method` does and let go of the plain one (an embedding keeps its own)."""
@@ -55,3 +102,7 @@ class ParallelLMHead(nn.Module):
         self.method = method
         self.packed = method.pack(weight.data, None, float_out=True)
         self.weight = None
+
+
+def _vocab_slot(weight: nn.Parameter, vocab_size: int, held: range) -> WeightSlot:
+    return WeightSlot(weight.data, (Shard(vocab_size, held), Shard.whole(weight.shape[1])))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.model_executor.model_loader.progress import progress_bar
 from vllm.model_executor.model_loader.safetensors_file import iterate_tensors, shard_files
 
@@ -17,22 +18,28 @@ _HEAD = "lm_head.weight"
 _NUM_NAMED = 5
 
 
-def checkpoint_slots(model: nn.Module) -> dict[str, Tensor]:
-    """Where each tensor of a checkpoint goes: its Hugging Face name -> the (part of a) parameter to fill."""
-    slots: dict[str, Tensor] = {}
+def checkpoint_slots(model: nn.Module) -> dict[str, WeightSlot]:
+    """Where each tensor of a checkpoint goes, by its Hugging Face name."""
+    slots: dict[str, WeightSlot] = {}
     for name, module in model.named_modules():
-        if isinstance(module, LinearBase):
-            parent = name.rpartition(".")[0]
-            for part, slot in module.checkpoint_slots().items():
-                slots[f"{parent}.{part}"] = slot
-        else:
-            for part, parameter in module.named_parameters(recurse=False):
-                slots[f"{name}.{part}"] = parameter.data
+        parent = name.rpartition(".")[0] if isinstance(module, LinearBase) else name
+        own = getattr(module, "checkpoint_slots", None)
+        for part, slot in (_whole_slots(module) if own is None else own()).items():
+            slots[f"{parent}.{part}"] = slot
     return slots
 
 
+def _whole_slots(module: nn.Module) -> dict[str, WeightSlot]:
+    """Of the parameters of a module that every rank holds whole."""
+    return {
+        name: WeightSlot(parameter.data, tuple(map(Shard.whole, parameter.shape)))
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+
+
 def load_weights(model: nn.Module, folder: Path, use_tqdm: bool = False) -> None:
-    """Copy every tensor of the folder's safetensors into the model, converting to the parameters' dtype.
+    """Copy this rank's part of every tensor of the folder's safetensors into the model, converting to the parameters'
+    dtype.
 
     Raises:
         ValueError: a weight that is missing, unexpected, or of another shape; the message names it.
@@ -50,12 +57,11 @@ def load_weights(model: nn.Module, folder: Path, use_tqdm: bool = False) -> None
             if slot is None:
                 unexpected.append(name)
                 continue
-            if slot.shape != tensor.shape:
+            if slot.shape != tuple(tensor.shape):
                 raise ValueError(
-                    f"{folder.name}: weight {name} has shape {tuple(tensor.shape)}, but config.json means "
-                    f"{tuple(slot.shape)}"
+                    f"{folder.name}: weight {name} has shape {tuple(tensor.shape)}, but config.json means {slot.shape}"
                 )
-            slot.copy_(tensor)
+            slot.fill(tensor)
             bar.update()
     _refuse(folder, "lacks", list(slots))
     _refuse(folder, "has unexpected", unexpected)

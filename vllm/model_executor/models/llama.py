@@ -31,7 +31,6 @@ class LlamaAttention(nn.Module):
         super().__init__()
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
-        self.head_counts = [heads, kv_heads, kv_heads]
         self.qkv_proj = QKVParallelLinear(config.hidden_size, self.head_dim, heads, kv_heads, qkv_bias)
         self.o_proj = RowParallelLinear(heads * self.head_dim, config.hidden_size, o_bias, "o_proj")
         self.qk_norm = qk_norm
@@ -50,7 +49,7 @@ class LlamaAttention(nn.Module):
     ) -> Tensor:
         """[T, H] -> [T, H], or [L, H] for the tokens in `rows`."""
         heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
-        q, k, v = heads.split(self.head_counts, dim=1)
+        q, k, v = heads.split(self.qkv_proj.head_counts, dim=1)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         return self.o_proj(self.attn(q, k, v, kv_cache, attn, rows, positions))
@@ -177,5 +176,6 @@ class LlamaForCausalLM(nn.Module):
         return self.model(input_ids, positions, kv_caches, attn, logits_rows)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[L, H] -> logits [L, V] in the model's dtype, or float32 where the head's kernel can."""
+        """[L, H] -> this rank's logits [L, V_rank], those of `lm_head.vocab_range`, in the model's dtype, or float32
+        where the head's kernel can."""
         return self.lm_head(hidden)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vllm.model_executor.layers.activation import get_act_fn
@@ -14,7 +13,7 @@ from vllm.model_executor.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import Embedding, ParallelLMHead, VocabParallelEmbedding
 from vllm.transformers_utils.config import HFConfig
 from vllm.v1.attention.metadata import AttentionMetadata
 
@@ -31,7 +30,6 @@ class OPTAttention(nn.Module):
     def __init__(self, config: HFConfig) -> None:
         super().__init__()
         heads, self.head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
-        self.num_heads = heads
         self.qkv_proj = QKVParallelLinear(config.hidden_size, self.head_dim, heads, heads, config.enable_bias)
         self.out_proj = RowParallelLinear(config.hidden_size, config.hidden_size, config.enable_bias, "out_proj")
         self.attn = Attention(self.head_dim)
@@ -39,7 +37,7 @@ class OPTAttention(nn.Module):
     def forward(self, hidden: Tensor, kv_cache: KVCache, attn: AttentionMetadata, rows: Tensor | None) -> Tensor:
         """[T, H] -> [T, H], or [L, H] for the tokens in `rows`."""
         heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
-        q, k, v = heads.split(self.num_heads, dim=1)
+        q, k, v = heads.split(self.qkv_proj.head_counts, dim=1)
         return self.out_proj(self.attn(q, k, v, kv_cache, attn, rows))
 
 
@@ -77,7 +75,7 @@ class OPTDecoder(nn.Module):
         super().__init__()
         hidden, embed = config.hidden_size, config.word_embed_proj_dim
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, embed)
-        self.embed_positions = VocabParallelEmbedding(config.max_position_embeddings + _POSITION_OFFSET, hidden)
+        self.embed_positions = Embedding(config.max_position_embeddings + _POSITION_OFFSET, hidden)
         self.project_in: ReplicatedLinear | None = None
         self.project_out: ReplicatedLinear | None = None
         if embed != hidden:
@@ -100,7 +98,7 @@ class OPTDecoder(nn.Module):
         hidden = self.embed_tokens(input_ids)
         if self.project_in is not None:
             hidden = self.project_in(hidden)
-        hidden = hidden + F.embedding(positions + _POSITION_OFFSET, self.embed_positions.weight)
+        hidden = hidden + self.embed_positions(positions + _POSITION_OFFSET)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             hidden = layer(hidden, kv_caches[index], attn, rows if index == last else None)
@@ -154,5 +152,5 @@ class OPTForCausalLM(nn.Module):
         return self.model.decoder(input_ids, positions, kv_caches, attn, logits_rows)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[L, H] -> logits [L, V] in the model's dtype, or float32 where the head's kernel can."""
+        """[L, H] -> this rank's logits [L, V_rank]; see LlamaForCausalLM.compute_logits."""
         return self.lm_head(hidden)

@@ -10,7 +10,7 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
-from vllm.v1.executor.uniproc import UniProcExecutor
+from vllm.v1.executor.select import make_executor
 from vllm.v1.request import Request
 
 
@@ -18,7 +18,7 @@ class EngineCore:
     """A scheduler and the workers it feeds."""
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
-        self.executor = UniProcExecutor(config, use_tqdm)
+        self.executor = make_executor(config, use_tqdm)
         cache_config = replace(config.cache_config, num_blocks=self.executor.num_blocks)
         self.scheduler = Scheduler(config.scheduler_config, cache_config, config.model_config.max_model_len)
         self._readings_seconds = 0.0
@@ -49,7 +49,8 @@ class EngineCore:
         """Run one step of the batch.
 
         Raises:
-            Exception: whatever the workers raised; the step's requests are ended, their blocks freed.
+            EngineDeadError: a rank of a tensor-parallel group failed, and with it the engine.
+            Exception: whatever the one worker raised; the step's requests are ended, their blocks freed.
         """
         scheduler_output = self.scheduler.schedule()
         try:
@@ -66,10 +67,14 @@ class EngineCore:
 
     def stats(self) -> dict[str, Any]:
         """The scheduler's counts (SchedulerStats by name); `readings_seconds`, how long logits have been read for
-        logprobs since the start; `time`, on the monotonic clock, to which all that applies."""
+        logprobs since the start; `collective_bytes` and `collective_calls`, what rank 0 has handed over since then, by
+        collective; `time`, on the monotonic clock, to which all that applies."""
+        group = self.executor.group
         return {
             **vars(self.scheduler.stats()),
             "readings_seconds": self._readings_seconds,
+            "collective_bytes": dict(group.num_bytes),
+            "collective_calls": dict(group.num_calls),
             "time": time.monotonic(),
         }
 
@@ -77,8 +82,19 @@ class EngineCore:
         """Forget all cached blocks; False when requests are running."""
         return self.scheduler.reset_prefix_cache()
 
+    def check_health(self) -> None:
+        """
+        Raises:
+            EngineDeadError: a worker has failed.
+        """
+        self.executor.check_health()
+
+    def shutdown(self) -> None:
+        """End the workers."""
+        self.executor.shutdown()
+
     def collective_rpc(
         self, method: str | Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> list[Any]:
-        """See UniProcExecutor.collective_rpc."""
+        """See MultiprocExecutor.collective_rpc."""
         return self.executor.collective_rpc(method, args, kwargs)

@@ -191,6 +191,8 @@ class CoreClient:
         ending = f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
         cause = self._cause.strip().splitlines()[-1] if self._cause else "it left no word"
         self.dead_error = EngineDeadError(f"the engine core's process ended with {ending}: {cause}")
+        # The message is for everybody, the traceback for whoever runs the engine.
+        self.dead_error.__cause__ = None if self._cause is None else RuntimeError(self._cause)
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(self.dead_error)

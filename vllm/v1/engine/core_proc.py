@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.core import EngineCore
@@ -25,6 +26,8 @@ from vllm.v1.engine.core_start import ABORT, ADD, CALL, DEAD, OUTPUTS, READY, RE
 from vllm.v1.engine.serial import decode_request, encode_outputs
 
 logger = init_logger(__name__)
+
+_HEALTH_CHECK_MS = 1000
 
 _MAX_FAILED_STEPS = 3
 """So many steps in a row that fail are a fault of the engine, not of a request."""
@@ -51,12 +54,10 @@ class CoreProcess:
         """Serve until told to stop; the process's exit status."""
         try:
             self._core = EngineCore(self._config)
-            # What is here now lives as long as the process: no collection need look at it.
-            gc.freeze()
-            self._send(READY, msgspec.msgpack.encode({"num_blocks": self._core.executor.num_blocks}))
-            while self._take_messages():
-                if self._core.has_unfinished_requests():
-                    self._step()
+            try:
+                self._serve()
+            finally:
+                self._core.shutdown()
             return 0
         except BaseException:
             cause = traceback.format_exc()
@@ -67,12 +68,22 @@ class CoreProcess:
             self._input.close()
             self._output.close()
 
+    def _serve(self) -> None:
+        # What is here now lives as long as the process: no collection need look at it.
+        gc.freeze()
+        self._send(READY, msgspec.msgpack.encode({"num_blocks": self._core.executor.num_blocks}))
+        while self._take_messages():
+            if self._core.has_unfinished_requests():
+                self._step()
+
     def _take_messages(self) -> bool:
         """Handle every message that is there; wait for one when there is no other work. False: stop."""
         while True:
             busy = self._core.has_unfinished_requests()
             if busy and not self._input.poll(0):
                 return True
+            while not self._input.poll(_HEALTH_CHECK_MS):
+                self._core.check_health()
             kind, *frames = self._input.recv_multipart()
             if kind == STOP:
                 return False
@@ -109,6 +120,8 @@ class CoreProcess:
         try:
             outputs = self._core.step()
             self._num_failed_steps = 0
+        except EngineDeadError:
+            raise
         except Exception as error:
             self._num_failed_steps += 1
             if self._num_failed_steps >= _MAX_FAILED_STEPS:

@@ -8,7 +8,7 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.worker.worker import Worker
+from vllm.v1.worker.worker import Worker, call_worker
 
 
 class UniProcExecutor:
@@ -16,6 +16,7 @@ class UniProcExecutor:
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
         self.worker = Worker(config)
+        self.group = self.worker.group
         self.worker.load_model(use_tqdm)
         self.num_blocks = self.worker.determine_num_blocks()
         self.worker.initialize_kv_cache(self.num_blocks)
@@ -29,6 +30,10 @@ class UniProcExecutor:
     ) -> list[Any]:
         """Call a method of every worker by name, or a function with the worker as its first argument; one result a
         worker."""
-        if isinstance(method, str):
-            return [getattr(self.worker, method)(*args, **(kwargs or {}))]
-        return [method(self.worker, *args, **(kwargs or {}))]
+        return [call_worker(self.worker, method, args, kwargs or {})]
+
+    def check_health(self) -> None:
+        """Nothing can fail apart from the caller."""
+
+    def shutdown(self) -> None:
+        """Nothing is left to end."""

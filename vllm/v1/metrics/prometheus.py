@@ -27,6 +27,11 @@ _CORE_COUNTERS = (
     ("num_preemptions", "num_preemptions", "Times that a running request lost its place and was to start again"),
     ("readings_seconds", "readings_seconds", "Seconds spent reading logits for logprobs, in the device's time"),
 )
+_COLLECTIVE_COUNTERS = (
+    ("tp_collective_bytes", "collective_bytes", "Bytes that tensor-parallel rank 0 has handed over, by collective"),
+    ("tp_collective_calls", "collective_calls", "Collectives that tensor-parallel rank 0 took part in"),
+)
+_COLLECTIVES = ("all_reduce", "all_gather", "gather", "broadcast")
 _COUNTERS = (
     ("prompt_tokens", "num_prompt_tokens", "Prompt tokens of requests whose prompt is done, cached ones included"),
     ("prompt_tokens_cached", "num_cached_prompt_tokens", "Those of them that came from the prefix cache"),
@@ -77,7 +82,11 @@ class EngineCollector(Collector):
             yield self._counter(name, help_text, stats.get(source, 0))
         for name, source, help_text in _COUNTERS:
             yield self._counter(name, help_text, getattr(metrics, source))
-        yield self._finished()
+        for name, source, help_text in _COLLECTIVE_COUNTERS:
+            values = {**dict.fromkeys(_COLLECTIVES, 0), **stats.get(source, {})}
+            yield self._counter_by("collective", name, help_text, values)
+        ends = "Sequences that ended, by reason"
+        yield self._counter_by("finished_reason", "request_success", ends, metrics.num_finished)
         for name, source, help_text in _HISTOGRAMS:
             yield self._histogram(name, help_text, getattr(metrics, source))
 
@@ -102,12 +111,10 @@ class EngineCollector(Collector):
         counter.add_metric(self._labels, value)
         return counter
 
-    def _finished(self) -> Metric:
-        counter = CounterMetricFamily(
-            "vllm:request_success", "Sequences that ended, by reason", labels=(*_LABELS, "finished_reason")
-        )
-        for reason, count in self._engine.metrics.num_finished.items():
-            counter.add_metric((*self._labels, reason), count)
+    def _counter_by(self, label: str, name: str, help_text: str, values: dict[str, int]) -> Metric:
+        counter = CounterMetricFamily(f"vllm:{name}", help_text, labels=(*_LABELS, label))
+        for key, value in values.items():
+            counter.add_metric((*self._labels, key), value)
         return counter
 
     def _histogram(self, name: str, help_text: str, histogram: Histogram) -> Metric:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from vllm import envs
 from vllm.config import VllmConfig
+from vllm.distributed.communicator import ALONE, Communicator, split_kv_heads
+from vllm.distributed.parallel_state import tensor_parallel
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import get_model
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -21,17 +26,26 @@ _CPU_CACHE_FRACTION = 0.5
 
 
 class Worker:
-    """Drives one device."""
+    """Drives one device.
 
-    def __init__(self, config: VllmConfig) -> None:
+    Args:
+        config: the engine's.
+        group: the ranks that share the model, each with a worker of its own.
+    """
+
+    def __init__(self, config: VllmConfig, group: Communicator = ALONE) -> None:
         self.config = config
-        self.device = torch.device(config.device_config.device)
+        self.group = group
+        self.device = worker_device(config, group.rank)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
         self.model_runner: GPUModelRunner
 
     def load_model(self, use_tqdm: bool = False) -> None:
-        """Load the weights and build the runner."""
-        model = get_model(self.config.model_config, self.device, use_tqdm=use_tqdm)
-        self.model_runner = GPUModelRunner(self.config, model, self.device)
+        """Load this rank's share of the weights and build the runner."""
+        with tensor_parallel(self.group):
+            model = get_model(self.config.model_config, self.device, use_tqdm=use_tqdm and not self.group.rank)
+            self.model_runner = GPUModelRunner(self.config, model, self.device)
 
     def determine_num_blocks(self) -> int:
         """How many KV blocks the pool gets: what was asked for, else what the memory budget holds, but no more than
@@ -69,21 +83,38 @@ class Worker:
         """Keys and values, and the final hidden states that prompt readings keep beside them."""
         hf = self.config.model_config.hf_config
         cache = self.config.cache_config
-        width = 2 * hf.num_hidden_layers * hf.num_key_value_heads * hf.head_dim
+        num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, self.group.world_size)[self.group.rank])
+        width = 2 * hf.num_hidden_layers * num_kv_heads * hf.head_dim
         if cache.enable_prefix_caching:
             width += hf.hidden_size
         return width * cache.block_size * getattr(torch, self.config.model_config.dtype).itemsize
 
     def _cache_budget_bytes(self) -> int:
         if self.device.type == "cpu":
+            # The ranks share the host's memory.
+            world_size = self.group.world_size
             asked = envs.cpu_kvcache_space_bytes()
             if asked is not None:
-                return asked
-            free = max(_available_host_bytes() - self.model_runner.max_logits_bytes(), 0)
-            return min(_CPU_CACHE_LIMIT_BYTES, int(free * _CPU_CACHE_FRACTION))
+                return asked // world_size
+            free = max(_available_host_bytes() - world_size * self.model_runner.max_logits_bytes(), 0)
+            return min(_CPU_CACHE_LIMIT_BYTES, int(free * _CPU_CACHE_FRACTION)) // world_size
         free, total = torch.cuda.mem_get_info(self.device)
         used = total - free + self.model_runner.max_logits_bytes()
         return max(int(total * self.config.cache_config.gpu_memory_utilization) - used, 0)
+
+
+def call_worker(worker: Worker, method: str | Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Call a method of a worker by name, or a function with the worker as its first argument."""
+    if isinstance(method, str):
+        return getattr(worker, method)(*args, **kwargs)
+    return method(worker, *args, **kwargs)
+
+
+def worker_device(config: VllmConfig, rank: int) -> torch.device:
+    """What the worker of this rank drives: the CPU, or the CUDA device with its number."""
+    kind = config.device_config.device
+    alone = config.parallel_config.tensor_parallel_size == 1
+    return torch.device(kind) if kind == "cpu" or alone else torch.device(kind, rank)
 
 
 def _available_host_bytes() -> int:

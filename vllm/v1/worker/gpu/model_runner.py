@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from vllm.config import VllmConfig
+from vllm.distributed.communicator import Communicator, split_kv_heads, split_vocab
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.logprobs import LogprobsRow
 from vllm.ops.kv_cache import kv_cache_shape
 from vllm.ops.recording import can_record
@@ -26,12 +28,14 @@ from vllm.v1.worker.gpu.states import RequestStates
 class GPUModelRunner:
     """Runs the model for a batch that is an index mapping into slots; the same code on CUDA and CPU.
 
-    Slot state (RequestStates, BlockTables, the sampler's states) outlives a step; an InputBatch lives for one.
+    Slot state (RequestStates, BlockTables, the sampler's states) outlives a step; an InputBatch lives for one. Every
+    rank of a tensor-parallel group runs the same steps, and all of them come to the same tokens.
     """
 
     def __init__(self, config: VllmConfig, model: Any, device: torch.device) -> None:
         self.model = model
         self.device = device
+        self.group = get_tp_group()
         self.model_config = config.model_config
         self.block_size = config.cache_config.block_size
         max_num_reqs = config.scheduler_config.max_num_seqs
@@ -50,13 +54,16 @@ class GPUModelRunner:
     def initialize_kv_cache(self, num_blocks: int) -> None:
         """Allocate the paged KV cache of every layer. Pages are touched when first written, not here."""
         hf = self.model_config.hf_config
-        shape = kv_cache_shape(num_blocks, self.block_size, hf.num_key_value_heads, hf.head_dim)
+        num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, self.group.world_size)[self.group.rank])
+        shape = kv_cache_shape(num_blocks, self.block_size, num_kv_heads, hf.head_dim)
         dtype = getattr(torch, self.model_config.dtype)
         self.kv_caches = [
             (torch.empty(shape, dtype=dtype, device=self.device), torch.empty(shape, dtype=dtype, device=self.device))
             for _ in range(hf.num_hidden_layers)
         ]
-        if can_record(self.kv_caches[0][0]) and not self.model_config.enforce_eager:
+        # A recording holds kernels, no collectives.
+        alone = self.group.world_size == 1
+        if alone and can_record(self.kv_caches[0][0]) and not self.model_config.enforce_eager:
             self._recorded_decode = RecordedDecode(self.model, self.kv_caches, self.block_tables.table.shape[1])
 
     def max_logits_bytes(self) -> int:
@@ -86,7 +93,7 @@ class GPUModelRunner:
         sampled: SamplerOutput | None = None
         if len(slots):
             chosen = hidden if batch.logits_rows is None else hidden.index_select(0, batch.logits_rows)
-            sampled = self.sampler(self.model.compute_logits(chosen), slots, self.states)
+            sampled = self.sampler(self._whole_logits(chosen), slots, self.states)
         readings = None if batch.prompts is None else self._read_prompts(batch.prompts, hidden)
         output = self._finish(batch, slots, sampled, readings)
         # The results are on the host: what was timed is over.
@@ -97,6 +104,9 @@ class GPUModelRunner:
         if self._recorded_decode is not None and self._recorded_decode.takes(batch):
             return self._recorded_decode(batch)
         return self.model(batch.input_ids, batch.positions, self.kv_caches, batch.attn, batch.hidden_rows)
+
+    def _whole_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return _gather_vocab(self.model.compute_logits(hidden), self.model_config.vocab_size, self.group)
 
     def _read_prompts(self, prompts: PromptBatch, hidden: torch.Tensor) -> PromptReadings:
         """Read prompt positions: first those whose hidden states a cached prefix has, which may be kept in this very
@@ -111,7 +121,7 @@ class GPUModelRunner:
         for source, rows in ((self._hidden_cache, prompts.cached), (hidden, prompts.computed)):
             if len(rows.slots):
                 assert source is not None, "a cached prefix without the cache"
-                self.prompt_logprobs.read(source, rows, self.model.compute_logits, self.states, readings)
+                self.prompt_logprobs.read(source, rows, self._whole_logits, self.states, readings)
         return readings
 
     def _update_states(self, step: SchedulerOutput) -> None:
@@ -175,6 +185,15 @@ class GPUModelRunner:
             output.prompt_logprobs = readings.rows
             errors.update(dict.fromkeys(readings.unsound, UNSOUND_PROMPT))
         return _without_broken(output, errors) if errors else output
+
+
+def _gather_vocab(logits: torch.Tensor, vocab_size: int, group: Communicator) -> torch.Tensor:
+    """Each rank's logits [L, V_rank] -> [L, V] on every rank."""
+    if group.world_size == 1:
+        return logits
+    widths = list(map(len, split_vocab(vocab_size, group.world_size)))
+    parts = group.all_gather(torch.nn.functional.pad(logits, (0, max(widths) - logits.shape[1])))
+    return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
 
 def _without_broken(output: ModelRunnerOutput, errors: dict[str, str]) -> ModelRunnerOutput:

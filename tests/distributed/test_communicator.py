@@ -1,0 +1,123 @@
+"""Collectives, over torch.distributed and over shared memory, on ranks that are threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from thread_ranks import ThreadRanks
+
+from vllm.distributed.communicator import Communicator, PeerLostError, split_vocab
+from vllm.distributed.shared_memory import SharedMemoryCommunicator, make_links
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8)
+# One value, an odd number, and more than a slot of shared memory holds.
+SIZES = (0, 1, 577, 300_001)
+
+
+@pytest.fixture(params=[(2, False), (3, False), (2, True), (3, True)], ids=str, scope="module")
+def ranks(request: pytest.FixtureRequest) -> Iterator[ThreadRanks]:
+    ranks = ThreadRanks(*request.param)
+    yield ranks
+    ranks.close()
+
+
+def values(rank: int, size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Small integers, whose sums every dtype holds exactly."""
+    return torch.randint(0, 20, (size,), generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def on_all(ranks: ThreadRanks, call: Callable[[Communicator], torch.Tensor | None]) -> list[torch.Tensor | None]:
+    return ranks.run(lambda rank: call(ranks.groups[rank]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES)
+def test_all_reduce(ranks: ThreadRanks, size: int, dtype: torch.dtype) -> None:
+    whole = torch.stack([values(rank, size, torch.int64) for rank in range(len(ranks.groups))])
+    for got in on_all(ranks, lambda group: group.all_reduce(values(group.rank, size, dtype))):
+        assert torch.equal(got, whole.sum(0).to(dtype))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gathers_and_broadcast(ranks: ThreadRanks, size: int) -> None:
+    whole = torch.stack([values(rank, size) for rank in range(len(ranks.groups))])
+    for got in on_all(ranks, lambda group: group.all_gather(values(group.rank, size))):
+        assert torch.equal(got, whole)
+    for dst in range(len(ranks.groups)):
+        gathered = on_all(ranks, lambda group, dst=dst: group.gather(values(group.rank, size), dst))
+        assert [got is not None for got in gathered] == [rank == dst for rank in range(len(ranks.groups))]
+        assert torch.equal(gathered[dst], whole)
+        for got in on_all(ranks, lambda group, dst=dst: group.broadcast(values(group.rank, size), dst)):
+            assert torch.equal(got, whole[dst])
+
+
+def test_shapes_stay_and_any_stride_is_taken(ranks: ThreadRanks) -> None:
+    def columns(group: Communicator) -> torch.Tensor:
+        return values(group.rank, 60).view(3, 4, 5)[:, :, 1]
+
+    expected = torch.stack([columns(group) for group in ranks.groups])
+    for got in on_all(ranks, lambda group: group.all_reduce(columns(group))):
+        assert torch.equal(got, expected.sum(0))
+    for got in on_all(ranks, lambda group: group.all_gather(columns(group))):
+        assert torch.equal(got, expected)
+
+
+def test_what_is_handed_over_is_counted(ranks: ThreadRanks) -> None:
+    group = ranks.groups[1]
+    num_bytes, num_calls, total = dict(group.num_bytes), dict(group.num_calls), group.total_calls
+    on_all(ranks, lambda group: group.all_reduce(torch.ones(3, 5)))
+    on_all(ranks, lambda group: group.gather(torch.ones(7, dtype=torch.int64)))
+    assert group.num_bytes["all_reduce"] - num_bytes.get("all_reduce", 0) == 3 * 5 * 4
+    assert group.num_bytes["gather"] - num_bytes.get("gather", 0) == 7 * 8
+    assert group.num_calls["all_reduce"] - num_calls.get("all_reduce", 0) == 1
+    assert group.total_calls - total == 2
+    assert not group.is_waiting
+
+
+def test_a_sum_has_the_same_bits_wherever_it_stands() -> None:
+    """In shared memory; a row must not depend on the rest of its batch."""
+    ranks = ThreadRanks(3, shared=True)
+    rows = [torch.randn(64, 33, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
+    whole, *others = on_all(ranks, lambda group: group.all_reduce(rows[group.rank].clone()))
+    assert all(torch.equal(whole, other) for other in others)
+    for first, count in ((0, 1), (17, 5), (63, 1)):
+        part, *_ = on_all(
+            ranks, lambda group, own=slice(first, first + count): group.all_reduce(rows[group.rank][own].clone())
+        )
+        assert torch.equal(part, whole[first : first + count])
+    ranks.close()
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "all_gather", "gather", "broadcast"])
+def test_who_waits_for_a_rank_that_ends_is_told(call: str) -> None:
+    links = make_links(2)
+    group = SharedMemoryCommunicator(links[0])
+    links[1].close()
+    with pytest.raises(PeerLostError, match="rank 0 lost the others"):
+        getattr(group, call)(torch.ones(3))
+    assert not group.is_waiting
+
+
+def test_links_leave_nothing_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    groups = [SharedMemoryCommunicator(each) for each in make_links(3)]
+    assert len(os.listdir("/proc/self/fd")) > before
+    del groups
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_one_rank_moves_nothing() -> None:
+    group, tensor = Communicator(), torch.ones(3)
+    assert group.all_reduce(tensor) is tensor
+    assert torch.equal(group.all_gather(tensor), tensor[None])
+    assert not group.num_calls
+
+
+@pytest.mark.parametrize(("vocab_size", "world_size"), [(10, 1), (10, 3), (199, 4), (3, 4), (151_936, 8)])
+def test_the_vocabulary_is_cut_into_nearly_equal_ranges(vocab_size: int, world_size: int) -> None:
+    ranges = split_vocab(vocab_size, world_size)
+    assert [token_id for own in ranges for token_id in own] == list(range(vocab_size))
+    assert max(map(len, ranges)) - min(map(len, ranges)) <= 1

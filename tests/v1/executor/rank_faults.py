@@ -1,0 +1,44 @@
+"""What may go wrong on a rank, in the middle of a step. Importable by the workers, whom it is sent to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+
+def fail_in_step(worker: Any, rank: int, kind: str) -> int:
+    """Let the worker of this rank fail between two collectives of its next step; the process's id."""
+    if worker.group.rank == rank:
+        layer = worker.model_runner.model.model.layers[1]
+        layer.forward = {"killed": _kill, "stopped": _stop, "raises": _raise, "hangs": _hang}[kind]
+    return os.getpid()
+
+
+def raise_on(worker: Any, rank: int) -> int:
+    """A call that fails on one rank."""
+    if worker.group.rank == rank:
+        raise ValueError(f"not on rank {rank}")
+    return worker.group.rank
+
+
+def tokens_seen(worker: Any) -> int:
+    """How many tokens the worker's requests have, free slots included."""
+    return int(worker.model_runner.states.num_computed_tokens.sum())
+
+
+def _kill(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _raise(*_: Any) -> None:
+    raise ArithmeticError("a layer's fault")
+
+
+def _hang(*_: Any) -> None:
+    time.sleep(600)

@@ -1,0 +1,179 @@
+"""Ranks in processes of their own: what they compute, and what becomes of the engine when one of them fails."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import rank_faults
+import torch
+from models_util import random_prompts
+from tiny_llm import make_tiny_llm, make_tiny_model
+
+from vllm import LLM, SamplingParams
+from vllm.exceptions import EngineDeadError
+from vllm.v1.executor import worker_monitor
+
+ROOT = Path(__file__).parents[3]
+PROMPTS = random_prompts(100, (5, 40, 2))
+PARAMS = SamplingParams(max_tokens=5, temperature=0, logprobs=2, ignore_eos=True)
+_NOTICE_SECONDS = 10.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread_a_rank() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    llm = make_tiny_llm(folder, tensor_parallel_size=2)
+    yield llm
+    llm.llm_engine.engine_core.shutdown()
+
+
+def generate(llm: LLM) -> list[list[int]]:
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], PARAMS, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and it is no zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def assert_ends(pid: int) -> None:
+    deadline = time.monotonic() + _NOTICE_SECONDS
+    while is_running(pid):
+        assert time.monotonic() < deadline, f"process {pid} goes on"
+        time.sleep(0.05)
+
+
+def test_processes_compute_what_one_does(llm, folder):
+    assert generate(llm) == generate(make_tiny_llm(folder))
+    stats = llm.llm_engine.engine_core.stats()
+    assert stats["collective_calls"]["all_reduce"] > 0
+    assert stats["collective_bytes"]["all_reduce"] > stats["collective_calls"]["all_reduce"]
+
+
+def test_a_call_reaches_every_rank(llm):
+    assert llm.collective_rpc(rank_faults.raise_on, (2,)) == [0, 1]
+    assert len(set(llm.collective_rpc("determine_num_blocks"))) == 1
+    seen, own = llm.collective_rpc(rank_faults.tokens_seen)
+    assert seen == own
+
+
+def test_a_call_that_raises_ends_nothing(llm):
+    with pytest.raises(AttributeError, match="no_such_method"):
+        llm.collective_rpc("no_such_method")
+    with pytest.raises(ValueError, match="not on rank 0"):
+        llm.collective_rpc(rank_faults.raise_on, (0,))
+    with pytest.raises(RuntimeError, match=r"(?s)rank 1 raised:.*in raise_on.*ValueError: not on rank 1"):
+        llm.collective_rpc(rank_faults.raise_on, (1,))
+    with pytest.raises(ValueError, match="collective_rpc cannot send this to the other ranks"):
+        llm.collective_rpc(lambda worker: None)
+    assert llm.collective_rpc(rank_faults.raise_on, (2,)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("rank", "kind", "message"),
+    [
+        (1, "killed", "rank 1 has gone: its process ended with signal 9"),
+        (1, "raises", r"(?s)rank 1 failed:\nTraceback .*rank_faults.py.*ArithmeticError: a layer's fault"),
+        (1, "stopped", "rank 1 hangs: it gives no sign of life"),
+        (1, "hangs", r"(?s)the step hangs: .*rank 1 is at:.*rank_faults.py"),
+        (0, "raises", "rank 0 failed: ArithmeticError: a layer's fault"),
+    ],
+    ids=lambda value: str(value) if len(str(value)) < 10 else "",
+)
+def test_a_rank_that_fails_ends_its_engine(rank, kind, message, folder, llm, monkeypatch):
+    monkeypatch.setattr(worker_monitor, "_SILENCE_SECONDS", 3.0)
+    monkeypatch.setattr(worker_monitor, "_STALL_SECONDS", 4.0)
+    shared_memory = set(os.listdir("/dev/shm"))
+    # gloo's connections, too, must let go of who waits for a process that does nothing.
+    by_gloo = {"disable_custom_all_reduce": kind == "stopped"}
+    broken = make_tiny_llm(folder, tensor_parallel_size=2, **by_gloo)
+    expected = generate(broken)
+    own, other = broken.collective_rpc(rank_faults.fail_in_step, (rank, kind))
+    assert own == os.getpid() != other
+    began = time.monotonic()
+    with pytest.raises(EngineDeadError, match=message):
+        generate(broken)
+    assert time.monotonic() - began < _NOTICE_SECONDS
+    assert not is_running(other)
+    with pytest.raises(EngineDeadError, match=message):
+        generate(broken)
+    with pytest.raises(EngineDeadError, match=message):
+        broken.collective_rpc("determine_num_blocks")
+    assert set(os.listdir("/dev/shm")) <= shared_memory
+    # Another engine of the process does not mind.
+    assert generate(llm) == expected
+
+
+def test_an_idle_engine_notices(folder):
+    broken = make_tiny_llm(folder, tensor_parallel_size=2)
+    _, pid = broken.collective_rpc(rank_faults.fail_in_step, (2, ""))
+    broken.llm_engine.engine_core.check_health()
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + _NOTICE_SECONDS
+    with pytest.raises(EngineDeadError, match="rank 1 has gone"):
+        while time.monotonic() < deadline:
+            broken.llm_engine.engine_core.check_health()
+            time.sleep(0.05)
+
+
+def test_an_engine_that_nobody_holds_ends_its_workers(folder):
+    threads = torch.get_num_threads()
+    forgotten = make_tiny_llm(folder, tensor_parallel_size=2)
+    _, pid = forgotten.collective_rpc(rank_faults.fail_in_step, (2, ""))
+    del forgotten
+    gc.collect()
+    assert_ends(pid)
+    assert torch.get_num_threads() == threads
+
+
+def test_a_model_that_cannot_be_loaded(tmp_path):
+    folder = make_tiny_model(tmp_path)
+    (folder / "model.safetensors").write_bytes(b"nothing of use")
+    with pytest.raises(ValueError, match=r"model.safetensors is not a usable safetensors file"):
+        make_tiny_llm(folder, tensor_parallel_size=2)
+
+
+def test_a_timeout_that_is_none(folder, monkeypatch):
+    monkeypatch.setenv("VLLM_WORKER_TIMEOUT_S", "soon")
+    with pytest.raises(ValueError, match="VLLM_WORKER_TIMEOUT_S must be a positive number of seconds, got 'soon'"):
+        make_tiny_llm(folder, tensor_parallel_size=2)
+
+
+def test_workers_end_with_a_script_that_is_killed(folder):
+    """A plain script, whose workers must not run it again."""
+    script = f"""
+import os, rank_faults
+from tiny_llm import make_tiny_llm
+llm = make_tiny_llm({str(folder)!r}, tensor_parallel_size=2)
+print(llm.collective_rpc(rank_faults.fail_in_step, (2, ""))[1], flush=True)
+os.kill(os.getpid(), 9)
+"""
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", Path(__file__).parent)))
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert_ends(int(done.stdout))

@@ -1,0 +1,50 @@
+"""Process groups of an engine's own: nothing of torch.distributed's global state is taken, so that one process may hold
+several engines, and callers may use torch.distributed for themselves."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from vllm.distributed.communicator import Communicator
+
+_JOIN_TIMEOUT = timedelta(minutes=5)
+# A rank may have to wait for as long as another one computes. Who watches the ranks decides that one hangs.
+_COLLECTIVE_TIMEOUT = timedelta(days=7)
+
+
+def host_store(host: str, world_size: int) -> dist.TCPStore:
+    """The store where `world_size` ranks find one another, on a free port of `host`, this machine's address."""
+    return dist.TCPStore(host, 0, world_size, is_master=True, wait_for_workers=False, timeout=_JOIN_TIMEOUT)
+
+
+def connect_store(host: str, port: int, world_size: int) -> dist.TCPStore:
+    """The store that another process hosts."""
+    return dist.TCPStore(host, port, world_size, is_master=False, wait_for_workers=False, timeout=_JOIN_TIMEOUT)
+
+
+def join_group(store: dist.Store, rank: int, world_size: int, device: torch.device, address: str) -> Communicator:
+    """Meet the other ranks: returns when all of them have come.
+
+    Args:
+        store: one that all ranks share, used for nothing else.
+        rank: this process's, in [0, world_size).
+        device: what the rank's tensors are on: gloo connects CPUs, NCCL CUDA devices.
+        address: of this machine, where gloo listens for the others.
+
+    Raises:
+        RuntimeError: a rank did not come in time.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = _COLLECTIVE_TIMEOUT
+        return Communicator(dist.ProcessGroupNCCL(store, rank, world_size, options))
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    options._timeout = _JOIN_TIMEOUT
+    group = dist.ProcessGroupGloo(store, rank, world_size, options)
+    group._set_default_timeout(_COLLECTIVE_TIMEOUT)
+    return Communicator(group)

@@ -1,0 +1,238 @@
+"""One worker a rank: rank 0's in the caller's process, the others in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from multiprocessing import Pipe
+from typing import Any
+
+import torch
+
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.distributed.communicator import ALONE, Communicator, PeerLostError
+from vllm.distributed.process_group import host_store, join_group
+from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator, make_links
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.executor.worker_monitor import WorkerHandle, WorkerMonitor
+from vllm.v1.executor.worker_proc import (
+    CALL,
+    STEP,
+    STOP,
+    WorkerStart,
+)
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.worker import Worker, call_worker, worker_device
+
+# Before any engine has taken less.
+_NUM_THREADS = torch.get_num_threads()
+
+_STOP_SECONDS = 5.0
+_ENDING_SECONDS = 1.0
+
+# See core_start.py: with several processes on the machine's cores, threads that spin while they wait take the cores
+# from those they wait for.
+_ENVIRONMENT = {"GOMP_SPINCOUNT": "10000"}
+
+
+class LocalWorker:
+    """A worker in a process on this machine; see WorkerHandle."""
+
+    def __init__(self, start: WorkerStart) -> None:
+        self.rank = start.rank
+        self.connection, theirs = Pipe()
+        # A fresh interpreter rather than a fork or a spawn: no thread is copied, and no main module is run again. It
+        # sees the modules that this process sees.
+        environment = {
+            "OMP_NUM_THREADS": str(_threads_per_rank(start.world_size)),
+            **_ENVIRONMENT,
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        inherited = [theirs.fileno(), *(start.links.descriptors if start.links else ())]
+        command = [sys.executable, "-m", "vllm.v1.executor", str(theirs.fileno())]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=inherited)
+        theirs.close()
+        if start.links is not None:
+            start.links.close()
+        self.pid = self._process.pid
+        # One that died at once is noticed when it is waited for.
+        with contextlib.suppress(BrokenPipeError):
+            self.connection.send_bytes(pickle.dumps(start))
+
+    def ending(self) -> str:
+        """How the process ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(_ENDING_SECONDS)
+            return f"its process ended with {f'signal {-status}' if status < 0 else f'exit status {status}'}"
+        return "it closed its connection"
+
+    def end(self, deadline: float) -> None:
+        """Wait for the process's end until `deadline`, on the monotonic clock; then make it end."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(deadline - time.monotonic(), 0))
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process now."""
+        self._process.kill()
+        self._process.wait()
+
+
+class MultiprocExecutor:
+    """The calls that the engine core makes on workers, here on one a rank; see UniProcExecutor.
+
+    A step that fails on any rank is the engine's end, because the ranks are then out of step.
+
+    Raises:
+        ValueError: what a worker raises about the configuration, the model or the memory.
+        EngineDeadError: a worker's process ended.
+    """
+
+    host = "127.0.0.1"
+    """This machine's address, where the ranks meet."""
+    _links: Links | None = None
+
+    def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
+        world_size = config.parallel_config.tensor_parallel_size
+        timeout_seconds = envs.worker_timeout_seconds()
+        store = host_store(self.host, world_size)
+        handles = self._start_workers(config, store.port)
+        self.group: Communicator = ALONE
+        self._monitor = WorkerMonitor(handles, timeout_seconds)
+        self._finalizer = weakref.finalize(self, _end, handles, self._monitor, torch.get_num_threads())
+        try:
+            torch.set_num_threads(_threads_per_rank(world_size))
+            if self._links is not None:
+                self.group = SharedMemoryCommunicator(self._links)
+            else:
+                self._monitor.replies()  # their HELLO
+                self.group = join_group(store, 0, world_size, worker_device(config, 0), self.host)
+            self._monitor.group = self.group
+            self.worker = Worker(config, self.group)
+            self.collective_rpc("load_model", (use_tqdm,))
+            self.num_blocks = min(self.collective_rpc("determine_num_blocks"))
+            self.collective_rpc("initialize_kv_cache", (self.num_blocks,))
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step on every rank; all come to the same tokens, and rank 0's output is returned.
+
+        Raises:
+            EngineDeadError: a rank failed, now or before.
+        """
+        self._monitor.check()
+        try:
+            self._monitor.send(STEP, pickle.dumps(("execute_model", (sendable(scheduler_output),), {})))
+            return self.worker.execute_model(scheduler_output)
+        except BaseException as error:
+            dead = self._monitor.fail(error)
+            if isinstance(error, Exception):
+                raise dead from error
+            raise
+
+    def collective_rpc(
+        self, method: str | Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Call a method of every worker by name, or a function with the worker as its first argument; one result a
+        worker, in the order of ranks. What is called and its arguments are pickled: a function must be one of a module
+        that can be imported.
+
+        Raises:
+            ValueError: it cannot be sent to the other ranks.
+            RuntimeError: it raised on another rank; the message has the traceback.
+            EngineDeadError: a rank failed, now or before.
+        """
+        self._monitor.check()
+        try:
+            call = pickle.dumps((method, args, kwargs or {}))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ValueError(f"collective_rpc cannot send this to the other ranks: {error}") from error
+        try:
+            self._monitor.send(CALL, call)
+            result = call_worker(self.worker, method, args, kwargs or {})
+        except PeerLostError as error:
+            raise self._monitor.fail(error) from error
+        except BaseException:
+            self._monitor.discard_replies()
+            raise
+        return [result, *self._monitor.replies()]
+
+    def check_health(self) -> None:
+        """
+        Raises:
+            EngineDeadError: a rank has failed.
+        """
+        self._monitor.check()
+
+    def shutdown(self) -> None:
+        """End the workers: they are told to stop, then made to."""
+        self._finalizer()
+
+    def _start_workers(self, config: VllmConfig, store_port: int) -> Sequence[WorkerHandle]:
+        """Start the workers of ranks 1 and above; each is to run a WorkerProcess."""
+        world_size = config.parallel_config.tensor_parallel_size
+        if config.device_config.device == "cuda" and world_size > torch.cuda.device_count():
+            raise ValueError(
+                f"tensor_parallel_size must be at most the number of CUDA devices={torch.cuda.device_count()}, "
+                f"got {world_size}"
+            )
+        links: list[Links | None] = [None] * world_size
+        if config.device_config.device == "cpu" and not config.parallel_config.disable_custom_all_reduce:
+            links[:] = make_links(world_size)
+        self._links = links[0]
+        store = (self.host, store_port)
+        return [
+            LocalWorker(WorkerStart(config, rank, world_size, store, self.host, os.getpid(), links[rank]))
+            for rank in range(1, world_size)
+        ]
+
+
+class _OnRankZero:
+    """Stands for a function of the user, which stays in the user's process."""
+
+    def __call__(self, *args: Any) -> Any:
+        raise RuntimeError("a request's logits_processors run on rank 0")
+
+
+def sendable(step: SchedulerOutput) -> SchedulerOutput:
+    """The step without the requests' own functions: few of them could be pickled."""
+    requests = [_without_functions(new) for new in step.scheduled_new_reqs]
+    return replace(step, scheduled_new_reqs=requests)
+
+
+def _without_functions(new: NewRequestData) -> NewRequestData:
+    functions = new.sampling_params.logits_processors
+    if not functions:
+        return new
+    params = new.sampling_params.clone()
+    params.logits_processors = [_OnRankZero()] * len(functions)
+    return replace(new, sampling_params=params)
+
+
+def _threads_per_rank(world_size: int) -> int:
+    """What OMP_NUM_THREADS says, else the rank's share of what one process would take."""
+    share = _NUM_THREADS if "OMP_NUM_THREADS" in os.environ else max(_NUM_THREADS // world_size, 1)
+    return min(share, torch.get_num_threads())
+
+
+def _end(handles: Sequence[WorkerHandle], monitor: WorkerMonitor, num_threads: int) -> None:
+    monitor.stop_watching()
+    deadline = time.monotonic() + _STOP_SECONDS
+    for handle in handles:
+        with contextlib.suppress(OSError):
+            handle.connection.send_bytes(STOP)
+    for handle in handles:
+        handle.end(deadline)
+        handle.connection.close()
+    torch.set_num_threads(num_threads)

@@ -1,0 +1,45 @@
+"""Which executor an engine gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from vllm.config import VllmConfig
+from vllm.distributed.communicator import Communicator
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.executor.multiproc import MultiprocExecutor
+from vllm.v1.executor.uniproc import UniProcExecutor
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.worker import Worker
+
+
+class Executor(Protocol):
+    """The calls that the engine core makes on workers: see MultiprocExecutor.
+
+    Attributes:
+        worker: rank 0's.
+        group: rank 0's.
+        num_blocks: KV blocks that every rank has.
+    """
+
+    worker: Worker
+    group: Communicator
+    num_blocks: int
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput: ...
+
+    def collective_rpc(
+        self, method: str | Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]: ...
+
+    def check_health(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+def make_executor(config: VllmConfig, use_tqdm: bool = False) -> Executor:
+    """The executor that `config` asks for, its model loaded."""
+    if config.parallel_config.tensor_parallel_size == 1:
+        return UniProcExecutor(config, use_tqdm)
+    return MultiprocExecutor(config, use_tqdm)

@@ -1,0 +1,251 @@
+"""Watches the workers of ranks 1 and above, and ends all of them when one fails."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+from vllm.distributed.communicator import ALONE, PeerLostError
+from vllm.exceptions import EngineDeadError
+from vllm.v1.executor.worker_proc import BEAT, FAILED, HELLO, RAISED, RESULT, Progress
+
+_TICK_SECONDS = 0.5
+_START_SECONDS = 300.0  # for a process to begin
+_SILENCE_SECONDS = 7.0  # without a beat: the process is stopped
+_STALL_SECONDS = 7.0  # without any rank doing anything in a step
+_COMPUTED_SECONDS = 0.1  # of CPU time in that long: less is idleness
+_OTHERS_SECONDS = 0.3  # for the others' words, when one has failed
+_WORD_SECONDS = 5.0  # for a worker's word, when rank 0 has lost it or failed in a call that the worker is to answer
+_PAUSED_SECONDS = 3.0
+
+
+class WorkerHandle(Protocol):
+    """A worker as rank 0 sees it.
+
+    Attributes:
+        rank: at least 1.
+        connection: to it.
+    """
+
+    rank: int
+    connection: Connection
+
+    def ending(self) -> str:
+        """How it ended, in words; called when its connection is closed."""
+
+    def end(self, deadline: float) -> None:
+        """Wait for its end until `deadline`, on the monotonic clock; then make it end."""
+
+    def kill(self) -> None:
+        """End it now, whatever it does."""
+
+
+@dataclass
+class _Watched:
+    """What is known of a worker."""
+
+    handle: WorkerHandle
+    replies: queue.SimpleQueue[tuple[str, Any]] = field(default_factory=queue.SimpleQueue)
+    silent_after: float = field(default_factory=lambda: time.monotonic() + _START_SECONDS)
+    progress: Progress = field(default_factory=Progress)
+    is_connected: bool = True
+
+
+@dataclass(order=True)
+class _Fault:
+    """Why a rank failed; the lowest is the one to tell."""
+
+    severity: int  # 0: of its own; 1: it ended without a word; 2: because it lost others
+    message: str
+
+
+class WorkerMonitor:
+    """A thread that takes what the workers send. The first fault is the end of all workers: their connections close,
+    so whoever waits for them in a collective goes on, with an error.
+
+    Args:
+        handles: the workers, running.
+        timeout_seconds: how long a rank may compute between two collectives.
+
+    Attributes:
+        group: rank 0's communicator, once there is one.
+    """
+
+    def __init__(self, handles: Sequence[WorkerHandle], timeout_seconds: float) -> None:
+        self.group = ALONE
+        self._timeout_seconds = timeout_seconds
+        self._watched = {handle.connection: _Watched(handle) for handle in handles}
+        self._marks: tuple[list[int], list[float]] = ([], [])
+        self._marked_at = self._collective_at = self._looked_at = time.monotonic()
+        self._closing = threading.Event()
+        self._ending = threading.Lock()
+        self._failed = threading.Event()
+        self._failure = ""
+        self._thread = threading.Thread(target=self._watch, name="vllm-worker-monitor", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """
+        Raises:
+            EngineDeadError: a rank has failed; the message has its traceback.
+        """
+        if self._failed.is_set():
+            raise EngineDeadError(self._failure)
+
+    def send(self, kind: bytes, call: bytes) -> None:
+        """Send a call to all workers.
+
+        Raises:
+            PeerLostError: one of them has gone.
+        """
+        try:
+            for connection in self._watched:
+                connection.send_bytes(kind + call)
+        except OSError as error:
+            raise PeerLostError(f"a worker cannot be sent to: {error}") from error
+
+    def fail(self, error: BaseException) -> EngineDeadError:
+        """End all workers because of an error on rank 0; what to raise."""
+        if isinstance(error, PeerLostError):
+            # The cause is another rank, which the thread is about to hear of.
+            self._failed.wait(_WORD_SECONDS)
+        self._end(f"tensor-parallel rank 0 failed: {type(error).__name__}: {error}")
+        return EngineDeadError(self._failure)
+
+    def replies(self) -> list[Any]:
+        """The workers' results of the last call, in the order of ranks.
+
+        Raises:
+            EngineDeadError: a rank has failed.
+            RuntimeError: a worker's call raised; the message has its traceback.
+        """
+        results: list[Any] = []
+        raised: list[str] = []
+        for watched in self._watched.values():
+            kind, value = self._reply(watched)
+            results.append(value)
+            if kind == RAISED:
+                raised.append(f"tensor-parallel rank {watched.handle.rank} raised:\n{value}")
+        if raised:
+            raise RuntimeError("\n".join(raised))
+        return results
+
+    def discard_replies(self) -> None:
+        """The last call raised on rank 0, and in all likelihood on the others. One that does not say so in time waits
+        for rank 0, and is ended, with all others."""
+        deadline = time.monotonic() + _WORD_SECONDS
+        for watched in self._watched.values():
+            try:
+                watched.replies.get(timeout=max(deadline - time.monotonic(), 0))
+            except queue.Empty:
+                self._end(f"tensor-parallel rank {watched.handle.rank} did not answer a call that raised on rank 0")
+
+    def stop_watching(self) -> None:
+        """The workers are about to be told to end."""
+        self._closing.set()
+        self._thread.join()
+
+    def _reply(self, watched: _Watched) -> tuple[str, Any]:
+        while True:
+            try:
+                return watched.replies.get(timeout=_TICK_SECONDS)
+            except queue.Empty:
+                self.check()
+
+    def _end(self, message: str) -> None:
+        with self._ending:
+            if not self._failed.is_set():
+                self._failure = message
+                self._failed.set()
+        for watched in self._watched.values():
+            watched.handle.kill()
+
+    def _watch(self) -> None:
+        while not (self._closing.is_set() or self._failed.is_set()):
+            try:
+                faults = self._take_messages(_TICK_SECONDS) or self._find_hang()
+                if faults and not self._closing.is_set():
+                    # One that fails takes others along, and their words may come first.
+                    time.sleep(_OTHERS_SECONDS)
+                    faults += self._take_messages(0)
+                    self._end(min(faults).message)
+            except Exception as error:
+                self._end(f"a worker's message cannot be read: {type(error).__name__}: {error}")
+
+    def _take_messages(self, timeout: float) -> list[_Fault]:
+        """Read what has come; the faults that it tells of."""
+        faults: list[_Fault] = []
+        connected = [connection for connection, watched in self._watched.items() if watched.is_connected]
+        if not connected:
+            time.sleep(timeout)
+        for connection in wait(connected, timeout):
+            watched = self._watched[connection]  # type: ignore[index]
+            try:
+                while connection.poll():  # type: ignore[union-attr]
+                    faults += self._take(watched, *pickle.loads(connection.recv_bytes()))  # type: ignore[union-attr]
+            except (EOFError, OSError):
+                watched.is_connected = False
+                ending = watched.handle.ending()
+                faults.append(_Fault(1, f"tensor-parallel rank {watched.handle.rank} has gone: {ending}"))
+        return faults
+
+    def _take(self, watched: _Watched, kind: str, *content: Any) -> list[_Fault]:
+        watched.silent_after = time.monotonic() + _SILENCE_SECONDS
+        if kind == BEAT:
+            (watched.progress,) = content
+        elif kind in (HELLO, RESULT, RAISED):
+            watched.replies.put((kind, content[0] if content else None))
+        elif kind == FAILED:
+            trace, lost_others = content
+            return [_Fault(2 * lost_others, f"tensor-parallel rank {watched.handle.rank} failed:\n{trace}")]
+        return []
+
+    def _find_hang(self) -> list[_Fault]:
+        now = time.monotonic()
+        paused = now - self._looked_at > _PAUSED_SECONDS
+        self._looked_at = now
+        if paused:
+            # It is this process that stood still, and it has not read what the others sent.
+            self._marked_at = self._collective_at = now
+            for watched in self._watched.values():
+                watched.silent_after = max(watched.silent_after, now + _SILENCE_SECONDS)
+        silent = [str(each.handle.rank) for each in self._watched.values() if now > each.silent_after]
+        if silent:
+            return [_Fault(0, f"tensor-parallel rank {', '.join(silent)} hangs: it gives no sign of life")]
+        return self._find_stall(now)
+
+    def _find_stall(self, now: float) -> list[_Fault]:
+        """Whether rank 0 waits for others of whom none works. One that computes may take its time, up to a limit."""
+        ranks = [watched.progress for watched in self._watched.values()]
+        calls = [self.group.total_calls, *(each.num_collectives for each in ranks)]
+        clocks = [each.cpu_seconds for each in ranks]
+        if not self.group.is_waiting or calls != self._marks[0]:
+            self._marks, self._marked_at, self._collective_at = (calls, clocks), now, now
+            return []
+        computed = (
+            clock - before
+            for rank, clock, before in zip(ranks, clocks, self._marks[1], strict=True)
+            if not rank.is_waiting
+        )
+        if any(seconds >= _COMPUTED_SECONDS for seconds in computed):
+            self._marks, self._marked_at = (calls, clocks), now
+        if now - self._marked_at > _STALL_SECONDS:
+            return [_Fault(0, f"the step hangs: no rank has done anything for {_STALL_SECONDS:.0f} s{self._where()}")]
+        if now - self._collective_at > self._timeout_seconds:
+            limit = f"VLLM_WORKER_TIMEOUT_S={self._timeout_seconds:g}"
+            return [_Fault(0, f"the step hangs: no rank has got on for {limit}{self._where()}")]
+        return []
+
+    def _where(self) -> str:
+        """The stacks of the workers that others wait for."""
+        ranks = [(watched.handle.rank, watched.progress) for watched in self._watched.values()]
+        behind = [each for each in ranks if not each[1].is_waiting] or ranks
+        return "".join(
+            f"\ntensor-parallel rank {rank} is at:\n{progress.stack}" for rank, progress in behind if progress.stack
+        )

@@ -1,0 +1,187 @@
+"""A worker of rank 1 or above: in a process of its own it does what rank 0's executor says.
+
+The two sides share one connection. The executor sends calls, each a byte that says what is expected followed by the
+pickled (method, args, kwargs). The worker sends pickled tuples whose first element is one of HELLO ... FAILED.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.distributed.communicator import Communicator, PeerLostError
+from vllm.distributed.process_group import connect_store, join_group
+from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator
+from vllm.v1.worker.worker import Worker, call_worker, worker_device
+
+# To the worker: a call whose result nobody waits for, a call whose result is sent back, the end.
+STEP, CALL, STOP = b"s", b"c", b"q"
+
+# From the worker: it is about to join the group that a store describes; how it fares (Progress); a call's result, or
+# its traceback; it is done for: the traceback, and whether another rank's end was the cause.
+HELLO, BEAT, RESULT, RAISED, FAILED = "hello", "beat", "result", "raised", "failed"
+
+BEAT_SECONDS = 1.0
+_SHOW_STACK_AFTER_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class WorkerStart:
+    """What a worker is told first.
+
+    Attributes:
+        store: host and port where the ranks find one another.
+        address: of the worker's machine, where it listens for other ranks.
+        parent_pid: the process with which it ends, if that is on its machine.
+        links: connect it with the other ranks, in place of the store.
+    """
+
+    config: VllmConfig
+    rank: int
+    world_size: int
+    store: tuple[str, int]
+    address: str
+    parent_pid: int | None
+    links: Links | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a rank has come.
+
+    Attributes:
+        num_collectives: collectives begun.
+        cpu_seconds: that its thread has computed.
+        is_waiting: it is in a collective.
+        stack: where it is, if it has been in one call for a while.
+    """
+
+    num_collectives: int = 0
+    cpu_seconds: float = 0.0
+    is_waiting: bool = False
+    stack: str | None = None
+
+
+def thread_clock() -> Callable[[], float]:
+    """Reads the CPU seconds of the thread that asks for it now; the clock may be read in another one."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return time.process_time
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+    return lambda: time.clock_gettime(clock)
+
+
+class WorkerProcess:
+    """The worker's side: one thread, that of `run`, works; another one beats."""
+
+    def __init__(self, connection: Connection, start: WorkerStart) -> None:
+        self._connection = connection
+        self._start = start
+        self._sending = threading.Lock()
+        self._group = Communicator()
+        self._call_began: float | None = None
+
+    def run(self) -> int:
+        """Join the group, then obey until told to stop; the process's exit status."""
+        threading.Thread(target=self._beat, args=(thread_clock(), threading.get_ident()), daemon=True).start()
+        try:
+            worker = self._make_worker()
+            while (message := self._receive()) is not None:
+                self._obey(worker, message)
+            return 0
+        except BaseException as error:
+            self._send(FAILED, traceback.format_exc(), isinstance(error, PeerLostError))
+            return 1
+
+    def _receive(self) -> bytes | None:
+        """The next call; None: it is over, or the executor has gone."""
+        try:
+            message = self._connection.recv_bytes()
+        except (EOFError, OSError):
+            return None
+        return None if message == STOP else message
+
+    def _make_worker(self) -> Worker:
+        start = self._start
+        if start.links is not None:
+            self._group = SharedMemoryCommunicator(start.links)
+        else:
+            self._send(HELLO)
+            device = worker_device(start.config, start.rank)
+            store = connect_store(*start.store, start.world_size)
+            self._group = join_group(store, start.rank, start.world_size, device, start.address)
+        return Worker(start.config, self._group)
+
+    def _obey(self, worker: Worker, message: bytes) -> None:
+        self._call_began = time.monotonic()
+        if message[:1] == STEP:
+            self._call(worker, message)
+        else:
+            try:
+                self._send(RESULT, self._call(worker, message))
+            except PeerLostError:
+                raise
+            except Exception:
+                self._send(RAISED, traceback.format_exc())
+        self._call_began = None
+
+    @staticmethod
+    def _call(worker: Worker, message: bytes) -> Any:
+        method, args, kwargs = pickle.loads(memoryview(message)[1:])
+        return call_worker(worker, method, args, kwargs)
+
+    def _beat(self, clock: Callable[[], float], thread_id: int) -> None:
+        while True:
+            parent_pid = self._start.parent_pid
+            if parent_pid is not None and os.getppid() != parent_pid:
+                os._exit(1)
+            began = self._call_began
+            stack: str | None = None
+            if began is not None and time.monotonic() - began > _SHOW_STACK_AFTER_SECONDS:
+                stack = "".join(traceback.format_stack(sys._current_frames()[thread_id]))
+            try:
+                group = self._group
+                self._send(BEAT, Progress(group.total_calls, clock(), group.is_waiting, stack))
+            except OSError:
+                os._exit(1)
+            time.sleep(BEAT_SECONDS)
+
+    def _send(self, *message: Any) -> None:
+        data = pickle.dumps(message)
+        with self._sending:
+            self._connection.send_bytes(data)
+
+
+def _run(connection: Connection, start: bytes) -> int:
+    try:
+        process = WorkerProcess(connection, pickle.loads(start))
+    except Exception:
+        # A class of the user's main script, for one, is not there.
+        connection.send_bytes(pickle.dumps((FAILED, traceback.format_exc(), False)))
+        return 1
+    return process.run()
+
+
+def main() -> None:
+    """Be the worker at the other end of the connection whose descriptor is the first argument."""
+    # The terminal's Ctrl-C goes to the whole group; when to stop is the parent's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = Connection(int(sys.argv[1]))
+    status = 1
+    # Without a start, the parent has gone.
+    with contextlib.suppress(EOFError, OSError):
+        status = _run(connection, connection.recv_bytes())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # No library's thread keeps the process, nor do the ranks that it is connected with.
+    os._exit(status)
