@@ -117,10 +117,28 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How many devices, and who drives them."""
+    """How many devices, and who drives them.
+
+    Attributes:
+        tensor_parallel_size: devices that one replica of the model is split over.
+        distributed_executor_backend: None or "uni".
+        data_parallel_size: replicas behind one server, each an engine core with a KV cache of its own.
+        data_parallel_rank: which of them this configuration is for, in [0, data_parallel_size).
+    """
 
     tensor_parallel_size: int = 1
     distributed_executor_backend: str | None = None
+    data_parallel_size: int = 1
+    data_parallel_rank: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least("data_parallel_size", self.data_parallel_size, 1)
+        _at_least("data_parallel_rank", self.data_parallel_rank, 0)
+
+    @property
+    def first_device(self) -> int:
+        """Number of the replica's first device: replica r of T devices each has r * T .. r * T + T - 1."""
+        return self.data_parallel_rank * self.tensor_parallel_size
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,15 @@ def extend_block_hashes(request: Request, block_size: int) -> list[bytes]:
     hashes = request.block_hashes
     num_full = request.num_tokens // block_size
     if len(hashes) < num_full:
-        parent = hashes[-1] if hashes else _root_hash(request.cache_salt)
+        parent = hashes[-1] if hashes else root_hash(request.cache_salt)
         for index in range(len(hashes), num_full):
             parent = block_hash(parent, request.token_ids[index * block_size : (index + 1) * block_size])
             hashes.append(parent)
     return hashes
 
 
-def _root_hash(salt: str | None) -> bytes:
+def root_hash(salt: str | None) -> bytes:
+    """What stands before the first block: caches of different salts share nothing."""
     return hashlib.blake2b((salt or "").encode("utf-8", "surrogatepass"), digest_size=16, person=b"salt").digest()
 
 

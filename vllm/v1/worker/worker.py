@@ -26,6 +26,8 @@ class Worker:
     def __init__(self, config: VllmConfig) -> None:
         self.config = config
         self.device = torch.device(config.device_config.device)
+        if self.device.type == "cuda" and config.parallel_config.data_parallel_size > 1:
+            torch.cuda.set_device(config.parallel_config.first_device)
         self.model_runner: GPUModelRunner
 
     def load_model(self, use_tqdm: bool = False) -> None:
@@ -80,7 +82,8 @@ class Worker:
             if asked is not None:
                 return asked
             free = max(_available_host_bytes() - self.model_runner.max_logits_bytes(), 0)
-            return min(_CPU_CACHE_LIMIT_BYTES, int(free * _CPU_CACHE_FRACTION))
+            share = _CPU_CACHE_FRACTION / self.config.parallel_config.data_parallel_size
+            return min(_CPU_CACHE_LIMIT_BYTES, int(free * share))
         free, total = torch.cuda.mem_get_info(self.device)
         used = total - free + self.model_runner.max_logits_bytes()
         return max(int(total * self.config.cache_config.gpu_memory_utilization) - used, 0)
