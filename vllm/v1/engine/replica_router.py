@@ -4,11 +4,12 @@ All is counted in tokens to compute. A replica's load is what it has still to do
 a prompt adds what the replica's prefix cache lacks of it. So a request follows its prefix until that replica has more
 to do than the others by as much as computing the prefix anew costs, and goes to the least loaded one otherwise.
 
-That alone could keep a replica idle for good: under few requests with one long prefix the difference in load never
-becomes as large as the prefix. But a prefill is paid once, while waiting for a busier replica is paid by request after
-request. What requests have waited for the sake of a prefix is therefore credited to the replicas that had less to do;
+That alone could keep a replica idle for good: under few requests with one long prefix the loads never differ by as much
+as the prefix is long. But a prefill is paid once, while waiting for a busier replica is paid by request after request.
+What requests wait for the sake of a prefix while a replica has nothing to do is therefore credited to that replica;
 once the credit pays for the prefill, it is done there, and both have the prefix. As with skis that are bought when
-their price has gone into renting, what is so computed again never exceeds what was waited.
+their price has gone into renting, what is so computed again never exceeds what was waited. A replica with other work
+earns nothing: a prefill there would make that wait.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vllm.v1.core.block_pool import block_hash, root_hash
+from vllm.v1.core.block_pool import hash_full_blocks
 
 GENERATED_TOKENS = 128
 """How long a generation is taken to be where max_tokens allows for it: when it ends is not known before."""
@@ -45,8 +46,13 @@ class _Replica:
         self._max_blocks = max_blocks
         self._known: OrderedDict[bytes, None] = OrderedDict()  # least recently sent first
 
+    @property
+    def num_known(self) -> int:
+        """Blocks that the replica's cache should hold."""
+        return len(self._known)
+
     def count_known(self, hashes: Sequence[bytes]) -> int:
-        """Leading blocks that the replica's cache should hold."""
+        """How many leading ones of these blocks are among them."""
         known = self._known
         for index, each in enumerate(hashes):
             if each not in known:
@@ -88,6 +94,11 @@ class ReplicaRouter:
         return request_id in self._requests
 
     @property
+    def num_known_blocks(self) -> list[int]:
+        """Blocks that each replica's prefix cache is thought to hold."""
+        return [replica.num_known for replica in self._replicas]
+
+    @property
     def loads(self) -> list[int]:
         """What each replica has to do, in tokens: prompts without their known prefixes until the first token is there,
         and the expected generations until the request's end."""
@@ -105,7 +116,7 @@ class ReplicaRouter:
             num_sequences: to generate.
             max_tokens: of each.
         """
-        hashes = self._hash_blocks(token_ids, cache_salt)
+        hashes = hash_full_blocks(token_ids, self._block_size, cache_salt, []) if self._caches_prefixes else []
         # The last token is always computed: its logits are what is asked for.
         reusable = hashes[: (len(token_ids) - 1) // self._block_size]
         missing = [len(token_ids) - each.count_known(reusable) * self._block_size for each in self._replicas]
@@ -159,18 +170,6 @@ class ReplicaRouter:
         chosen = self._replicas[index]
         chosen.credit = max(chosen.credit - (missing[index] - fewest), 0)
         for other, lacks in zip(self._replicas, missing, strict=True):
-            if lacks > missing[index] and other.load < chosen.load:
-                other.credit += chosen.load - other.load
+            if lacks > missing[index] and other.load == 0:
+                other.credit += chosen.load
         return index
-
-    def _hash_blocks(self, token_ids: list[int], cache_salt: str | None) -> list[bytes]:
-        """Of the prompt's full blocks, as the replicas' caches know them."""
-        if not self._caches_prefixes:
-            return []
-        size = self._block_size
-        hashes = []
-        parent = root_hash(cache_salt)
-        for begin in range(0, len(token_ids) - size + 1, size):
-            parent = block_hash(parent, token_ids[begin : begin + size])
-            hashes.append(parent)
-        return hashes
