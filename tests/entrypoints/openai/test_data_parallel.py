@@ -86,7 +86,8 @@ def test_clients_that_leave_are_forgotten_by_both(server):
         httpx.stream("POST", f"{server.url}/v1/completions", json=body) as one,
         httpx.stream("POST", f"{server.url}/v1/completions", json=body) as other,
     ):
-        assert next(one.iter_lines()) and next(other.iter_lines())
+        lines = one.iter_lines(), other.iter_lines()
+        assert all("choices" in next(each) for each in lines)
         assert httpx.get(f"{server.url}/load").json()["server_load"] == 2
         wait_for(lambda: metric(server, "num_requests_running") == [2, 2])
     wait_for(lambda: metric(server, "num_requests_running") == [0, 0])

@@ -305,7 +305,7 @@ def _start_cores(config: VllmConfig, processes: Sequence[CoreProcessHandle]) -> 
     parallel = config.parallel_config
     num_replicas = parallel.data_parallel_size
     cores = []
-    for rank, process in zip(range(num_replicas), processes or [None] * num_replicas, strict=True):
+    for rank, process in enumerate(processes or (None,) * num_replicas):
         own = replace(config, parallel_config=replace(parallel, data_parallel_rank=rank))
         name = "the engine core" if num_replicas == 1 else f"engine core {rank}"
         cores.append(CoreClient(own, process, name))
