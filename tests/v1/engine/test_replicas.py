@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from byte_tokenizer import VOCAB_SIZE
 from models_util import random_prompts
 from readings_reference import assert_same_readings
@@ -208,3 +209,10 @@ def test_offline_engines_are_single(folder):
 def test_devices_are_given_in_turn():
     configs = [ParallelConfig(2, data_parallel_size=3, data_parallel_rank=rank) for rank in range(3)]
     assert [config.first_device for config in configs] == [0, 2, 4]
+
+
+def test_there_must_be_devices_enough(folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match=r"data_parallel_size=2 .* needs 2 CUDA devices, and there are 1"):
+        EngineArgs(str(folder), data_parallel_size=2).create_engine_config()

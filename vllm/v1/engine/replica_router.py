@@ -24,7 +24,7 @@ GENERATED_TOKENS = 128
 """How long a generation is taken to be where max_tokens allows for it: when it ends is not known before."""
 
 MAX_KNOWN_BLOCKS = 100_000
-"""Of each replica: some 20 MB. Prefixes of large caches are forgotten earlier than the caches forget them."""
+"""Of each replica: some 15 MB. Prefixes of large caches are forgotten earlier than the caches forget them."""
 
 
 @dataclass(slots=True)
