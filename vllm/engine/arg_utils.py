@@ -213,7 +213,8 @@ class EngineArgs:
             raise ValueError("device='cuda', but torch finds no usable CUDA device")
         if self.device == "cpu" or not torch.cuda.is_available():
             return "cpu"
-        _check_device_count(parallel_config, torch.cuda.device_count())
+        if parallel_config.data_parallel_size > 1:
+            _check_device_count(parallel_config, torch.cuda.device_count())
         return "cuda"
 
     def _resolve_max_model_len(self, longest: int) -> int:
