@@ -121,18 +121,24 @@ class ParallelConfig:
     """How many devices, and who drives them.
 
     Attributes:
-        tensor_parallel_size: N, ranks that the model is split over.
+        tensor_parallel_size: N, ranks that one replica of the model is split over.
         distributed_executor_backend: "uni": a worker in the engine's process; "mp": a process for each further rank;
             None: whichever fits.
         disable_custom_all_reduce: ranks of one machine's CPU are connected by gloo, not by shared memory.
+        data_parallel_size: replicas behind one server, each an engine core with a KV cache of its own.
+        data_parallel_rank: which of them this configuration is for, in [0, data_parallel_size).
     """
 
     tensor_parallel_size: int = 1
     distributed_executor_backend: str | None = None
     disable_custom_all_reduce: bool = False
+    data_parallel_size: int = 1
+    data_parallel_rank: int = 0
 
     def __post_init__(self) -> None:
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        _at_least("data_parallel_size", self.data_parallel_size, 1)
+        _at_least("data_parallel_rank", self.data_parallel_rank, 0)
         backend, size = self.distributed_executor_backend, self.tensor_parallel_size
         if backend is not None:
             _one_of("distributed_executor_backend", backend, EXECUTOR_BACKENDS)
@@ -158,6 +164,11 @@ class ParallelConfig:
                 raise ValueError(f"tensor_parallel_size={size} does not fit the model's {name}={value}: {rule}")
         if hf.vocab_size < size:
             raise ValueError(f"tensor_parallel_size={size} exceeds the model's vocab_size={hf.vocab_size}")
+
+    @property
+    def first_device(self) -> int:
+        """Number of the replica's first device: replica r of T devices each has r * T .. r * T + T - 1."""
+        return self.data_parallel_rank * self.tensor_parallel_size
 
 
 @dataclass(frozen=True)

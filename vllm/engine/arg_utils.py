@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import types
 import typing
 from dataclasses import MISSING, dataclass, field, fields
@@ -43,6 +44,7 @@ class EngineArgs:
     skip_tokenizer_init: bool = _arg(False, "do without a tokenizer: prompts are token ids, outputs have no text")
     trust_remote_code: bool = _arg(False, "let the tokenizer's repository run its own code")
     tensor_parallel_size: int = _arg(1, "number of devices to split the model over")
+    data_parallel_size: int = _arg(1, "replicas of the model behind one server, each with its own KV cache")
     dtype: str = _arg("auto", "auto, float32, float16 (half) or bfloat16; auto is the checkpoint's own")
     quantization: str | None = _arg(
         None, "int8: linear layers and head with 8-bit weights; gguf changes nothing: such files are always read"
@@ -96,7 +98,8 @@ class EngineArgs:
 
         self._check_supported()
         logits_processors = tuple(load_logits_processors(self.logits_processors))
-        device = self._resolve_device()
+        parallel_config = self.create_parallel_config()
+        device = self._resolve_device(parallel_config)
         if envs.batch_invariant():
             check_batch_invariance(device)
         source = resolve_model(
@@ -137,11 +140,29 @@ class EngineArgs:
                 swap_space=self.swap_space,
             ),
             scheduler_config=self._scheduler_config(max_model_len),
-            parallel_config=ParallelConfig(
-                self.tensor_parallel_size, self.distributed_executor_backend, self.disable_custom_all_reduce
-            ),
+            parallel_config=parallel_config,
             device_config=DeviceConfig(device),
         )
+
+    def create_parallel_config(self) -> ParallelConfig:
+        """How many devices and processes there are to be; reads no model.
+
+        Raises:
+            ValueError: a size that cannot be honoured.
+        """
+        config = ParallelConfig(
+            self.tensor_parallel_size,
+            self.distributed_executor_backend,
+            self.disable_custom_all_reduce,
+            self.data_parallel_size,
+        )
+        num_cores = usable_cores()
+        if config.data_parallel_size > num_cores:
+            raise ValueError(
+                f"data_parallel_size must be at most {num_cores}, the CPU cores that this process may use: every "
+                f"replica's process needs one; got {config.data_parallel_size}"
+            )
+        return config
 
     def _scheduler_config(self, max_model_len: int) -> SchedulerConfig:
         budget = self.max_num_batched_tokens
@@ -178,16 +199,18 @@ class EngineArgs:
             raise ValueError(f"dtype must be one of auto, float32, float16 (half), bfloat16, got {self.dtype!r}")
         return dtype
 
-    def _resolve_device(self) -> str:
+    def _resolve_device(self, parallel_config: ParallelConfig) -> str:
         import torch
 
-        if self.device == "auto":
-            return "cuda" if torch.cuda.is_available() else "cpu"
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"device must be one of auto, cpu, cuda, got {self.device!r}")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device='cuda', but torch finds no usable CUDA device")
-        if self.device not in ("cpu", "cuda"):
-            raise ValueError(f"device must be one of auto, cpu, cuda, got {self.device!r}")
-        return self.device
+        if self.device == "cpu" or not torch.cuda.is_available():
+            return "cpu"
+        if parallel_config.data_parallel_size > 1:
+            _check_device_count(parallel_config, torch.cuda.device_count())
+        return "cuda"
 
     def _resolve_max_model_len(self, longest: int) -> int:
         if self.max_model_len is None:
@@ -239,6 +262,24 @@ def flag_options(hint: Any) -> dict[str, Any]:
     if typing.get_origin(kind) is list:
         return {"nargs": "+", "metavar": "NAME"}
     return {"type": kind, "metavar": kind.__name__.upper()}
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_device_count(config: ParallelConfig, found: int) -> None:
+    """
+    Raises:
+        ValueError: there are fewer CUDA devices than the replicas need.
+    """
+    needed = config.data_parallel_size * config.tensor_parallel_size
+    if needed > found:
+        raise ValueError(
+            f"data_parallel_size={config.data_parallel_size} with tensor_parallel_size={config.tensor_parallel_size} "
+            f"needs {needed} CUDA devices, and there are {found}"
+        )
 
 
 def _json_object(text: str) -> dict[str, Any]:

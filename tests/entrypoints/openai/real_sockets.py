@@ -40,12 +40,12 @@ class SocketServer:
         """What the server, the engine and its core hold for requests: name -> what; empty when that is nothing."""
         engine = self.state.engine
         # Its process answers between two steps, after everything that it was sent before.
-        core = await engine._core.call("stats")
+        core = await engine.replicas[0].core.call("stats")
         held = {
             "answers": self.state.num_in_flight,
             "requests": engine.num_unfinished_requests,
             "sequences": engine.num_unfinished_sequences,
-            "streams": len(engine._streams),
+            "streams": sum(len(each.streams) for each in engine.replicas),
             **{name: core[name] for name in ("num_running", "num_waiting", "kv_cache_usage")},
         }
         return {name: value for name, value in held.items() if value}

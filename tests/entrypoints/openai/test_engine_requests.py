@@ -12,7 +12,7 @@ from vllm.entrypoints.openai.errors import ApiError
 from vllm.exceptions import EngineDeadError
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine.async_llm import RequestStream
+from vllm.v1.engine.request_stream import RequestStream
 
 
 class Engine:

@@ -18,6 +18,8 @@ from live_server import LiveServer, is_running
 from slow_processor import STEP_SECONDS
 from tiny_llm import make_tiny_model
 
+from vllm.engine.arg_utils import usable_cores
+
 SLOW = ("--logits-processors", "slow_processor:SlowProcessor")
 SLOW_ENV = {"PYTHONPATH": str(Path(__file__).parent)}
 PROMPT = {"model": "tiny", "prompt": "a", "ignore_eos": True, "temperature": 0}
@@ -108,8 +110,9 @@ def refuses(server: LiveServer) -> bool:
 
 def test_sigterm_lets_requests_finish(folder):
     """What is in flight goes on to its end; what is new is sent away; health says so."""
-    with servers(folder, ["--access-log-format", "json"], ["--shutdown-timeout", "0.3"]) as (patient, hasty):
-        assert_drains(patient)
+    two = ["--data-parallel-size", "2"] if usable_cores() > 1 else []
+    with servers(folder, ["--access-log-format", "json", *two], ["--shutdown-timeout", "0.3"]) as (patient, hasty):
+        assert_drains(patient, 2 if two else 1)
         # As long as there is time.
         cores = hasty.core_pids
         in_flight = InFlight(hasty)
@@ -119,9 +122,9 @@ def test_sigterm_lets_requests_finish(folder):
         assert "Traceback" not in hasty.log()
 
 
-def assert_drains(server: LiveServer) -> None:
+def assert_drains(server: LiveServer, num_replicas: int) -> None:
     cores = server.core_pids
-    assert len(cores) == 1
+    assert len(cores) == num_replicas
     in_flight = InFlight(server, max_tokens=100)
     with httpx.Client(base_url=server.url) as client:
         assert client.get("/health").status_code == 200

@@ -204,13 +204,14 @@ def test_counts(folder):
 async def check_a_long_prompt_is_seen(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of a prompt that give nothing yet tell that they were."""
     told = []
-    process = engine.output_processor.process_outputs
+    (replica,) = engine.replicas
+    process = replica.output_processor.process_outputs
 
     def spy(outputs, step_time):
-        told.append((len(outputs), engine.stats["num_running"]))
+        told.append((len(outputs), replica.stats["num_running"]))
         return process(outputs, step_time)
 
-    monkeypatch.setattr(engine.output_processor, "process_outputs", spy)
+    monkeypatch.setattr(replica.output_processor, "process_outputs", spy)
     await last_of(engine, [5] * 40, SamplingParams(max_tokens=1), "long")
     assert told == [(0, 1), (0, 1), (1, 0)]
 
@@ -244,7 +245,7 @@ def test_a_scrape_waits_for_nobody(folder, tmp_path, monkeypatch):
             begun.unlink()
             while not begun.exists():
                 await asyncio.sleep(0.01)
-            os.kill(engine.core_pid, signal.SIGKILL)
+            os.kill(engine.core_pids[0], signal.SIGKILL)
             with pytest.raises(EngineDeadError):
                 await stuck
             seen = await scrape(client)

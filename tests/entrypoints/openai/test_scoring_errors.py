@@ -97,7 +97,7 @@ def nothing_stays(server):
     yield
     server.post("/generative_scoring", **GOOD)
     assert server.engine.num_unfinished_requests == 0
-    assert not server.run(server.engine._core.call("has_unfinished_requests"))
+    assert not server.run(server.engine.replicas[0].core.call("has_unfinished_requests"))
 
 
 @PATHS

@@ -68,6 +68,8 @@ def no_engine(monkeypatch):
     [
         (["--port", "65536"], "--port must be in 0..65535, got 65536"),
         (["--port", "-1"], "--port must be in 0..65535, got -1"),
+        (["--data-parallel-size", "0"], "data_parallel_size must be an integer of at least 1, got 0"),
+        (["--data-parallel-size", "100000"], "data_parallel_size must be at most "),
         (["--port", "http"], "--port"),
         (["--host", "192.0.2.1"], "--host 192.0.2.1 --port 8000"),
         (["--root-path", "api"], "--root-path must begin with a slash"),

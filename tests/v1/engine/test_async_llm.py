@@ -23,7 +23,7 @@ from vllm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine, SamplingParams
 from vllm.exceptions import EngineDeadError, VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.async_llm import RequestStream
+from vllm.v1.engine.request_stream import RequestStream
 
 ROOT = Path(__file__).parents[3]
 
@@ -57,8 +57,9 @@ async def last_of(engine: AsyncLLM, prompt, params: SamplingParams, request_id: 
 
 async def is_empty(engine: AsyncLLM) -> bool:
     """Nothing is left on either side."""
-    unfinished = await engine._core.call("has_unfinished_requests")
-    return not unfinished and not engine._streams and engine.num_unfinished_requests == 0
+    unfinished = await engine.replicas[0].core.call("has_unfinished_requests")
+    streams = any(replica.streams for replica in engine.replicas)
+    return not unfinished and not streams and engine.num_unfinished_requests == 0
 
 
 def mixed_params(count: int) -> list[SamplingParams]:
@@ -109,7 +110,7 @@ def test_everything_equals_the_offline_engine(folder):
         requests = [last_of(engine, p, own, f"r{i}") for i, (p, own) in enumerate(zip(prompts, params, strict=True))]
         outputs = await asyncio.gather(*requests)
         assert await is_empty(engine)
-        assert engine.stats["num_running"] == 0
+        assert engine.replicas[0].stats["num_running"] == 0
         return outputs
 
     with running(folder) as engine:
@@ -192,7 +193,7 @@ def test_a_killed_core_ends_every_stream_with_one_clear_error(folder):
         ]
         tasks = [asyncio.create_task(request) for request in requests]
         await asyncio.sleep(0.1)
-        os.kill(engine.core_pid, signal.SIGKILL)
+        os.kill(engine.core_pids[0], signal.SIGKILL)
         began = time.monotonic()
         results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
         assert time.monotonic() - began < 10
@@ -243,7 +244,7 @@ def test_the_core_ends_with_its_parent(folder, tmp_path):
         "import os, sys, signal\n"
         "from vllm import AsyncEngineArgs, AsyncLLM\n"
         "args = AsyncEngineArgs(model=sys.argv[1], max_model_len=64)\n"
-        "print(AsyncLLM.from_engine_args(args).core_pid, flush=True)\n"
+        "print(AsyncLLM.from_engine_args(args).core_pids[0], flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
@@ -262,7 +263,7 @@ def test_the_core_ends_with_its_parent(folder, tmp_path):
 def test_shutdown_leaves_no_process_and_ends_streams(folder):
     async def run(engine):
         stream = await engine.add_request("r", "a", SamplingParams(max_tokens=100, ignore_eos=True))
-        pid = engine.core_pid
+        (pid,) = engine.core_pids
         engine.shutdown()
         with pytest.raises(EngineDeadError, match="shut down"):
             async for _ in stream:

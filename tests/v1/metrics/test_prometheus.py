@@ -27,18 +27,23 @@ EXPECTED = {
 }
 
 
-def make_engine(**fields) -> SimpleNamespace:
-    """What of AsyncLLM the metrics look at."""
+def make_replica(**fields) -> SimpleNamespace:
+    """What of a Replica the metrics look at."""
     values = {
         "metrics": EngineMetrics(128),
         "stats": {},
-        "errored": False,
+        "is_dead": False,
         "num_unfinished_sequences": 0,
-        "num_blocks": 77,
-        "vllm_config": SimpleNamespace(cache_config=CacheConfig(block_size=32)),
-        "core_pid": os.getpid(),
+        "core": SimpleNamespace(num_blocks=77),
     }
     return SimpleNamespace(**{**values, **fields})
+
+
+def make_engine(*replicas: SimpleNamespace, **fields) -> SimpleNamespace:
+    """What of AsyncLLM the metrics look at: these replicas, or one with these fields."""
+    replicas = replicas or (make_replica(**fields),)
+    config = SimpleNamespace(cache_config=CacheConfig(block_size=32))
+    return SimpleNamespace(replicas=replicas, vllm_config=config, core_pids=[os.getpid()] * len(replicas))
 
 
 def scrape(engine: SimpleNamespace, model_name: str = "tiny"):
@@ -111,7 +116,7 @@ def test_waiting_requests_include_those_that_the_core_has_not_seen(stats, num_un
 
 def test_a_dead_engine_holds_nothing_but_its_counts_stay():
     stats = {"num_running": 3, "num_waiting": 2, "kv_cache_usage": 0.5, "num_prefix_hit_tokens": 64}
-    _, samples = scrape(make_engine(stats=stats, errored=True))
+    _, samples = scrape(make_engine(stats=stats, is_dead=True))
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert value(samples, name) == 0
     assert value(samples, "prefix_cache_hits_total") == 64
@@ -120,7 +125,7 @@ def test_a_dead_engine_holds_nothing_but_its_counts_stay():
 def test_a_histogram_is_cumulative():
     engine = make_engine()
     for each in (0.02, 0.03, 100.0):
-        engine.metrics.inter_token_latency.observe(each)
+        engine.replicas[0].metrics.inter_token_latency.observe(each)
     _, samples = scrape(engine)
     buckets = {
         float(dict(key[1:])["le"]): count
@@ -147,9 +152,28 @@ def test_the_cache_is_described():
 
 def test_both_processes_are_watched():
     families, samples = scrape(make_engine())
-    for prefix in ("", "vllm_engine_core_"):
-        assert samples[(f"{prefix}process_resident_memory_bytes",)] > 2**20
+    for prefix, labels in ("", ()), ("vllm_engine_core_", (("engine", "0"),)):
+        assert samples[(f"{prefix}process_resident_memory_bytes", *labels)] > 2**20
         assert families[f"{prefix}process_cpu_seconds"].type == "counter"
+
+
+def test_replicas_are_told_apart():
+    replicas = [
+        make_replica(stats={"num_running": 3, "num_preemptions": 1}),
+        make_replica(stats={"num_running": 2, "num_preemptions": 4}, is_dead=True, core=SimpleNamespace(num_blocks=5)),
+    ]
+    replicas[1].metrics.inter_token_latency.observe(0.02)
+    families, samples = scrape(make_engine(*replicas))
+    for engine, running, preemptions, tokens in ("0", 3, 1, 0), ("1", 0, 4, 1):
+        assert value(samples, "num_requests_running", engine=engine) == running
+        assert value(samples, "num_preemptions_total", engine=engine) == preemptions
+        assert value(samples, "inter_token_latency_seconds_count", engine=engine) == tokens
+        assert value(samples, "request_success_total", engine=engine, finished_reason="stop") == 0
+        assert samples[("vllm_engine_core_process_resident_memory_bytes", ("engine", engine))] > 2**20
+    blocks = [each.labels["num_gpu_blocks"] for each in families["vllm:cache_config_info"].samples]
+    assert blocks == ["77", "5"]
+    # One process serves.
+    assert len(families["process_resident_memory_bytes"].samples) == 1
 
 
 def test_a_model_name_may_hold_anything():

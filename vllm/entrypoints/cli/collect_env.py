@@ -11,6 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from vllm import __version__
+from vllm.engine.arg_utils import usable_cores
 
 NAME = "collect-env"
 HELP = "describe this installation and machine, for a bug report"
@@ -66,10 +67,9 @@ def _cpu() -> dict[str, Any]:
         isa, fault = cpu_kernel_isa(), None
     except ValueError as error:
         isa, fault = None, str(error)
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "model": cpu_model(),
-        "usable_cores": usable,
+        "usable_cores": usable_cores(),
         "torch_threads": torch.get_num_threads(),
         "kernels_loaded": isa is not None,
         "kernels_isa": isa,

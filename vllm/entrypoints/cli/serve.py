@@ -54,19 +54,25 @@ def run(args: argparse.Namespace) -> int:
     # does its part of that meanwhile.
     from vllm.v1.engine.core_start import end_core, start_core
 
+    engine_args = EngineArgs.from_cli_args(args)
+    try:
+        num_replicas = engine_args.create_parallel_config().data_parallel_size
+    except ValueError as error:
+        raise CliError(str(error)) from error
     signal.signal(signal.SIGTERM, _end_before_ready)
-    core_process = start_core()
+    core_processes = [start_core() for _ in range(num_replicas)]
     try:
         from vllm.entrypoints.openai.launcher import bind, serve
 
         try:
             listener = bind(server_args.host, server_args.port)
-            config = EngineArgs.from_cli_args(args).create_engine_config()
+            config = engine_args.create_engine_config()
         except (ValueError, OSError) as error:
             raise CliError(str(error)) from error
-        return serve(config, server_args, template, listener, core_process)
+        return serve(config, server_args, template, listener, core_processes)
     finally:
-        end_core(core_process)
+        for each in core_processes:
+            end_core(each)
 
 
 def _end_before_ready(signum: int, frame: FrameType | None) -> None:

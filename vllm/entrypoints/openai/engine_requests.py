@@ -14,8 +14,8 @@ from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine.async_llm import RequestStream
 from vllm.v1.engine.input_processor import ProcessedPrompt
+from vllm.v1.engine.request_stream import RequestStream
 
 Result = TypeVar("Result")
 

@@ -12,7 +12,7 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -76,7 +76,7 @@ def serve(
     args: ServerArgs,
     chat_template: str | None,
     listener: socket.socket,
-    core_process: CoreProcessHandle,
+    core_processes: Sequence[CoreProcessHandle],
 ) -> int:
     """Load the model and serve it until a signal or the engine's death ends that. For the main thread.
 
@@ -85,7 +85,7 @@ def serve(
         args: the server's.
         chat_template: text of a template in place of the model's own.
         listener: from `bind`.
-        core_process: from `start_core`.
+        core_processes: from `start_core`, one a replica.
 
     Returns:
         The exit code: 0 after SIGTERM, 1 after the engine's death, 128 + its number after a signal that cut requests
@@ -95,7 +95,7 @@ def serve(
         EngineDeadError: the engine could not start.
         KeyboardInterrupt: SIGINT before the server was ready.
     """
-    engine = AsyncLLM(config, core_process, _prepare)
+    engine = AsyncLLM(config, core_processes, _prepare)
     try:
         from vllm.entrypoints.openai.state import ServerState
 
@@ -118,9 +118,9 @@ async def _run(state: ServerState, listener: socket.socket) -> int:
     server = _Server(_config(state), lambda: _announce(state, listener))
     # What has been imported lives as long as the process: no collection need look at it.
     gc.freeze()
-    signals = _Signals(state.engine.core_pid)
+    signals = _Signals(state.engine.core_pids)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    dead = asyncio.create_task(state.engine.wait_dead())
+    dead = asyncio.create_task(_wait_dead(state.engine))
     came = asyncio.create_task(signals.came.wait())
     await asyncio.wait((serving, dead, came), return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
@@ -131,24 +131,18 @@ async def _run(state: ServerState, listener: socket.socket) -> int:
     return code
 
 
-async def _end_requests(
-    state: ServerState, server: uvicorn.Server, dead: asyncio.Task[Exception], signals: _Signals
-) -> int:
+async def _wait_dead(engine: AsyncLLM) -> None:
+    logger.error("the engine died, and the server with it: %s", await engine.wait_dead())
+
+
+async def _end_requests(state: ServerState, server: uvicorn.Server, dead: asyncio.Task[None], signals: _Signals) -> int:
     """Let requests finish as far as the reason to stop allows; the exit code."""
     state.draining = True
-    loop = asyncio.get_running_loop()
-    if not dead.done() and signals.received == [signal.SIGTERM]:
-        deadline = loop.time() + state.args.shutdown_timeout
-        logger.info(
-            "SIGTERM: no new requests; in flight: %d, for up to %g s", state.num_in_flight, state.args.shutdown_timeout
-        )
-        while state.in_flight and loop.time() < deadline and not dead.done() and len(signals.received) == 1:
-            await asyncio.sleep(0.02)
-        # Answers may still be on their way to slow readers.
-        server.config.timeout_graceful_shutdown = max(1, round(deadline - loop.time()))
+    if signals.received in ([], [signal.SIGTERM]):
+        await _drain(state, server, signals)
     signals.hurries = True
     if dead.done():
-        logger.error("the engine died, and the server with it: %s", dead.result())
+        await dead
         await _answered(state)
     if state.in_flight:
         logger.warning("requests cut short: %d", state.num_in_flight)
@@ -161,10 +155,26 @@ async def _end_requests(
         code = 0 if signals.received == [signal.SIGTERM] else EXIT_SIGNAL + signals.received[-1]
     # Whatever may hang, a tokenizer in its thread for one.
     limit = _END_SECONDS + (server.config.timeout_graceful_shutdown or 0)
-    watchdog = threading.Timer(limit, _end_now, (code, state.engine.core_pid))
+    watchdog = threading.Timer(limit, _end_now, (code, state.engine.core_pids))
     watchdog.daemon = True
     watchdog.start()
     return code
+
+
+async def _drain(state: ServerState, server: uvicorn.Server, signals: _Signals) -> None:
+    """Let requests finish that the engine still works on: with a dead replica, those of the others."""
+    loop = asyncio.get_running_loop()
+    engine, seconds, num_signals = state.engine, state.args.shutdown_timeout, len(signals.received)
+    deadline = loop.time() + seconds
+    if not engine.errored or engine.num_unfinished_requests:
+        reason = "a replica died" if engine.errored else "SIGTERM"
+        logger.info("%s: no new requests; in flight: %d, for up to %g s", reason, state.num_in_flight, seconds)
+    while state.in_flight and loop.time() < deadline and len(signals.received) == num_signals:
+        if engine.errored and not engine.num_unfinished_requests:
+            return
+        await asyncio.sleep(0.02)
+    # Answers may still be on their way to slow readers.
+    server.config.timeout_graceful_shutdown = max(1, round(deadline - loop.time()))
 
 
 async def _answered(state: ServerState) -> None:
@@ -183,26 +193,27 @@ class _Signals:
         hurries: the next one ends the process.
     """
 
-    def __init__(self, core_pid: int) -> None:
+    def __init__(self, core_pids: Sequence[int]) -> None:
         self.received: list[int] = []
         self.came = asyncio.Event()
         self.hurries = False
         self._loop = asyncio.get_running_loop()
-        self._core_pid = core_pid
+        self._core_pids = core_pids
         for each in (signal.SIGINT, signal.SIGTERM):
             # Not through the loop, which may be what hangs.
             signal.signal(each, self._take)
 
     def _take(self, signum: int, frame: FrameType | None) -> None:
         if self.hurries or len(self.received) > 1:
-            _end_now(EXIT_SIGNAL + signum, self._core_pid)
+            _end_now(EXIT_SIGNAL + signum, self._core_pids)
         self.received.append(signum)
         self._loop.call_soon_threadsafe(self.came.set)
 
 
-def _end_now(code: int, core_pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(core_pid, signal.SIGKILL)
+def _end_now(code: int, core_pids: Sequence[int]) -> None:
+    for pid in core_pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     os._exit(code)
 
 

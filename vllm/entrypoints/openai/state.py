@@ -116,7 +116,8 @@ class ServerState:
             ApiError: 503, the server stops; 429, the queue is full; 400, they are more than it ever holds.
         """
         self.check_accepting()
-        max_running = self.engine.vllm_config.scheduler_config.max_num_seqs
+        config = self.engine.vllm_config
+        max_running = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
         limit = max_running + self.args.max_num_queued_reqs
         if num_sequences > limit:
             raise ApiError(

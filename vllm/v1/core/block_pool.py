@@ -10,22 +10,26 @@ from collections.abc import Iterable
 from vllm.v1.request import Request
 
 
-def block_hash(parent: bytes, token_ids: list[int]) -> bytes:
-    """Content hash of a full block: its tokens and, through `parent`, everything before them. 16 bytes of
-    BLAKE2b, so that two contents that meet are not a matter of luck that an attacker can work on."""
-    return hashlib.blake2b(array("q", token_ids).tobytes(), digest_size=16, key=parent).digest()
-
-
 def extend_block_hashes(request: Request, block_size: int) -> list[bytes]:
     """Hash the request's full blocks that have not been hashed yet; returns all of them."""
-    hashes = request.block_hashes
-    num_full = request.num_tokens // block_size
-    if len(hashes) < num_full:
-        parent = hashes[-1] if hashes else _root_hash(request.cache_salt)
-        for index in range(len(hashes), num_full):
-            parent = block_hash(parent, request.token_ids[index * block_size : (index + 1) * block_size])
-            hashes.append(parent)
-    return hashes
+    return hash_full_blocks(request.token_ids, block_size, request.cache_salt, request.block_hashes)
+
+
+def hash_full_blocks(token_ids: list[int], block_size: int, cache_salt: str | None, known: list[bytes]) -> list[bytes]:
+    """Content hashes of all full blocks, in order: `known`, the first of them, is extended by what it lacks.
+
+    A block's is made of its tokens and, through its predecessor's hash as the key, of everything before them. 16 bytes
+    of BLAKE2b, so that two contents that meet are not a matter of luck that an attacker can work on.
+    """
+    num_full = len(token_ids) // block_size
+    if len(known) < num_full:
+        parent = known[-1] if known else _root_hash(cache_salt)
+        content = array("q", token_ids[len(known) * block_size : num_full * block_size]).tobytes()
+        size = len(content) // (num_full - len(known))
+        for begin in range(0, len(content), size):
+            parent = hashlib.blake2b(content[begin : begin + size], digest_size=16, key=parent).digest()
+            known.append(parent)
+    return known
 
 
 def _root_hash(salt: str | None) -> bytes:

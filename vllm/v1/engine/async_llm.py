@@ -1,129 +1,78 @@
-"""The engine for an event loop: requests go in, streams of outputs come back, the core works in its own process."""
+"""The engine for an event loop: requests go in, streams of outputs come back, the cores work in their own processes."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import EngineDeadError, VLLMValidationError
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import SamplingParams
 from vllm.tokenizer import Tokenizer
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.core_client import CoreClient
 from vllm.v1.engine.core_start import CoreProcessHandle
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, check_params_type, load_tokenizer
-from vllm.v1.engine.output_processor import OutputProcessor
-from vllm.v1.metrics.engine_metrics import EngineMetrics
+from vllm.v1.engine.output_processor import id_in_use_error
+from vllm.v1.engine.replica import Replica
+from vllm.v1.engine.replica_router import ReplicaRouter
+from vllm.v1.engine.request_stream import RequestStream
 
 # Texts longer than this are tokenised in a thread, so that the loop goes on meanwhile.
 _LONG_TEXT = 4096
 
 
-class RequestStream:
-    """The outputs of one request, in order: an asynchronous iterator that ends after the finished one, or when the
-    request is aborted.
-
-    With CUMULATIVE and FINAL_ONLY outputs a slow reader gets the newest only; deltas are all kept.
-    """
-
-    def __init__(self, request_id: str, keeps_all: bool, changed: asyncio.Event | None = None) -> None:
-        """
-        Args:
-            request_id: the request's.
-            keeps_all: keep outputs until they are taken; False = the newest one only.
-            changed: set when an output has come and at the end; several streams may share it. None = one of its own.
-        """
-        self.request_id = request_id
-        self.is_ended = False
-        self._keeps_all = keeps_all
-        self._outputs: list[RequestOutput] = []
-        self._error: BaseException | None = None
-        self._changed = changed or asyncio.Event()
-        self._finished = False
-
-    def put(self, output: RequestOutput) -> None:
-        """Add the next output."""
-        if not self._keeps_all:
-            self._outputs.clear()
-        self._outputs.append(output)
-        self._changed.set()
-
-    def end(self, error: BaseException | None = None) -> None:
-        """End the stream: whoever reads on gets the error, if there is one."""
-        self.is_ended = True
-        self._error = error
-        self._changed.set()
-
-    def take(self) -> list[RequestOutput]:
-        """The outputs that have come and were not taken yet.
-
-        Raises:
-            BaseException: there are none, and the stream has ended with this error.
-        """
-        outputs, self._outputs = self._outputs, []
-        if not outputs and self._error is not None:
-            raise self._error
-        return outputs
-
-    def __aiter__(self) -> RequestStream:
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        if self._finished:
-            raise StopAsyncIteration
-        while not self._outputs:
-            if self.is_ended:
-                self._finished = True
-                raise StopAsyncIteration if self._error is None else self._error
-            self._changed.clear()
-            await self._changed.wait()
-        output = self._outputs.pop(0)
-        self._finished = output.finished
-        return output
-
-
 class AsyncLLM:
     """Generates for requests that come at any time. All methods but the constructor and `shutdown` belong to one event
-    loop."""
+    loop.
+
+    Attributes:
+        replicas: of the model, data_parallel_size of them. When one of them dies, the engine is dead: it takes no
+            further requests. Those that the others work on go on to their ends.
+    """
 
     def __init__(
         self,
         config: VllmConfig,
-        core_process: CoreProcessHandle | None = None,
+        core_processes: Sequence[CoreProcessHandle] = (),
         meanwhile: Callable[[Tokenizer | None], None] | None = None,
     ) -> None:
-        """Start the engine core's process and wait until it is ready.
+        """Start the engine cores' processes and wait until they are ready.
 
         Args:
             config: the engine's.
-            core_process: one that `start_core` started; None = start one.
-            meanwhile: called with the tokenizer while the core loads the model.
+            core_processes: data_parallel_size of them that `start_core` started; none = start them.
+            meanwhile: called with the tokenizer while the cores load the model.
 
         Raises:
-            EngineDeadError: it could not start; the message has the cause.
+            EngineDeadError: one could not start; the message has the cause.
         """
         self.vllm_config = config
         self.model_config = config.model_config
-        self._core = CoreClient(config, core_process)
+        cores = _start_cores(config, core_processes)
         try:
             self.tokenizer = load_tokenizer(self.model_config)
             if meanwhile is not None:
                 meanwhile(self.tokenizer)
-            self._core.wait_until_ready()
+            for core in cores:
+                core.wait_until_ready()
         except BaseException:
-            self._core.close()
+            _close_cores(cores)
             raise
         self.input_processor = InputProcessor(config, self.tokenizer)
-        self.metrics = EngineMetrics(self.model_config.max_model_len)
-        self.output_processor = OutputProcessor(self.tokenizer, self.metrics)
-        self._streams: dict[str, RequestStream] = {}
-        self._receiver: asyncio.Task[None] | None = None
-        self._stats: dict[str, Any] = {}
+        self.replicas = [Replica(core, self.input_processor) for core in cores]
+        self._router: ReplicaRouter | None = None
+        if len(cores) > 1:
+            cache = config.cache_config
+            self._router = ReplicaRouter(
+                [core.num_blocks for core in cores], cache.block_size, cache.enable_prefix_caching
+            )
+        self._receivers: list[asyncio.Task[None]] = []
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
@@ -152,7 +101,7 @@ class AsyncLLM:
                 finished = output.finished
                 yield output
         finally:
-            if not finished and not self.errored:
+            if not finished:
                 await asyncio.shield(self.abort(request_id))
 
     async def add_request(
@@ -223,39 +172,33 @@ class AsyncLLM:
         """
         self._check_alive()
         self._start_receiving()
-        now = time.monotonic()
-        children = self.output_processor.add_request(request_id, processed.text, processed.token_ids, checked, now)
-        stream = RequestStream(request_id, checked.output_kind is RequestOutputKind.DELTA, changed)
-        self._streams[request_id] = stream
+        if self._router is None:
+            return self.replicas[0].add(request_id, processed, checked, priority, changed)
+        replica = self.replicas[self._route(self._router, request_id, processed, checked)]
         try:
-            for child_id, child_params in children:
-                self._core.add_request(
-                    self.input_processor.core_request(child_id, processed, child_params, now, priority)
-                )
+            return replica.add(request_id, processed, checked, priority, changed)
         except BaseException:
-            # Interrupted or broken half way: nobody will read the stream.
-            await asyncio.shield(self.abort(request_id))
+            self._router.end([request_id])
             raise
-        return stream
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Drop requests; unknown ids are ignored. Their streams end without a finished output."""
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
-        core_ids = self.output_processor.abort_requests(request_ids)
-        for each in request_ids:
-            stream = self._streams.pop(each, None)
-            if stream is not None:
-                stream.end()
-        if core_ids and not self.errored:
-            self._core.abort_requests(core_ids)
+        for replica in self.replicas:
+            replica.abort(request_ids)
+        if self._router is not None:
+            self._router.end(request_ids)
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; False, and nothing done, while requests run."""
-        return await self._call("reset_prefix_cache")
+        """Forget all cached blocks; False while requests run, and nothing done on the replicas where they do."""
+        if self._router is not None:
+            self._router.forget_prefixes()
+        return all(await self._call("reset_prefix_cache"))
 
     async def collective_rpc(self, method: str, args: tuple = (), kwargs: dict[str, Any] | None = None) -> list[Any]:
-        """Call a method of every worker by name; arguments and results are what msgpack can hold."""
-        return await self._call("collective_rpc", method, args, kwargs)
+        """Call a method of every worker of every replica by name; arguments and results are what msgpack can hold."""
+        results = await self._call("collective_rpc", method, args, kwargs)
+        return [each for replica in results for each in replica]
 
     async def check_health(self) -> None:
         """
@@ -268,92 +211,113 @@ class AsyncLLM:
     @property
     def errored(self) -> bool:
         """Whether the engine is dead."""
-        return self._core.dead_error is not None
+        return self.dead_error is not None
 
     @property
     def dead_error(self) -> EngineDeadError | None:
         """Why, if it is."""
-        return self._core.dead_error
+        for replica in self.replicas:
+            if replica.core.dead_error is not None:
+                return replica.core.dead_error
+        return None
 
     @property
     def num_unfinished_requests(self) -> int:
         """Requests whose last output has not been produced."""
-        return self.output_processor.num_unfinished_requests
+        return sum(replica.output_processor.num_unfinished_requests for replica in self.replicas)
 
     @property
     def num_unfinished_sequences(self) -> int:
         """The same in sequences, of which a request may have several."""
-        return self.output_processor.num_unfinished_sequences
+        return sum(replica.num_unfinished_sequences for replica in self.replicas)
 
     async def wait_dead(self) -> EngineDeadError:
         """Wait until the engine is dead; says why."""
         self._start_receiving()
-        assert self._receiver is not None
-        await asyncio.shield(self._receiver)
-        assert self._core.dead_error is not None
-        return self._core.dead_error
+        done, _ = await asyncio.wait(self._receivers, return_when=asyncio.FIRST_COMPLETED)
+        for receiver in done:
+            receiver.result()  # raises what else ended it
+        assert self.dead_error is not None
+        return self.dead_error
 
     @property
-    def stats(self) -> dict[str, Any]:
-        """The core's counts (see EngineCore.stats) as of its last step; empty before the first."""
-        return self._stats
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the KV cache."""
-        return self._core.num_blocks
-
-    @property
-    def core_pid(self) -> int:
-        """Process id of the engine core."""
-        return self._core.pid
+    def core_pids(self) -> list[int]:
+        """Process ids of the engine cores, one a replica."""
+        return [replica.core.pid for replica in self.replicas]
 
     def shutdown(self) -> None:
-        """End the core's process. Streams that are open get EngineDeadError."""
-        if self._receiver is not None:
-            self._receiver.cancel()
-        self._core.close()
-        if self._core.dead_error is None:
-            self._core.dead_error = EngineDeadError("the engine was shut down")
-        self._fail_all(self._core.dead_error)
+        """End the cores' processes. Streams that are open get EngineDeadError."""
+        for receiver in self._receivers:
+            receiver.cancel()
+        _close_cores([replica.core for replica in self.replicas])
+        for replica in self.replicas:
+            if replica.core.dead_error is None:
+                replica.core.dead_error = EngineDeadError("the engine was shut down")
+            self._fail(replica, replica.core.dead_error)
 
-    async def _call(self, method: str, *arguments: Any) -> Any:
+    async def _call(self, method: str, *arguments: Any) -> list[Any]:
+        """One result a replica."""
         self._check_alive()
         self._start_receiving()
-        return await self._core.call(method, *arguments)
+        return await asyncio.gather(*(replica.core.call(method, *arguments) for replica in self.replicas))
 
     def _check_alive(self) -> None:
-        if self._core.dead_error is not None:
-            raise self._core.dead_error
+        error = self.dead_error
+        if error is not None:
+            raise error
+
+    def _route(
+        self, router: ReplicaRouter, request_id: str, processed: ProcessedPrompt, checked: SamplingParams
+    ) -> int:
+        """The number of the replica that the request is to go to."""
+        if request_id in router:
+            raise id_in_use_error(request_id, request_id)
+        assert checked.max_tokens is not None, "the input processor sets max_tokens"
+        return router.route(
+            request_id, processed.token_ids, processed.cache_salt, checked.num_sequences, checked.max_tokens
+        )
 
     def _start_receiving(self) -> None:
-        if self._receiver is None:
-            self._receiver = asyncio.create_task(self._receive())
+        if not self._receivers:
+            self._receivers = [asyncio.create_task(self._receive(replica)) for replica in self.replicas]
 
-    async def _receive(self) -> None:
+    async def _receive(self, replica: Replica) -> None:
         try:
-            await self._core.receive(self._take)
+            await replica.core.receive(partial(self._take, replica))
         except EngineDeadError as error:
-            self._fail_all(error)
+            self._fail(replica, error)
 
-    def _take(self, outputs: list[EngineCoreOutput], stats: dict[str, Any]) -> None:
+    def _take(self, replica: Replica, outputs: list[EngineCoreOutput], stats: dict[str, Any]) -> None:
         """Hand a step's outputs to their streams."""
-        self._stats = stats
-        processed = self.output_processor.process_outputs(outputs, stats["time"])
-        for output in processed.request_outputs:
-            stream = self._streams.get(output.request_id)
-            if stream is not None:
-                stream.put(output)
-                if output.finished:
-                    del self._streams[output.request_id]
-        if processed.requests_to_abort:
-            self._core.abort_requests(processed.requests_to_abort)
+        processed = replica.take(outputs, stats)
+        if self._router is not None:
+            self._router.begin(processed.begun)
+            self._router.end(processed.ended)
 
-    def _fail_all(self, error: BaseException) -> None:
-        streams, self._streams = self._streams, {}
-        self.output_processor.abort_requests(streams, "error")
-        for stream in streams.values():
-            stream.end(error)
+    def _fail(self, replica: Replica, error: EngineDeadError) -> None:
+        lost = replica.fail(error)
+        if self._router is not None:
+            self._router.end(lost)
+
+
+def _start_cores(config: VllmConfig, processes: Sequence[CoreProcessHandle]) -> list[CoreClient]:
+    """A core for each replica, all of them about to begin."""
+    parallel = config.parallel_config
+    num_replicas = parallel.data_parallel_size
+    cores = []
+    for rank, process in enumerate(processes or (None,) * num_replicas):
+        own = replace(config, parallel_config=replace(parallel, data_parallel_rank=rank))
+        name = "the engine core" if num_replicas == 1 else f"engine core {rank}"
+        cores.append(CoreClient(own, process, name))
+    return cores
+
+
+def _close_cores(cores: Sequence[CoreClient]) -> None:
+    """End them side by side."""
+    for core in cores:
+        core.ask_to_stop()
+    for core in cores:
+        core.close()
 
 
 def _text_of(prompt: Any) -> str:

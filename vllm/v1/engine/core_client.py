@@ -47,13 +47,17 @@ class CoreClient:
     The process ends with `close`, and with this process, however that ends.
     """
 
-    def __init__(self, config: VllmConfig, process: CoreProcessHandle | None = None) -> None:
+    def __init__(
+        self, config: VllmConfig, process: CoreProcessHandle | None = None, name: str = "the engine core"
+    ) -> None:
         """Let the process begin; `wait_until_ready` comes before anything else.
 
         Args:
             config: the engine's.
             process: one that `start_core` started, which this client ends; None = start one.
+            name: stands in errors.
         """
+        self._name = name
         self._folder = tempfile.mkdtemp(prefix="vllm-")
         # Sockets without asyncio: nothing that is sent ever waits, and what comes is taken when the loop sees it.
         self._context = zmq.Context()
@@ -140,15 +144,21 @@ class CoreClient:
             if self._stop_receiving is not None:
                 stop()
 
+    def ask_to_stop(self) -> None:
+        """Let the process begin to end; `close` waits for that."""
+        if self._finalizer.alive and self._process.poll() is None:
+            with contextlib.suppress(zmq.ZMQError):
+                self._to_core.send_multipart([STOP], flags=zmq.NOBLOCK)
+
     def close(self) -> None:
         """End the process: it is asked to stop, then made to."""
         if self._stop_receiving is not None:
             # Before the descriptor is another file's. A closed loop has forgotten it.
             with contextlib.suppress(RuntimeError):
                 self._stop_receiving()
-        if self._finalizer.alive and self._process.poll() is None:
-            with contextlib.suppress(zmq.ZMQError, subprocess.TimeoutExpired):
-                self._to_core.send_multipart([STOP], flags=zmq.NOBLOCK)
+        self.ask_to_stop()
+        if self._finalizer.alive:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STOP_SECONDS)
         self._finalizer()
         for socket in (self._to_core, self._from_core):
@@ -190,7 +200,7 @@ class CoreClient:
         status = self._process.poll()
         ending = f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
         cause = self._cause.strip().splitlines()[-1] if self._cause else "it left no word"
-        self.dead_error = EngineDeadError(f"the engine core's process ended with {ending}: {cause}")
+        self.dead_error = EngineDeadError(f"{self._name}'s process ended with {ending}: {cause}")
         # The message is for everybody, the traceback for whoever runs the engine.
         self.dead_error.__cause__ = None if self._cause is None else RuntimeError(self._cause)
         for future in self._calls.values():

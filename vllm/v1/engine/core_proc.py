@@ -16,6 +16,7 @@ import traceback
 from typing import Any
 
 import msgspec
+import torch
 import zmq
 
 from vllm.exceptions import EngineDeadError
@@ -148,6 +149,12 @@ def _end_with_parent(folder: str) -> None:
     os._exit(1)
 
 
+def _share_cores(num_replicas: int) -> None:
+    """Compute in this replica's share of the threads that one engine would have, unless the user says how many."""
+    if num_replicas > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(torch.get_num_threads() // num_replicas, 1))
+
+
 def main() -> int:
     """Run a core as the parent describes it."""
     try:
@@ -156,4 +163,5 @@ def main() -> int:
         # The parent ended, or found that it needs no core.
         return 1
     threading.Thread(target=_end_with_parent, args=(start.folder,), daemon=True).start()
+    _share_cores(start.config.parallel_config.data_parallel_size)
     return CoreProcess(start).run()

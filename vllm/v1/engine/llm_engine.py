@@ -29,7 +29,17 @@ class LLMEngine:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, use_tqdm: bool = False) -> LLMEngine:
-        """Build the configuration and the engine."""
+        """Build the configuration and the engine.
+
+        Raises:
+            ValueError: an argument that cannot be honoured.
+        """
+        if engine_args.data_parallel_size != 1:
+            raise ValueError(
+                f"data_parallel_size must be 1 for an engine in the caller's process, got "
+                f"{engine_args.data_parallel_size}; replicas work behind a server (vllm serve --data-parallel-size N) "
+                "or in a job (vllm score --backend ray --replicas N)"
+            )
         return cls(engine_args.create_engine_config(), use_tqdm)
 
     def add_request(

@@ -24,6 +24,8 @@ class ProcessedOutputs:
 
     request_outputs: list[RequestOutput] = field(default_factory=list)
     requests_to_abort: list[str] = field(default_factory=list)  # core ids ended by a stop string
+    begun: list[str] = field(default_factory=list)  # requests that have got their first token or reading
+    ended: list[str] = field(default_factory=list)  # requests of which nothing is left to do
 
 
 class _Sequence:
@@ -202,11 +204,7 @@ class OutputProcessor:
         taken = [core_id for core_id, _ in children if core_id in self._by_core_id]
         if taken or request_id in self._requests:
             name = taken[0] if taken else request_id
-            raise VLLMValidationError(
-                f"request_id {name!r} is in use by an unfinished request",
-                parameter="request_id",
-                value=request_id,
-            )
+            raise id_in_use_error(name, request_id)
         sequences = [
             _Sequence(core_id, index, child, self._tokenizer) for index, (core_id, child) in enumerate(children)
         ]
@@ -262,6 +260,7 @@ class OutputProcessor:
                 state.metrics.first_scheduled_time = output.scheduled_time
                 state.metrics.first_token_time = now
                 state.num_cached_tokens = output.num_cached_tokens
+                result.begun.append(state.request_id)
             if sequence.update(output):
                 result.requests_to_abort.append(sequence.core_id)
             if sequence.record is not None:
@@ -279,6 +278,7 @@ class OutputProcessor:
                 result.request_outputs.append(request_output)
             if state.finished:
                 del self._requests[request_id]
+                result.ended.append(request_id)
                 if self._metrics is not None:
                     self._metrics.observe_request(state.n, max(len(each.token_ids) for each in state.sequences))
         return result
@@ -299,3 +299,10 @@ class OutputProcessor:
         """Drop every request one of whose running sequences the core no longer knows."""
         lost = {state.request_id for core_id, (state, _) in self._by_core_id.items() if not is_known(core_id)}
         self.abort_requests(lost)
+
+
+def id_in_use_error(name: str, request_id: str) -> VLLMValidationError:
+    """For a request whose id, or the inner name of one of its samples, belongs to an unfinished request."""
+    return VLLMValidationError(
+        f"request_id {name!r} is in use by an unfinished request", parameter="request_id", value=request_id
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -12,14 +12,15 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from vllm.config import CacheConfig
 from vllm.v1.metrics.engine_metrics import Histogram
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.replica import Replica
 
 _LABELS = ("model_name", "engine")
-_ENGINE = "0"
-"""Upstream numbers the engines of a server; here there is one."""
+"""The second is the replica's number."""
 
 _CORE_COUNTERS = (
     ("prefix_cache_queries", "num_prefix_queried_tokens", "Prompt tokens looked up in the prefix cache"),
@@ -71,13 +72,39 @@ class EngineCollector(Collector):
 
     def __init__(self, engine: AsyncLLM, model_name: str) -> None:
         self._engine = engine
-        self._labels = (model_name, _ENGINE)
+        self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics as of the last step that the engine has told of."""
+        """All metrics as of the last steps that the replicas have told of."""
+        config = self._engine.vllm_config.cache_config
+        replicas = enumerate(self._engine.replicas)
+        return _merge(_Replica(replica, config, self._model_name, str(index)).collect() for index, replica in replicas)
+
+
+class CoreProcessCollector(Collector):
+    """Makes the metrics of the replicas' processes."""
+
+    def __init__(self, engine: AsyncLLM) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """What the system knows of each process."""
+        return _merge(_process_metrics(pid, str(index)) for index, pid in enumerate(self._engine.core_pids))
+
+
+class _Replica:
+    """The metrics of one."""
+
+    def __init__(self, replica: Replica, cache_config: CacheConfig, model_name: str, engine: str) -> None:
+        self._replica = replica
+        self._cache = cache_config
+        self._engine = engine
+        self._labels = (model_name, engine)
+
+    def collect(self) -> Iterator[Metric]:
         yield self._cache_config()
         yield from self._gauges()
-        stats, metrics = self._engine.stats, self._engine.metrics
+        stats, metrics = self._replica.stats, self._replica.metrics
         for name, source, help_text in _CORE_COUNTERS:
             yield self._counter(name, help_text, stats.get(source, 0))
         for name, source, help_text in _COUNTERS:
@@ -91,12 +118,12 @@ class EngineCollector(Collector):
             yield self._histogram(name, help_text, getattr(metrics, source))
 
     def _gauges(self) -> Iterator[Metric]:
-        engine = self._engine
-        # A dead engine holds nothing, whatever it told last.
-        stats = {} if engine.errored else engine.stats
+        replica = self._replica
+        # A dead one holds nothing, whatever it told last.
+        stats = {} if replica.is_dead else replica.stats
         running = stats.get("num_running", 0)
         # What came since the last step is not in its counts.
-        waiting = max(stats.get("num_waiting", 0), engine.num_unfinished_sequences - running)
+        waiting = max(stats.get("num_waiting", 0), replica.num_unfinished_sequences - running)
         for name, value, help_text in (
             ("num_requests_running", running, "Sequences in the batch, as of the last step"),
             ("num_requests_waiting", waiting, "Sequences that wait for a place in the batch"),
@@ -125,21 +152,37 @@ class EngineCollector(Collector):
         return family
 
     def _cache_config(self) -> Metric:
-        config = self._engine.vllm_config.cache_config
         values = {
-            "block_size": config.block_size,
-            "enable_prefix_caching": config.enable_prefix_caching,
-            "gpu_memory_utilization": config.gpu_memory_utilization,
-            "num_gpu_blocks": self._engine.num_blocks,
-            "engine": _ENGINE,
+            "block_size": self._cache.block_size,
+            "enable_prefix_caching": self._cache.enable_prefix_caching,
+            "gpu_memory_utilization": self._cache.gpu_memory_utilization,
+            "num_gpu_blocks": self._replica.core.num_blocks,
+            "engine": self._engine,
         }
         gauge = GaugeMetricFamily("vllm:cache_config_info", "The KV cache; always 1", labels=tuple(values))
         gauge.add_metric(tuple(map(str, values.values())), 1)
         return gauge
 
 
+def _process_metrics(pid: int, engine: str) -> Iterator[Metric]:
+    for metric in ProcessCollector(namespace="vllm_engine_core", pid=lambda: pid, registry=None).collect():
+        metric.samples = [each._replace(labels={**each.labels, "engine": engine}) for each in metric.samples]
+        yield metric
+
+
+def _merge(sources: Iterable[Iterable[Metric]]) -> Iterator[Metric]:
+    """One family of each name, with the samples of all."""
+    families: dict[str, Metric] = {}
+    for source in sources:
+        for metric in source:
+            family = families.setdefault(metric.name, metric)
+            if family is not metric:
+                family.samples += metric.samples
+    return iter(families.values())
+
+
 def make_registry(engine: AsyncLLM, model_name: str) -> CollectorRegistry:
-    """The engine's metrics, with those of this process and of the engine core's.
+    """The engine's metrics, with those of this process and of the engine cores'.
 
     Args:
         engine: whose metrics.
@@ -148,5 +191,5 @@ def make_registry(engine: AsyncLLM, model_name: str) -> CollectorRegistry:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(EngineCollector(engine, model_name))
     ProcessCollector(registry=registry)
-    ProcessCollector(namespace="vllm_engine_core", pid=lambda: engine.core_pid, registry=registry)
+    registry.register(CoreProcessCollector(engine))
     return registry

@@ -37,7 +37,7 @@ class Worker:
         self.config = config
         self.group = group
         self.device = worker_device(config, group.rank)
-        if self.device.type == "cuda":
+        if self.device.index is not None:
             torch.cuda.set_device(self.device)
         self.model_runner: GPUModelRunner
 
@@ -97,7 +97,8 @@ class Worker:
             if asked is not None:
                 return asked // world_size
             free = max(_available_host_bytes() - world_size * self.model_runner.max_logits_bytes(), 0)
-            return min(_CPU_CACHE_LIMIT_BYTES, int(free * _CPU_CACHE_FRACTION)) // world_size
+            share = _CPU_CACHE_FRACTION / self.config.parallel_config.data_parallel_size
+            return min(_CPU_CACHE_LIMIT_BYTES, int(free * share)) // world_size
         free, total = torch.cuda.mem_get_info(self.device)
         used = total - free + self.model_runner.max_logits_bytes()
         return max(int(total * self.config.cache_config.gpu_memory_utilization) - used, 0)
@@ -113,8 +114,9 @@ def call_worker(worker: Worker, method: str | Callable[..., Any], args: tuple, k
 def worker_device(config: VllmConfig, rank: int) -> torch.device:
     """What the worker of this rank drives: the CPU, or the CUDA device with its number."""
     kind = config.device_config.device
-    alone = config.parallel_config.tensor_parallel_size == 1
-    return torch.device(kind) if kind == "cpu" or alone else torch.device(kind, rank)
+    parallel = config.parallel_config
+    alone = parallel.tensor_parallel_size == parallel.data_parallel_size == 1
+    return torch.device(kind) if kind == "cpu" or alone else torch.device(kind, parallel.first_device + rank)
 
 
 def _available_host_bytes() -> int:

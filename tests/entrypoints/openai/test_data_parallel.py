@@ -1,0 +1,120 @@
+"""`vllm serve --data-parallel-size 2`: one server as clients see it, whatever happens behind it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from asgi import AppThread, make_engine
+from live_server import LiveServer
+from test_launcher import PROMPT, InFlight, assert_gone, servers, wait_for
+from tiny_llm import make_tiny_model
+
+from vllm.engine.arg_utils import usable_cores
+
+pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="every replica's process needs a core")
+
+COMPLETION = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+BODIES = (
+    ("/v1/completions", {**COMPLETION, "prompt": ["the cat", "sat", "on"], "logprob_token_ids": [5, 9], "logprobs": 3}),
+    ("/v1/completions", {**COMPLETION, "prompt": "the cat sat", "prompt_logprobs": 1, "echo": True, "logprobs": 1}),
+    ("/v1/completions", {**COMPLETION, "prompt": ["a", "on"], "n": 3, "temperature": 1, "seed": 4, "logprobs": 2}),
+    ("/v1/completions", {"prompt": ["a cat", "a dog"], "max_tokens": 0, "logprob_token_ids": [7], "logprobs": 1}),
+    ("/v1/score", {"query": "it is", "items": ["a", "the", "on the mat"], "label_token_ids": [5, [6, 7]]}),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def server(folder) -> Iterator[LiveServer]:
+    """Its steps take a while. The last test ends it."""
+    with servers(folder, ["--data-parallel-size", "2"]) as (started,):
+        yield started
+
+
+def assert_same(one: Any, other: Any, path: str = "") -> None:
+    """Equal but for names and times; float32 numbers as far as another company in the batch may round them."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for key in one.keys() - {"id", "created"}:
+            assert_same(one[key], other[key], f"{path}.{key}")
+    elif isinstance(one, list):
+        assert len(one) == len(other), path
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            assert_same(*pair, f"{path}[{index}]")
+    elif isinstance(one, float):
+        assert other == pytest.approx(one, abs=1e-5), path
+    else:
+        assert one == other, path
+
+
+def metric(server: LiveServer, name: str, more: str = "") -> list[float]:
+    """Its value on each replica."""
+    text = httpx.get(f"{server.url}/metrics").text
+    found = re.findall(rf'^vllm:{name}{{engine="(\d)",(?:{more},)?model_name="tiny"}} (\S+)$', text, re.MULTILINE)
+    assert [replica for replica, _ in found] == ["0", "1"], found
+    return [float(value) for _, value in found]
+
+
+def test_answers_equal_those_of_one_engine(folder, server):
+    def ask(url: str, body: dict[str, Any]) -> Any:
+        answer = httpx.post(server.url + url, json={"model": "tiny", **body}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    with AppThread(make_engine(folder)) as single, ThreadPoolExecutor(len(BODIES)) as pool:
+        answers = [pool.submit(ask, url, body) for url, body in BODIES]
+        for (url, body), answer in zip(BODIES, answers, strict=True):
+            assert_same(single.post(url, **body), answer.result())
+    assert min(metric(server, "prompt_tokens_total")) > 0
+    assert metric(server, "num_requests_running") == metric(server, "num_requests_waiting") == [0, 0]
+
+
+def test_clients_that_leave_are_forgotten_by_both(server):
+    body = {**PROMPT, "max_tokens": 250, "stream": True, "n": 2, "temperature": 1}
+    with (
+        httpx.stream("POST", f"{server.url}/v1/completions", json=body) as one,
+        httpx.stream("POST", f"{server.url}/v1/completions", json=body) as other,
+    ):
+        lines = one.iter_lines(), other.iter_lines()
+        assert all("choices" in next(each) for each in lines)
+        assert httpx.get(f"{server.url}/load").json()["server_load"] == 2
+        wait_for(lambda: metric(server, "num_requests_running") == [2, 2])
+    wait_for(lambda: metric(server, "num_requests_running") == [0, 0])
+    wait_for(lambda: metric(server, "request_success_total", 'finished_reason="abort"') == [2, 2])
+
+
+def test_a_replica_dies(server):
+    """The request that it had gets an error at once, the other one its answer; then the server ends."""
+    cores = server.core_pids
+    assert len(cores) == 2
+    in_flight = InFlight(server, max_tokens=100)
+    wait_for(lambda: metric(server, "num_requests_running") == [1, 1])
+    os.kill(cores[1], signal.SIGKILL)
+    wait_for(lambda: "the engine died" in server.log())
+    with httpx.Client(base_url=server.url) as client:
+        health, late = client.get("/health"), client.post("/v1/completions", json=PROMPT)
+        assert health.status_code == late.status_code == 503
+        assert health.json()["error"]["code"] == "engine_dead"
+        assert len(server.core_pids) == 1
+    in_flight.join()
+    streamed = in_flight.num_tokens == 100
+    answered = in_flight.answer.status_code == 200
+    assert streamed != answered, "one replica had one request"
+    error = in_flight.events[-2]["error"] if answered else in_flight.answer.json()["error"]
+    assert error["code"] == "engine_dead"
+    assert in_flight.events[-1] == "[DONE]"
+    assert server.process.wait(20) == 1
+    assert_gone(server, cores)
+    (cause,) = [line for line in server.log().splitlines() if line.startswith("ERROR")]
+    assert "engine core 1's process ended with signal 9" in cause and "Traceback" not in server.log()

@@ -1,0 +1,104 @@
+"""A replica of the model: one engine core, the requests that it works on, and what it has told of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.exceptions import EngineDeadError
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine.core_client import CoreClient
+from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt
+from vllm.v1.engine.output_processor import OutputProcessor, ProcessedOutputs
+from vllm.v1.engine.request_stream import RequestStream
+from vllm.v1.metrics.engine_metrics import EngineMetrics
+
+
+class Replica:
+    """An engine core that is ready, as AsyncLLM sees it. Belongs to one event loop.
+
+    Attributes:
+        core: its process.
+        metrics: what it has done.
+        stats: the core's counts (see EngineCore.stats) as of its last step; empty before the first.
+        output_processor: of its requests.
+        streams: theirs, by request.
+    """
+
+    def __init__(self, core: CoreClient, input_processor: InputProcessor) -> None:
+        self.core = core
+        self.metrics = EngineMetrics(input_processor.model_config.max_model_len)
+        self.stats: dict[str, Any] = {}
+        self.output_processor = OutputProcessor(input_processor.tokenizer, self.metrics)
+        self.streams: dict[str, RequestStream] = {}
+        self._input_processor = input_processor
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its core is."""
+        return self.core.dead_error is not None
+
+    @property
+    def num_unfinished_sequences(self) -> int:
+        """Sequences whose last output has not been produced."""
+        return self.output_processor.num_unfinished_sequences
+
+    def add(
+        self,
+        request_id: str,
+        processed: ProcessedPrompt,
+        checked: SamplingParams,
+        priority: int,
+        changed: asyncio.Event | None,
+    ) -> RequestStream:
+        """See AsyncLLM.add_checked."""
+        now = time.monotonic()
+        children = self.output_processor.add_request(request_id, processed.text, processed.token_ids, checked, now)
+        stream = RequestStream(request_id, checked.output_kind is RequestOutputKind.DELTA, changed)
+        self.streams[request_id] = stream
+        try:
+            for child_id, child_params in children:
+                self.core.add_request(
+                    self._input_processor.core_request(child_id, processed, child_params, now, priority)
+                )
+        except BaseException:
+            # Interrupted or broken half way: nobody will read the stream.
+            self.abort([request_id])
+            raise
+        return stream
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Drop requests; ids that are not here are ignored. Their streams end without a finished output."""
+        own = [each for each in request_ids if each in self.streams]
+        if not own:
+            return
+        core_ids = self.output_processor.abort_requests(own)
+        for each in own:
+            self.streams.pop(each).end()
+        if core_ids and not self.is_dead:
+            self.core.abort_requests(core_ids)
+
+    def take(self, outputs: list[EngineCoreOutput], stats: dict[str, Any]) -> ProcessedOutputs:
+        """Hand a step's outputs to their streams."""
+        self.stats = stats
+        processed = self.output_processor.process_outputs(outputs, stats["time"])
+        for output in processed.request_outputs:
+            stream = self.streams.get(output.request_id)
+            if stream is not None:
+                stream.put(output)
+                if output.finished:
+                    del self.streams[output.request_id]
+        if processed.requests_to_abort:
+            self.core.abort_requests(processed.requests_to_abort)
+        return processed
+
+    def fail(self, error: EngineDeadError) -> list[str]:
+        """End every stream with the error; the requests' ids."""
+        streams, self.streams = self.streams, {}
+        self.output_processor.abort_requests(streams, "error")
+        for stream in streams.values():
+            stream.end(error)
+        return list(streams)
