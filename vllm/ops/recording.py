@@ -6,6 +6,8 @@ good part of its time. The C++ operators write down the calls of their kernels, 
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -55,6 +57,8 @@ class Recording:
 
     def __enter__(self) -> Recording:
         self._handle = torch.ops.vllm_cpu.start_recording()
+        # At the interpreter's end the operators may be gone before the recordings.
+        weakref.finalize(self, torch.ops.vllm_cpu.free_recording, self._handle).atexit = False
         self._observer.__enter__()
         return self
 
@@ -71,7 +75,3 @@ class Recording:
         """Make the recorded calls, in order."""
         assert self._handle and not self.missed
         torch.ops.vllm_cpu.replay_recording(self._handle)
-
-    def __del__(self) -> None:
-        if self._handle:
-            torch.ops.vllm_cpu.free_recording(self._handle)
