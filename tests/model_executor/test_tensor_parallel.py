@@ -159,5 +159,14 @@ def test_one_device_has_one_rank(tmp_path):
         args.create_engine_config()
 
 
+def test_an_order_that_gloo_does_not_keep_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    folder, _ = make_random_model("llama", "small", tmp_path)
+    fields = {"dtype": "float32", "device": "cpu", "disable_custom_all_reduce": True}
+    EngineArgs(str(folder), tensor_parallel_size=2, **fields).create_engine_config()
+    with pytest.raises(ValueError, match="VLLM_BATCH_INVARIANT=1 rules out disable_custom_all_reduce"):
+        EngineArgs(str(folder), tensor_parallel_size=4, **fields).create_engine_config()
+
+
 def assert_equal(ours: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(ours, expected, rtol=0, atol=0)

@@ -93,15 +93,13 @@ class EngineArgs:
         """
         # Loading code needs torch; flags and checks elsewhere should not wait for it.
         from vllm.model_executor.model_loader import resolve_model
-        from vllm.ops.batch_invariance import check_batch_invariance
         from vllm.v1.sample.logits_processor import load_logits_processors
 
         self._check_supported()
         logits_processors = tuple(load_logits_processors(self.logits_processors))
         parallel_config = self.create_parallel_config()
         device = self._resolve_device(parallel_config)
-        if envs.batch_invariant():
-            check_batch_invariance(device)
+        self._check_invariance(device)
         source = resolve_model(
             self.model,
             requested_dtype=self._requested_dtype(),
@@ -189,6 +187,16 @@ class EngineArgs:
         for name in ("max_context_len_to_capture", "max_seq_len_to_capture"):
             if getattr(self, name) is not None:
                 warn_once(logger, "%s has no effect: decode graphs cover every context length", name)
+
+    def _check_invariance(self, device: str) -> None:
+        from vllm.ops.batch_invariance import check_batch_invariance
+
+        if envs.batch_invariant():
+            check_batch_invariance(device)
+            if self.disable_custom_all_reduce and self.tensor_parallel_size > 2:
+                raise ValueError(
+                    "VLLM_BATCH_INVARIANT=1 rules out disable_custom_all_reduce: gloo adds in no one order"
+                )
 
     def _requested_dtype(self) -> str:
         import torch
