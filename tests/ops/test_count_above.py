@@ -23,7 +23,17 @@ def truth(logits: Tensor, values: Tensor, num_values: Tensor | None) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("num_rows", "vocab_size", "width"),
-    [(0, 5, 2), (1, 1, 0), (1, 1, 3), (3, 7, 7), (1, 4096, 1), (2, 4097, 9), (2, 9001, 64), (2, 601, 65), (2, 601, 257)],
+    [
+        (0, 5, 2),
+        (1, 1, 0),
+        (1, 1, 3),
+        (3, 7, 7),
+        (1, 4096, 1),
+        (2, 4097, 9),
+        (2, 9001, 64),
+        (2, 601, 65),
+        (2, 601, 257),
+    ],
 )
 def test_shapes(twin: str, dtype: torch.dtype, num_rows: int, vocab_size: int, width: int) -> None:
     """Values from elsewhere, and some that stand in the row."""

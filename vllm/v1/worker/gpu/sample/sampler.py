@@ -52,8 +52,8 @@ class Sampler:
     penalties, temperature, min_p, argmax-invariant custom processors, top_k, top_p. Every step sees only the rows
     that use it, so a row's result does not depend on its batch; custom processors alone see all rows.
 
-    Where several ranks share the vocabulary, each samples the same batch from its slice of the logits, and `vocab` makes
-    the results those of the whole rows, on every rank.
+    Where several ranks share the vocabulary, each samples the same batch from its slice of the logits, and `vocab`
+    makes the results those of the whole rows, on every rank.
     """
 
     def __init__(self, config: VllmConfig, device: torch.device, vocab: WholeVocab = WHOLE) -> None:

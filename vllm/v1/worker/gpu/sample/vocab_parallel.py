@@ -116,7 +116,8 @@ class SlicedVocab(WholeVocab):
         if self._is_wide(2 * k):
             return topk(self.slice.gather_rows(logits), k)
         values, token_ids = topk(logits, k)
-        return _merge(*self._exchange(values, token_ids + self._first), k)
+        all_values, all_ids = self._exchange(values, token_ids + self._first)
+        return _merge(all_values, all_ids, k)
 
     def keep_only_(self, logits: Tensor, token_ids: Tensor, values: Tensor) -> None:
         super().keep_only_(logits, self.columns(token_ids), values)
@@ -127,8 +128,9 @@ class SlicedVocab(WholeVocab):
             self._keep_top_p_of_whole_rows_(logits, top_p, np.arange(len(logits)))
             return
         values, token_ids = topk(logits, _MAX_NUCLEUS)
-        lses, *parts = self._exchange(_statistics(logits).lse[:, None], values, token_ids + self._first)
-        values, token_ids = _merge(*parts, _MAX_NUCLEUS)
+        lse = _statistics(logits).lse[:, None]
+        lses, all_values, all_ids = self._exchange(lse, values, token_ids + self._first)
+        values, token_ids = _merge(all_values, all_ids, _MAX_NUCLEUS)
         # The share of these tokens' probability that is `top_p` of everything's.
         more = lses[..., 0].double().logsumexp(dim=0) - values.double().logsumexp(dim=1)
         top_p_within = top_p.double() * more.exp()
