@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
 import torch
-from rank_threads import run_ranks
+from memory_group import run_ranks
 from sampling_harness import Harness, random_logits, reading
 
 from vllm.distributed.communicator import ALONE, Communicator
@@ -255,7 +255,7 @@ class Shift(LogitsProcessor):
     """Moves the logits of requests with `extra_args["shift"]`; sees the whole batch."""
 
     fails = ""
-    built: Counter[str] = Counter()
+    built: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self.shifts: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""N ranks as threads of this process: a stand-in for torch.distributed that is quick and needs no ports."""
+"""N ranks as threads whose collectives are copies in memory: quick, and strict about who calls what."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Meeting:
         self.given: list[tuple[str, Tensor] | None] = [None] * world_size
 
 
-class ThreadCommunicator(Communicator):
+class MemoryCommunicator(Communicator):
     """The collectives of Communicator, over memory. Ranks that do not make the same call, with tensors of one shape
     and dtype, fail."""
 
@@ -67,7 +67,7 @@ def run_ranks(world_size: int, run: Callable[[Communicator], T]) -> list[T]:
 
     def one(rank: int) -> T:
         try:
-            return run(ThreadCommunicator(rank, world_size, meeting))
+            return run(MemoryCommunicator(rank, world_size, meeting))
         except BaseException:
             meeting.barrier.abort()
             raise
