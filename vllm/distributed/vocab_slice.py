@@ -37,6 +37,10 @@ class VocabSlice:
         """Of every rank's values [N, R, W] those of the ranks that own the ids (int [R, W]): [R, W]."""
         return parts.gather(0, self.owners(token_ids)[None]).squeeze(0)
 
+    def join_columns(self, values: Tensor, token_ids: Tensor) -> Tensor:
+        """Every rank's values [R, W], of which those of its own ids (int [W]) count: the owners', on every rank."""
+        return self.of_owners(self.group.all_gather(values), token_ids.expand(values.shape))
+
     def gather_columns(self, logits: Tensor, token_ids: Tensor) -> Tensor:
         """Chosen tokens' logits, on every rank.
 
@@ -45,16 +49,18 @@ class VocabSlice:
             token_ids: int [W], the same on all ranks.
 
         Returns:
-            [R, W]; that is also what a rank moves.
+            [R, W], which is also what a rank moves.
         """
         if len(self.own):
             values = logits.index_select(1, self.columns(token_ids, elsewhere=0))
         else:
             values = logits.new_zeros((len(logits), len(token_ids)))
-        return self.of_owners(self.group.all_gather(values), token_ids.expand(values.shape))
+        return self.join_columns(values, token_ids)
 
     def gather_rows(self, logits: Tensor) -> Tensor:
         """Whole rows [R, V] on every rank, from slices [R, at least as many as this rank's ids]."""
+        if self.group.world_size == 1:
+            return logits
         widest = max(map(len, self.ranges))
         part = logits.new_zeros((len(logits), widest))
         part[:, : len(self.own)] = logits[:, : len(self.own)]
