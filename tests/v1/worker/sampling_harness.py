@@ -34,6 +34,7 @@ class Harness:
         max_model_len: int = 64,
         logits_processors: tuple[type, ...] = (),
         group: Communicator = ALONE,
+        max_num_reqs: int = MAX_NUM_REQS,
     ) -> None:
         self.vocab_size = vocab_size
         self.own_ids = split_vocab(vocab_size, group.world_size)[group.rank]
@@ -44,8 +45,8 @@ class Harness:
             hf_config=SimpleNamespace(eos_token_ids=EOS),
             logits_processors=logits_processors,
         )
-        config = SimpleNamespace(model_config=model_config, scheduler_config=SimpleNamespace(max_num_seqs=MAX_NUM_REQS))
-        self.states = RequestStates(MAX_NUM_REQS, max_model_len, CPU)
+        config = SimpleNamespace(model_config=model_config, scheduler_config=SimpleNamespace(max_num_seqs=max_num_reqs))
+        self.states = RequestStates(max_num_reqs, max_model_len, CPU)
         self.sampler = Sampler(config, CPU, vocab_of(vocab_size, group))
 
     def add(

@@ -83,13 +83,13 @@ class SlicedVocab(WholeVocab):
         own_logits = logits.gather(1, self.slice.columns(named, elsewhere=0).to(torch.int64)).float()
         top_values, top_ids = topk(logits, num_topk)
         parts = self._exchange(
-            torch.stack((own.max, own.lse, own.lse if own.entropy is None else own.entropy), dim=1),
+            torch.stack([part for part in (own.max, own.lse, own.entropy) if part is not None], dim=1),
             own.argmax[:, None] + self._first,
             own_logits,
             top_values,
             top_ids + self._first,
         )
-        maxima, lses, entropies = parts[0].unbind(dim=2)
+        maxima, lses, *entropies = parts[0].unbind(dim=2)
         argmax = self._argmax(maxima, parts[1][..., 0])
         top_values, top_ids = _merge(parts[3], parts[4], num_topk)
         columns[:, 1 : 1 + num_topk] = top_ids
@@ -106,7 +106,7 @@ class SlicedVocab(WholeVocab):
             lses.double().logsumexp(dim=0).float(),
             argmax,
             highest,
-            _join_entropies(lses, entropies) if entropy else None,
+            _join_entropies(lses, entropies[0]) if entropy else None,
         )
 
     def highest(self, logits: Tensor) -> Tensor:
