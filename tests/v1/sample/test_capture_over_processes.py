@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tiny_llm import make_tiny_llm, make_tiny_model
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.sample.logits_capturing_sampler import LogitsCapturingSampler
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 INDICES = [2, 0, VOCAB_SIZE - 1, VOCAB_SIZE // 2, 65, 2]
 PROMPTS = [byte_ids(text) for text in ("one", "a second, longer prompt", "3")]
@@ -106,3 +108,25 @@ def test_seeds_and_requests_functions(pair):
     assert alone == together
     assert len(seen) == 10 and seen[:5] == seen[5:]
     assert {entry[-1] for entry in seen} == {VOCAB_SIZE}
+
+
+def test_custom_processors_stay_in_this_process(tmp_path):
+    """Of a class that no other process could import."""
+
+    def force(token_id: torch.Tensor, output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+        return logits.index_fill(0, token_id, 1000.0)
+
+    class Force(AdapterLogitsProcessor):
+        def is_argmax_invariant(self):
+            return False
+
+        def new_req_logits_processor(self, params):
+            token_id = (params.extra_args or {}).get("force")
+            return None if token_id is None else partial(force, torch.tensor([token_id]))
+
+    llm = make_tiny_llm(make_tiny_model(tmp_path), tensor_parallel_size=2, logits_processors=[Force])
+    wanted = [0, VOCAB_SIZE - 1, 65]
+    own = [params(extra_args={"force": token_id}) for token_id in wanted]
+    outputs = llm.generate(PROMPTS, own, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == [[token_id] * 5 for token_id in wanted]
+    llm.llm_engine.engine_core.shutdown()

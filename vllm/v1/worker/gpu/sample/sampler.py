@@ -105,8 +105,8 @@ class Sampler:
         self.token_ids.apply_staged_writes()
 
     def __call__(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> SamplerOutput:
-        """Sample. Does not wait for the device, but for rows with top-p alone, or with processors, where ranks share the
-        vocabulary.
+        """Sample. Does not wait for the device; where ranks share the vocabulary, rows with top-p alone, or with
+        processors, do.
 
         Args:
             logits: this rank's, [L, V] where it is alone, in float32, bfloat16 or float16; left as they are.
