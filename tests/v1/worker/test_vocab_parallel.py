@@ -47,11 +47,13 @@ def make_logits(draw: st.DrawFn, num_rows: int, vocab_size: int) -> Tensor:
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     rows = torch.randn(num_rows, vocab_size, generator=generator) * draw(st.sampled_from([0.1, 4.0]))
     for row in rows:
-        kind = draw(st.sampled_from(["normal", "ties", "some -inf", "all -inf", "peak", "level"]))
+        kind = draw(st.sampled_from(["normal", "ties", "some -inf", "half -inf", "all -inf", "peak", "level"]))
         if kind == "ties":
             row.copy_(torch.randint(-2, 3, row.shape, generator=generator))
         elif kind == "some -inf":
             row[torch.rand(row.shape, generator=generator) < draw(st.sampled_from([0.5, 0.99]))] = -torch.inf
+        elif kind == "half -inf":  # whole slices
+            row[: (vocab_size + 1) // 2] = -torch.inf
         elif kind == "all -inf":
             row.fill_(-torch.inf)
         elif kind == "peak":
