@@ -12,6 +12,7 @@ from bounds import ModelShape, available_kernels, pack_as
 from torch import Tensor
 
 from vllm.ops._dispatch import force
+from vllm.ops.count_above import count_above
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.int8_linear import Int8Linear, int8_linear, pack_int8_linear
@@ -281,6 +282,17 @@ def _token_readings(shape: ModelShape) -> Iterator[Case]:
         )
 
 
+def _count_above(shape: ModelShape) -> Iterator[Case]:
+    for rows in LOGITS_ROWS:
+        logits, values = torch.randn(rows, shape.vocab_size), torch.randn(rows, NUM_IDS)
+        yield Case(
+            "count_above",
+            f"{NUM_IDS} values in {rows}x{shape.vocab_size}",
+            lambda logits=logits, values=values: count_above(logits, values),
+            4 * logits.numel(),
+        )
+
+
 def _topk(shape: ModelShape) -> Iterator[Case]:
     for rows in LOGITS_ROWS:
         logits = torch.randn(rows, shape.vocab_size)
@@ -357,6 +369,7 @@ KERNELS: dict[str, Callable[[ModelShape], Iterator[Case]]] = {
     "attention_decode": _attention_decode,
     "attention_shared": _attention_shared,
     "token_readings": _token_readings,
+    "count_above": _count_above,
     "topk": _topk,
     "top_p": _top_p,
     "gumbel_sample": _gumbel_sample,

@@ -21,6 +21,20 @@ T* data_of(const Tensor& t) {
   return static_cast<T*>(t.data_ptr());
 }
 
+// int32 [rows], each in [0, width]; null when there are none.
+const int32_t* checked_counts(const std::optional<Tensor>& counts, const char* name, int64_t rows, int64_t width) {
+  if (!counts.has_value()) return nullptr;
+  check_shape(*counts, name, {rows});
+  check_dtype(*counts, name, ScalarType::Int, "int32");
+  check_contiguous(*counts, name);
+  const int32_t* data = data_of<const int32_t>(*counts);
+  for (int64_t row = 0; row < rows; ++row) {
+    STD_TORCH_CHECK(data[row] >= 0 && data[row] <= width, name, " must be in [0, ", width, "], got ", data[row],
+                    " in row ", row);
+  }
+  return data;
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>> token_readings(
     Tensor logits, Tensor token_ids, std::optional<Tensor> num_token_ids, bool with_entropy) {
   TokenReadingsArgs args{};
@@ -32,16 +46,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>> token_
   args.token_ids = data_of<const int32_t>(token_ids);
   args.width = token_ids.size(1);
   args.ids_stride = token_ids.stride(0);
-  if (num_token_ids.has_value()) {
-    check_shape(*num_token_ids, "num_token_ids", {rows});
-    check_dtype(*num_token_ids, "num_token_ids", ScalarType::Int, "int32");
-    check_contiguous(*num_token_ids, "num_token_ids");
-    args.num_token_ids = data_of<const int32_t>(*num_token_ids);
-  }
+  args.num_token_ids = checked_counts(num_token_ids, "num_token_ids", rows, args.width);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t count = args.num_token_ids == nullptr ? args.width : args.num_token_ids[row];
-    STD_TORCH_CHECK(count >= 0 && count <= args.width, "num_token_ids must be in [0, ", args.width, "], got ", count,
-                    " in row ", row);
     for (int64_t w = 0; w < count; ++w) {
       const int32_t id = args.token_ids[row * args.ids_stride + w];
       STD_TORCH_CHECK(id >= 0 && id < args.logits.vocab, "token_ids must be in [0, ", args.logits.vocab, "), got ", id,
@@ -67,6 +74,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>> token_
   return {chosen, ranks, lse, argmax, max, entropy};
 }
 
+Tensor count_above(Tensor logits, Tensor values, std::optional<Tensor> num_values) {
+  CountAboveArgs args{};
+  args.logits = logits_of(logits);
+  const int64_t rows = args.logits.rows;
+  check_shape(values, "values", {rows, -1});
+  check_dtype(values, "values", ScalarType::Float, "float32");
+  check_last_contiguous(values, "values");
+  args.values = data_of<const float>(values);
+  args.width = values.size(1);
+  args.values_stride = values.stride(0);
+  args.num_values = checked_counts(num_values, "num_values", rows, args.width);
+  Tensor counts = torch::stable::new_empty(logits, {rows, args.width}, ScalarType::Int);
+  args.counts = data_of<int32_t>(counts);
+  VLLM_KERNEL(count_above)(args);
+  return counts;
+}
+
 std::tuple<Tensor, Tensor> topk(Tensor logits, int64_t k) {
   TopkArgs args{};
   args.logits = logits_of(logits);
@@ -80,7 +104,8 @@ std::tuple<Tensor, Tensor> topk(Tensor logits, int64_t k) {
   return {values, ids};
 }
 
-Tensor gumbel_sample(Tensor logits, Tensor temperature, Tensor seeds, Tensor positions, Tensor idx_mapping) {
+std::tuple<Tensor, Tensor> gumbel_sample(Tensor logits, Tensor temperature, Tensor seeds, Tensor positions,
+                                         Tensor idx_mapping, int64_t first_id) {
   GumbelArgs args{};
   args.logits = logits_of(logits);
   check_dtype(logits, "logits", ScalarType::Float, "float32");
@@ -101,10 +126,13 @@ Tensor gumbel_sample(Tensor logits, Tensor temperature, Tensor seeds, Tensor pos
     STD_TORCH_CHECK(args.slots[row] >= 0 && args.slots[row] < temperature.size(0), "idx_mapping must be in [0, ",
                     temperature.size(0), "), got ", args.slots[row]);
   }
+  args.first_id = first_id;
   Tensor sampled = torch::stable::new_empty(logits, {args.logits.rows}, ScalarType::Int);
+  Tensor scores = torch::stable::new_empty(logits, {args.logits.rows}, ScalarType::Float);
   args.sampled = data_of<int32_t>(sampled);
+  args.scores = data_of<float>(scores);
   VLLM_KERNEL(gumbel_sample)(args);
-  return sampled;
+  return {sampled, scores};
 }
 
 void keep_top_p_(Tensor logits, Tensor top_p) {
@@ -167,9 +195,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def(
       "token_readings(Tensor logits, Tensor token_ids, Tensor? num_token_ids, bool entropy=False) -> "
       "(Tensor logits, Tensor ranks, Tensor lse, Tensor argmax, Tensor max, Tensor? entropy)");
+  m.def("count_above(Tensor logits, Tensor values, Tensor? num_values) -> Tensor");
   m.def("topk(Tensor logits, int k) -> (Tensor values, Tensor ids)");
   m.def(
-      "gumbel_sample(Tensor logits, Tensor temperature, Tensor seeds, Tensor positions, Tensor idx_mapping) -> Tensor");
+      "gumbel_sample(Tensor logits, Tensor temperature, Tensor seeds, Tensor positions, Tensor idx_mapping, "
+      "int first_id=0) -> (Tensor sampled, Tensor scores)");
   m.def("keep_top_p_(Tensor(a!) logits, Tensor top_p) -> ()");
   m.def(
       "fill_logprob_token_ids(Tensor(a!) columns, int first_column, Tensor expanded_idx_mapping, Tensor token_ids, "
@@ -178,6 +208,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("token_readings", TORCH_BOX(&vllm_cpu::token_readings));
+  m.impl("count_above", TORCH_BOX(&vllm_cpu::count_above));
   m.impl("topk", TORCH_BOX(&vllm_cpu::topk));
   m.impl("gumbel_sample", TORCH_BOX(&vllm_cpu::gumbel_sample));
   m.impl("keep_top_p_", TORCH_BOX(&vllm_cpu::keep_top_p_));

@@ -105,6 +105,14 @@ struct TokenReadingsArgs {
   float* entropy;                // [rows], or null: not asked for
 };
 
+struct CountAboveArgs {
+  Logits logits;
+  const float* values;  // [rows, width]
+  int64_t width, values_stride;
+  const int32_t* num_values;  // [rows], or null: all of them
+  int32_t* counts;            // [rows, width]
+};
+
 struct TopkArgs {
   Logits logits;
   int64_t k;
@@ -118,7 +126,9 @@ struct GumbelArgs {
   const int64_t* seeds;       // [slots]
   const int64_t* positions;   // [rows]
   const int32_t* slots;       // [rows]
+  int64_t first_id;           // the token id of column 0
   int32_t* sampled;           // [rows]
+  float* scores;              // [rows]
 };
 
 struct TopPArgs {
@@ -143,6 +153,7 @@ struct TopPArgs {
   void linear(const LinearArgs& args);                \
   void linear_int8(const LinearArgs& args);           \
   void token_readings(const TokenReadingsArgs& args); \
+  void count_above(const CountAboveArgs& args);       \
   void topk(const TopkArgs& args);                    \
   void gumbel_sample(const GumbelArgs& args);         \
   void top_p(const TopPArgs& args);                   \

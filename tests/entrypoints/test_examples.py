@@ -39,11 +39,16 @@ def run_get_logits_by_index(monkeypatch: pytest.MonkeyPatch, *arguments: object)
     runpy.run_path(str(EXAMPLES / "get_logits_by_index.py"), run_name="__main__")
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_get_logits_by_index(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    num_ranks: int,
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     prompts, indices, path = ["The sky is", "1"], [byte_id(65), 2, VOCAB_SIZE - 1], tmp_path / "logits.json"
-    options = ["--max-tokens", 3, "--tensor-parallel-size", 1, "--json", path]
+    options = ["--max-tokens", 3, "--tensor-parallel-size", num_ranks, "--json", path]
     run_get_logits_by_index(monkeypatch, "--model", tiny_folder, "--prompts", *prompts, "--indices", *indices, *options)
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("LogitsCapturingSampler saw the same logits")

@@ -22,7 +22,7 @@ from vllm.entrypoints.selftest.probes import make_probes, result_of, run_probes
 from vllm.model_executor.layers import attention
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.ops._dispatch import ISA_LEVELS
-from vllm.v1.worker.gpu.sample import sampler
+from vllm.v1.worker.gpu.sample import vocab
 
 DTYPES = ("float32", "float16", "bfloat16")
 ALWAYS = ["alone again", "in company 1", "in company 2", "in company 3"]
@@ -150,8 +150,8 @@ def _by_distant_neighbours(out: torch.Tensor) -> torch.Tensor:
 
 
 def _noise_by_row(patch: pytest.MonkeyPatch) -> None:
-    draw = sampler.draw
-    patch.setattr(sampler, "draw", lambda x, t, seeds, at: draw(x, t, seeds + torch.arange(len(x)), at))
+    draw = vocab.draw
+    patch.setattr(vocab, "draw", lambda x, t, seeds, at: draw(x, t, seeds + torch.arange(len(x)), at))
 
 
 def _context_from_this_step(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from memory_group import run_ranks
+from torch import Tensor
 
+from vllm.distributed.communicator import Communicator, split_vocab
 from vllm.exceptions import VLLMValidationError
 from vllm.model_executor.layers.logits_processor_ext import LogitsProcessorWithIndexedOutput
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -32,14 +35,17 @@ def make_head(vocab_size: int, hidden_size: int, dtype: torch.dtype, layout: str
     head = ParallelLMHead(vocab_size, hidden_size, embedding)
     (head if embedding is None else embedding).weight.data = weight.clone()
     head.process_weights_after_loading()
-    if layout == "panels":
-        head.packed = PackedLinear(torch.ops.vllm_cpu.pack_linear(weight), None, "panels", (vocab_size, hidden_size))
-    elif layout == "onednn":
-        opaque = torch.ops.mkldnn._reorder_linear_weight(weight)
-        head.packed = PackedLinear(opaque, None, "onednn", (vocab_size, hidden_size))
-    else:
-        head.packed = PackedLinear(weight, None, "plain", (vocab_size, hidden_size))
+    head.packed = packed_as(layout, weight)
     return head, weight
+
+
+def packed_as(layout: str, weight: Tensor) -> PackedLinear:
+    packed = weight
+    if layout == "panels":
+        packed = torch.ops.vllm_cpu.pack_linear(weight)
+    elif layout == "onednn":
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return PackedLinear(packed, None, layout, tuple(weight.shape))
 
 
 def some_indices(vocab_size: int) -> list[int]:
@@ -140,3 +146,37 @@ def test_a_head_of_another_vocabulary_is_refused() -> None:
     for call in (layer, layer.indexed_logits):
         with pytest.raises(ValueError, match="lm_head has 33 outputs, but vocab_size is 34"):
             call(head, torch.randn(2, 8))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_over_several_ranks_the_chosen_logits_are_on_all(world_size: int, layout: str) -> None:
+    """Those of the whole head, though no rank has it; a rank that owns none takes part, too."""
+    vocab_size, dtype = 199, torch.bfloat16 if layout == "onednn" else torch.float32
+    hidden = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
+    whole, weight = make_head(vocab_size, 64, dtype, layout)
+
+    def run(group: Communicator) -> tuple[Tensor, ...]:
+        own = split_vocab(vocab_size, world_size)[group.rank]
+        head, _ = make_head(vocab_size, 64, dtype, layout)
+        head.group, head.vocab_range = group, own
+        head.packed = packed_as(layout, weight[own.start : own.stop].contiguous())
+        results: list[Tensor] = []
+        for indices in ([3, 198, 66, 65, 100, 3], [0, 1], []):
+            layer = LogitsProcessorWithIndexedOutput(vocab_size, indices)
+            group.num_bytes.clear()
+            logits, indexed = layer(head, hidden)
+            alone = layer.indexed_logits(head, hidden)
+            assert logits.shape == (4, len(own))
+            assert sum(group.num_bytes.values()) == 2 * 4 * len(indices) * logits.element_size()
+            results += [indexed, alone]
+        return tuple(results)
+
+    first, *others = run_ranks(world_size, run)
+    for other in others:
+        assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
+    for indexed, alone, indices in zip(first[::2], first[1::2], ([3, 198, 66, 65, 100, 3], [0, 1], []), strict=True):
+        want = whole(hidden)[:, indices].float()
+        # The order of a library's sums may follow the number of rows.
+        assert torch.allclose(indexed, want, rtol=3 * torch.finfo(dtype).eps, atol=1e-4)
+        assert torch.allclose(alone, want, rtol=3 * torch.finfo(dtype).eps, atol=1e-4)

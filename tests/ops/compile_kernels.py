@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from vllm.ops._dispatch import force
+from vllm.ops.count_above import count_above
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
@@ -59,6 +60,7 @@ def _calls() -> Iterator[Callable[[], Any]]:
         logits = torch.empty(4, 49152, dtype=dtype)
         yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4))
         yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4), entropy=True)
+        yield lambda x=logits: count_above(x, torch.empty(4, 20), _int32(4))
         x, weight = torch.empty(8, 4096, dtype=dtype), torch.empty(4096, dtype=dtype)
         yield lambda x=x, weight=weight: fused_add_rms_norm_(x, x.clone(), weight, 1e-5)
         for heads, kv_heads, head_dim in ((9, 3, 64), (32, 8, 128)):
@@ -67,12 +69,14 @@ def _calls() -> Iterator[Callable[[], Any]]:
     logits = torch.empty(4, 50257, dtype=torch.bfloat16)
     yield lambda: token_readings(logits, _int32(4, 1))
     yield lambda: token_readings(logits, _int32(4, 1), entropy=True)
+    yield lambda: count_above(logits, torch.empty(4, 1))
     yield lambda: topk(logits, 20)
     yield lambda: rms_norm(x, weight, 1e-5)
     yield lambda: rms_norm(x.view(8, 32, 128), weight[:128], 1e-5)
     yield lambda: silu_and_mul(x)
     slots = torch.zeros(4, dtype=torch.int64)
     yield lambda: gumbel_sample(logits.float(), torch.ones(8), slots, slots, _int32(4))
+    yield lambda: gumbel_sample(logits.float(), torch.ones(8), slots, slots, _int32(4), first_id=50257)
     yield lambda: fill_logprob_token_ids(_int32(4, 21), 1, slots, _int32(9, 32), _int32(8), _int32(8))
 
 

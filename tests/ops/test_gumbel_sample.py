@@ -39,7 +39,7 @@ def noise(bits: np.ndarray) -> np.ndarray:
 
 
 def assert_true(
-    got: torch.Tensor,
+    got: tuple[torch.Tensor, torch.Tensor],
     logits: torch.Tensor,
     temperature: torch.Tensor,
     seeds: torch.Tensor,
@@ -47,17 +47,21 @@ def assert_true(
     slots: torch.Tensor,
 ) -> None:
     """The token drawn scores as much as the best, but for float32 rounding; exactly if greedy."""
-    assert got.dtype == torch.int32
+    token_ids, got_scores = got
+    assert token_ids.dtype == torch.int32 and got_scores.dtype == torch.float32
     for row, slot in enumerate(slots.tolist()):
         scores = np.nan_to_num(logits[row].double().numpy(), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
         warmth = float(temperature[slot])
         if warmth:
             scores = scores + warmth * noise(philox(int(seeds[slot]), int(positions[row]), len(scores)))
-        token, best = int(got[row]), scores.max()
+        token, best = int(token_ids[row]), scores.max()
         if not warmth or np.isinf(best):
             assert token == int(scores.argmax())
+            assert float(got_scores[row]) == best
         else:
-            assert best - scores[token] <= 1e-6 * max(1.0, abs(best), warmth * 20)
+            rounding = 1e-6 * max(1.0, abs(best), warmth * 20)
+            assert best - scores[token] <= rounding
+            assert abs(float(got_scores[row]) - scores[token]) <= rounding
 
 
 def test_known_bits() -> None:
@@ -103,9 +107,30 @@ def test_a_draw_depends_on_seed_and_position_alone(twin: str) -> None:
     logits = torch.zeros(1, 3000).expand(4, 3000)
     temperature, seeds = torch.ones(3), torch.tensor([5, 6, 5])
     slots, positions = torch.tensor([0, 1, 2, 0], dtype=torch.int32), torch.tensor([9, 9, 9, 10])
-    drawn = run(twin, gumbel_sample, logits, temperature, seeds, positions, slots).tolist()
+    drawn = run(twin, gumbel_sample, logits, temperature, seeds, positions, slots)[0].tolist()
     assert drawn[0] == drawn[2]
     assert len(set(drawn)) == 3
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("cuts", [[1, 2, 3], [1023, 1024, 1026], [5, 2047, 2049, 4001], [1, 4999]])
+def test_slices_draw_what_the_whole_row_draws(twin: str, cuts: list[int]) -> None:
+    """The very same scores, wherever a slice begins: equals among them would be decided differently otherwise."""
+    torch.manual_seed(sum(cuts))
+    logits = torch.randn(6, 5000)
+    logits[5] = -torch.inf
+    temperature, seeds = torch.tensor([1.0, 0.0, 7.0]), torch.tensor([3, 4, -5])
+    slots, positions = torch.tensor([0, 1, 2, 0, 2, 2], dtype=torch.int32), torch.tensor([0, 1, 2, 3, 2**33, 5])
+    others = (temperature, seeds, positions, slots)
+    whole_ids, whole_scores = run(twin, gumbel_sample, logits, *others)
+    best, token_ids = torch.full((6,), -torch.inf), torch.zeros(6, dtype=torch.int32)
+    for first, end in zip([0, *cuts], [*cuts, 5000], strict=True):
+        ids, scores = run(twin, gumbel_sample, logits[:, first:end], *others, first)
+        assert ((ids >= first) & (ids < end)).all()
+        better = scores > best
+        best, token_ids = torch.where(better, scores, best), torch.where(better, ids, token_ids)
+    assert torch.equal(token_ids, whole_ids)
+    assert torch.equal(best, whole_scores)
 
 
 def test_reference_noise_is_precise_in_both_tails() -> None:

@@ -23,6 +23,7 @@ OPERATIONS = (
     "rotary_and_cache_",
     "paged_attention",
     "token_readings",
+    "count_above",
     "topk",
     "gumbel_sample",
     "keep_top_p_",

@@ -20,12 +20,14 @@ def gumbel_sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
     idx_mapping: torch.Tensor,
-) -> torch.Tensor:
+    first_id: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token from softmax(logits / temperature) of each row.
 
     Token i's noise is a standard Gumbel variable made from 32 random bits: lane i % 4 of Philox4x32-10 with
     the slot's seed (low word, high word) as key and (i // 4, position low, position high, 0) as counter. So
-    the draw does not depend on the batch, and a draw repeated with the same seed and position is the same.
+    the draw does not depend on the batch, and a draw repeated with the same seed and position is the same. Of a
+    vocabulary in slices, the slice with the greatest score holds the token that the whole row draws.
 
     Args:
         logits: float32 [R, V]; the last dimension contiguous, any stride between rows. -inf = ruled out.
@@ -33,18 +35,23 @@ def gumbel_sample(
         seeds: int64 [S], by slot.
         positions: int64 [R], by row.
         idx_mapping: int32 [R], each row's slot.
+        first_id: token id of column 0, at least 0.
 
     Returns:
-        int32 [R]. A row of -inf only draws token 0; a NaN is never drawn while there is something else.
+        Tokens int32 [R], and their scores float32 [R], logits + temperature * noise. A row of -inf only draws
+        `first_id`; a NaN is never drawn while there is something else.
     """
     which = implementation(logits)
     if which == "cpp":
-        return torch.ops.vllm_cpu.gumbel_sample(logits, temperature, seeds, positions, idx_mapping)
+        token_ids, scores = torch.ops.vllm_cpu.gumbel_sample(
+            logits, temperature, seeds, positions, idx_mapping, first_id
+        )
+        return token_ids, scores
     if which == "triton":
         from vllm.ops.triton import gumbel_sample as kernels
 
-        return kernels.gumbel_sample(logits, temperature, seeds, positions, idx_mapping)
-    return _reference(logits, temperature, seeds, positions, idx_mapping)
+        return kernels.gumbel_sample(logits, temperature, seeds, positions, idx_mapping, first_id)
+    return _reference(logits, temperature, seeds, positions, idx_mapping, first_id)
 
 
 def _reference(
@@ -53,15 +60,17 @@ def _reference(
     seeds: torch.Tensor,
     positions: torch.Tensor,
     idx_mapping: torch.Tensor,
-) -> torch.Tensor:
+    first_id: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
     slots = idx_mapping.to(torch.int64)
-    noise = _gumbel(_random_bits(seeds[slots], positions, logits.shape[1]))
+    noise = _gumbel(_random_bits(seeds[slots], positions, logits.shape[1], first_id))
     # logits + temperature * noise has the argmax of logits / temperature + noise, without overflow when the
     # temperature is tiny.
     scores = torch.where(logits.isnan(), -torch.inf, logits) + temperature[slots][:, None] * noise
     column = torch.arange(logits.shape[1], device=logits.device)
     best = scores.amax(dim=-1, keepdim=True)
-    return torch.where(scores == best, column, logits.shape[1]).amin(dim=-1).to(torch.int32)
+    token_ids = first_id + torch.where(scores == best, column, logits.shape[1]).amin(dim=-1)
+    return token_ids.to(torch.int32), best.squeeze(-1)
 
 
 def _gumbel(bits: torch.Tensor) -> torch.Tensor:
@@ -71,9 +80,12 @@ def _gumbel(bits: torch.Tensor) -> torch.Tensor:
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
-def _random_bits(seeds: torch.Tensor, positions: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """int64 [R, num_tokens] holding 32 random bits each, from int64 [R] seeds and positions."""
-    groups = torch.arange((num_tokens + 3) // 4, dtype=torch.int64, device=seeds.device)
+def _random_bits(seeds: torch.Tensor, positions: torch.Tensor, num_tokens: int, first_id: int = 0) -> torch.Tensor:
+    """int64 [R, num_tokens] holding 32 random bits each, those of the ids from `first_id` on, from int64 [R] seeds and
+    positions."""
+    first_group, skipped = divmod(first_id, 4)
+    num_groups = (skipped + num_tokens + 3) // 4
+    groups = torch.arange(first_group, first_group + num_groups, dtype=torch.int64, device=seeds.device)
     words = [
         groups[None, :].expand(len(seeds), -1),
         (positions & _MASK)[:, None],
@@ -87,7 +99,7 @@ def _random_bits(seeds: torch.Tensor, positions: torch.Tensor, num_tokens: int) 
         words = [high1 ^ words[1] ^ keys[0], low1, high0 ^ words[3] ^ keys[1], low0]
         keys = [key + step & _MASK for key, step in zip(keys, _KEY_INCREMENTS, strict=True)]
     lanes = torch.stack(torch.broadcast_tensors(*words), dim=-1)
-    return lanes.flatten(1)[:, :num_tokens]
+    return lanes.flatten(1)[:, skipped : skipped + num_tokens]
 
 
 def _multiply(words: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,9 +7,7 @@ from typing import NamedTuple
 import torch
 
 from vllm.ops._dispatch import implementation
-
-# Above this many columns one sort of the row is cheaper than a comparison of the row with each column.
-_SORT_ABOVE = 64
+from vllm.ops.count_above import count_above_reference
 
 
 class Readings(NamedTuple):
@@ -86,10 +84,10 @@ def _reference(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: tor
     ids = token_ids.to(torch.int64)
     if num_token_ids is None:
         chosen = values.gather(1, ids)
-        return Readings(chosen, _ranks(values, chosen), lse, argmax, highest)
+        return Readings(chosen, 1 + count_above_reference(values, chosen), lse, argmax, highest)
     valid = torch.arange(ids.shape[1], device=ids.device) < num_token_ids[:, None]
     chosen = values.gather(1, ids.masked_fill(~valid, 0))
-    ranks = _ranks(values, chosen).masked_fill_(~valid, 0)
+    ranks = (1 + count_above_reference(values, chosen)).masked_fill_(~valid, 0)
     return Readings(chosen.masked_fill_(~valid, 0.0), ranks, lse, argmax, highest)
 
 
@@ -101,15 +99,3 @@ def _entropy(values: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
     # Of -inf it makes a number whose exponential is 0 too: 0 times -inf would be NaN.
     weighted = (shifted.clamp_(min=-200.0) * weights).sum(dim=-1)
     return (total.log() - weighted / total).clamp_(min=0.0)
-
-
-def _ranks(values: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """int32 [R, W]: 1 + how many of a row's values are greater than each chosen one."""
-    if chosen.shape[1] > _SORT_ABOVE:
-        ascending = values.sort(dim=-1).values
-        not_greater = torch.searchsorted(ascending, chosen.contiguous(), right=True)
-        return (1 + values.shape[1] - not_greater).to(torch.int32)
-    ranks = torch.empty(chosen.shape, dtype=torch.int32, device=chosen.device)
-    for column in range(chosen.shape[1]):
-        ranks[:, column] = 1 + (values > chosen[:, column, None]).sum(dim=-1)
-    return ranks

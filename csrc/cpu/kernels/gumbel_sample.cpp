@@ -42,26 +42,29 @@ inline Vec gumbel(Vec u) {
   return zero() - log(rate);
 }
 
-int32_t sample_row(const GumbelArgs& a, int64_t row) {
+void sample_row(const GumbelArgs& a, int64_t row) {
   alignas(64) float buffer[kSegment];
-  alignas(64) float uniform[kSegment];
+  // As many more as a segment may begin late.
+  alignas(64) float uniform[kSegment + 4] = {};
   alignas(64) uint32_t bits[4][kGroups];
   const int32_t slot = a.slots[row];
   const float temperature = a.temperature[slot];
   float best = -kInfinity;
   int64_t best_id = 0;
-  for (int64_t first = 0; first < a.logits.vocab; first += kSegment) {
-    const int64_t size = least(kSegment, a.logits.vocab - first);
+  // Four ids share a counter, so segments begin at its multiples: the first one as many columns before the row.
+  for (int64_t start = -(a.first_id % 4); start < a.logits.vocab; start += kSegment) {
+    const int64_t first = start < 0 ? 0 : start;
+    const int64_t size = least(start + kSegment, a.logits.vocab) - first;
     const float* x = as_floats(a.logits, row, first, size, buffer);
     if (temperature != 0.0f) {
       random_bits(static_cast<uint64_t>(a.seeds[slot]), static_cast<uint64_t>(a.positions[row]),
-                  static_cast<uint32_t>(first / 4), bits);
+                  static_cast<uint32_t>((a.first_id + start) / 4), bits);
       for (int i = 0; i < kSegment; ++i) {
         const float value = (static_cast<float>(bits[i % 4][i / 4]) + 0.5f) * 0x1p-32f;
         uniform[i] = value < 0x1.fffffep-1f ? value : 0x1.fffffep-1f;
       }
       for (int64_t i = 0; i < size; i += kLanes) {
-        store(buffer + i, load(x + i) + set1(temperature) * gumbel(load(uniform + i)));
+        store(buffer + i, load(x + i) + set1(temperature) * gumbel(load(uniform + (first - start) + i)));
       }
       x = buffer;
     }
@@ -74,14 +77,15 @@ int32_t sample_row(const GumbelArgs& a, int64_t row) {
     while (x[i] != top) ++i;
     best_id = first + i;
   }
-  return static_cast<int32_t>(best_id);
+  a.sampled[row] = static_cast<int32_t>(a.first_id + best_id);
+  a.scores[row] = best;
 }
 
 }  // namespace
 
 void gumbel_sample(const GumbelArgs& a) {
 #pragma omp parallel for schedule(dynamic)
-  for (int64_t row = 0; row < a.logits.rows; ++row) a.sampled[row] = sample_row(a, row);
+  for (int64_t row = 0; row < a.logits.rows; ++row) sample_row(a, row);
 }
 
 }  // namespace VLLM_ISA

@@ -11,6 +11,7 @@ from byte_tokenizer import VOCAB_SIZE, byte_ids
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
+from vllm.distributed.communicator import ALONE
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.sample.logits_capturing_sampler import LogitsCapturingSampler
 
@@ -193,8 +194,8 @@ def test_rows_are_copies_and_the_rest_is_the_samplers(indices):
             logits.zero_()
             return flag
 
-    runner = SimpleNamespace(sampler=Inner(), model_config=SimpleNamespace(vocab_size=3))
-    llm = SimpleNamespace(collective_rpc=lambda call: [call(SimpleNamespace(model_runner=runner))])
+    runner = SimpleNamespace(sampler=Inner(), model_config=SimpleNamespace(vocab_size=3), group=ALONE)
+    llm = SimpleNamespace(collective_rpc=lambda call, args: [call(SimpleNamespace(model_runner=runner), *args)])
     with LogitsCapturingSampler(indices).install(llm) as capture:
         assert runner.sampler.states == "its states"
         states = SimpleNamespace(req_id_to_slot={"a": 4, "b": 0, "c": 1})

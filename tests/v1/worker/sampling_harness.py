@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from vllm.distributed.communicator import ALONE, Communicator, split_vocab
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
+from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
 from vllm.v1.worker.gpu.states import RequestStates
 
 VOCAB = 199
@@ -22,7 +24,8 @@ CPU = torch.device("cpu")
 
 
 class Harness:
-    """Requests live in slots that the caller may choose; a step samples any of them, in any order."""
+    """Requests live in slots that the caller may choose; a step samples any of them, in any order. With a group, this
+    is one of its ranks: it is handed whole rows of logits like the others, and gives its sampler the rank's slice."""
 
     def __init__(
         self,
@@ -30,8 +33,11 @@ class Harness:
         seed: int = 0,
         max_model_len: int = 64,
         logits_processors: tuple[type, ...] = (),
+        group: Communicator = ALONE,
+        max_num_reqs: int = MAX_NUM_REQS,
     ) -> None:
         self.vocab_size = vocab_size
+        self.own_ids = split_vocab(vocab_size, group.world_size)[group.rank]
         self._numbers = itertools.count()
         model_config = SimpleNamespace(
             vocab_size=vocab_size,
@@ -39,9 +45,9 @@ class Harness:
             hf_config=SimpleNamespace(eos_token_ids=EOS),
             logits_processors=logits_processors,
         )
-        config = SimpleNamespace(model_config=model_config, scheduler_config=SimpleNamespace(max_num_seqs=MAX_NUM_REQS))
-        self.states = RequestStates(MAX_NUM_REQS, max_model_len, CPU)
-        self.sampler = Sampler(config, CPU)
+        config = SimpleNamespace(model_config=model_config, scheduler_config=SimpleNamespace(max_num_seqs=max_num_reqs))
+        self.states = RequestStates(max_num_reqs, max_model_len, CPU)
+        self.sampler = Sampler(config, CPU, vocab_of(vocab_size, group))
 
     def add(
         self,
@@ -62,7 +68,8 @@ class Harness:
 
     def step(self, logits: torch.Tensor, slots: list[int]) -> SamplerOutput:
         self.sampler.apply_staged_writes()
-        return self.sampler(logits, np.array(slots, dtype=np.int64), self.states)
+        own = logits[:, self.own_ids.start : self.own_ids.stop]
+        return self.sampler(own, np.array(slots, dtype=np.int64), self.states)
 
     def processed(self, logits: torch.Tensor, slot: int) -> np.ndarray:
         """float32 [V]: the processed logits of a request that asked for all of them (`everything`)."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vllm.checks import check_list, check_token_id
+from vllm.distributed.vocab_slice import VocabSlice
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
@@ -35,6 +36,9 @@ def check_indices(name: str, indices: Any, vocab_size: int | None = None) -> lis
 class LogitsProcessorWithIndexedOutput(nn.Module):
     """Logits, and those of chosen token ids apart.
 
+    Where several ranks share the head, all of them make the same calls. Each gets its own part of the logits, as the
+    head gives them, and the chosen ones of the whole vocabulary: only these travel.
+
     Args:
         vocab_size: V, the head's outputs.
         return_indices: I token ids; column i of the indexed logits is of `return_indices[i]`.
@@ -50,6 +54,7 @@ class LogitsProcessorWithIndexedOutput(nn.Module):
         self._columns = torch.tensor(self.return_indices, dtype=torch.int64)
         self._source: Any = None
         self._taken: Any = None
+        self._own_positions: Tensor  # of the return_indices that are this rank's
 
     def forward(self, lm_head: ParallelLMHead, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """All logits and the chosen ones among them.
@@ -59,17 +64,18 @@ class LogitsProcessorWithIndexedOutput(nn.Module):
             hidden_states: [L, H] in the head's dtype.
 
         Returns:
-            logits [L, V] as the head gives them, and indexed logits, float32 [L, I]: the same numbers.
+            logits as the head gives them, [L, V], of several ranks [L, V_rank] (`lm_head.vocab_range`); and indexed
+            logits, float32 [L, I] on every rank: the same numbers.
 
         Raises:
             ValueError: the head has another vocabulary.
         """
-        self._check_head(lm_head)
+        vocab_slice = self._slice_of(lm_head)
         logits = lm_head(hidden_states)
-        return logits, self._select(logits)
+        return logits, self._select(logits, vocab_slice)
 
     def indexed_logits(self, lm_head: ParallelLMHead, hidden_states: Tensor) -> Tensor:
-        """The chosen logits alone, float32 [L, I].
+        """The chosen logits alone, float32 [L, I], on every rank.
 
         Only the chosen rows of the head are multiplied with. They are copied out of it at the first call and kept
         for the next: I * H values, rounded up to 32 rows on CPU. With our own packed layout the result has the very
@@ -83,17 +89,31 @@ class LogitsProcessorWithIndexedOutput(nn.Module):
         Raises:
             ValueError: the head has another vocabulary.
         """
-        self._check_head(lm_head)
+        vocab_slice = self._slice_of(lm_head)
         if self._source is not lm_head.packed:
-            self._source = lm_head.packed
-            self._taken = lm_head.method.take_rows(lm_head.packed, self._columns.to(lm_head.packed.weight.device))
+            self._take_rows(lm_head)
         if self._taken is None:
-            return self._select(lm_head(hidden_states))
-        return lm_head.method.apply(hidden_states, self._taken, True).float()
+            return self._select(lm_head(hidden_states), vocab_slice)
+        own = lm_head.method.apply(hidden_states, self._taken, True).float()
+        if lm_head.group.world_size == 1:
+            return own
+        values = own.new_zeros((len(own), len(self.return_indices)))
+        values[:, self._own_positions] = own
+        return vocab_slice.join_columns(values, self._columns.to(own.device))
 
-    def _select(self, logits: Tensor) -> Tensor:
-        return logits.index_select(1, self._columns.to(logits.device)).float()
+    def _select(self, logits: Tensor, vocab_slice: VocabSlice) -> Tensor:
+        return vocab_slice.gather_columns(logits, self._columns.to(logits.device)).float()
 
-    def _check_head(self, lm_head: ParallelLMHead) -> None:
-        if lm_head.packed.shape[0] != self.vocab_size:
-            raise ValueError(f"lm_head has {lm_head.packed.shape[0]} outputs, but vocab_size is {self.vocab_size}")
+    def _take_rows(self, lm_head: ParallelLMHead) -> None:
+        own = lm_head.vocab_range
+        device = lm_head.packed.weight.device
+        positions = [position for position, index in enumerate(self.return_indices) if index in own]
+        rows = [self.return_indices[position] - own.start for position in positions]
+        self._own_positions = torch.tensor(positions, dtype=torch.int64, device=device)
+        self._taken = lm_head.method.take_rows(lm_head.packed, torch.tensor(rows, dtype=torch.int64, device=device))
+        self._source = lm_head.packed
+
+    def _slice_of(self, lm_head: ParallelLMHead) -> VocabSlice:
+        if lm_head.vocab_size != self.vocab_size:
+            raise ValueError(f"lm_head has {lm_head.vocab_size} outputs, but vocab_size is {self.vocab_size}")
+        return VocabSlice(self.vocab_size, lm_head.group)

@@ -2,7 +2,8 @@
 size of the vocabulary is written.
 
 A row is cut into chunks; a second kernel takes the best of the chunks' best. One Philox call serves four
-neighbouring ids, and those are what one thread reads at once. The kernel masks the last chunk's tail.
+neighbouring ids, and those are what one thread reads at once; so a chunk begins with an id that four divides, up to
+three columns before the row. The kernel masks these, and the last chunk's tail.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ def gumbel_sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
     idx_mapping: torch.Tensor,
-) -> torch.Tensor:
-    """Run the kernels. Arguments and result: `vllm.ops.gumbel_sample.gumbel_sample`."""
+    first_id: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the kernels. Arguments and results: `vllm.ops.gumbel_sample.gumbel_sample`."""
     num_rows, vocab_size = logits.shape
-    num_chunks = triton.cdiv(vocab_size, _BLOCK)
+    first_group, skipped = divmod(first_id, 4)
+    num_chunks = triton.cdiv(skipped + vocab_size, _BLOCK)
     sampled = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
+    scores = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     if not num_rows:
-        return sampled
+        return sampled, scores
     chunk_best = torch.empty((num_rows, num_chunks), dtype=torch.float32, device=logits.device)
     chunk_ids = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=logits.device)
     _gumbel_kernel[(num_rows, num_chunks)](
@@ -37,6 +41,8 @@ def gumbel_sample(
         seeds,
         positions,
         idx_mapping,
+        first_group,
+        skipped,
         chunk_best,
         chunk_ids,
         BLOCK=_BLOCK,
@@ -45,10 +51,12 @@ def gumbel_sample(
         chunk_best,
         chunk_ids,
         num_chunks,
+        first_id,
         sampled,
+        scores,
         CHUNKS=triton.next_power_of_2(num_chunks),
     )
-    return sampled
+    return sampled, scores
 
 
 @triton.jit
@@ -60,20 +68,23 @@ def _gumbel_kernel(
     seeds_ptr,  # int64 [S]
     positions_ptr,  # int64 [R]
     idx_mapping_ptr,  # int [R]
+    first_group,
+    skipped,
     chunk_best_ptr,  # float32 [R, chunks]
     chunk_ids_ptr,  # int32 [R, chunks]
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    token = chunk * BLOCK + tl.arange(0, BLOCK)
-    logits = tl.load(logits_ptr + row * logits_stride + token, mask=token < vocab_size, other=float("-inf"))
+    column = chunk * BLOCK - skipped + tl.arange(0, BLOCK)
+    inside = (column >= 0) & (column < vocab_size)
+    logits = tl.load(logits_ptr + row * logits_stride + column, mask=inside, other=float("-inf"))
     # A NaN is not equal to itself, and must never win.
     scores = tl.where(logits == logits, logits, float("-inf"))
     slot = tl.load(idx_mapping_ptr + row)
     temperature = tl.load(temperature_ptr + slot)
     if temperature != 0.0:
-        group = (chunk * (BLOCK // 4) + tl.arange(0, BLOCK // 4)).to(tl.uint32)
+        group = (first_group + chunk * (BLOCK // 4) + tl.arange(0, BLOCK // 4)).to(tl.uint32)
         position = tl.load(positions_ptr + row)
         nothing = tl.zeros_like(group)
         low = nothing + (position & 0xFFFFFFFF).to(tl.uint32)
@@ -84,7 +95,7 @@ def _gumbel_kernel(
     best = tl.max(scores, axis=0)
     cell = row * tl.num_programs(1) + chunk
     tl.store(chunk_best_ptr + cell, best)
-    tl.store(chunk_ids_ptr + cell, tl.min(tl.where(scores == best, token, vocab_size), axis=0))
+    tl.store(chunk_ids_ptr + cell, tl.min(tl.where(inside & (scores == best), column, vocab_size), axis=0))
 
 
 @triton.jit
@@ -103,7 +114,9 @@ def _best_kernel(
     chunk_best_ptr,  # float32 [R, chunks]
     chunk_ids_ptr,  # int32 [R, chunks]
     num_chunks,
+    first_id,
     sampled_ptr,  # int32 [R]
+    scores_ptr,  # float32 [R]
     CHUNKS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -111,5 +124,7 @@ def _best_kernel(
     inside = chunk < num_chunks
     best = tl.load(chunk_best_ptr + row * num_chunks + chunk, mask=inside, other=float("-inf"))
     ids = tl.load(chunk_ids_ptr + row * num_chunks + chunk, mask=inside, other=2147483647)
-    winner = tl.where(best == tl.max(best, axis=0), ids, 2147483647)
-    tl.store(sampled_ptr + row, tl.min(winner, axis=0))
+    highest = tl.max(best, axis=0)
+    winner = tl.where(best == highest, ids, 2147483647)
+    tl.store(sampled_ptr + row, first_id + tl.min(winner, axis=0))
+    tl.store(scores_ptr + row, highest)

@@ -192,6 +192,7 @@ class MultiprocExecutor:
             links[:] = make_links(world_size)
         self._links = links[0]
         store = (self.host, store_port)
+        config = _without_classes(config)
         return [
             LocalWorker(WorkerStart(config, rank, world_size, store, self.host, os.getpid(), links[rank]))
             for rank in range(1, world_size)
@@ -199,10 +200,17 @@ class MultiprocExecutor:
 
 
 class _OnRankZero:
-    """Stands for a function of the user, which stays in the user's process."""
+    """Stands for a function or a class of the user, which stays in the user's process."""
 
     def __call__(self, *args: Any) -> Any:
         raise RuntimeError("a request's logits_processors run on rank 0")
+
+
+def _without_classes(config: VllmConfig) -> VllmConfig:
+    """The config without the custom logits processors, which may be classes of the user's own script; that there are
+    some is all that the other ranks need to know."""
+    stand_ins = (_OnRankZero,) * len(config.model_config.logits_processors)
+    return replace(config, model_config=replace(config.model_config, logits_processors=stand_ins))
 
 
 def sendable(step: SchedulerOutput) -> SchedulerOutput:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from vllm.config import VllmConfig
-from vllm.distributed.communicator import Communicator, split_kv_heads, split_vocab
+from vllm.distributed.communicator import split_kv_heads
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.logprobs import LogprobsRow
 from vllm.ops.kv_cache import kv_cache_shape
@@ -22,6 +22,7 @@ from vllm.v1.worker.gpu.recorded_decode import RecordedDecode
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.prompt_logprob import UNSOUND_PROMPT, PromptLogprobsState, PromptReadings, num_tile_rows
 from vllm.v1.worker.gpu.sample.sampler import Sampler
+from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
 from vllm.v1.worker.gpu.states import RequestStates
 
 
@@ -42,8 +43,10 @@ class GPUModelRunner:
         max_model_len = config.model_config.max_model_len
         self.states = RequestStates(max_num_reqs, max_model_len, device)
         self.block_tables = BlockTables(max_num_reqs, max_model_len, self.block_size)
-        self.sampler = Sampler(config, device)
-        self.prompt_logprobs = PromptLogprobsState(max_num_reqs, config.model_config.vocab_size)
+        vocab_size = config.model_config.vocab_size
+        vocab = vocab_of(vocab_size, self.group)
+        self.sampler = Sampler(config, device, vocab)
+        self.prompt_logprobs = PromptLogprobsState(max_num_reqs, vocab_size, vocab)
         self._reading_clocks = (self.sampler.reading_clock, self.prompt_logprobs.reading_clock)
         self.kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._recorded_decode: RecordedDecode | None = None
@@ -93,7 +96,7 @@ class GPUModelRunner:
         sampled: SamplerOutput | None = None
         if len(slots):
             chosen = hidden if batch.logits_rows is None else hidden.index_select(0, batch.logits_rows)
-            sampled = self.sampler(self._whole_logits(chosen), slots, self.states)
+            sampled = self.sampler(self.model.compute_logits(chosen), slots, self.states)
         readings = None if batch.prompts is None else self._read_prompts(batch.prompts, hidden)
         output = self._finish(batch, slots, sampled, readings)
         # The results are on the host: what was timed is over.
@@ -104,9 +107,6 @@ class GPUModelRunner:
         if self._recorded_decode is not None and self._recorded_decode.takes(batch):
             return self._recorded_decode(batch)
         return self.model(batch.input_ids, batch.positions, self.kv_caches, batch.attn, batch.hidden_rows)
-
-    def _whole_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return _gather_vocab(self.model.compute_logits(hidden), self.model_config.vocab_size, self.group)
 
     def _read_prompts(self, prompts: PromptBatch, hidden: torch.Tensor) -> PromptReadings:
         """Read prompt positions: first those whose hidden states a cached prefix has, which may be kept in this very
@@ -121,7 +121,7 @@ class GPUModelRunner:
         for source, rows in ((self._hidden_cache, prompts.cached), (hidden, prompts.computed)):
             if len(rows.slots):
                 assert source is not None, "a cached prefix without the cache"
-                self.prompt_logprobs.read(source, rows, self._whole_logits, self.states, readings)
+                self.prompt_logprobs.read(source, rows, self.model.compute_logits, self.states, readings)
         return readings
 
     def _update_states(self, step: SchedulerOutput) -> None:
@@ -185,15 +185,6 @@ class GPUModelRunner:
             output.prompt_logprobs = readings.rows
             errors.update(dict.fromkeys(readings.unsound, UNSOUND_PROMPT))
         return _without_broken(output, errors) if errors else output
-
-
-def _gather_vocab(logits: torch.Tensor, vocab_size: int, group: Communicator) -> torch.Tensor:
-    """Each rank's logits [L, V_rank] -> [L, V] on every rank."""
-    if group.world_size == 1:
-        return logits
-    widths = list(map(len, split_vocab(vocab_size, group.world_size)))
-    parts = group.all_gather(torch.nn.functional.pad(logits, (0, max(widths) - logits.shape[1])))
-    return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
 
 def _without_broken(output: ModelRunnerOutput, errors: dict[str, str]) -> ModelRunnerOutput:

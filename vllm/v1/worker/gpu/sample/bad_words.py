@@ -9,6 +9,7 @@ import torch
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import upload
+from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.states import RequestStates
@@ -20,7 +21,8 @@ _ANYTHING, _NOTHING = -1, -2
 class BadWordsState:
     """The sequences of every slot that has any."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocab: WholeVocab = WHOLE) -> None:
+        self._vocab = vocab
         self._sequences: dict[int, _Sequences] = {}
 
     @property
@@ -46,7 +48,7 @@ class BadWordsState:
         """Rule out, in place, what would complete a sequence.
 
         Args:
-            logits: float32 [R, V].
+            logits: float32 [R, V], a workspace of the vocabulary.
             slots: int [R].
             states: token ids and lengths by slot.
         """
@@ -59,7 +61,8 @@ class BadWordsState:
         ]
         if ids:
             row_of_id = np.repeat(rows, [len(own) for own in ids])
-            logits[upload(row_of_id, logits.device), upload(np.concatenate(ids), logits.device)] = -torch.inf
+            columns = self._vocab.columns(upload(np.concatenate(ids), logits.device))
+            logits[upload(row_of_id, logits.device), columns] = -torch.inf
 
 
 class _Sequences:

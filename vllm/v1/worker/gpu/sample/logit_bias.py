@@ -10,6 +10,7 @@ import torch
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload
+from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.states import RequestStates
@@ -55,11 +56,18 @@ class LogitBiasState:
     """What a request adds to, or forbids among, the logits, by slot. Applied in upstream's order:
     allowed_token_ids, then logit_bias, then min_tokens; penalties and temperature come after."""
 
-    def __init__(self, max_num_reqs: int, device: torch.device, eos_token_ids: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        max_num_reqs: int,
+        device: torch.device,
+        eos_token_ids: Collection[int] = (),
+        vocab: WholeVocab = WHOLE,
+    ) -> None:
         """
         Args:
             eos_token_ids: the model's; min_tokens forbids them, beside the request's stop_token_ids.
         """
+        self._vocab = vocab
         self._eos_token_ids = list(eos_token_ids)
         self._allowed_ids = _Lists(max_num_reqs, torch.int64, device)
         self._bias_ids = _Lists(max_num_reqs, torch.int64, device)
@@ -94,7 +102,7 @@ class LogitBiasState:
         """Mask and bias in place.
 
         Args:
-            logits: float32 [R, V].
+            logits: float32 [R, V], a workspace of the vocabulary.
             slots: int [R].
             states: lengths by slot, for min_tokens.
         """
@@ -110,15 +118,15 @@ class LogitBiasState:
     # Each of these: logits [R, V], index int64 [G, 1] of the rows that it changes, their slots int [G].
 
     def _apply_allowed(self, logits: torch.Tensor, index: torch.Tensor, slots: np.ndarray) -> None:
-        at = (index, self._allowed_ids.gather(slots))
+        at = (index, self._vocab.columns(self._allowed_ids.gather(slots)))
         allowed = logits[at]
         logits.index_fill_(0, index.squeeze(1), -torch.inf)
         logits[at] = allowed
 
     def _apply_bias(self, logits: torch.Tensor, index: torch.Tensor, slots: np.ndarray) -> None:
-        at = (index, self._bias_ids.gather(slots))
+        at = (index, self._vocab.columns(self._bias_ids.gather(slots)))
         # Not an accumulating add: the padding must not add the first entry's bias again.
         logits[at] = logits[at] + self._bias_values.gather(slots)
 
     def _apply_min_tokens(self, logits: torch.Tensor, index: torch.Tensor, slots: np.ndarray) -> None:
-        logits[index, self._stop_ids.gather(slots)] = -torch.inf
+        logits[index, self._vocab.columns(self._stop_ids.gather(slots))] = -torch.inf

@@ -9,10 +9,10 @@ import torch
 
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.token_readings import Readings, token_readings
-from vllm.ops.topk import topk
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.buffer_utils import StagedTensor
+from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 
 _INITIAL_WIDTH = 16
 _NO_IDS = np.empty(0, dtype=np.int32).tobytes()
@@ -140,6 +140,7 @@ def compute_topk_logprobs(
     expanded_idx_mapping: torch.Tensor | None = None,
     max_per_req_token_ids: int = 0,
     entropy: bool = False,
+    vocab: WholeVocab = WHOLE,
 ) -> LogprobsTensors:
     """Read the sampled token, the most likely ones and the ids that each row's request asked for.
 
@@ -152,6 +153,7 @@ def compute_topk_logprobs(
         expanded_idx_mapping: int [L], each row's slot; needed when `max_per_req_token_ids` > 0.
         max_per_req_token_ids: M, the longest list among the rows; 0 takes the fast path without masks.
         entropy: whether to compute the rows' entropy, from the same pass.
+        vocab: how this rank's logits are read.
 
     Returns:
         Columns: sampled, top-k, then the ids in the order asked. Cells beyond a row's own ids hold id 0,
@@ -161,7 +163,7 @@ def compute_topk_logprobs(
         logits, num_logprobs, logprob_token_ids_state, expanded_idx_mapping, max_per_req_token_ids
     )
     columns[:, 0] = sampled_token_ids
-    readings = token_readings(logits, columns, num_valid, entropy=entropy)
+    readings = vocab.read(logits, columns, num_logprobs, num_valid, entropy)
     return as_tensors(readings, columns, num_valid, num_logprobs, num_token_ids, cu_num_logits)
 
 
@@ -172,6 +174,7 @@ def greedy_readings(
     expanded_idx_mapping: torch.Tensor,
     max_per_req_token_ids: int,
     entropy: bool = False,
+    vocab: WholeVocab = WHOLE,
 ) -> tuple[torch.Tensor, LogprobsTensors]:
     """Sample greedily and read, in one pass: the argmax comes with the readings instead of before them.
 
@@ -186,15 +189,8 @@ def greedy_readings(
     columns, num_valid, num_token_ids = _columns(
         logits, num_logprobs, logprob_token_ids_state, expanded_idx_mapping, max_per_req_token_ids
     )
-    num_others = None if num_valid is None else num_valid - 1
-    others = token_readings(logits, columns[:, 1:], num_others, entropy=entropy)
-    columns[:, 0] = others.argmax
-    readings = others._replace(
-        logits=torch.cat((others.max[:, None], others.logits), dim=1),
-        # Nothing is greater than the greatest.
-        ranks=torch.nn.functional.pad(others.ranks, (1, 0), value=1),
-    )
-    return others.argmax, as_tensors(readings, columns, num_valid, num_logprobs, num_token_ids, None)
+    readings = vocab.read(logits, columns, num_logprobs, num_valid, entropy, greedy=True)
+    return readings.argmax, as_tensors(readings, columns, num_valid, num_logprobs, num_token_ids, None)
 
 
 def _columns(
@@ -204,13 +200,10 @@ def _columns(
     expanded_idx_mapping: torch.Tensor | None,
     max_per_req_token_ids: int,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """The ids to read, int32 [L, 1 + K + M], all but column 0; how many columns of each row are valid, and how
-    many of its last M, int32 [L] (None when all are)."""
-    assert 0 <= num_logprobs <= logits.shape[1], f"num_logprobs is {num_logprobs}, V {logits.shape[1]}"
+    """The ids to read, int32 [L, 1 + K + M], of which the last M are filled; how many columns of each row are valid,
+    and how many of its last M, int32 [L] (None when all are)."""
     width = 1 + num_logprobs + max_per_req_token_ids
     columns = torch.empty((len(logits), width), dtype=torch.int32, device=logits.device)
-    if num_logprobs:
-        columns[:, 1 : 1 + num_logprobs] = topk(logits, num_logprobs)[1]
     if not max_per_req_token_ids:
         return columns, None, None
     assert state is not None and expanded_idx_mapping is not None, "ids need their state and the rows' slots"

@@ -9,6 +9,7 @@ import torch
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload
+from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.states import RequestStates
@@ -21,7 +22,8 @@ class PenaltiesState:
     preemption, or the slot's next owner, could find stale.
     """
 
-    def __init__(self, max_num_reqs: int, device: torch.device) -> None:
+    def __init__(self, max_num_reqs: int, device: torch.device, vocab: WholeVocab = WHOLE) -> None:
+        self._vocab = vocab
         self.repetition = StagedTensor(max_num_reqs, torch.float32, device, fill=1.0)
         self.frequency = StagedTensor(max_num_reqs, torch.float32, device)
         self.presence = StagedTensor(max_num_reqs, torch.float32, device)
@@ -46,33 +48,32 @@ class PenaltiesState:
         """Penalise in place.
 
         Args:
-            logits: float32 [R, V].
+            logits: float32 [R, V], a workspace of the vocabulary.
             slots: int [R].
             states: token ids and lengths by slot.
         """
         device = logits.device
         index = upload(slots, device)
-        token_ids = states.token_ids_tensor(slots).to(torch.int64)  # [R, W]
-        position = torch.arange(token_ids.shape[1], device=device)
+        columns = self._vocab.columns(states.token_ids_tensor(slots).to(torch.int64))  # [R, W]
+        position = torch.arange(columns.shape[1], device=device)
         known = position < upload(states.total_len[slots], device)[:, None]  # the rest is other rows' length, or stale
         generated = known & (position >= upload(states.prompt_len[slots], device)[:, None])
 
-        # Each column's new value depends on its token alone, so a token that stands in several columns (known
-        # or stale) is written several times with one value, and only the columns' tokens are touched, not the
-        # vocabulary.
-        values = logits.gather(1, token_ids)
-        seen = _occurrences(token_ids, known, logits.shape[1]) > 0
+        # Each position's new value depends on its token alone, so a token that stands at several (known or stale) is
+        # written several times with one value, and only these tokens are touched, not the vocabulary.
+        values = logits.gather(1, columns)
+        seen = _occurrences(columns, known, logits.shape[1]) > 0
         repetition = self.repetition.tensor[index][:, None]
         values = torch.where(seen, torch.where(values > 0, values / repetition, values * repetition), values)
-        count = _occurrences(token_ids, generated, logits.shape[1])
+        count = _occurrences(columns, generated, logits.shape[1])
         values -= self.frequency.tensor[index][:, None] * count
         values -= self.presence.tensor[index][:, None] * (count > 0)
-        logits.scatter_(1, token_ids, values)
+        logits.scatter_(1, columns, values)
 
 
-def _occurrences(token_ids: torch.Tensor, counted: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """float32 [R, W]: how often each column's token stands in the row's `counted` (bool [R, W]) columns.
-    Exact: counts stay far below 2**24."""
-    counts = torch.zeros((len(token_ids), vocab_size), dtype=torch.float32, device=token_ids.device)
-    counts.scatter_add_(1, token_ids, counted.to(torch.float32))
-    return counts.gather(1, token_ids)
+def _occurrences(columns: torch.Tensor, counted: torch.Tensor, num_columns: int) -> torch.Tensor:
+    """float32 [R, W]: how often each position's token, given by its column, stands at the row's `counted` (bool
+    [R, W]) positions. Exact: counts stay far below 2**24."""
+    counts = torch.zeros((len(columns), num_columns), dtype=torch.float32, device=columns.device)
+    counts.scatter_add_(1, columns, counted.to(torch.float32))
+    return counts.gather(1, columns)

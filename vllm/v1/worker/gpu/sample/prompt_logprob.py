@@ -10,12 +10,11 @@ import numpy as np
 import torch
 
 from vllm.logprobs import LogprobsLists, LogprobsRows
-from vllm.ops.token_readings import token_readings
-from vllm.ops.topk import topk
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.sample.logprob import as_tensors
 from vllm.v1.worker.gpu.sample.reading_clock import ReadingClock
+from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 from vllm.v1.worker.gpu.states import RequestStates
 
 TILE_BYTES = 64 * 2**20
@@ -63,8 +62,14 @@ class PromptLogprobsState:
     any length needs `TILE_BYTES` for them.
     """
 
-    def __init__(self, max_num_reqs: int, vocab_size: int) -> None:
+    def __init__(self, max_num_reqs: int, vocab_size: int, vocab: WholeVocab = WHOLE) -> None:
+        """
+        Args:
+            vocab_size: V, over all ranks.
+            vocab: how this rank's logits are read.
+        """
         self.vocab_size = vocab_size
+        self._vocab = vocab
         self.reading_clock = ReadingClock()
         self._requests: dict[int, _Request] = {}
         # Of each slot: the first position whose hidden state is kept, the first that is still to be read, and the end
@@ -128,7 +133,7 @@ class PromptLogprobsState:
 
         Args:
             hidden: [M, H] final hidden states.
-            compute_logits: [L, H] -> logits [L, V].
+            compute_logits: [L, H] -> this rank's logits, [L, V] where it is alone.
             states: token ids by slot.
         """
         for part, num_topk, entropy in self._groups(rows):
@@ -137,7 +142,7 @@ class PromptLogprobsState:
                 tile = PromptRows(*(column[first : first + size] for column in part))
                 logits = compute_logits(hidden.index_select(0, upload(tile.sources, hidden.device)))
                 ids, counts = self._ids_to_read(tile, states)
-                lists = _read_tile(logits, ids, counts, num_topk, entropy, self.reading_clock)
+                lists = self._read_tile(logits, ids, counts, num_topk, entropy)
                 self._hand_out(tile.slots, counts, lists, readings)
 
     def _groups(self, rows: PromptRows) -> Iterator[tuple[PromptRows, int, bool]]:
@@ -166,6 +171,22 @@ class PromptLogprobsState:
             ids[row, 1 : 1 + len(own)] = own
         return ids, counts
 
+    def _read_tile(
+        self, logits: torch.Tensor, ids: np.ndarray, counts: np.ndarray, num_topk: int, entropy: bool
+    ) -> LogprobsLists:
+        """Readings [L, 1 + K + M] of a tile: the prompt token, the K most likely ones, the requested ids."""
+        with self.reading_clock.running(logits.device):
+            wanted = upload(ids, logits.device)
+            columns = torch.empty((len(ids), ids.shape[1] + num_topk), dtype=torch.int32, device=logits.device)
+            columns[:, 0] = wanted[:, 0]
+            columns[:, 1 + num_topk :] = wanted[:, 1:]
+            num_valid = None
+            if counts.min() < ids.shape[1] - 1:
+                num_valid = upload(counts + np.int32(1 + num_topk), logits.device)
+            readings = self._vocab.read(logits, columns, num_topk, num_valid, entropy)
+            tensors = as_tensors(readings, columns, num_valid, num_topk)
+        return tensors.tolists()
+
     def _hand_out(self, slots: np.ndarray, counts: np.ndarray, lists: LogprobsLists, readings: PromptReadings) -> None:
         """Give each request its runs of rows that hold equally many ids."""
         borders = np.flatnonzero((slots[1:] != slots[:-1]) | (counts[1:] != counts[:-1])) + 1
@@ -176,22 +197,3 @@ class PromptLogprobsState:
             own.append(LogprobsRows(lists, slice(start, stop), int(counts[start])))
         for row in np.flatnonzero(~np.isfinite(lists.lse)).tolist():
             readings.unsound.add(self._requests[int(slots[row])].req_id)
-
-
-def _read_tile(
-    logits: torch.Tensor, ids: np.ndarray, counts: np.ndarray, num_topk: int, entropy: bool, clock: ReadingClock
-) -> LogprobsLists:
-    """Readings [L, 1 + K + M] of a tile: the prompt token, the K most likely ones, the requested ids."""
-    with clock.running(logits.device):
-        wanted = upload(ids, logits.device)
-        columns = torch.empty((len(ids), ids.shape[1] + num_topk), dtype=torch.int32, device=logits.device)
-        columns[:, 0] = wanted[:, 0]
-        if num_topk:
-            columns[:, 1 : 1 + num_topk] = topk(logits, num_topk)[1]
-        columns[:, 1 + num_topk :] = wanted[:, 1:]
-        num_valid = None
-        if counts.min() < ids.shape[1] - 1:
-            num_valid = upload(counts + np.int32(1 + num_topk), logits.device)
-        readings = token_readings(logits, columns, num_valid, entropy=entropy)
-        tensors = as_tensors(readings, columns, num_valid, num_topk)
-    return tensors.tolists()

@@ -8,23 +8,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from vllm.ops.token_readings import token_readings
-from vllm.ops.top_p import keep_top_p_
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
-from vllm.v1.worker.gpu.sample.custom_processors import CustomProcessors, LogitsProcessorError
-from vllm.v1.worker.gpu.sample.gumbel import draw
+from vllm.v1.worker.gpu.sample.custom_processors import LogitsProcessorError
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.logprob import LogprobTokenIdsState, compute_topk_logprobs, greedy_readings
 from vllm.v1.worker.gpu.sample.min_p import apply_min_p
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.reading_clock import ReadingClock
-from vllm.v1.worker.gpu.sample.request_processors import RequestProcessorsState
+from vllm.v1.worker.gpu.sample.sliced_processors import make_processors
 from vllm.v1.worker.gpu.sample.states import Reads, SamplingStates
 from vllm.v1.worker.gpu.sample.top_k import apply_top_k
+from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -42,7 +40,7 @@ class _Processed(NamedTuple):
 
     temperature: torch.Tensor  # float32 [R], what the draw has still to divide by
     errors: dict[int, str]  # row -> how its logits processor failed
-    highest: torch.Tensor | None  # float32 [R], the rows' maxima after logits processors; None: none ran
+    highest: torch.Tensor | None  # float32 [R], this rank's maxima after logits processors; None: none ran
 
 
 class Sampler:
@@ -53,22 +51,28 @@ class Sampler:
     allowed_token_ids, logit_bias, min_tokens, bad_words, the request's own logits_processors, custom processors,
     penalties, temperature, min_p, argmax-invariant custom processors, top_k, top_p. Every step sees only the rows
     that use it, so a row's result does not depend on its batch; custom processors alone see all rows.
+
+    Where several ranks share the vocabulary, each samples the same batch from its slice of the logits, and `vocab`
+    makes the results those of the whole rows, on every rank.
     """
 
-    def __init__(self, config: VllmConfig, device: torch.device) -> None:
+    def __init__(self, config: VllmConfig, device: torch.device, vocab: WholeVocab = WHOLE) -> None:
         """
+        Args:
+            vocab: how this rank's logits are read.
+
         Raises:
             LogitsProcessorError: the constructor of a custom processor raised.
         """
         model_config, max_num_reqs = config.model_config, config.scheduler_config.max_num_seqs
         self.states = SamplingStates(max_num_reqs, model_config.vocab_size, device, model_config.seed)
-        self.penalties = PenaltiesState(max_num_reqs, device)
-        self.logit_bias = LogitBiasState(max_num_reqs, device, model_config.hf_config.eos_token_ids)
+        self.vocab = vocab
+        self.penalties = PenaltiesState(max_num_reqs, device, vocab)
+        self.logit_bias = LogitBiasState(max_num_reqs, device, model_config.hf_config.eos_token_ids, vocab)
         self.token_ids = LogprobTokenIdsState(max_num_reqs, device)
-        self.bad_words = BadWordsState()
-        self.request_processors = RequestProcessorsState()
+        self.bad_words = BadWordsState(vocab)
+        self.request_processors, self.custom = make_processors(config, device, vocab)
         self.reading_clock = ReadingClock()
-        self.custom = CustomProcessors(config, device) if model_config.logits_processors else None
 
     def add_request(self, slot: int, params: SamplingParams, request_id: str) -> None:
         """Stage the state of the request that takes `slot`, over whatever the slot's last owner left.
@@ -101,10 +105,11 @@ class Sampler:
         self.token_ids.apply_staged_writes()
 
     def __call__(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> SamplerOutput:
-        """Sample. Does not wait for the device.
+        """Sample. Does not wait for the device; where ranks share the vocabulary, rows with top-p alone, or with
+        processors, do.
 
         Args:
-            logits: [L, V] in float32, bfloat16 or float16; left as it is.
+            logits: this rank's, [L, V] where it is alone, in float32, bfloat16 or float16; left as they are.
             slots: int64 [L], the slot of each row, distinct.
             states: token ids and lengths by slot; the token that a row draws is its request's `total_len`-th.
         """
@@ -152,9 +157,7 @@ class Sampler:
             span, is_own = _span(rows)
             part = _take(logits, span)
             if not kind:
-                no_ids = torch.empty((len(span), 0), dtype=torch.int32, device=logits.device)
-                readings = token_readings(part, no_ids)
-                token_ids, health = readings.argmax, readings.lse
+                token_ids, health = self.vocab.most_likely(part)
             else:
                 own_slots = slots[rows]
                 with self.reading_clock.running(logits.device):
@@ -166,6 +169,7 @@ class Sampler:
                         upload(np.where(is_own, slots[span], own_slots[0]), logits.device),
                         self.token_ids.max_num_token_ids(own_slots),
                         bool(kind & Reads.ENTROPY),
+                        self.vocab,
                     )
                 output.logprobs.append((np.where(is_own, span, -1).astype(np.int32), tensors))
                 health = tensors.lse
@@ -187,19 +191,21 @@ class Sampler:
     ) -> None:
         device = logits.device
         own_slots = slots[rows]
-        processed = _float32_copy(logits, rows)
+        processed = self.vocab.workspace(_float32_copy(logits, rows))
         # The maximum of a row with a NaN is NaN; processing could hide it.
-        highest = processed.amax(dim=-1)
+        maxima = [processed.amax(dim=-1)]
         work = self._process(processed, own_slots, states)
+        if work.highest is not None:
+            maxima.append(work.highest)
         index = upload(own_slots, device)
         positions = upload(states.total_len[own_slots].astype(np.int64), device)
-        token_ids = draw(processed, work.temperature, self.states.seeds.tensor[index], positions)
-        drawn = processed.gather(1, token_ids[:, None].to(torch.int64)).squeeze(1)
+        drawn = self.vocab.draw(processed, work.temperature, self.states.seeds.tensor[index], positions, maxima)
+        token_ids, (highest, *later) = drawn.token_ids, drawn.maxima
         _put(output.sampled_token_ids, rows, token_ids)
-        _put(output.health, rows, torch.where(highest.isfinite(), drawn, highest))
-        if work.highest is not None:
+        _put(output.health, rows, torch.where(highest.isfinite(), drawn.logits, highest))
+        if later:
             output.spoilt = torch.zeros(len(slots), dtype=torch.bool, device=device)
-            unsound = work.highest.isnan() | (work.highest == torch.inf)
+            unsound = later[0].isnan() | (later[0] == torch.inf)
             _put(output.spoilt, rows, highest.isfinite() & unsound)
         output.processor_errors = {int(rows[row]): message for row, message in work.errors.items()}
         for members, kind in self.states.reading_groups(own_slots, by_mode=True):
@@ -210,7 +216,7 @@ class Sampler:
             output.logprobs.append((rows[members].astype(np.int32), tensors))
 
     def _process(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> _Processed:
-        """Process float32 [R, V] in place."""
+        """Process a workspace, float32 [R, V], in place."""
         self.logit_bias.apply(logits, slots, states)
         self.bad_words.apply(logits, slots, states)
         errors = self.request_processors.apply(logits, slots, states)
@@ -249,7 +255,7 @@ class Sampler:
 
     def _cut_min_p(self, logits: torch.Tensor, slots: np.ndarray) -> None:
         def cut(part: torch.Tensor, rows: np.ndarray) -> None:
-            apply_min_p(part, _of_slots(self.states.log_min_p, slots[rows]))
+            apply_min_p(part, _of_slots(self.states.log_min_p, slots[rows]), self.vocab)
 
         _on_rows(logits, self.states.uses_min_p(slots), cut)
 
@@ -259,10 +265,10 @@ class Sampler:
         def cut_top_k(part: torch.Tensor, rows: np.ndarray) -> None:
             own = slots[rows]
             widest = int(params.top_k.np[own].max())
-            apply_top_k(part, _of_slots(params.top_k, own), widest, _of_slots(params.top_p, own))
+            apply_top_k(part, _of_slots(params.top_k, own), widest, _of_slots(params.top_p, own), self.vocab)
 
         def cut_top_p(part: torch.Tensor, rows: np.ndarray) -> None:
-            keep_top_p_(part, _of_slots(params.top_p, slots[rows]))
+            self.vocab.keep_top_p_(part, _of_slots(params.top_p, slots[rows]))
 
         top_k, wide = params.uses_top_k(slots), params.top_k.np[slots] > _WIDE_TOP_K_CUT
         _on_rows(logits, top_k & ~wide, cut_top_k)
@@ -281,6 +287,7 @@ class Sampler:
                 expanded_idx_mapping=upload(slots, logits.device),
                 max_per_req_token_ids=self.token_ids.max_num_token_ids(slots),
                 entropy=bool(kind & Reads.ENTROPY),
+                vocab=self.vocab,
             )
 
 

@@ -1,0 +1,75 @@
+// How many of each row's logits exceed given values, in one pass over memory; see thresholds.h.
+#include "../thresholds.h"
+
+namespace vllm_cpu {
+namespace VLLM_ISA {
+namespace {
+
+int64_t num_valid(const CountAboveArgs& args, int64_t row) {
+  return args.num_values == nullptr ? args.width : args.num_values[row];
+}
+
+void count_in_segments(const CountAboveArgs& args) {
+  const int64_t num_rows = args.logits.rows, n = args.logits.vocab, width = args.width;
+  const int64_t num_segments = (n + kSegment - 1) / kSegment;
+  const int64_t padded = padded_thresholds(width);
+  Scratch<int32_t> counts(num_rows * num_segments * width), columns(num_rows * width);
+  Scratch<float> thresholds(num_rows * padded);
+#pragma omp parallel
+  {
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < num_rows; ++row) {
+      sort_thresholds(args.values + row * args.values_stride, num_valid(args, row), padded,
+                      thresholds.get() + row * padded, columns.get() + row * width);
+    }
+    // Segments rather than rows are shared out: one row keeps every thread busy.
+#pragma omp for schedule(static)
+    for (int64_t task = 0; task < num_rows * num_segments; ++task) {
+      const int64_t row = task / num_segments, first = task % num_segments * kSegment;
+      const int64_t size = least(kSegment, n - first), valid = num_valid(args, row);
+      if (valid == 0) continue;
+      alignas(64) float buffer[kSegment];
+      const float* x = as_floats(args.logits, row, first, size, buffer);
+      const BlockExtremes blocks(x, (size + kLanes - 1) / kLanes * kLanes);
+      count_segment(x, size, blocks, thresholds.get() + row * padded, valid, counts.get() + task * width);
+    }
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < num_rows; ++row) {
+      for (int64_t w = 0; w < num_valid(args, row); ++w) {
+        int32_t count = 0;
+        for (int64_t s = 0; s < num_segments; ++s) count += counts[(row * num_segments + s) * width + w];
+        args.counts[row * width + columns[row * width + w]] = count;
+      }
+    }
+  }
+}
+
+void count_in_sorted_rows(const CountAboveArgs& args) {
+  const int64_t n = args.logits.vocab;
+#pragma omp parallel
+  {
+    Scratch<uint32_t> keys(n), spare(n);
+    Scratch<float> floats(n + kLanes);
+#pragma omp for schedule(dynamic)
+    for (int64_t row = 0; row < args.logits.rows; ++row) {
+      count_by_sort(args.logits, row, args.values + row * args.values_stride, num_valid(args, row), keys.get(),
+                    spare.get(), floats.get(), args.counts + row * args.width);
+    }
+  }
+}
+
+}  // namespace
+
+void count_above(const CountAboveArgs& args) {
+  if (args.width > kSortAbove) {
+    count_in_sorted_rows(args);
+  } else {
+    count_in_segments(args);
+  }
+  for (int64_t row = 0; row < args.logits.rows; ++row) {
+    for (int64_t w = num_valid(args, row); w < args.width; ++w) args.counts[row * args.width + w] = 0;
+  }
+}
+
+}  // namespace VLLM_ISA
+}  // namespace vllm_cpu

@@ -1,0 +1,159 @@
+// How many of a row's logits exceed each of W thresholds: W comparisons an element, if one does not look closer.
+//
+// Of the thresholds, sorted, a block of elements needs only those between its minimum and its maximum; above them
+// nothing counts, below them everything does. Beyond kSortAbove thresholds a sort of the row is cheaper.
+#pragma once
+
+#include "logits.h"
+
+namespace vllm_cpu {
+namespace VLLM_ISA {
+
+// Logits that stay in the first-level cache while they are looked at several times.
+constexpr int64_t kSegment = 4096;
+constexpr int64_t kBlock = 512;
+constexpr int64_t kSortAbove = 192;
+// Threshold arrays are padded to this, so that they are compared by whole vectors.
+constexpr int64_t kThresholdPad = 16;
+
+inline int64_t padded_thresholds(int64_t width) { return (width + kThresholdPad - 1) / kThresholdPad * kThresholdPad; }
+
+// Extremes of each block of a segment.
+struct BlockExtremes {
+  float max[kSegment / kBlock], min[kSegment / kBlock];
+
+  BlockExtremes(const float* x, int64_t n) {
+    for (int64_t first = 0, block = 0; first < n; first += kBlock, ++block) {
+      const int64_t end = least(first + kBlock, n);
+      Vec high = set1(-kInfinity), low = set1(kInfinity);
+      for (int64_t i = first; i < end; i += kLanes) {
+        // In this order the vector operations drop a NaN.
+        const Vec v = load(x + i);
+        high = VLLM_ISA::max(v, high);
+        low = VLLM_ISA::min(v, low);
+      }
+      max[block] = reduce_max(high);
+      min[block] = -reduce_max(zero() - low);
+    }
+  }
+};
+
+// Adds to each lane of counts[g] how many of the elements exceed thresholds[g], for G of them. Floats count exactly
+// up to a segment's size.
+template <int G>
+inline void count_group(const float* x, int64_t n, const float* thresholds, Vec* counts) {
+  Vec count[G], limit[G];
+#pragma GCC unroll 8
+  for (int g = 0; g < G; ++g) {
+    count[g] = counts[g];
+    limit[g] = set1(thresholds[g]);
+  }
+  const Vec one = set1(1.0f);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vec v = load(x + i);
+#pragma GCC unroll 8
+    for (int g = 0; g < G; ++g) count[g] = add_where(gt(v, limit[g]), count[g], one);
+  }
+#pragma GCC unroll 8
+  for (int g = 0; g < G; ++g) counts[g] = count[g];
+}
+
+inline void count_block(const float* x, int64_t n, const float* thresholds, Vec* counts, int64_t width) {
+  constexpr int kGroup = kLanes == 16 ? 8 : 4;
+  int64_t w = 0;
+  for (; w + kGroup <= width; w += kGroup) count_group<kGroup>(x, n, thresholds + w, counts + w);
+  for (; w + 2 <= width; w += 2) count_group<2>(x, n, thresholds + w, counts + w);
+  for (; w < width; ++w) count_group<1>(x, n, thresholds + w, counts + w);
+}
+
+// How many of the padded thresholds are >= value.
+inline int64_t num_at_least(const float* thresholds, int64_t padded, float value) {
+  int32_t count = 0;
+  for (int64_t w = 0; w < padded; ++w) count += thresholds[w] >= value;
+  return count;
+}
+
+// result[w] = how many of the segment's `size` logits exceed thresholds[w], which descend and are padded with -inf.
+// x is padded with -inf to whole vectors; 0 < width <= kSortAbove.
+inline void count_segment(const float* x, int64_t size, const BlockExtremes& blocks, const float* thresholds,
+                          int64_t width, int32_t* result) {
+  const int64_t padded = padded_thresholds(width);
+  Vec counts[kSortAbove];
+  for (int64_t w = 0; w < width; ++w) {
+    counts[w] = zero();
+    result[w] = 0;
+  }
+  // result[w] first holds what blocks wholly above threshold w add to it and to all that follow.
+  for (int64_t start = 0, block = 0; start < size; start += kBlock, ++block) {
+    const int64_t low = num_at_least(thresholds, padded, blocks.max[block]);
+    const int64_t high = least(num_at_least(thresholds, padded, blocks.min[block]), width);
+    const int64_t in_block = least(kBlock, size - start);
+    if (low < high) {
+      const int64_t whole = (in_block + kLanes - 1) / kLanes * kLanes;
+      count_block(x + start, whole, thresholds + low, counts + low, high - low);
+    }
+    if (high < width) result[high] += static_cast<int32_t>(in_block);
+  }
+  int32_t below = 0;
+  for (int64_t w = 0; w < width; ++w) {
+    below += result[w];
+    result[w] = below + static_cast<int32_t>(reduce_sum(counts[w]));
+  }
+}
+
+// The first `valid` of `values` as descending thresholds, padded with -inf to `padded`, and the column of each; NaN
+// becomes +inf, which nothing exceeds. valid <= kSortAbove.
+inline void sort_thresholds(const float* values, int64_t valid, int64_t padded, float* thresholds, int32_t* columns) {
+  for (int64_t w = 0; w < valid; ++w) {
+    const float value = values[w] == values[w] ? values[w] : kInfinity;
+    int64_t at = w;
+    // Lists are short and often ordered already.
+    for (; at > 0 && thresholds[at - 1] < value; --at) {
+      thresholds[at] = thresholds[at - 1];
+      columns[at] = columns[at - 1];
+    }
+    thresholds[at] = value;
+    columns[at] = static_cast<int32_t>(w);
+  }
+  for (int64_t w = valid; w < padded; ++w) thresholds[w] = -kInfinity;
+}
+
+// result[w] = how many of the row's logits exceed values[w], from the sorted row, whose sorting takes a vocabulary of
+// `keys`, of `spare` and, up to whole vectors, of `floats`. Neighbouring columns often hold neighbouring values (top-k,
+// the whole vocabulary), so each search gallops from where the last one ended.
+inline void count_by_sort(const Logits& logits, int64_t row, const float* values, int64_t valid, uint32_t* keys,
+                          uint32_t* spare, float* floats, int32_t* result) {
+  const int64_t n = logits.vocab;
+  const float* x = as_floats(logits, row, 0, n, floats);
+  for (int64_t i = 0; i < n; ++i) keys[i] = descending_key(x[i]);
+  const uint32_t* sorted = radix_sort<uint32_t, 0>(keys, spare, n);
+  int64_t at = 0;
+  for (int64_t w = 0; w < valid; ++w) {
+    const uint32_t key = descending_key(values[w]);
+    // Invariant: everything before `low` is less than the key, nothing from `high` on is.
+    int64_t low = 0, high = n;
+    int64_t step = 1;
+    if (sorted[at] < key) {
+      low = at + 1;
+      while (low + step < n && sorted[low + step] < key) low += step + 1, step *= 2;
+      high = least(n, low + step);
+    } else {
+      high = at;
+      while (high - step >= 0 && sorted[high - step] >= key) high -= step, step *= 2;
+      low = (high > step ? high - step : 0);
+    }
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (sorted[middle] < key) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    at = least(low, n - 1);
+    result[w] = static_cast<int32_t>(low);
+  }
+}
+
+}  // namespace VLLM_ISA
+}  // namespace vllm_cpu

@@ -1,0 +1,88 @@
+"""count_above: exact, so it equals a count in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from twins import DTYPES, run, strided, twins
+
+from vllm.ops.count_above import count_above
+
+TWINS = twins("count_above")
+
+
+def truth(logits: Tensor, values: Tensor, num_values: Tensor | None) -> Tensor:
+    counts = (logits.double()[:, :, None] > values.double()[:, None, :]).sum(dim=1).to(torch.int32)
+    if num_values is not None:
+        counts[torch.arange(values.shape[1]) >= num_values[:, None]] = 0
+    return counts
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("num_rows", "vocab_size", "width"),
+    [
+        (0, 5, 2),
+        (1, 1, 0),
+        (1, 1, 3),
+        (3, 7, 7),
+        (1, 4096, 1),
+        (2, 4097, 9),
+        (2, 9001, 64),
+        (2, 601, 65),
+        (2, 601, 257),
+    ],
+)
+def test_shapes(twin: str, dtype: torch.dtype, num_rows: int, vocab_size: int, width: int) -> None:
+    """Values from elsewhere, and some that stand in the row."""
+    torch.manual_seed(width)
+    logits = torch.randn(num_rows, vocab_size).mul_(4).to(dtype)
+    values = torch.randn(num_rows, width).mul_(4)
+    values[:, ::2] = logits[:, torch.randint(vocab_size, (len(range(0, width, 2)),))].float()
+    got = run(twin, count_above, logits, values, None)
+    assert got.dtype == torch.int32
+    assert torch.equal(got, truth(logits, values, None))
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [20, 300])
+def test_hostile_values(twin: str, dtype: torch.dtype, width: int) -> None:
+    """Ties, infinities, one vocabulary of -inf, strided tables, and padding with anything in it."""
+    torch.manual_seed(width)
+    logits = torch.randint(-2, 3, (5, 5000)).to(dtype)
+    logits[1] = -torch.inf
+    logits[2, ::3] = torch.inf
+    logits[3, :4096] = -torch.inf
+    values = torch.randint(-3, 4, (5, width)).float()
+    values[:, 0], values[:, 1], values[:, 2] = -torch.inf, torch.inf, -0.0
+    num_values = torch.tensor([width, 3, 5, 0, width - 1], dtype=torch.int32)
+    for row, count in enumerate(num_values.tolist()):
+        values[row, count:] = torch.nan if row % 2 else torch.inf
+    got = run(twin, count_above, strided(logits), strided(values), num_values)
+    assert torch.equal(got, truth(logits, values, num_values))
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_one_row_seen_as_many(twin: str) -> None:
+    torch.manual_seed(4)
+    logits, values = torch.randn(1, 300).expand(3, 300), torch.randn(3, 2)
+    assert torch.equal(run(twin, count_above, logits, values, None), truth(logits, values, None))
+
+
+@pytest.mark.parametrize(
+    ("logits", "values", "num_values", "field"),
+    [
+        (torch.zeros(2, 0), torch.zeros(2, 1), None, "logits"),
+        (torch.zeros(3, 2).t(), torch.zeros(2, 1), None, "logits"),
+        (torch.zeros(2, 3).double(), torch.zeros(2, 1), None, "logits"),
+        (torch.zeros(2, 3), torch.zeros(2, 1).double(), None, "values"),
+        (torch.zeros(2, 3), torch.zeros(3, 1), None, "values"),
+        (torch.zeros(2, 3), torch.zeros(2, 1), torch.zeros(2), "num_values"),
+    ],
+)
+def test_wrong_arguments_are_named(logits: Tensor, values: Tensor, num_values: Tensor | None, field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be"):
+        count_above(logits, values, num_values)
