@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from vllm import envs
-from vllm.config import VllmConfig
+from vllm.config import ParallelConfig, VllmConfig
 from vllm.distributed.communicator import ALONE, Communicator, PeerLostError
 from vllm.distributed.process_group import host_store, join_group
 from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator, make_links
@@ -52,7 +52,7 @@ class LocalWorker:
         # A fresh interpreter rather than a fork or a spawn: no thread is copied, and no main module is run again. It
         # sees the modules that this process sees.
         environment = {
-            "OMP_NUM_THREADS": str(_threads_per_rank(start.world_size)),
+            "OMP_NUM_THREADS": str(_threads_per_rank(start.config.parallel_config)),
             **_ENVIRONMENT,
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
@@ -110,7 +110,7 @@ class MultiprocExecutor:
         self._monitor = WorkerMonitor(handles, timeout_seconds)
         self._finalizer = weakref.finalize(self, _end, handles, self._monitor, torch.get_num_threads())
         try:
-            torch.set_num_threads(_threads_per_rank(world_size))
+            torch.set_num_threads(_threads_per_rank(config.parallel_config))
             if self._links is not None:
                 self.group = SharedMemoryCommunicator(self._links)
             else:
@@ -220,9 +220,10 @@ def _without_functions(new: NewRequestData) -> NewRequestData:
     return replace(new, sampling_params=params)
 
 
-def _threads_per_rank(world_size: int) -> int:
+def _threads_per_rank(parallel: ParallelConfig) -> int:
     """What OMP_NUM_THREADS says, else the rank's share of what one process would take."""
-    share = _NUM_THREADS if "OMP_NUM_THREADS" in os.environ else max(_NUM_THREADS // world_size, 1)
+    num_ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
+    share = _NUM_THREADS if "OMP_NUM_THREADS" in os.environ else max(_NUM_THREADS // num_ranks, 1)
     return min(share, torch.get_num_threads())
 
 
