@@ -18,8 +18,9 @@ from models_util import random_prompts
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
+from vllm.config import ParallelConfig
 from vllm.exceptions import EngineDeadError
-from vllm.v1.executor import worker_monitor
+from vllm.v1.executor import multiproc, worker_monitor
 
 ROOT = Path(__file__).parents[3]
 PROMPTS = random_prompts(100, (5, 40, 2))
@@ -154,6 +155,16 @@ def test_a_model_that_cannot_be_loaded(tmp_path):
     (folder / "model.safetensors").write_bytes(b"nothing of use")
     with pytest.raises(ValueError, match=r"model.safetensors is not a usable safetensors file"):
         make_tiny_llm(folder, tensor_parallel_size=2)
+
+
+def test_threads_are_shared_out(monkeypatch):
+    """Over the ranks of all replicas, of which each has its share of them already."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(multiproc, "_NUM_THREADS", 16)
+    for num_ranks, num_replicas in (2, 1), (2, 2), (4, 4), (8, 4):
+        monkeypatch.setattr(torch, "get_num_threads", lambda own=16 // num_replicas: own)
+        parallel = ParallelConfig(num_ranks, data_parallel_size=num_replicas)
+        assert multiproc._threads_per_rank(parallel) == max(16 // (num_ranks * num_replicas), 1)
 
 
 def test_a_timeout_that_is_none(folder, monkeypatch):
