@@ -100,6 +100,27 @@ class BatchScorer:
                 f"(max_model_len={self._max_model_len})"
             )
 
+    @classmethod
+    def of(
+        cls, llm: LLM, template: Template | None, given: Sequence[str] | Sequence[int], input_name: str
+    ) -> BatchScorer:
+        """With a loaded model.
+
+        Args:
+            llm: the model.
+            template: of the prompts; None = the default one.
+            given: the labels, as texts or as token ids.
+            input_name: the input file's, for messages.
+
+        Raises:
+            CliError: there is no tokenizer, or labels that cannot be scored.
+        """
+        engine = llm.llm_engine
+        if engine.tokenizer is None:
+            raise CliError("--skip-tokenizer-init: texts cannot be scored without a tokenizer")
+        labels = Labels.resolve(given, engine.tokenizer, engine.model_config.vocab_size)
+        return cls(llm, template or Template.default(labels.texts), labels, input_name)
+
     def score(
         self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
     ) -> Iterable[dict[str, Any]]:
