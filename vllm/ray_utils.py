@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-MAX_DEATHS_PER_BATCH = 3
-"""Ray restarts actors for ever; a batch that ends its actor more often than this is at fault itself."""
 
-
-def import_ray() -> Any:
+def import_ray(alone: bool = False) -> Any:
     """Ray's module.
+
+    Args:
+        alone: for a cluster that this process starts for itself: where Ray was not imported before, its servers are
+            then reached from this machine only.
 
     Raises:
         ImportError: it is not installed; says how to.
     """
+    if alone:
+        # Ray reads it when it is imported, and then takes 127.0.0.1 for the node's address, as it does on Windows.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError:
@@ -37,9 +43,3 @@ def cpus_for_each(replicas: int, spare: int = 0) -> int:
             return cpus
     room = sum(room for room in rooms if room > 0)
     raise ValueError(f"replicas must be at most {room} with one CPU each on this Ray cluster, got {replicas}")
-
-
-def gpus_for_each(engine_options: dict[str, Any]) -> int:
-    """The GPUs of one engine of these options (fields of EngineArgs) on the cluster that Ray is connected to."""
-    has_gpus = import_ray().cluster_resources().get("GPU", 0) > 0 and engine_options.get("device") != "cpu"
-    return int(engine_options.get("tensor_parallel_size", 1)) if has_gpus else 0

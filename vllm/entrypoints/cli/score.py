@@ -1,6 +1,6 @@
 """Score the texts of a file: how likely is each label to come next?
 
-FILE is JSONL (a line is an object with a text field, or a string) or CSV with a header. Every text is put in
+FILE is JSONL (a line is an object with a text field, or a string), CSV with a header, or Parquet. Every text is put in
 the template, and the probability that the model gives to each label as its continuation is read.
 
 A row of the output has, by label: probs (among the labels), logprobs, logits, ranks (1 is the likeliest token);
@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -37,7 +38,7 @@ from vllm import __version__
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.cli.errors import CliError
 from vllm.entrypoints.cli.flag_types import at_least
-from vllm.entrypoints.cli.score_batches import BatchScorer, Progress, batches
+from vllm.entrypoints.cli.score_batches import DECIDING, BatchScorer, Progress, batches
 from vllm.entrypoints.cli.score_io import TextFile, read_text
 from vllm.entrypoints.cli.score_plot import FORMATS
 from vllm.entrypoints.cli.score_report import Report
@@ -53,17 +54,10 @@ if TYPE_CHECKING:
 NAME = "score"
 HELP = "read the probability of each label for every text of a file"
 
-# Engine arguments that decide what is read. Others, such as the size of a step, change speed and last bits; a run that
-# was killed for memory may need them changed.
-_DECIDING = (
-    "model", "revision", "hf_overrides", "quantization", "dtype", "max_model_len",
-    "tokenizer", "tokenizer_revision", "tokenizer_mode",
-)  # fmt: skip
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `vllm score`, the engine's among them."""
-    parser.add_argument("file", metavar="FILE", type=Path, help="the texts, in UTF-8: .csv, or else JSONL")
+    parser.add_argument("file", metavar="FILE", type=Path, help="the texts: .csv, .parquet, or else JSONL")
     labels = parser.add_mutually_exclusive_group(required=True)
     labels.add_argument("--labels", nargs="+", metavar="TEXT", help='labels, such as " positive" " negative"')
     labels.add_argument("--label-ids", nargs="+", metavar="ID", type=int, help="labels as token ids")
@@ -162,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_on_ray(args: argparse.Namespace) -> int:
     try:
-        import_ray()
+        import_ray(alone=(args.ray_address or os.environ.get("RAY_ADDRESS") or "local") == "local")
         from vllm.entrypoints.cli.score_columns import FieldKinds
         from vllm.entrypoints.cli.score_ray import FileJob, score_file
     except ImportError as error:
@@ -271,7 +265,7 @@ def _made_from(args: argparse.Namespace, template: Template | None, num_texts: i
 
 
 def _engine_deciding(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in _DECIDING}
+    return {name: getattr(args, name) for name in DECIDING}
 
 
 def _load(args: argparse.Namespace) -> LLM:

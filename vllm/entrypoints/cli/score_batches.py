@@ -19,11 +19,18 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 256
 
+# Engine arguments that decide what is read. Others, such as the size of a step, change speed and last bits; a run that
+# was killed for memory may need them changed.
+DECIDING = (
+    "model", "revision", "hf_overrides", "quantization", "dtype", "max_model_len",
+    "tokenizer", "tokenizer_revision", "tokenizer_mode",
+)  # fmt: skip
 
-def batches(texts: TextFile) -> Iterator[list[Item]]:
-    """The file's items, BATCH_ROWS at a time: what is in memory at once."""
+
+def batches(texts: TextFile, num_rows: int | None = None) -> Iterator[list[Item]]:
+    """The file's items, `num_rows` (None: BATCH_ROWS) at a time: what is in memory at once."""
     items = iter(texts)
-    while batch := list(islice(items, BATCH_ROWS)):
+    while batch := list(islice(items, num_rows or BATCH_ROWS)):
         yield batch
 
 

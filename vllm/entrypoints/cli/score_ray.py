@@ -24,15 +24,17 @@ import pyarrow as pa
 import ray
 import ray.data
 
+from vllm.batch import through_engines
 from vllm.engine.arg_utils import EngineArgs
+from vllm.entrypoints.cli import score_batches
 from vllm.entrypoints.cli.errors import CliError
-from vllm.entrypoints.cli.score_batches import BATCH_ROWS, BatchScorer, Progress, batches
+from vllm.entrypoints.cli.score_batches import BatchScorer, Progress, batches
 from vllm.entrypoints.cli.score_columns import FieldKinds, encode_part, failures
 from vllm.entrypoints.cli.score_io import Item, TextFile
 from vllm.entrypoints.cli.score_parts import PartFolder
 from vllm.entrypoints.cli.score_rows import check_output
 from vllm.entrypoints.cli.score_template import Template
-from vllm.ray_utils import MAX_DEATHS_PER_BATCH, cpus_for_each, gpus_for_each
+from vllm.ray_utils import cpus_for_each
 
 _LABEL = "vllm score"
 
@@ -66,13 +68,18 @@ class FileJob:
         return self.args.replicas or 1
 
     @property
+    def batch_rows(self) -> int:
+        """Rows of a part, but for the last one."""
+        return score_batches.BATCH_ROWS
+
+    @property
     def num_texts(self) -> int:
         count: int = self.made_from["num_texts"]
         return count
 
     def num_rows(self, part: int) -> int:
         """Rows of a part."""
-        return min(BATCH_ROWS, self.num_texts - part * BATCH_ROWS)
+        return min(self.batch_rows, self.num_texts - part * self.batch_rows)
 
     def output(self) -> Path:
         """The folder of the parts.
@@ -100,7 +107,7 @@ def score_file(job: FileJob) -> int:
         CliError: an argument, the model or the cluster cannot be used; or the cluster gave up.
     """
     args, output = job.args, job.output()
-    made_from = {**job.made_from, "output_format": job.form, "batch_rows": BATCH_ROWS}
+    made_from = {**job.made_from, "output_format": job.form, "batch_rows": job.batch_rows}
     check_output(output, made_from, args.resume, args.overwrite)
     totals = _Totals()
     progress = Progress(job.num_texts, shown=not args.quiet)
@@ -108,7 +115,7 @@ def score_file(job: FileJob) -> int:
     try:
         with PartFolder(output, job.form, made_from, args.resume) as parts:
             for part, path in parts.parts().items():
-                totals.add_old(path, part * BATCH_ROWS)
+                totals.add_old(path, part * job.batch_rows)
             progress.move_to(totals.num_rows)
             if totals.num_rows < job.num_texts:
                 with _cluster(args), _errors_in_one_line():
@@ -127,25 +134,17 @@ def score_file(job: FileJob) -> int:
 def _results(job: FileJob, done: frozenset[int]) -> Iterator[dict[str, Any]]:
     """The batches without a part, each as soon as it is scored, in any order; see _Replica for what they hold."""
     args = job.args
-    options = vars(EngineArgs.from_cli_args(args))
     try:
         cpus = args.replica_cpus or cpus_for_each(job.replicas)
     except ValueError as error:
         raise CliError(str(error)) from None
-    source = _TextSource(args.file.resolve(), args.text_field, args.limit, done)
+    source = _TextSource(args.file.resolve(), args.text_field, args.limit, job.batch_rows, done)
     # On this machine, which may be the only one that has the file.
     here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
     stream = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=0, label_selector=here)
-    stream = stream.map_batches(
-        _Replica,
-        fn_constructor_args=(options, args.labels or args.label_ids, job.template, job.texts.name, job.form, job.kinds),
-        batch_size=None,
-        batch_format="pyarrow",
-        compute=ray.data.ActorPoolStrategy(size=job.replicas),
-        num_cpus=cpus,
-        num_gpus=gpus_for_each(options),
-        ray_remote_args_fn=lambda: {"max_task_retries": MAX_DEATHS_PER_BATCH},
-    )
+    engine_args = EngineArgs.from_cli_args(args)
+    replica = (engine_args, args.labels or args.label_ids, job.template, job.texts.name, job.form, job.kinds)
+    stream = through_engines(stream, _Replica, (*replica, job.batch_rows), engine_args, job.replicas, cpus)
     for result in stream.iter_rows():
         if result["refusal"]:
             raise CliError(result["refusal"])
@@ -156,14 +155,16 @@ class _TextSource(ray.data.Datasource):
     """Batches of a file's items: the number of each one's part, and the items. One task reads the file from its
     beginning to its end, so that a batch is the same however often it is read."""
 
-    def __init__(self, path: Path, text_field: str, limit: int | None, done: frozenset[int]) -> None:
+    def __init__(self, path: Path, text_field: str, limit: int | None, batch_rows: int, done: frozenset[int]) -> None:
         """
         Args:
             path, text_field, limit: see TextFile.
+            batch_rows: items of a batch.
             done: the parts to leave out.
         """
         super().__init__()
-        self._path, self._text_field, self._limit, self._done = path, text_field, limit, done
+        self._file = (path, text_field, limit)
+        self._batch_rows, self._done = batch_rows, done
 
     def estimate_inmemory_data_size(self) -> int | None:
         return None
@@ -173,7 +174,7 @@ class _TextSource(ray.data.Datasource):
         return [ray.data.ReadTask(self._read, metadata)]
 
     def _read(self) -> Iterable[pa.Table]:
-        for part, items in enumerate(batches(TextFile(self._path, self._text_field, self._limit))):
+        for part, items in enumerate(batches(TextFile(*self._file), self._batch_rows)):
             if part not in self._done:
                 yield pa.table({"part": [part], "items": [pickle.dumps(items)]})
 
@@ -184,19 +185,20 @@ class _Replica:
 
     def __init__(
         self,
-        options: dict[str, Any],
+        engine_args: EngineArgs,
         given: Sequence[str] | Sequence[int],
         template: Template | None,
         input_name: str,
         form: str,
         kinds: FieldKinds,
+        batch_rows: int,
     ) -> None:
         from vllm.entrypoints.llm import LLM
 
-        self._input_name, self._form, self._kinds = input_name, form, kinds
+        self._input_name, self._form, self._kinds, self._batch_rows = input_name, form, kinds, batch_rows
         self._refusal = ""
         try:
-            self._scorer = BatchScorer.of(LLM(**options, use_tqdm_on_load=False), template, given, input_name)
+            self._scorer = BatchScorer.of(LLM(**vars(engine_args), use_tqdm_on_load=False), template, given, input_name)
         except (CliError, ValueError, OSError) as error:
             # Raised from here, it would come with a traceback through Ray.
             self._refusal = str(error)
@@ -208,7 +210,7 @@ class _Replica:
         if self._refusal:
             return {"refusal": self._refusal}
         items: list[Item] = pickle.loads(pickled)
-        records = list(self._scorer.score(items, part * BATCH_ROWS, 0, Progress(len(items), shown=False)))
+        records = list(self._scorer.score(items, part * self._batch_rows, 0, Progress(len(items), shown=False)))
         failed = [(item, record["error"]) for item, record in zip(items, records, strict=True) if "error" in record]
         return {
             "part": part,
@@ -253,10 +255,10 @@ class _Totals:
             raise CliError(f"{part}: not a part of this output ({error}); --overwrite starts anew") from None
         self.num_rows += len(errors)
         self.num_old += len(errors)
-        for row, error in enumerate(errors, first_row):
-            if error:
+        for row, reason in enumerate(errors, first_row):
+            if reason:
                 self.num_failed += 1
-                self.first_failure = self.first_failure or f"row {row}: {error}"
+                self.first_failure = self.first_failure or f"row {row}: {reason}"
 
     def add_new(self, result: dict[str, Any], num_rows: int) -> None:
         """A batch that was scored now."""
@@ -300,10 +302,9 @@ def _cluster(args: argparse.Namespace) -> Iterator[None]:
     address = args.ray_address or os.environ.get("RAY_ADDRESS") or "local"
     own: dict[str, Any] = {}
     if address == "local":
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        own = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        own = {"include_dashboard": False}
     try:
-        ray.init(address, logging_level="error", log_to_driver=args.debug, **own)
+        ray.init(address, logging_level=logging.ERROR, log_to_driver=args.debug, **own)
     except (ConnectionError, ValueError) as error:
         raise CliError(f"--ray-address {address}: {error}") from None
     try:
