@@ -110,7 +110,7 @@ def test_written_with_an_actor_killed_and_continued(
         ({"labels": "a"}, "labels must be a list"),
         ({"replicas": 0}, "replicas must be at least 1"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"replicas": 9, "cpus_per_replica": None}, "replicas must be at most 3 with one CPU each"),
+        ({"replicas": 9, "cpus_per_replica": None}, "has room for 2 actors of one CPU each, not for 9"),
         ({"output": "out"}, "output needs an id_field"),
         ({"output": "out", "id_field": "id"}, "no column 'id'"),
     ],

@@ -231,8 +231,10 @@ def _into_folder(plan: _Plan, ds: ray.data.Dataset, folder: Path, id_field: str)
             ids = pa.concat_arrays(
                 [chunk for path in known.values() for chunk in pq.read_table(path, columns=[id_field])[id_field].chunks]
             )
-            ds = ds.map_batches(_without, fn_args=(id_field, ray.put(ids)), batch_format="pyarrow")
+            fn: Any = _without
+            ds = ds.map_batches(fn, fn_args=(id_field, ray.put(ids)), batch_format="pyarrow")
         number = max(known, default=-1)
+        table: Any
         for table in plan.of(ds).iter_batches(batch_size=None, batch_format="pyarrow"):
             if table.num_rows:
                 number += 1

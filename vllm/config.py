@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = (None, "gguf", "int8")
-EXECUTOR_BACKENDS = ("uni", "mp")
+EXECUTOR_BACKENDS = ("uni", "mp", "ray")
 POLICIES = ("fcfs", "priority")
 
 
@@ -123,7 +123,7 @@ class ParallelConfig:
     Attributes:
         tensor_parallel_size: N, ranks that the model is split over.
         distributed_executor_backend: "uni": a worker in the engine's process; "mp": a process for each further rank;
-            None: whichever fits.
+            "ray": a Ray actor for each, on any machine of a cluster; None: "uni" or "mp", whichever fits.
         disable_custom_all_reduce: ranks of one machine's CPU are connected by gloo, not by shared memory.
     """
 

@@ -27,7 +27,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -45,7 +44,7 @@ from vllm.entrypoints.cli.score_report import Report
 from vllm.entrypoints.cli.score_rows import RowFile, check_output, meta_path
 from vllm.entrypoints.cli.score_template import Template
 from vllm.entrypoints.cli.server_flags import add_server_arguments, check_server_arguments
-from vllm.ray_utils import import_ray
+from vllm.ray_utils import import_ray_for
 
 if TYPE_CHECKING:
     from vllm.entrypoints.cli.score_server import Server, ServerScorer
@@ -156,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_on_ray(args: argparse.Namespace) -> int:
     try:
-        import_ray(alone=(args.ray_address or os.environ.get("RAY_ADDRESS") or "local") == "local")
+        import_ray_for(args.ray_address)
         from vllm.entrypoints.cli.score_columns import FieldKinds
         from vllm.entrypoints.cli.score_ray import FileJob, score_file
     except ImportError as error:

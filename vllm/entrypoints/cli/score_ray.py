@@ -34,7 +34,7 @@ from vllm.entrypoints.cli.score_io import Item, TextFile
 from vllm.entrypoints.cli.score_parts import PartFolder
 from vllm.entrypoints.cli.score_rows import check_output
 from vllm.entrypoints.cli.score_template import Template
-from vllm.ray_utils import cpus_for_each
+from vllm.ray_utils import connect, cpus_for_each
 
 _LABEL = "vllm score"
 
@@ -137,7 +137,7 @@ def _results(job: FileJob, done: frozenset[int]) -> Iterator[dict[str, Any]]:
     try:
         cpus = args.replica_cpus or cpus_for_each(job.replicas)
     except ValueError as error:
-        raise CliError(str(error)) from None
+        raise CliError(f"--replicas: {error}") from None
     source = _TextSource(args.file.resolve(), args.text_field, args.limit, job.batch_rows, done)
     # On this machine, which may be the only one that has the file.
     here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
@@ -293,24 +293,18 @@ def _cluster(args: argparse.Namespace) -> Iterator[None]:
     # A row is a batch already: every one is a task of its own.
     context.target_max_block_size = 1
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    if ray.is_initialized():
-        yield
-        return
     if not args.debug:
         # It warns of arguments that would be lost with this process, and all is lost with this process.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    address = args.ray_address or os.environ.get("RAY_ADDRESS") or "local"
-    own: dict[str, Any] = {}
-    if address == "local":
-        own = {"include_dashboard": False}
     try:
-        ray.init(address, logging_level=logging.ERROR, log_to_driver=args.debug, **own)
-    except (ConnectionError, ValueError) as error:
-        raise CliError(f"--ray-address {address}: {error}") from None
+        is_ours = connect(args.ray_address, log_to_driver=args.debug)
+    except ConnectionError as error:
+        raise CliError(f"--ray-address: {error}") from None
     try:
         yield
     finally:
-        ray.shutdown()
+        if is_ours:
+            ray.shutdown()
 
 
 @contextmanager

@@ -111,10 +111,11 @@ def call_worker(worker: Worker, method: str | Callable[..., Any], args: tuple, k
 
 
 def worker_device(config: VllmConfig, rank: int) -> torch.device:
-    """What the worker of this rank drives: the CPU, or the CUDA device with its number."""
+    """What the worker of this rank drives: the CPU, or the CUDA device with its number; the only one that it sees in an
+    actor."""
     kind = config.device_config.device
     alone = config.parallel_config.tensor_parallel_size == 1
-    return torch.device(kind) if kind == "cpu" or alone else torch.device(kind, rank)
+    return torch.device(kind) if kind == "cpu" or alone else torch.device(kind, rank % torch.cuda.device_count())
 
 
 def _available_host_bytes() -> int:
