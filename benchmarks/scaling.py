@@ -41,6 +41,7 @@ _WORDS = "the soup was cold but our guide knew every street and we would come ag
 _STEPS = 32
 _BATCH_ROWS = 64
 _PROMPT_TOKENS = 16
+_LOGIT_BYTES = 4  # float32
 
 
 def main() -> None:
@@ -112,11 +113,10 @@ def measure_ranks(model: str, args: argparse.Namespace, ranks: int) -> dict[str,
     run(2)
     (short_seconds, short), (long_seconds, long) = run(1), run(1 + _STEPS)
     core.shutdown()
-    itemsize = {"float32": 4}.get(config.dtype, 2)
     return {
         "value": args.batch * _STEPS / (long_seconds - short_seconds),
         "step_bytes": {name: (count - short.get(name, 0)) / _STEPS for name, count in long.items()},
-        "step_bytes_of_logits": args.batch * config.vocab_size * itemsize // ranks if ranks > 1 else 0,
+        "step_bytes_of_logits": args.batch * config.vocab_size * _LOGIT_BYTES // ranks if ranks > 1 else 0,
     }
 
 
