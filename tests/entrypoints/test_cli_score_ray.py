@@ -107,46 +107,44 @@ def test_an_actor_killed_in_the_middle(
 
 
 def test_killed_itself_and_resumed(model: Path, ray_cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-c", KILLED_RUN, "7", str(BATCH_ROWS), *on_ray(model, "stopped")]
+    import pyarrow.parquet as pq
+
+    parquet = ["--output-format", "parquet"]
+    command = [sys.executable, "-c", KILLED_RUN, "7", str(BATCH_ROWS), *on_ray(model, "stopped", *parquet)]
     environment = {**os.environ, "RAY_ADDRESS": ray_cluster}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == -signal.SIGKILL, result.stderr
     there = {path: path.stat().st_mtime_ns for path in Path("stopped").glob("part-*")}
     assert len(there) == 7
     # What a kill in the middle of writing leaves behind.
-    half = Path("stopped/.part-00000023.jsonl.1.tmp")
+    half = Path("stopped/.part-00000023.parquet.1.tmp")
     half.write_text("{")
 
-    assert main(on_ray(model, "stopped")) == 2
+    assert main(on_ray(model, "stopped", *parquet)) == 2
     assert "stopped exists; --resume continues it" in capsys.readouterr().err
-    arguments = [argument for argument in on_ray(model, "stopped", "--resume") if argument != "--quiet"]
+    arguments = [each for each in on_ray(model, "stopped", "--resume", *parquet) if each != "--quiet"]
     assert main(arguments) == 1
     captured = capsys.readouterr()
     assert f"resumed:    56 of {NUM_TEXTS} rows were there" in captured.out
     assert f"1 of {NUM_TEXTS} texts failed" in captured.err
-    assert joined("stopped") == Path("whole.jsonl").read_bytes()
     assert not half.exists() and all(path.stat().st_mtime_ns == then for path, then in there.items())
 
-    # All is there: neither a cluster nor a model is needed.
-    assert main([*on_ray(model, "stopped", "--resume"), "--ray-address", "127.0.0.1:1"]) == 1
-    assert main(on_ray(model, "stopped", "--resume", "--output-format", "csv")) == 2
-    assert "output_format 'jsonl', not 'csv'" in capsys.readouterr().err
-
-
-def test_parquet_and_a_model_that_cannot_be_used(
-    model: Path, ray_cluster: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import pyarrow.parquet as pq
-
-    assert main(on_ray(model, "table", "--output-format", "parquet", "--limit", "40")) == 1
-    rows = sorted(pq.read_table("table").to_pylist(), key=lambda row: row["index"])
-    whole = [json.loads(line) for line in Path("whole.jsonl").read_bytes().splitlines()[:40]]
+    rows = [row for path in sorted(Path("stopped").iterdir()) for row in pq.read_table(path).to_pylist()]
+    whole = [json.loads(line) for line in Path("whole.jsonl").read_bytes().splitlines()]
     for row, expected in zip(rows, whole, strict=True):
         assert json.loads(row.pop("who")) == expected.pop("who")
         assert {name: value for name, value in row.items() if value is not None} == expected
-    capsys.readouterr()
+
+    # All is there: neither a cluster nor a model is needed.
+    assert main([*on_ray(model, "stopped", "--resume", *parquet), "--ray-address", "127.0.0.1:1"]) == 1
+    assert main(on_ray(model, "stopped", "--resume")) == 2
+    assert "output_format 'parquet', not 'jsonl'" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there(model: Path, ray_cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(on_ray(model, "none", "--model", "nowhere")) == 2
-    assert "nowhere" in capsys.readouterr().err.strip().splitlines()[-1]
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("vllm score: error: ") and "nowhere" in error
 
 
 @pytest.mark.parametrize(
@@ -194,3 +192,6 @@ def test_csv_cells(folder: Path) -> None:
     assert json.loads(first["probs"]) == records[0]["probs"]
     assert (second["n"], second["mixed"], second["probs"]) == ("", "1", "")
     assert list(failures(path)) == [None, "no, not this"]
+    lines = folder / "part.jsonl"
+    lines.write_bytes(encode_part(records, "jsonl", labels, kinds))
+    assert list(failures(lines)) == [None, "no, not this"]

@@ -289,10 +289,11 @@ class _Totals:
 def _cluster(args: argparse.Namespace) -> Iterator[None]:
     """A connection to the cluster that the arguments name, or the one that this process has."""
     context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
+    before = (context.enable_progress_bars, context.target_max_block_size)
     # A row is a batch already: every one is a task of its own.
-    context.target_max_block_size = 1
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context.enable_progress_bars, context.target_max_block_size = False, 1
+    # What goes wrong is told in one line.
+    logging.getLogger("ray.data").setLevel(logging.INFO if args.debug else logging.CRITICAL)
     if not args.debug:
         # It warns of arguments that would be lost with this process, and all is lost with this process.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
@@ -303,6 +304,7 @@ def _cluster(args: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     finally:
+        context.enable_progress_bars, context.target_max_block_size = before
         if is_ours:
             ray.shutdown()
 
