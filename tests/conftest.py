@@ -18,3 +18,5 @@ if not torch.cuda.is_available():
     # Read when Triton is first imported, which may happen in any test. With a device kernels are compiled.
     os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
+
+from ray_cluster import ray_cluster  # noqa: F401 - a fixture

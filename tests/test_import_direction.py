@@ -18,6 +18,7 @@ LAYERS = (
     ("vllm.transformers_utils", 0), ("vllm.ops", 1), ("vllm.distributed", 1), ("vllm.v1.attention", 2),
     ("vllm.model_executor", 2), ("vllm.v1.worker", 3), ("vllm.v1.sample", 3), ("vllm.v1.executor", 4),
     ("vllm.v1.core", 4), ("vllm.engine", 5), ("vllm.v1.engine", 5), ("vllm.v1.metrics", 5), ("vllm.entrypoints", 6),
+    ("vllm.batch", 6),
 )  # fmt: skip
 BORDERS = {"vllm.v1.engine"}
 # Layers of one height that have no business with each other.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = (None, "gguf", "int8")
-EXECUTOR_BACKENDS = ("uni", "mp")
+EXECUTOR_BACKENDS = ("uni", "mp", "ray")
 POLICIES = ("fcfs", "priority")
 
 
@@ -123,7 +123,7 @@ class ParallelConfig:
     Attributes:
         tensor_parallel_size: N, ranks that one replica of the model is split over.
         distributed_executor_backend: "uni": a worker in the engine's process; "mp": a process for each further rank;
-            None: whichever fits.
+            "ray": a Ray actor for each, on any machine of a cluster; None: "uni" or "mp", whichever fits.
         disable_custom_all_reduce: ranks of one machine's CPU are connected by gloo, not by shared memory.
         data_parallel_size: replicas behind one server, each an engine core with a KV cache of its own.
         data_parallel_rank: which of them this configuration is for, in [0, data_parallel_size).

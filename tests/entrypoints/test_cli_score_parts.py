@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,35 @@ def test_csv_with_quoted_line_breaks_counts_lines_of_the_file(tmp_path: Path) ->
     items = list(TextFile(path, "review"))
     assert [(item.line, item.text) for item in items] == [(2, 'two\nlines, "quoted"'), (5, "plain")]
     assert items[0].fields == {"id": "1", "review": 'two\nlines, "quoted"'}
+
+
+def test_parquet_rows_are_lines_and_what_json_lacks_is_text(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    path = tmp_path / "a.parquet"
+    columns = {
+        "text": ["one", "two"],
+        "n": [float("nan"), 0.5],
+        "day": [datetime.date(2026, 1, 2), None],
+        "tags": [["x"], []],
+        "price": [decimal.Decimal("1.50"), None],
+    }
+    pyarrow_parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow_parquet.write_table(pa.table(columns), path)
+    assert list(TextFile(path, "text")) == [
+        Item(1, "one", {"text": "one", "n": None, "day": "2026-01-02", "tags": ["x"], "price": "1.50"}),
+        Item(2, "two", {"text": "two", "n": 0.5, "day": None, "tags": [], "price": None}),
+    ]
+    for table, message in (
+        (pa.table({"text": ["x", None]}), "a.parquet:2: field 'text' must be a string, got null"),
+        (pa.table({"body": ["x"]}), "a.parquet:1: no field 'text' in the header, which has 'body'"),
+        (pa.table({"text": ["x"], "raw": [b"x"]}), "column 'raw' holds bytes"),
+    ):
+        pyarrow_parquet.write_table(table, path)
+        with pytest.raises(CliError, match=re.escape(message)):
+            list(TextFile(path, "text"))
+    path.write_bytes(b"PAR1")
+    with pytest.raises(CliError, match=r"a\.parquet: not Parquet"):
+        list(TextFile(path, "text"))
 
 
 def test_limit_stops_reading(tmp_path: Path) -> None:

@@ -79,8 +79,10 @@ class EngineArgs:
     block_size: int = _arg(16, "tokens a KV block")
     num_gpu_blocks_override: int | None = _arg(None, "KV blocks in the pool, instead of sizing it from memory")
     enable_prefix_caching: bool = _arg(True, "share KV blocks between prompts that begin alike")
-    distributed_executor_backend: Literal["uni", "mp"] | None = _arg(
-        None, "uni: one device, in the engine's process; mp: a process for each further one; whichever fits if left out"
+    distributed_executor_backend: Literal["uni", "mp", "ray"] | None = _arg(
+        None,
+        "uni: one device, in the engine's process; mp: a process for each further one; ray: an actor for each, on any "
+        "machine of a Ray cluster; uni or mp if left out",
     )
     hf_overrides: dict[str, Any] | None = _arg(None, "values to replace in the model's config.json")
 

@@ -1,6 +1,6 @@
 """Score the texts of a file: how likely is each label to come next?
 
-FILE is JSONL (a line is an object with a text field, or a string) or CSV with a header. Every text is put in
+FILE is JSONL (a line is an object with a text field, or a string), CSV with a header, or Parquet. Every text is put in
 the template, and the probability that the model gives to each label as its continuation is read.
 
 A row of the output has, by label: probs (among the labels), logprobs, logits, ranks (1 is the likeliest token);
@@ -16,6 +16,9 @@ run that was never stopped.
 With --url no model is loaded here: a running server scores, a request a text, --concurrency of them at once. While it
 is overloaded or away requests are made again for about a minute; rows that are there by then are kept for --resume.
 
+With --backend ray, --replicas engines on a Ray cluster score. --output is then a folder of a file a batch of 256 texts,
+part-00000000.jsonl and so on: together, in the order of their names, they are the output of a run without Ray.
+
 example: vllm score reviews.jsonl --labels " positive" " negative"
 """
 
@@ -25,6 +28,7 @@ import argparse
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,14 +37,14 @@ from vllm import __version__
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.cli.errors import CliError
 from vllm.entrypoints.cli.flag_types import at_least
-from vllm.entrypoints.cli.score_batches import BatchScorer, Progress, batches
+from vllm.entrypoints.cli.score_batches import DECIDING, BatchScorer, Progress, batches
 from vllm.entrypoints.cli.score_io import TextFile, read_text
-from vllm.entrypoints.cli.score_labels import Labels
 from vllm.entrypoints.cli.score_plot import FORMATS
 from vllm.entrypoints.cli.score_report import Report
 from vllm.entrypoints.cli.score_rows import RowFile, check_output, meta_path
 from vllm.entrypoints.cli.score_template import Template
 from vllm.entrypoints.cli.server_flags import add_server_arguments, check_server_arguments
+from vllm.ray_utils import import_ray_for
 
 if TYPE_CHECKING:
     from vllm.entrypoints.cli.score_server import Server, ServerScorer
@@ -49,17 +53,10 @@ if TYPE_CHECKING:
 NAME = "score"
 HELP = "read the probability of each label for every text of a file"
 
-# Engine arguments that decide what is read. Others, such as the size of a step, change speed and last bits; a run that
-# was killed for memory may need them changed.
-_DECIDING = (
-    "model", "revision", "hf_overrides", "quantization", "dtype", "max_model_len",
-    "tokenizer", "tokenizer_revision", "tokenizer_mode",
-)  # fmt: skip
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `vllm score`, the engine's among them."""
-    parser.add_argument("file", metavar="FILE", type=Path, help="the texts, in UTF-8: .csv, or else JSONL")
+    parser.add_argument("file", metavar="FILE", type=Path, help="the texts: .csv, .parquet, or else JSONL")
     labels = parser.add_mutually_exclusive_group(required=True)
     labels.add_argument("--labels", nargs="+", metavar="TEXT", help='labels, such as " positive" " negative"')
     labels.add_argument("--label-ids", nargs="+", metavar="ID", type=int, help="labels as token ids")
@@ -94,6 +91,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors and warnings")
     server = add_server_arguments(parser)
     server.add_argument("--concurrency", metavar="N", type=at_least(1), help="texts at once (default: 16)")
+    cluster = parser.add_argument_group("ray")
+    cluster.add_argument(
+        "--backend", choices=("ray",), help="ray: engines on a Ray cluster instead of one in this process"
+    )
+    cluster.add_argument("--replicas", metavar="R", type=at_least(1), help="engines (default: 1)")
+    cluster.add_argument(
+        "--replica-cpus",
+        metavar="N",
+        type=at_least(1),
+        help="CPUs of each engine (default: all there is room for)",
+    )
+    cluster.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="the cluster, as HOST:PORT or auto (default: RAY_ADDRESS if it is set, or else one on this machine alone)",
+    )
+    cluster.add_argument(
+        "--output-format", choices=("jsonl", "csv", "parquet"), help="of the parts in --output (default: jsonl)"
+    )
     EngineArgs.add_cli_args(parser)
 
 
@@ -106,8 +122,10 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         CliError: an argument, the data or the model cannot be used.
     """
-    output, picture = _output_paths(args)
     _check_arguments(args)
+    if args.backend is not None:
+        return _run_on_ray(args)
+    output, picture = _output_paths(args)
     texts = TextFile(args.file, args.text_field, args.limit)
     template = _template(args)
     made_from = _made_from(args, template, *_survey(texts, template))
@@ -135,6 +153,21 @@ def run(args: argparse.Namespace) -> int:
     return 1 if report.print_failures(texts.name) else 0
 
 
+def _run_on_ray(args: argparse.Namespace) -> int:
+    try:
+        import_ray_for(args.ray_address)
+        from vllm.entrypoints.cli.score_columns import FieldKinds
+        from vllm.entrypoints.cli.score_ray import FileJob, score_file
+    except ImportError as error:
+        raise CliError(f"--backend ray: {error}") from None
+    if not args.file.is_file():
+        raise CliError(f"--backend ray: {args.file} is not a file; it is read by another process than this one")
+    texts = TextFile(args.file, args.text_field, args.limit)
+    template, kinds = _template(args), FieldKinds()
+    made_from = _made_from(args, template, *_survey(texts, template, kinds.add))
+    return score_file(FileJob(args, texts, template, made_from | _engine_deciding(args), kinds))
+
+
 def _server(args: argparse.Namespace) -> AbstractContextManager[Server | None]:
     """The server at --url; None without one."""
     if args.url is None:
@@ -145,22 +178,29 @@ def _server(args: argparse.Namespace) -> AbstractContextManager[Server | None]:
 
 
 def _local_scorer(args: argparse.Namespace, template: Template | None, input_name: str) -> BatchScorer:
-    llm = _load(args)
-    engine = llm.llm_engine
-    if engine.tokenizer is None:
-        raise CliError("--skip-tokenizer-init: texts cannot be scored without a tokenizer")
-    labels = Labels.resolve(args.labels or args.label_ids, engine.tokenizer, engine.model_config.vocab_size)
-    return BatchScorer(llm, template or Template.default(labels.texts), labels, input_name)
+    return BatchScorer.of(_load(args), template, args.labels or args.label_ids, input_name)
 
 
 def _check_arguments(args: argparse.Namespace) -> None:
     check_server_arguments(args, "concurrency")
+    _check_ray_arguments(args)
     if args.limit is not None and args.limit < 1:
         raise CliError(f"--limit must be at least 1, got {args.limit}")
     flag, values = ("--labels", args.labels) if args.labels is not None else ("--label-ids", args.label_ids)
     for i, value in enumerate(values):
         if value in values[:i]:
             raise CliError(f"{flag}: {value!r} is there twice")
+
+
+def _check_ray_arguments(args: argparse.Namespace) -> None:
+    if args.backend is None:
+        for name in ("replicas", "replica_cpus", "ray_address", "output_format"):
+            if getattr(args, name) is not None:
+                raise CliError(f"--{name.replace('_', '-')} needs --backend ray")
+        return
+    for name, reason in (("url", "a server scores by itself"), ("picture", "there is no picture of parts")):
+        if getattr(args, name) is not None:
+            raise CliError(f"--{name} and --backend ray exclude each other: {reason}")
 
 
 def _output_paths(args: argparse.Namespace) -> tuple[Path, Path | None]:
@@ -195,14 +235,18 @@ def _template(args: argparse.Namespace) -> Template | None:
     return None
 
 
-def _survey(texts: TextFile, template: Template | None) -> tuple[int, str]:
-    """Number and hash of the texts with their fields; a bad line or a field that one lacks is an error before the model
-    loads."""
+def _survey(
+    texts: TextFile, template: Template | None, see: Callable[[dict[str, Any]], None] | None = None
+) -> tuple[int, str]:
+    """Number and hash of the texts with their fields, which `see` is shown row by row; a bad line or a field that one
+    lacks is an error before the model loads."""
     digest, count = hashlib.sha256(), 0
     for item in texts:
         count += 1
         if template is not None:
             template.render(texts.name, item)
+        if see is not None:
+            see(item.fields)
         digest.update(json.dumps([item.text, item.fields]).encode())
     return count, digest.hexdigest()
 
@@ -220,7 +264,7 @@ def _made_from(args: argparse.Namespace, template: Template | None, num_texts: i
 
 
 def _engine_deciding(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in _DECIDING}
+    return {name: getattr(args, name) for name in DECIDING}
 
 
 def _load(args: argparse.Namespace) -> LLM:

@@ -19,11 +19,18 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 256
 
+# Engine arguments that decide what is read. Others, such as the size of a step, change speed and last bits; a run that
+# was killed for memory may need them changed.
+DECIDING = (
+    "model", "revision", "hf_overrides", "quantization", "dtype", "max_model_len",
+    "tokenizer", "tokenizer_revision", "tokenizer_mode",
+)  # fmt: skip
 
-def batches(texts: TextFile) -> Iterator[list[Item]]:
-    """The file's items, BATCH_ROWS at a time: what is in memory at once."""
+
+def batches(texts: TextFile, num_rows: int | None = None) -> Iterator[list[Item]]:
+    """The file's items, `num_rows` (None: BATCH_ROWS) at a time: what is in memory at once."""
     items = iter(texts)
-    while batch := list(islice(items, BATCH_ROWS)):
+    while batch := list(islice(items, num_rows or BATCH_ROWS)):
         yield batch
 
 
@@ -99,6 +106,27 @@ class BatchScorer:
                 f"the longest label has {labels.longest} tokens and leaves no room for a prompt "
                 f"(max_model_len={self._max_model_len})"
             )
+
+    @classmethod
+    def of(
+        cls, llm: LLM, template: Template | None, given: Sequence[str] | Sequence[int], input_name: str
+    ) -> BatchScorer:
+        """With a loaded model.
+
+        Args:
+            llm: the model.
+            template: of the prompts; None = the default one.
+            given: the labels, as texts or as token ids.
+            input_name: the input file's, for messages.
+
+        Raises:
+            CliError: there is no tokenizer, or labels that cannot be scored.
+        """
+        engine = llm.llm_engine
+        if engine.tokenizer is None:
+            raise CliError("--skip-tokenizer-init: texts cannot be scored without a tokenizer")
+        labels = Labels.resolve(given, engine.tokenizer, engine.model_config.vocab_size)
+        return cls(llm, template or Template.default(labels.texts), labels, input_name)
 
     def score(
         self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from vllm.entrypoints.cli.errors import CliError
+
+_PARQUET_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,8 @@ class Item:
 class TextFile:
     """The items of a file, read anew by every iteration and never held together.
 
-    JSONL (a line is an object or a string) or, if the file's name ends in .csv, CSV with a header; in UTF-8. Iterating
+    JSONL (a line is an object or a string); or, if the file's name ends so, .csv with a header, or .parquet, where a
+    row counts as a line and what JSON has no type for is text (dates and decimals) or null (NaN). In UTF-8. Iterating
     raises CliError when the file has no texts, or at a bad line; it names the file, line and fault.
     """
 
@@ -52,7 +56,7 @@ class TextFile:
         self.name = path.name
         self._text_field = text_field
         self._limit = limit
-        self._is_csv = path.suffix.lower() == ".csv"
+        self._suffix = path.suffix.lower()
         try:
             self._file: IO[bytes] = path.open("rb")
             if not self._file.seekable():
@@ -64,20 +68,24 @@ class TextFile:
 
     def __iter__(self) -> Iterator[Item]:
         self._file.seek(0)
-        # csv wants line breaks as they are. JSON strings may hold U+2028 and the like, which end no line.
-        lines = io.TextIOWrapper(self._file, encoding="utf-8-sig", newline="" if self._is_csv else "\n")
-        reader = _csv_items if self._is_csv else _jsonl_items
+        items = _parquet_items(self.name, self._file, self._text_field) if self._suffix == ".parquet" else self._lines()
         found = False
+        for item in islice(items, self._limit):
+            found = True
+            yield item
+        if not found:
+            raise CliError(f"{self.name}: there are no texts in it")
+
+    def _lines(self) -> Iterator[Item]:
+        is_csv = self._suffix == ".csv"
+        # csv wants line breaks as they are. JSON strings may hold U+2028 and the like, which end no line.
+        lines = io.TextIOWrapper(self._file, encoding="utf-8-sig", newline="" if is_csv else "\n")
         try:
-            for item in islice(reader(self.name, lines, self._text_field), self._limit):
-                found = True
-                yield item
+            yield from (_csv_items if is_csv else _jsonl_items)(self.name, lines, self._text_field)
         except UnicodeDecodeError as error:
             raise CliError(f"{self.name}:{self._undecodable_line()}: not UTF-8 ({error.reason})") from None
         finally:
             lines.detach()
-        if not found:
-            raise CliError(f"{self.name}: there are no texts in it")
 
     def _undecodable_line(self) -> int:
         self._file.seek(0)
@@ -162,6 +170,37 @@ def _csv_items(name: str, lines: Iterable[str], text_field: str) -> Iterator[Ite
         if len(row) != len(header):
             raise CliError(f"{name}:{line}: {len(row)} values, but the header has {len(header)}")
         yield _item(name, line, dict(zip(header, row, strict=True)), text_field)
+
+
+def _parquet_items(name: str, file: IO[bytes], text_field: str) -> Iterator[Item]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise CliError(f"{name}: reading Parquet needs pyarrow (pip install pyarrow)") from None
+    try:
+        table = pq.ParquetFile(file)
+        _check_header(name, 1, table.schema_arrow.names, text_field)
+        rows = (row for batch in table.iter_batches(batch_size=_PARQUET_ROWS) for row in batch.to_pylist())
+        for line, row in enumerate(rows, start=1):
+            yield _item(name, line, {field: _as_json(name, field, value) for field, value in row.items()}, text_field)
+    except pa.ArrowException as error:
+        raise CliError(f"{name}: not Parquet: {error}") from None
+
+
+def _as_json(name: str, field: str, value: Any) -> Any:
+    """A Parquet value as one that JSON can hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, bytes):
+        raise CliError(f"{name}: column {field!r} holds bytes, which are not text")
+    if isinstance(value, dict):
+        return {key: _as_json(name, field, inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_json(name, field, inner) for inner in value]
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def _check_header(name: str, line: int, header: list[str], text_field: str) -> None:

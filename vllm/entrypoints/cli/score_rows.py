@@ -45,19 +45,26 @@ def check_output(output: Path, made_from: dict[str, Any], resume: bool, overwrit
         raise CliError(
             f"--resume: {meta}, which would tell what {output} is made from, is missing; --overwrite starts anew"
         )
+    differing = differences(meta, made_from)
+    if differing is None:
+        raise CliError(f"--resume: {meta} is not a JSON object; --overwrite starts anew")
+    if differing:
+        raise CliError(f"--resume: {output} was made from {'; '.join(differing)}; --overwrite starts anew")
+
+
+def differences(meta: Path, made_from: dict[str, Any]) -> list[str] | None:
+    """In what the rows that `meta` describes are made from something else; None if it describes nothing."""
     try:
         known = json.loads(read_text(meta))
     except ValueError:
         known = None
     if not isinstance(known, dict):
-        raise CliError(f"--resume: {meta} is not a JSON object; --overwrite starts anew")
-    differences = [
+        return None
+    return [
         f"{name} {known.get(name)!r}, not {made_from.get(name)!r}"
         for name in dict.fromkeys([*made_from, *known])
         if known.get(name) != made_from.get(name)
     ]
-    if differences:
-        raise CliError(f"--resume: {output} was made from {'; '.join(differences)}; --overwrite starts anew")
 
 
 class RowFile:

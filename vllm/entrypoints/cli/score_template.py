@@ -62,6 +62,10 @@ class Template:
         listed = ", ".join(names).replace("{", "{{").replace("}", "}}")
         return cls(f"Choose the label that fits the text best: {listed}.\n\nText: {{text}}\nLabel:")
 
+    def fields(self) -> set[str]:
+        """The fields it needs beside the text."""
+        return {name for _, name in self._parts if name is not None and name != _TEXT}
+
     def render(self, name: str, item: Item) -> str:
         """The prompt of one text. Its braces, and those of other fields, stay as they are.
 
@@ -88,4 +92,4 @@ class Template:
 def _as_text(value: Any) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from vllm.config import VllmConfig
 from vllm.distributed.communicator import Communicator
+from vllm.ray_utils import import_ray_for
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.multiproc import MultiprocExecutor
 from vllm.v1.executor.uniproc import UniProcExecutor
@@ -39,7 +40,16 @@ class Executor(Protocol):
 
 
 def make_executor(config: VllmConfig, use_tqdm: bool = False) -> Executor:
-    """The executor that `config` asks for, its model loaded."""
+    """The executor that `config` asks for, its model loaded.
+
+    Raises:
+        ImportError: it asks for Ray, which is not installed.
+    """
     if config.parallel_config.tensor_parallel_size == 1:
         return UniProcExecutor(config, use_tqdm)
+    if config.parallel_config.distributed_executor_backend == "ray":
+        import_ray_for()
+        from vllm.v1.executor.ray_executor import RayExecutor
+
+        return RayExecutor(config, use_tqdm)
     return MultiprocExecutor(config, use_tqdm)

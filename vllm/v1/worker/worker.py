@@ -112,11 +112,12 @@ def call_worker(worker: Worker, method: str | Callable[..., Any], args: tuple, k
 
 
 def worker_device(config: VllmConfig, rank: int) -> torch.device:
-    """What the worker of this rank drives: the CPU, or the CUDA device with its number."""
-    kind = config.device_config.device
-    parallel = config.parallel_config
-    alone = parallel.tensor_parallel_size == parallel.data_parallel_size == 1
-    return torch.device(kind) if kind == "cpu" or alone else torch.device(kind, parallel.first_device + rank)
+    """What the worker of this rank drives: the CPU, or the CUDA device with its number; the only one that it sees in an
+    actor."""
+    kind, parallel = config.device_config.device, config.parallel_config
+    if kind == "cpu" or parallel.tensor_parallel_size == parallel.data_parallel_size == 1:
+        return torch.device(kind)
+    return torch.device(kind, (parallel.first_device + rank) % torch.cuda.device_count())
 
 
 def _available_host_bytes() -> int:

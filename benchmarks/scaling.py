@@ -1,0 +1,211 @@
+"""How decoding scales over ranks, and scoring over replicas, on the cores of this machine.
+
+    python benchmarks/scaling.py                        # 1 and 2 ranks, 1 and 2 replicas
+    python benchmarks/scaling.py --model FOLDER --only replicas
+
+Ranks share the cores that one process would take; each replica has one core to itself, so that two of them have twice
+what one has. Measurements take turns, and a figure is the median of its turns. The last line is JSON.
+
+ranks: greedy decoding with the logprobs of `--num-ids` ids, in tokens/s; and the bytes that rank 0 hands over in a
+    step, by collective, beside those that handing over its slice of the logits would take. The embedded model's nine
+    heads cannot be shared by two, so without `--model` a model of random weights is made: 8 layers, 151,936 tokens.
+replicas: texts/s of `vllm.batch.score_dataset`, from the first batch to the last; and of one engine on one core
+    without Ray.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from machine import describe_machine, usable_cores
+
+from vllm import LLM, SamplingParams
+from vllm.ray_utils import import_ray_for
+
+RANKS = (1, 2)
+REPLICAS = (1, 2)
+LABELS = [" positive", " negative"]
+_WORDS = "the soup was cold but our guide knew every street and we would come again for that view".split()
+_STEPS = 32
+_BATCH_ROWS = 64
+_PROMPT_TOKENS = 16
+_LOGIT_BYTES = 4  # float32
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    args = _parse_args()
+    result: dict[str, Any] = {
+        "machine": describe_machine(),
+        "model": Path(args.model).name if args.model else "embedded",
+    }
+    if args.only != "replicas":
+        with tempfile.TemporaryDirectory() as folder:
+            model = args.model or make_model(Path(folder))
+            result["ranks"] = _in_turns(RANKS, args.repeats, lambda ranks: measure_ranks(model, args, ranks))
+    if args.only != "ranks":
+        result["replicas"] = measure_replicas(args)
+    print(json.dumps(result))
+
+
+def make_model(folder: Path) -> str:
+    """A model of random weights whose dimensions two ranks can share, and that is mostly vocabulary."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=151936,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return str(folder)
+
+
+def measure_ranks(model: str, args: argparse.Namespace, ranks: int) -> dict[str, Any]:
+    """One engine over so many ranks: tokens/s, and rank 0's bytes a decode step."""
+    llm = LLM(
+        model,
+        tensor_parallel_size=ranks,
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        max_num_seqs=args.batch,
+        use_tqdm_on_load=False,
+    )
+    core, config = llm.llm_engine.engine_core, llm.llm_engine.model_config
+    draw = random.Random(0)
+    prompts = [
+        {"prompt_token_ids": [draw.randrange(100, 1000) for _ in range(_PROMPT_TOKENS)]} for _ in range(args.batch)
+    ]
+    # The same prompts again and again: what is in the prefix cache need not be computed, and decoding is what is left.
+    readings = {
+        "logprob_token_ids": list(range(args.num_ids)),
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "detokenize": False,
+    }
+
+    def run(num_tokens: int) -> tuple[float, dict[str, int]]:
+        before, began = core.stats()["collective_bytes"], time.perf_counter()
+        llm.generate(prompts, SamplingParams(max_tokens=num_tokens, **readings), use_tqdm=False)
+        seconds, after = time.perf_counter() - began, core.stats()["collective_bytes"]
+        return seconds, {name: count - before.get(name, 0) for name, count in after.items()}
+
+    run(2)
+    (short_seconds, short), (long_seconds, long) = run(1), run(1 + _STEPS)
+    core.shutdown()
+    return {
+        "value": args.batch * _STEPS / (long_seconds - short_seconds),
+        "step_bytes": {name: (count - short.get(name, 0)) / _STEPS for name, count in long.items()},
+        "step_bytes_of_logits": args.batch * config.vocab_size * _LOGIT_BYTES // ranks if ranks > 1 else 0,
+    }
+
+
+def measure_replicas(args: argparse.Namespace) -> dict[str, Any]:
+    """So many replicas of one core each, and an engine of one core without Ray."""
+    import_ray_for()
+    import ray
+    import ray.data
+    import torch
+
+    ray.init(
+        "local", num_cpus=usable_cores() + 1, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False
+    )
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    texts = _texts(args.texts)
+    data = ray.data.from_items([{"text": text} for text in texts])
+
+    def over_ray(replicas: int) -> dict[str, Any]:
+        from vllm.batch import score_dataset
+
+        scored = score_dataset(
+            data,
+            LABELS,
+            template="{text}",
+            replicas=replicas,
+            cpus_per_replica=1,
+            batch_size=_BATCH_ROWS,
+            model=args.model,
+            max_model_len=256,
+        )
+        return {
+            "value": _rate(batch.num_rows for batch in scored.iter_batches(batch_size=None, batch_format="pyarrow"))
+        }
+
+    def without_ray() -> dict[str, Any]:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        llm = LLM(args.model, max_model_len=256, use_tqdm_on_load=False)
+        batches = [texts[first : first + _BATCH_ROWS] for first in range(0, len(texts), _BATCH_ROWS)]
+        value = _rate(len(llm.score_labels(batch, LABELS, use_tqdm=False)) for batch in batches)
+        torch.set_num_threads(threads)
+        return {"value": value}
+
+    result = _in_turns((0, *REPLICAS), args.repeats, lambda count: over_ray(count) if count else without_ray())
+    result["without_ray"] = result.pop("0")
+    ray.shutdown()
+    return result
+
+
+def _in_turns(counts: tuple[int, ...], repeats: int, measure: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+    """Per count the last measurement with all values, and the medians' ratio of the two highest counts."""
+    found: dict[int, list[dict[str, Any]]] = {count: [] for count in counts}
+    for _ in range(repeats):
+        for count in counts:
+            found[count].append(measure(count))
+            print(json.dumps({"count": count, **found[count][-1]}), file=sys.stderr, flush=True)
+    medians = {count: statistics.median(each["value"] for each in all_of) for count, all_of in found.items()}
+    result: dict[str, Any] = {
+        str(count): {**all_of[-1], "value": medians[count], "values": [each["value"] for each in all_of]}
+        for count, all_of in found.items()
+    }
+    return {**result, "ratio": medians[counts[-1]] / medians[counts[-2]]}
+
+
+def _rate(batches: Any) -> float:
+    """Rows/s from the end of the first batch to that of the last."""
+    sizes, ends = [], []
+    for size in batches:
+        sizes.append(size)
+        ends.append(time.perf_counter())
+    return sum(sizes[1:]) / (ends[-1] - ends[0])
+
+
+def _texts(count: int) -> list[str]:
+    draw = random.Random(0)
+    return [f"{' '.join(draw.choices(_WORDS, k=30))} {i}. All in all it was" for i in range(count)]
+
+
+def _parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="model folder or .gguf file; the embedded small model when left out")
+    parser.add_argument("--only", choices=("ranks", "replicas"))
+    parser.add_argument("--repeats", type=int, default=3, help="turns (default: 3)")
+    parser.add_argument("--batch", type=int, default=64, help="sequences that the ranks decode (default: 64)")
+    parser.add_argument("--num-ids", type=int, default=20, help="ids that are read in each step (default: 20)")
+    parser.add_argument("--texts", type=int, default=1024, help="texts that the replicas score (default: 1024)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""One small Ray cluster for the tests, on this machine only."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[str]:
+    """The address of two nodes of two CPUs each, as Ray counts them: this process is connected to the first."""
+    pytest.importorskip("ray", reason="Ray is not installed (pip install 'ray[data]')")
+    from vllm.ray_utils import import_ray_for
+
+    # Actors import what this process does.
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    import_ray_for()
+    import ray
+    import ray.data
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    cluster.add_node(**node)
+    ray.init(cluster.address, logging_level=logging.ERROR, log_to_driver=False)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    yield cluster.address
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def actor_pids(name: str = "ray::MapWorker") -> list[int]:
+    """The processes of this cluster's actors of a class; without its name, of those that hold Ray Data's."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name, in parentheses, may hold anything.
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    own = [pid for pid, parent in parents.items() if parents.get(parent) == os.getpid()]
+    return [pid for pid in own if _command(pid).startswith(name)]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,214 @@
+"""One worker a rank: rank 0's in the caller's process, the others in Ray actors, on any machine of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
+from typing import Any
+
+import ray
+from ray.util import get_node_ip_address
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from vllm.config import VllmConfig
+from vllm.ray_utils import connect, cpus_for_each
+from vllm.v1.executor.multiproc import MultiprocExecutor
+from vllm.v1.executor.worker_monitor import WorkerHandle
+from vllm.v1.executor.worker_proc import WorkerProcess, WorkerStart
+
+_ROOM_SECONDS = 60.0
+_ENDING_SECONDS = 1.0
+_TICK_SECONDS = 1.0
+_KEY_BYTES = 32
+
+
+class RayExecutor(MultiprocExecutor):
+    """A MultiprocExecutor whose further workers are actors of the Ray cluster that this process is connected to: as
+    few nodes as can hold them, this one first. A placement group keeps a bundle for each rank, of one GPU, or of as
+    many CPUs as there is room for.
+
+    A process that is not connected is connected to the cluster of RAY_ADDRESS, or starts one on this machine.
+
+    Raises:
+        ImportError: Ray is not installed.
+        ConnectionError: there is no cluster at RAY_ADDRESS.
+        ValueError: the cluster has no room; also as MultiprocExecutor.
+        EngineDeadError: an actor died.
+    """
+
+    def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
+        connect()
+        self.host = get_node_ip_address()
+        self._release: weakref.finalize | None = None
+        try:
+            super().__init__(config, use_tqdm)
+        except BaseException:
+            self._release_bundles()
+            raise
+
+    def shutdown(self) -> None:
+        """See MultiprocExecutor; the cluster's room is given back, too."""
+        super().shutdown()
+        self._release_bundles()
+
+    def _release_bundles(self) -> None:
+        if self._release is not None:
+            self._release()
+
+    def _start_workers(self, config: VllmConfig, store_port: int) -> Sequence[WorkerHandle]:
+        world_size = config.parallel_config.tensor_parallel_size
+        on_gpus = config.device_config.device == "cuda"
+        bundle = {"GPU": 1.0, "CPU": 1.0} if on_gpus else {"CPU": float(cpus_for_each(world_size))}
+        # The bundle of rank 0, which is here, keeps others from taking what it uses.
+        here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
+        bundles = placement_group([bundle] * world_size, "PACK", bundle_label_selector=[here, *[{}] * (world_size - 1)])
+        self._release = weakref.finalize(self, _remove, bundles)
+        if not bundles.wait(_ROOM_SECONDS):
+            raise ValueError(
+                f"distributed_executor_backend='ray': the cluster had no room for {world_size} times {bundle} "
+                f"within {_ROOM_SECONDS:.0f} s; it has {ray.available_resources()}"
+            )
+        if on_gpus:
+            _check_own_gpu(bundles)
+        key = secrets.token_bytes(_KEY_BYTES)
+        store = (self.host, store_port)
+        with socket.create_server((self.host, 0)) as server:
+            workers = {}
+            for rank in range(1, world_size):
+                start = WorkerStart(config, rank, world_size, store, self.host, None)
+                workers[rank] = RayWorker(start, bundles, bundle, server.getsockname()[:2], key)
+            try:
+                _connect_all(workers, server, key)
+            except BaseException:
+                for worker in workers.values():
+                    worker.kill()
+                raise
+        return list(workers.values())
+
+
+class RayWorker:
+    """A worker in an actor; see WorkerHandle.
+
+    Attributes:
+        done: what the actor's only call gives when it is over.
+    """
+
+    connection: Connection
+
+    def __init__(
+        self,
+        start: WorkerStart,
+        bundles: PlacementGroup,
+        bundle: dict[str, float],
+        address: tuple[str, int],
+        key: bytes,
+    ) -> None:
+        self.rank = start.rank
+        place = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=start.rank)
+        environment = {name: os.environ[name] for name in os.environ if name.startswith("VLLM_")}
+        if "OMP_NUM_THREADS" in os.environ:
+            # Ray would have it be the bundle's CPUs.
+            environment["OMP_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
+        self._actor = _WorkerActor.options(  # type: ignore[attr-defined]
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            scheduling_strategy=place,
+            runtime_env={"env_vars": environment},
+        ).remote()
+        self.done = self._actor.run.remote(start, address, key)
+
+    def ending(self) -> str:
+        """How the actor ended."""
+        try:
+            ray.get(self.done, timeout=_ENDING_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            return "it closed its connection"
+        except ray.exceptions.RayError as error:
+            return f"its actor died: {' '.join(str(error).split())}"
+        return "its actor ended"
+
+    def end(self, deadline: float) -> None:
+        """Wait for the actor's end until `deadline`, on the monotonic clock; then make it end."""
+        if ray.is_initialized():
+            ray.wait([self.done], timeout=max(deadline - time.monotonic(), 0))
+        self.kill()
+
+    def kill(self) -> None:
+        """End the actor now."""
+        # Without Ray, at the interpreter's exit, there are no actors any more.
+        if ray.is_initialized():
+            ray.kill(self._actor)
+
+
+@ray.remote(max_restarts=0)
+class _WorkerActor:
+    """Runs a WorkerProcess, in this process."""
+
+    def run(self, start: WorkerStart, address: tuple[str, int], key: bytes) -> int:
+        """Be the worker of the executor at `address`, until it is over."""
+        connection = Client(address, authkey=key)
+        connection.send_bytes(str(start.rank).encode())
+        return WorkerProcess(connection, replace(start, address=get_node_ip_address())).run()
+
+
+@ray.remote(num_cpus=0, num_gpus=1)
+def _gpu_of_bundle() -> list[Any]:
+    return ray.get_gpu_ids()
+
+
+def _check_own_gpu(bundles: PlacementGroup) -> None:
+    """
+    Raises:
+        ValueError: Ray keeps another GPU for rank 0 than it uses, which is this process's first.
+    """
+    place = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=0)
+    kept = [str(gpu) for gpu in ray.get(_gpu_of_bundle.options(scheduling_strategy=place).remote())]
+    own = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    if kept != [own]:
+        raise ValueError(
+            f"distributed_executor_backend='ray': rank 0 uses GPU {own}, but Ray has only {', '.join(kept)} for it; "
+            "set CUDA_VISIBLE_DEVICES, or end what holds the GPU"
+        )
+
+
+def _connect_all(workers: dict[int, RayWorker], server: socket.socket, key: bytes) -> None:
+    """Give each worker its connection.
+
+    Raises:
+        RayError: an actor failed before it came.
+    """
+    waiting = dict(workers)
+    server.settimeout(_TICK_SECONDS)
+    while waiting:
+        try:
+            connected, _ = server.accept()
+        except TimeoutError:
+            over, _ = ray.wait([worker.done for worker in waiting.values()], timeout=0)
+            ray.get(over)
+            continue
+        # Steps follow one another, and none is to wait for the answer to the one before.
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(connected.detach())
+        try:
+            deliver_challenge(connection, key)
+            answer_challenge(connection, key)
+        except (AuthenticationError, EOFError, OSError):
+            connection.close()
+            continue
+        worker = waiting.pop(int(connection.recv_bytes()))
+        worker.connection = connection
+
+
+def _remove(bundles: PlacementGroup) -> None:
+    if ray.is_initialized():
+        with contextlib.suppress(ray.exceptions.RayError):
+            remove_placement_group(bundles)
