@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -96,6 +98,22 @@ def test_recording_ends_with_an_error():
     out.zero_()
     recording.replay()
     assert torch.equal(out, layer(torch.tensor([2])))
+
+
+def test_nothing_heavy_is_loaded():
+    """torch.compile's frontend takes seconds to import."""
+    program = (
+        "import sys, torch\n"
+        "from vllm.ops.recording import Recording, can_record\n"
+        "from vllm.ops.rms_norm import rms_norm\n"
+        "x, weight = torch.ones(1, 4), torch.ones(4)\n"
+        "assert can_record(x)\n"
+        "with Recording() as recording:\n"
+        "    rms_norm(x, weight, 1e-6)\n"
+        "assert not recording.missed\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_one_at_a_time_on_a_thread():

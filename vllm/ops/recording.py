@@ -25,6 +25,11 @@ class _Observer(TorchDispatchMode):
         super().__init__()
         self.missed: set[str] = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # What skips torch.compile's frontend loads it first: two seconds, in the first decode step.
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if func.namespace != "vllm_cpu" and not func.is_view and func not in _ALLOCATIONS:
             self.missed.add(str(func))
