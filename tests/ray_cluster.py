@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from vllm.entrypoints.cli.score_parts import PartFolder
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +49,21 @@ def actor_pids(name: str = "ray::MapWorker") -> list[int]:
             continue
     own = [pid for pid, parent in parents.items() if parents.get(parent) == os.getpid()]
     return [pid for pid in own if _command(pid).startswith(name)]
+
+
+def kill_an_actor_at_first_part(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Once the first part of an output is written, SIGKILL one of Ray Data's actors; its id is then in the list."""
+    killed: list[int] = []
+    plain = PartFolder.write
+
+    def write(self: PartFolder, number: int, content: bytes) -> None:
+        plain(self, number, content)
+        if not killed:
+            killed.append(actor_pids()[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    monkeypatch.setattr(PartFolder, "write", write)
+    return killed
 
 
 def _command(pid: int) -> str:

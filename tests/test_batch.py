@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from ray_cluster import actor_pids
+from ray_cluster import actor_pids, kill_an_actor_at_first_part
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'ray[data]')")
 
 from vllm.batch import score_dataset
-from vllm.entrypoints.cli.score_parts import PartFolder
 
 LABELS = [" a", "the stop"]
 NUM_ROWS = 120
@@ -82,16 +79,7 @@ def test_written_with_an_actor_killed_and_continued(
     assert first.count() == 48
     there = {path: path.read_bytes() for path in output.iterdir()}
 
-    killed: list[int] = []
-    plain = PartFolder.write
-
-    def write(self: PartFolder, number: int, content: bytes) -> None:
-        plain(self, number, content)
-        if not killed:
-            killed.append(actor_pids()[0])
-            os.kill(killed[0], signal.SIGKILL)
-
-    monkeypatch.setattr(PartFolder, "write", write)
+    killed = kill_an_actor_at_first_part(monkeypatch)
     rows = score_dataset(dataset, LABELS, output=output, id_field="key", **options(model)).take_all()
     assert killed and killed[0] not in actor_pids()
     check(rows, model)

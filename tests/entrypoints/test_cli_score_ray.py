@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_cluster import actor_pids
+from ray_cluster import actor_pids, kill_an_actor_at_first_part
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm.entrypoints.cli import score, score_batches
 from vllm.entrypoints.cli.main import main
-from vllm.entrypoints.cli.score_parts import PartFolder
 
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'ray[data]')")
 
@@ -89,16 +88,7 @@ def joined(output: str) -> bytes:
 def test_an_actor_killed_in_the_middle(
     model: Path, ray_cluster: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    killed: list[int] = []
-    plain = PartFolder.write
-
-    def write(self: PartFolder, number: int, content: bytes) -> None:
-        plain(self, number, content)
-        if not killed:
-            killed.append(actor_pids()[0])
-            os.kill(killed[0], signal.SIGKILL)
-
-    monkeypatch.setattr(PartFolder, "write", write)
+    killed = kill_an_actor_at_first_part(monkeypatch)
     assert main(on_ray(model, "killed")) == 1
     assert killed and killed[0] not in actor_pids()
     assert joined("killed") == Path("whole.jsonl").read_bytes()

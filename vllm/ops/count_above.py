@@ -25,7 +25,7 @@ def count_above(logits: torch.Tensor, values: torch.Tensor, num_values: torch.Te
     Raises:
         ValueError: a shape or dtype is wrong.
     """
-    _check(logits, values, num_values)
+    check_columns(logits, "values", values, torch.float32, num_values)
     which = implementation(logits)
     if which == "cpp":
         return torch.ops.vllm_cpu.count_above(logits, values, num_values)
@@ -40,7 +40,21 @@ def count_above(logits: torch.Tensor, values: torch.Tensor, num_values: torch.Te
     return counts
 
 
-def _check(logits: torch.Tensor, values: torch.Tensor, num_values: torch.Tensor | None) -> None:
+def check_columns(
+    logits: torch.Tensor,
+    name: str,
+    columns: torch.Tensor,
+    dtype: torch.dtype,
+    num_columns: torch.Tensor | None,
+) -> None:
+    """Check rows of logits, a table with as many rows, and how many of its leading columns count.
+
+    Args:
+        name: of the table, which has `dtype`; the counts' name is this with "num_" before it.
+
+    Raises:
+        ValueError: a shape or dtype is wrong.
+    """
     if logits.dim() != 2 or logits.shape[1] == 0 or (logits.stride(1) not in (0, 1) and logits.shape[1] > 1):
         raise ValueError(
             "logits must be [R, V] with V > 0 and its last dimension contiguous, got shape "
@@ -48,10 +62,13 @@ def _check(logits: torch.Tensor, values: torch.Tensor, num_values: torch.Tensor 
         )
     if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"logits must be float32, bfloat16 or float16, got {logits.dtype}")
-    if values.dim() != 2 or len(values) != len(logits) or values.dtype != torch.float32:
-        raise ValueError(f"values must be float32 [{len(logits)}, W], got {values.dtype} {tuple(values.shape)}")
-    if num_values is not None and (num_values.shape != logits.shape[:1] or num_values.dtype != torch.int32):
-        raise ValueError(f"num_values must be int32 [{len(logits)}], got {num_values.dtype} {tuple(num_values.shape)}")
+    if columns.dim() != 2 or len(columns) != len(logits) or columns.dtype != dtype:
+        wanted = f"{str(dtype).removeprefix('torch.')} [{len(logits)}, W]"
+        raise ValueError(f"{name} must be {wanted}, got {columns.dtype} {tuple(columns.shape)}")
+    if num_columns is not None and (num_columns.shape != logits.shape[:1] or num_columns.dtype != torch.int32):
+        raise ValueError(
+            f"num_{name} must be int32 [{len(logits)}], got {num_columns.dtype} {tuple(num_columns.shape)}"
+        )
 
 
 def count_above_reference(logits: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from vllm.ops._dispatch import implementation
-from vllm.ops.count_above import count_above_reference
+from vllm.ops.count_above import check_columns, count_above_reference
 
 
 class Readings(NamedTuple):
@@ -46,7 +46,7 @@ def token_readings(
     Raises:
         ValueError: a shape or dtype is wrong.
     """
-    _check(logits, token_ids, num_token_ids)
+    check_columns(logits, "token_ids", token_ids, torch.int32, num_token_ids)
     which = implementation(logits)
     if which == "cpp":
         return Readings(*torch.ops.vllm_cpu.token_readings(logits, token_ids, num_token_ids, entropy))
@@ -56,22 +56,6 @@ def token_readings(
         return Readings(*kernels.token_readings(logits, token_ids, num_token_ids, entropy))
     readings = _reference(logits, token_ids, num_token_ids)
     return readings._replace(entropy=_entropy(logits.float(), readings.max)) if entropy else readings
-
-
-def _check(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None) -> None:
-    if logits.dim() != 2 or logits.shape[1] == 0 or (logits.stride(1) not in (0, 1) and logits.shape[1] > 1):
-        raise ValueError(
-            "logits must be [R, V] with V > 0 and its last dimension contiguous, got shape "
-            f"{tuple(logits.shape)} with strides {logits.stride()}"
-        )
-    if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"logits must be float32, bfloat16 or float16, got {logits.dtype}")
-    if token_ids.dim() != 2 or len(token_ids) != len(logits) or token_ids.dtype != torch.int32:
-        raise ValueError(f"token_ids must be int32 [{len(logits)}, W], got {token_ids.dtype} {tuple(token_ids.shape)}")
-    if num_token_ids is not None and (num_token_ids.shape != logits.shape[:1] or num_token_ids.dtype != torch.int32):
-        raise ValueError(
-            f"num_token_ids must be int32 [{len(logits)}], got {num_token_ids.dtype} {tuple(num_token_ids.shape)}"
-        )
 
 
 def _reference(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None) -> Readings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
 import math
@@ -111,6 +112,20 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise CliError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def lock_for_writing(descriptor: int, path: Path) -> None:
+    """Keep other processes that do the same from the file or folder until the descriptor is closed.
+
+    Raises:
+        CliError: one of them has it.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CliError(f"another process is writing {path}") from None
+    except OSError:
+        pass  # a file system without locks
 
 
 def read_text(path: Path) -> str:

@@ -6,7 +6,6 @@ it, so that a run which was killed is continued by scoring what has no part.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.entrypoints.cli.errors import CliError
-from vllm.entrypoints.cli.score_io import write_atomically
+from vllm.entrypoints.cli.score_io import lock_for_writing, write_atomically
 from vllm.entrypoints.cli.score_rows import meta_path
 
 _PART = re.compile(r"part-(\d+)\.(?:jsonl|csv|parquet)")
@@ -40,7 +39,11 @@ class PartFolder:
         try:
             folder.mkdir(exist_ok=True)
             self._descriptor = os.open(folder, os.O_RDONLY)
-            self._lock()
+            try:
+                lock_for_writing(self._descriptor, folder)
+            except CliError:
+                os.close(self._descriptor)
+                raise
             for path in folder.iterdir():
                 if _HALF_A_PART.fullmatch(path.name) or (not resume and _PART.fullmatch(path.name)):
                     path.unlink()
@@ -68,12 +71,3 @@ class PartFolder:
             CliError: it cannot be written.
         """
         write_atomically(self._folder / f"part-{number:08d}.{self._form}", content)
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._descriptor)
-            raise CliError(f"another process is writing {self._folder}") from None
-        except OSError:
-            pass  # a file system without locks

@@ -7,14 +7,13 @@ never mixes rows of two kinds.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from pathlib import Path
 from typing import IO, Any
 
 from vllm.entrypoints.cli.errors import CliError
-from vllm.entrypoints.cli.score_io import read_text, write_atomically
+from vllm.entrypoints.cli.score_io import lock_for_writing, read_text, write_atomically
 
 _HOW_TO_GO_ON = "--resume continues it, --overwrite replaces it"
 
@@ -86,7 +85,11 @@ class RowFile:
         self._num_rows = 0
         try:
             self._file: IO[bytes] = output.open("a+b")
-            self._lock()
+            try:
+                lock_for_writing(self._file.fileno(), output)
+            except CliError:
+                self._file.close()
+                raise
             if not resume:
                 self._file.truncate(0)
             if not self._file.seek(0, os.SEEK_END):
@@ -144,15 +147,6 @@ class RowFile:
         except OSError as error:
             raise self._unwritable(error) from None
         self._num_rows += 1
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise CliError(f"another process is writing {self._path}") from None
-        except OSError:
-            pass  # a file system without locks
 
     def _unwritable(self, error: OSError) -> CliError:
         return CliError(f"cannot write {self._path}: {error.strerror or error}")
