@@ -24,6 +24,26 @@ Tensor pack_linear(Tensor weight) {
   return packed;
 }
 
+// [panels, K, 32] -> [I, K]: rows of the weight [columns, K] that was packed.
+Tensor panel_rows(Tensor packed, Tensor rows, int64_t columns) {
+  check_shape(packed, "packed", {(columns + 31) / 32, -1, 32});
+  check_contiguous(packed, "packed");
+  PanelRowsArgs args{};
+  args.dtype = dtype_of(packed, "packed");
+  args.packed = packed.data_ptr();
+  args.inner = packed.size(1);
+  args.count = rows.size(0);
+  read_integers(rows, "rows", args.count, &args.rows, &args.narrow_rows);
+  for (int64_t i = 0; i < args.count; ++i) {
+    const int64_t row = args.rows ? args.rows[i] : args.narrow_rows[i];
+    STD_TORCH_CHECK(row >= 0 && row < columns, "rows must be in [0, ", columns, "), got ", row);
+  }
+  Tensor out = torch::stable::new_empty(packed, {args.count, args.inner});
+  args.out = out.data_ptr();
+  launch([args, kernel = VLLM_KERNEL(panel_rows)] { kernel(args); }, packed, rows, out);
+  return out;
+}
+
 // Panels of a product with `columns` results. When gated, a panel is 16 columns of a gate and 16 to multiply with it.
 int64_t num_panels(int64_t columns, bool gated) { return gated ? (columns + 15) / 16 : (columns + 31) / 32; }
 
@@ -104,6 +124,7 @@ Tensor linear_int8(Tensor x, Tensor weight, Tensor scales, std::optional<Tensor>
 
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("pack_linear(Tensor weight) -> Tensor");
+  m.def("panel_rows(Tensor packed, Tensor rows, int columns) -> Tensor");
   m.def(
       "linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales, bool gated) "
       "-> Tensor");
@@ -114,6 +135,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("pack_linear", TORCH_BOX(&vllm_cpu::pack_linear));
+  m.impl("panel_rows", TORCH_BOX(&vllm_cpu::panel_rows));
   m.impl("linear", TORCH_BOX(&vllm_cpu::linear));
   m.impl("linear_int8", TORCH_BOX(&vllm_cpu::linear_int8));
 }

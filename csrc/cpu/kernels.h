@@ -73,6 +73,15 @@ struct PackLinearArgs {
   int64_t columns, inner, weight_stride;
 };
 
+struct PanelRowsArgs {
+  DType dtype;
+  const void* packed;   // [panels, inner, 32]
+  const int64_t* rows;  // [count], or null
+  const int32_t* narrow_rows;
+  void* out;  // [count, inner]
+  int64_t inner, count;
+};
+
 struct LinearArgs {
   DType dtype;
   const void* x;       // [rows, inner]
@@ -150,6 +159,7 @@ struct TopPArgs {
                         const CacheArgs& cache);      \
   void paged_attention(const AttentionArgs& args);    \
   void pack_linear(const PackLinearArgs& args);       \
+  void panel_rows(const PanelRowsArgs& args);         \
   void linear(const LinearArgs& args);                \
   void linear_int8(const LinearArgs& args);           \
   void token_readings(const TokenReadingsArgs& args); \
@@ -165,6 +175,7 @@ VLLM_FOR_EACH_ISA(VLLM_DECLARE_KERNELS)
 namespace vllm_cpu {
 namespace avx512_fp16 {
 void pack_linear(const PackLinearArgs& args);
+void panel_rows(const PanelRowsArgs& args);
 void linear(const LinearArgs& args);
 }  // namespace avx512_fp16
 }  // namespace vllm_cpu

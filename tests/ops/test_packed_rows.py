@@ -7,8 +7,9 @@ import torch
 from test_packed_linear import LEVELS, packed
 from twins import DTYPES, chosen
 
-from vllm.ops.packed_linear import PackedLinear, packed_linear
-from vllm.ops.packed_rows import take_packed_rows
+from vllm.ops._dispatch import cpu_ops, force
+from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear
+from vllm.ops.packed_rows import packed_embedding, take_packed_rows
 
 
 @pytest.mark.parametrize("twin", LEVELS)
@@ -34,3 +35,36 @@ def test_rows_are_the_columns_of_the_whole_product(twin: str, dtype: torch.dtype
 def test_onednn_hides_its_rows() -> None:
     opaque = PackedLinear(torch.zeros(4, 3).bfloat16(), None, "onednn", (4, 3))
     assert take_packed_rows(opaque, torch.tensor([1])) is None
+
+
+needs_kernels = pytest.mark.skipif(cpu_ops() is None, reason="the C++ operators are not built")
+
+
+@needs_kernels
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("vocab", "hidden", "tokens"), [(1, 1, 1), (31, 3, 20), (300, 576, 40), (33, 8, 0)])
+def test_an_embedding_reads_the_packed_head(
+    vocab: int, hidden: int, tokens: int, dtype: torch.dtype, index_dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(vocab, hidden, generator=generator).to(dtype)
+    ids = torch.randint(0, vocab, (tokens,), generator=generator, dtype=index_dtype)
+    with force("cpp"):
+        head = pack_linear(weight, None, float_out=True)
+        if head.layout != "panels":
+            pytest.skip("this CPU packs heads as oneDNN does")
+        assert torch.equal(packed_embedding(ids, head), weight[ids.long()])
+
+
+@needs_kernels
+@pytest.mark.parametrize("bad", [-1, 5])
+def test_an_id_outside_the_packed_head(bad: int) -> None:
+    with force("cpp"), pytest.raises(RuntimeError, match=rf"rows must be in \[0, 5\), got {bad}"):
+        packed_embedding(torch.tensor([0, bad]), pack_linear(torch.zeros(5, 2), None))
+
+
+def test_other_layouts_hold_no_rows() -> None:
+    plain = PackedLinear(torch.zeros(4, 3), None, "plain", (4, 3))
+    with pytest.raises(ValueError, match="packed must have the layout 'panels', got 'plain'"):
+        packed_embedding(torch.tensor([1]), plain)

@@ -24,6 +24,8 @@ from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 
 logger = init_logger(__name__)
 
+# What a CPU keeps of finished requests, unless asked for more: the text of so many full steps.
+_IDLE_STEPS = 4
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
@@ -130,19 +132,28 @@ class EngineArgs:
             quantization=self.quantization,
             logits_processors=logits_processors,
         )
+        scheduler_config = self._scheduler_config(max_model_len)
         return VllmConfig(
             model_config=model_config,
             cache_config=CacheConfig(
                 block_size=self.block_size,
                 enable_prefix_caching=self.enable_prefix_caching,
                 num_blocks=self.num_gpu_blocks_override,
+                max_idle_tokens=self._max_idle_tokens(device, scheduler_config, max_model_len),
                 gpu_memory_utilization=self.gpu_memory_utilization,
                 swap_space=self.swap_space,
             ),
-            scheduler_config=self._scheduler_config(max_model_len),
+            scheduler_config=scheduler_config,
             parallel_config=parallel_config,
             device_config=DeviceConfig(device),
         )
+
+    def _max_idle_tokens(self, device: str, scheduler_config: SchedulerConfig, max_model_len: int) -> int | None:
+        """On a CPU, whose memory others want, too, a few steps' worth: unless somebody has said how much the cache is
+        to take."""
+        if device != "cpu" or self.num_gpu_blocks_override is not None or envs.cpu_kvcache_space_bytes() is not None:
+            return None
+        return max(_IDLE_STEPS * scheduler_config.max_num_batched_tokens, max_model_len)
 
     def create_parallel_config(self) -> ParallelConfig:
         """How many devices and processes there are to be; reads no model.

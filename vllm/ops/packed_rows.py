@@ -1,4 +1,4 @@
-"""A few rows of a weight that is packed already: what a product of those outputs alone needs."""
+"""Rows of a weight that is packed already: as they were, or packed again for a product of those outputs alone."""
 
 from __future__ import annotations
 
@@ -26,9 +26,23 @@ def take_packed_rows(packed: PackedLinear, rows: Tensor) -> PackedLinear | None:
     shape = (len(rows), packed.shape[1])
     if packed.layout == "plain":
         return PackedLinear(packed.weight[rows], bias, "plain", shape)
-    width = packed.weight.shape[2]
-    # The kernel orders a panel's columns to its liking; where each one went shows by packing their numbers.
-    numbers = torch.arange(width, dtype=packed.weight.dtype)[:, None]
-    place = torch.ops.vllm_cpu.pack_linear(numbers).flatten().argsort()
-    plain = packed.weight[rows // width, :, place[rows % width]]
+    plain = torch.ops.vllm_cpu.panel_rows(packed.weight, rows, packed.shape[0])
     return PackedLinear(torch.ops.vllm_cpu.pack_linear(plain), bias, "panels", shape)
+
+
+def packed_embedding(token_ids: Tensor, packed: PackedLinear) -> Tensor:
+    """The rows of a weight [V, H] that `token_ids` name, to the bit.
+
+    Args:
+        token_ids: int32 or int64 [T], each in [0, V); contiguous.
+        packed: of that weight; its layout is "panels".
+
+    Returns:
+        [T, H].
+
+    Raises:
+        ValueError: another layout.
+    """
+    if packed.layout != "panels":
+        raise ValueError(f"packed must have the layout 'panels', got {packed.layout!r}")
+    return torch.ops.vllm_cpu.panel_rows(packed.weight, token_ids, packed.shape[0])

@@ -272,9 +272,23 @@ void pack_all(const PackLinearArgs& a) {
   }
 }
 
+// A row of the weight is a column of a panel, a cache line apart from element to element: many rows take many cores.
+template <typename T>
+void take_rows(const PanelRowsArgs& a) {
+#pragma omp parallel for schedule(static) if (a.count > 16)
+  for (int64_t i = 0; i < a.count; ++i) {
+    const int64_t row = a.rows ? a.rows[i] : a.narrow_rows[i];
+    T* out = static_cast<T*>(a.out) + i * a.inner;
+    const T* column = static_cast<const T*>(a.packed) + row / kPanel * a.inner * kPanel + place(row % kPanel, out);
+    for (int64_t k = 0; k < a.inner; ++k) out[k] = column[k * kPanel];
+  }
+}
+
 }  // namespace
 
 void pack_linear(const PackLinearArgs& a) { VLLM_DISPATCH_DTYPE(a.dtype, pack_all<scalar_t>(a)); }
+
+void panel_rows(const PanelRowsArgs& a) { VLLM_DISPATCH_DTYPE(a.dtype, take_rows<scalar_t>(a)); }
 
 void linear(const LinearArgs& a) {
   if (a.scales == nullptr) {

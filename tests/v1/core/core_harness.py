@@ -22,11 +22,11 @@ VOCAB = 7  # small, so that prompts share prefixes by chance
 
 
 def make_scheduler(
-    num_blocks=64, max_num_seqs=4, budget=16, policy="fcfs", chunked=True, caching=True, max_model_len=48
+    num_blocks=64, max_num_seqs=4, budget=16, policy="fcfs", chunked=True, caching=True, max_model_len=48, idle=None
 ) -> Scheduler:
     return Scheduler(
         SchedulerConfig(max_num_seqs, budget, chunked, policy),
-        CacheConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, enable_prefix_caching=caching),
+        CacheConfig(BLOCK_SIZE, caching, num_blocks, max_idle_tokens=idle),
         max_model_len,
     )
 

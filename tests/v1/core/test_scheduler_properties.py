@@ -51,6 +51,7 @@ settings_of_scheduler = st.fixed_dictionaries(
         "policy": st.sampled_from(["fcfs", "priority"]),
         "caching": st.sampled_from([True, True, False]),
         "chunked": st.sampled_from([True, True, False]),
+        "idle": st.sampled_from([None, None, 0, 8, 20]),
     }
 )
 
@@ -181,6 +182,7 @@ def random_workload(rng: random.Random) -> tuple[dict, list[tuple]]:
         "policy": rng.choice(["fcfs", "priority"]),
         "caching": rng.random() < 0.8,
         "chunked": rng.random() < 0.8,
+        "idle": rng.choice([None, None, 0, 8, 20]),
     }
     actions: list[tuple] = []
     for number in range(12):

@@ -12,6 +12,8 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.ops.embedding import embedding
+from vllm.ops.packed_linear import PackedLinear
+from vllm.ops.packed_rows import packed_embedding
 
 
 class Embedding(nn.Module):
@@ -32,7 +34,7 @@ class VocabParallelEmbedding(nn.Module):
     Attributes:
         group: the ranks that share the vocabulary of V ids.
         vocab_range: the ids whose rows this rank holds: see split_vocab.
-        weight: those rows, [V_rank, H].
+        weight: those rows, [V_rank, H]; None when a head's packed copy serves.
     """
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
@@ -40,19 +42,33 @@ class VocabParallelEmbedding(nn.Module):
         self.group = get_tp_group()
         self.vocab_size = vocab_size
         self.vocab_range = split_vocab(vocab_size, self.group.world_size)[self.group.rank]
-        self.weight = nn.Parameter(torch.empty(len(self.vocab_range), hidden_size), requires_grad=False)
+        weight = torch.empty(len(self.vocab_range), hidden_size)
+        self.weight: nn.Parameter | None = nn.Parameter(weight, requires_grad=False)
+        self._packed: PackedLinear | None = None
+
+    def look_up_in(self, packed: PackedLinear) -> None:
+        """Let go of the weight for a packed copy of it that somebody else needs."""
+        self._packed = packed
+        self.weight = None
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """int32 or int64 [T] -> [T, H], the same on every rank."""
         if self.group.world_size == 1:
-            return embedding(input_ids, self.weight)
+            return self._rows(input_ids)
         local = input_ids - self.vocab_range.start
         is_strange = (local < 0) | (local >= len(self.vocab_range))
-        rows = embedding(local.masked_fill_(is_strange, 0), self.weight)
+        rows = self._rows(local.masked_fill_(is_strange, 0))
         return self.group.all_reduce(rows.masked_fill_(is_strange[:, None], 0))
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        if self._packed is not None:
+            return packed_embedding(indices, self._packed)
+        assert self.weight is not None
+        return embedding(indices, self.weight)
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Where the checkpoint's `weight` goes."""
+        assert self.weight is not None
         return {"weight": _vocab_slot(self.weight, self.vocab_size, self.vocab_range)}
 
 
@@ -62,8 +78,8 @@ class ParallelLMHead(nn.Module):
     Args:
         vocab_size: V, rows of W.
         hidden_size: width of x.
-        tied_to: embedding whose weight is W. On CPU the head packs a copy of its own: looking rows up wants
-            the plain layout, multiplying the packed one.
+        tied_to: embedding whose weight is W. Where the head packs it so that a row can still be had, the embedding
+            reads that copy, too.
 
     Attributes:
         group: the ranks that share the vocabulary.
@@ -95,13 +111,15 @@ class ParallelLMHead(nn.Module):
         return {"weight": _vocab_slot(self.weight, self.vocab_size, self.vocab_range)}
 
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
-        """Pack the loaded weight as `method` does and let go of the plain one (an embedding keeps its own)."""
+        """Pack the loaded weight as `method` does and let go of the plain one, unless an embedding still needs it."""
         (tied_to,) = self._tied_to
         weight = self.weight if tied_to is None else tied_to.weight
         assert weight is not None
         self.method = method
         self.packed = method.pack(weight.data, None, float_out=True)
         self.weight = None
+        if tied_to is not None and isinstance(self.packed, PackedLinear) and self.packed.layout == "panels":
+            tied_to.look_up_in(self.packed)
 
 
 def _vocab_slot(weight: nn.Parameter, vocab_size: int, held: range) -> WeightSlot:

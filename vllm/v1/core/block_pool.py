@@ -41,13 +41,20 @@ class BlockPool:
 
     A free block may still hold content under a hash: it can be taken back by that content until it is handed
     out for another. Blocks without content are handed out first (latest freed first, so that memory never
-    touched stays untouched), then those with content, least recently used first.
+    touched stays untouched), then those with content, least recently used first. While `max_idle_blocks` hold content
+    that nobody owns, the oldest of these comes before a block that was never handed out.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, max_idle_blocks: int | None = None) -> None:
+        """
+        Args:
+            max_idle_blocks: None = as many as there are.
+        """
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
+        self._max_idle_blocks = num_blocks if max_idle_blocks is None else max_idle_blocks
+        self._num_touched = 0  # blocks from this id on were never handed out
         self.ref_counts = [0] * num_blocks
         self._blank = list(range(num_blocks - 1, -1, -1))  # a stack: low ids come first
         self._reusable: OrderedDict[int, None] = OrderedDict()  # free, with content; oldest first
@@ -87,14 +94,19 @@ class BlockPool:
             raise RuntimeError(f"{count} blocks asked for, {self.num_free} free")
         blocks = []
         for _ in range(count):
-            if self._blank:
+            if self._blank and not (self._blank[-1] >= self._num_touched and self._has_enough_idle):
                 block_id = self._blank.pop()
+                self._num_touched = max(self._num_touched, block_id + 1)
             else:
                 block_id, _ = self._reusable.popitem(last=False)
                 self._forget(block_id)
             self.ref_counts[block_id] = 1
             blocks.append(block_id)
         return blocks
+
+    @property
+    def _has_enough_idle(self) -> bool:
+        return len(self._reusable) >= max(self._max_idle_blocks, 1)
 
     def share(self, block_ids: Iterable[int]) -> None:
         """Add an owner to each block, taking back those that are free."""

@@ -24,10 +24,12 @@ class KVCacheManager:
     may share them. `blocks_filled_by` names the blocks to unregister should that step not happen.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_caching: bool) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, enable_caching: bool, max_idle_tokens: int | None = None
+    ) -> None:
         self.block_size = block_size
         self.enable_caching = enable_caching
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, None if max_idle_tokens is None else max_idle_tokens // block_size)
         self.stats = PrefixCacheStats()
         self._blocks: dict[str, list[int]] = {}
         self._num_registered: dict[str, int] = {}  # leading blocks that were offered to the cache

@@ -140,9 +140,10 @@ class PromptLogprobsState:
             size = num_tile_rows(self.vocab_size)
             for first in range(0, len(part.slots), size):
                 tile = PromptRows(*(column[first : first + size] for column in part))
-                logits = compute_logits(hidden.index_select(0, upload(tile.sources, hidden.device)))
                 ids, counts = self._ids_to_read(tile, states)
-                lists = self._read_tile(logits, ids, counts, num_topk, entropy)
+                chosen = hidden.index_select(0, upload(tile.sources, hidden.device))
+                # No name holds the logits: they are gone before the next tile's are made.
+                lists = self._read_tile(compute_logits(chosen), ids, counts, num_topk, entropy)
                 self._hand_out(tile.slots, counts, lists, readings)
 
     def _groups(self, rows: PromptRows) -> Iterator[tuple[PromptRows, int, bool]]:

@@ -1,0 +1,72 @@
+"""How much memory the pool touches: what is in use, and a bounded rest of what was."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from core_harness import BLOCK_SIZE, FakeRunner, make_request, make_scheduler, run_step
+from tiny_llm import make_tiny_model
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.core.block_pool import BlockPool
+
+
+def serve_for_a_while(pool: BlockPool) -> tuple[int, int]:
+    """Requests that come and go, each with content of its own; the most blocks owned at a time, and those touched."""
+    generator = random.Random(0)
+    owned: list[list[int]] = []
+    most, touched = 0, set()
+    for number in range(400):
+        blocks = pool.allocate(generator.randint(1, 4))
+        touched.update(blocks)
+        for index, block in enumerate(blocks):
+            pool.register(block, f"{number}/{index}".encode())
+        owned.append(blocks)
+        most = max(most, sum(map(len, owned)))
+        while len(owned) > generator.randint(0, 5):
+            pool.release(owned.pop(generator.randrange(len(owned))))
+    return most, len(touched)
+
+
+@pytest.mark.parametrize("max_idle_blocks", [0, 1, 8, 40])
+def test_idle_content_makes_room_before_untouched_memory_does(max_idle_blocks: int) -> None:
+    most, num_touched = serve_for_a_while(BlockPool(1000, max_idle_blocks))
+    assert most <= num_touched <= most + max_idle_blocks + 4  # the blocks of the request that comes are not owned yet
+
+
+def test_without_a_bound_content_stays_while_there_is_room() -> None:
+    pool = BlockPool(500)
+    _, num_touched = serve_for_a_while(pool)
+    assert num_touched == 500
+
+
+def test_the_latest_content_is_what_stays() -> None:
+    scheduler, runner = make_scheduler(num_blocks=1000, idle=3 * BLOCK_SIZE), FakeRunner(4)
+    pool = scheduler.kv.pool
+    for number in range(20):
+        scheduler.add_request(make_request(f"r{number}", [number % 7, *range(8)], max_tokens=1))
+        while scheduler.has_unfinished_requests():
+            run_step(scheduler, runner)
+    assert pool.num_cached <= 3 + 3
+    scheduler.add_request(make_request("r20", [19 % 7, *range(8)], max_tokens=1))
+    step = scheduler.schedule()
+    assert step.scheduled_new_reqs[0].num_computed_tokens == 2 * BLOCK_SIZE
+
+
+@pytest.mark.parametrize(
+    ("fields", "space", "expected"),
+    [
+        ({"max_num_batched_tokens": 512}, None, 2048),
+        ({"max_num_batched_tokens": 16, "max_model_len": 128}, None, 128),
+        ({"num_gpu_blocks_override": 64}, None, None),
+        ({}, "0.5", None),
+    ],
+)
+def test_a_cpu_bounds_it_unless_the_cache_was_given_its_size(tmp_path, monkeypatch, fields, space, expected) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    if space is not None:
+        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", space)
+    folder = make_tiny_model(tmp_path)
+    config = EngineArgs(model=str(folder), device="cpu", **fields).create_engine_config()
+    assert config.cache_config.max_idle_tokens == expected
