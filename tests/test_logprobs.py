@@ -96,11 +96,15 @@ def test_select_is_rectangular_and_in_the_order_asked(rng):
     with pytest.raises(KeyError):
         build(lists, 0, ids).select([0, 1, 3, 5])
     assert FlatLogprobs().select([]).logprobs.shape == (0, 0)
+    nothing = build(make_lists(rng, 2, 0, [[], []])[0], 0, [[], []], has_sampled=False)
+    assert nothing.select([]).logprobs.shape == (2, 0)
+    with pytest.raises(KeyError, match="^6$"):
+        nothing.select([6])
 
 
 @pytest.mark.parametrize("few", [0, 3, 64])
 def test_every_way_of_merging_and_finding_agrees(rng, few, monkeypatch):
-    monkeypatch.setattr("vllm.logprobs._FEW", few)
+    monkeypatch.setattr("vllm.flat_arrays._FEW", few)
     for _ in range(100):
         num_topk, num_ids = rng.integers(0, 8, 2)
         ids = [rng.permutation(VOCAB)[:num_ids].tolist() for _ in range(3)]

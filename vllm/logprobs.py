@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
+from vllm.flat_arrays import EMPTY, FlatArrays, find, joined, repeated
+
 
 @dataclass(slots=True)
 class Logprob:
@@ -118,55 +120,7 @@ class Readings(NamedTuple):
     ranks: np.ndarray  # int32 [P, I]
 
 
-class _Flat(NamedTuple):
-    """Entries of all positions one after another, duplicates within a position merged. E entries, P positions."""
-
-    token_ids: np.ndarray  # int32 [E]
-    logprobs: np.ndarray  # float32 [E]
-    logits: np.ndarray  # float32 [E]
-    ranks: np.ndarray  # int32 [E]
-    lse: np.ndarray  # float32 [P]
-    entropy: np.ndarray  # float32 [P], NaN where it was not asked for
-    counts: np.ndarray  # int64 [P]
-
-
-_EMPTY = _Flat(
-    np.empty(0, np.int32),
-    np.empty(0, np.float32),
-    np.empty(0, np.float32),
-    np.empty(0, np.int32),
-    np.empty(0, np.float32),
-    np.empty(0, np.float32),
-    np.empty(0, np.int64),
-)
-
 TokenDecoder = Callable[[np.ndarray], list[str]]
-
-# Up to so many ids, a comparison with each is cheaper than a sort.
-_FEW = 64
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _repeated(token_ids: np.ndarray, num_ranked: int) -> np.ndarray:
-    """bool [P, W]: entries whose token stands in an earlier column. Columns: the sampled token, top-k up to
-    `num_ranked`, requested ids; the top-k are distinct, and so are the requested ids."""
-    repeated = np.zeros(token_ids.shape, dtype=bool)
-    repeated[:, 1:] = token_ids[:, 1:] == token_ids[:, :1]
-    ranked, requested = token_ids[:, 1:num_ranked], token_ids[:, num_ranked:]
-    if min(ranked.shape[1], requested.shape[1]) <= _FEW:
-        if requested.shape[1] <= ranked.shape[1]:
-            for column, token in enumerate(requested.T, start=num_ranked):
-                repeated[:, column] |= (ranked == token[:, None]).any(axis=1)
-        else:
-            for token in ranked.T:
-                repeated[:, num_ranked:] |= requested == token[:, None]
-        return repeated
-    for row, (own_ranked, own_requested) in enumerate(zip(ranked, requested, strict=True)):
-        repeated[row, num_ranked:] |= np.isin(own_requested, own_ranked)
-    return repeated
 
 
 class FlatLogprobs(Sequence[PositionLogprobs]):
@@ -201,13 +155,14 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
         self._has_entropy = has_entropy
         self._pending: list[LogprobsRows] = []
         self._length = 0
-        self._flat = _EMPTY
+        self._flat = EMPTY
         self._ends = np.empty(0, np.int64)
         self._positions: dict[int, PositionLogprobs] = {}
 
     def append_row(self, row: LogprobsRow, num_token_ids: int) -> None:
         """Add a position that holds `num_token_ids` requested ids after the top-k columns."""
-        self.append_rows(LogprobsRows(row.lists, slice(row.row, row.row + 1), num_token_ids))
+        self._pending.append(LogprobsRows(row.lists, slice(row.row, row.row + 1), num_token_ids))
+        self._length += 1
 
     def append_rows(self, rows: LogprobsRows) -> None:
         """Add a position for each of the rows."""
@@ -245,7 +200,7 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
 
     # -- arrays -------------------------------------------------------------------------------------------------
 
-    def _arrays(self) -> _Flat:
+    def _arrays(self) -> FlatArrays:
         if self._pending:
             parts = [self._flat] if self._flat.lse.size else []
             start = 0
@@ -253,7 +208,7 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
                 if stop == len(self._pending) or not self._same_layout(self._pending[start], self._pending[stop]):
                     parts.append(self._merge(self._pending[start:stop]))
                     start = stop
-            self._flat = parts[0] if len(parts) == 1 else _Flat(*map(np.concatenate, zip(*parts, strict=True)))
+            self._flat = parts[0] if len(parts) == 1 else FlatArrays(*map(np.concatenate, zip(*parts, strict=True)))
             self._ends = np.cumsum(self._flat.counts)
             self._pending = []
         return self._flat
@@ -262,7 +217,7 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
     def _same_layout(a: LogprobsRows, b: LogprobsRows) -> bool:
         return a.lists.num_topk == b.lists.num_topk and a.num_token_ids == b.num_token_ids
 
-    def _merge(self, pending: list[LogprobsRows]) -> _Flat:
+    def _merge(self, pending: list[LogprobsRows]) -> FlatArrays:
         (first, _, num_ids) = pending[0]
         widest = first.num_topk
         own = self._own_topk(widest)
@@ -271,30 +226,34 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
 
         def gather(name: str) -> np.ndarray:
             # Steps differ in width by what the neighbours asked for.
-            return _joined([getattr(lists, name)[rows, :stop] for lists, rows, _ in pending])[:, columns]
+            return joined([getattr(lists, name)[rows, :stop] for lists, rows, _ in pending])[:, columns]
 
         token_ids = gather("token_ids")
         if self._has_sampled:
-            keep = ~_repeated(token_ids, 1 + own)
+            keep = ~repeated(token_ids, 1 + own)
         else:
             keep = np.ones(token_ids.shape, dtype=bool)
             keep[:, 0] = False
-            keep[:, 1:] = ~_repeated(token_ids[:, 1:], own) if own else True
+            keep[:, 1:] = ~repeated(token_ids[:, 1:], own) if own else True
         logits = gather("logits")
-        return _Flat(
+        return FlatArrays(
             token_ids[keep],
             (logits if self._as_logits else gather("logprobs"))[keep],
             logits[keep],
             gather("ranks")[keep],
-            _joined([lists.lse[rows] for lists, rows, _ in pending]),
-            _joined([self._entropy_of(lists, rows) for lists, rows, _ in pending]),
+            joined([lists.lse[rows] for lists, rows, _ in pending]),
+            self._entropies(pending) if self._has_entropy else np.full(len(keep), np.nan, np.float32),
             keep.sum(axis=1),
         )
 
-    def _entropy_of(self, lists: LogprobsLists, rows: slice) -> np.ndarray:
-        if lists.entropy is None or not self._has_entropy:
-            return np.full(rows.stop - rows.start, np.nan, np.float32)
-        return lists.entropy[rows]
+    @staticmethod
+    def _entropies(pending: list[LogprobsRows]) -> np.ndarray:
+        return joined(
+            [
+                np.full_like(lse[rows], np.nan) if entropy is None else entropy[rows]
+                for (_, _, _, _, lse, _, entropy), rows, _ in pending
+            ]
+        )
 
     @property
     def token_ids(self) -> np.ndarray:
@@ -360,35 +319,8 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
         """
         flat = self._arrays()
         wanted = np.asarray(ids, dtype=np.int64)
-        where = self._find_few(wanted) if len(wanted) <= _FEW else self._find_many(wanted)
+        where = find(flat, wanted)
         return Readings(flat.logprobs[where], flat.logits[where], flat.ranks[where])
-
-    def _find_few(self, wanted: np.ndarray) -> np.ndarray:
-        """Indices [P, W] into the flat arrays. An id stands once a position, so as many finds as positions are one
-        in each."""
-        num_positions = len(self._flat.lse)
-        where = np.empty((num_positions, len(wanted)), dtype=np.int64)
-        for column, token_id in enumerate(wanted.tolist()):
-            found = np.flatnonzero(self._flat.token_ids == token_id)
-            if len(found) != num_positions:
-                raise KeyError(token_id)
-            where[:, column] = found
-        return where
-
-    def _find_many(self, wanted: np.ndarray) -> np.ndarray:
-        """The same by one sort."""
-        flat = self._flat
-        positions = np.arange(len(flat.lse), dtype=np.int64)
-        position = np.repeat(positions, flat.counts)
-        keys = (position << 32) | flat.token_ids.astype(np.int64)
-        order = np.argsort(keys, kind="stable")
-        targets = (positions[:, None] << 32) | wanted[None, :]
-        found = np.minimum(np.searchsorted(keys[order], targets), max(len(keys) - 1, 0))
-        where = order[found] if len(keys) else found
-        missing = keys[where] != targets if len(keys) else np.ones_like(targets, dtype=bool)
-        if missing.any():
-            raise KeyError(int(wanted[np.argwhere(missing)[0, 1]]))
-        return where
 
     # -- sequence -----------------------------------------------------------------------------------------------
 

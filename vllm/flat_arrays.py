@@ -1,0 +1,106 @@
+"""The arrays under FlatLogprobs: the entries of all positions one after another, and how to find some of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class FlatArrays(NamedTuple):
+    """Entries of all positions one after another, duplicates within a position merged. E entries, P positions."""
+
+    token_ids: np.ndarray  # int32 [E]
+    logprobs: np.ndarray  # float32 [E]
+    logits: np.ndarray  # float32 [E]
+    ranks: np.ndarray  # int32 [E]
+    lse: np.ndarray  # float32 [P]
+    entropy: np.ndarray  # float32 [P], NaN where it was not asked for
+    counts: np.ndarray  # int64 [P]
+
+
+EMPTY = FlatArrays(
+    np.empty(0, np.int32),
+    np.empty(0, np.float32),
+    np.empty(0, np.float32),
+    np.empty(0, np.int32),
+    np.empty(0, np.float32),
+    np.empty(0, np.float32),
+    np.empty(0, np.int64),
+)
+
+# Up to so many ids, a comparison with each is cheaper than a sort.
+_FEW = 64
+
+
+def joined(parts: list[np.ndarray]) -> np.ndarray:
+    """The parts one after another."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def repeated(token_ids: np.ndarray, num_ranked: int) -> np.ndarray:
+    """bool [P, W]: entries whose token stands in an earlier column. Columns: the sampled token, top-k up to
+    `num_ranked`, requested ids; the top-k are distinct, and so are the requested ids."""
+    repeated = np.zeros(token_ids.shape, dtype=bool)
+    repeated[:, 1:] = token_ids[:, 1:] == token_ids[:, :1]
+    ranked, requested = token_ids[:, 1:num_ranked], token_ids[:, num_ranked:]
+    if min(ranked.shape[1], requested.shape[1]) <= _FEW:
+        if requested.shape[1] <= ranked.shape[1]:
+            for column, token in enumerate(requested.T, start=num_ranked):
+                repeated[:, column] |= (ranked == token[:, None]).any(axis=1)
+        else:
+            for token in ranked.T:
+                repeated[:, num_ranked:] |= requested == token[:, None]
+        return repeated
+    for row, (own_ranked, own_requested) in enumerate(zip(ranked, requested, strict=True)):
+        repeated[row, num_ranked:] |= np.isin(own_requested, own_ranked)
+    return repeated
+
+
+def find(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray:
+    """Indices [P, W] of the entries of `wanted`, int64 [W], at every position.
+
+    Raises:
+        KeyError: an id that does not stand at every position.
+    """
+    if len(wanted) > _FEW:
+        return _find_many(flat, wanted)
+    where = _find_columns(flat, wanted)
+    return _find_few(flat, wanted) if where is None else where
+
+
+def _find_columns(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray | None:
+    """The answer where the ids stand in the same columns everywhere, as they mostly do; else None."""
+    if not len(flat.token_ids) or (flat.counts != flat.counts[0]).any():
+        return None
+    table = flat.token_ids.reshape(len(flat.counts), -1)
+    columns = (table[0] == wanted[:, None]).argmax(axis=1)
+    if (table[:, columns] != wanted).any():
+        return None
+    return np.arange(0, table.size, table.shape[1])[:, None] + columns
+
+
+def _find_few(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray:
+    """An id stands once a position, so as many finds as positions are one in each."""
+    where = np.empty((len(flat.lse), len(wanted)), dtype=np.int64)
+    for column, token_id in enumerate(wanted.tolist()):
+        found = np.flatnonzero(flat.token_ids == token_id)
+        if len(found) != len(where):
+            raise KeyError(token_id)
+        where[:, column] = found
+    return where
+
+
+def _find_many(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray:
+    """The same by one sort."""
+    positions = np.arange(len(flat.lse), dtype=np.int64)
+    position = np.repeat(positions, flat.counts)
+    keys = (position << 32) | flat.token_ids.astype(np.int64)
+    order = np.argsort(keys, kind="stable")
+    targets = (positions[:, None] << 32) | wanted[None, :]
+    found = np.minimum(np.searchsorted(keys[order], targets), max(len(keys) - 1, 0))
+    where = order[found] if len(keys) else found
+    missing = keys[where] != targets if len(keys) else np.ones_like(targets, dtype=bool)
+    if missing.any():
+        raise KeyError(int(wanted[np.argwhere(missing)[0, 1]]))
+    return where
