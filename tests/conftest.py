@@ -23,4 +23,5 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 
+from embedded_reference import embedded_reference  # noqa: F401 - a fixture
 from ray_cluster import ray_cluster  # noqa: F401 - a fixture

@@ -217,14 +217,10 @@ def test_nan_logits_spoil_their_own_prompt_alone(tiny, monkeypatch):
 
 
 @pytest.mark.skipif(embedded_model_path() is None, reason=NO_EMBEDDED_MODEL)
-def test_the_embedded_model_on_a_real_prompt():
-    from transformers import AutoModelForCausalLM
-
-    path = embedded_model_path()
-    reference = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+def test_the_embedded_model_on_a_real_prompt(embedded_reference):
     texts = [" happy", " not happy", " not at all happy", " very disappointed"]
     llm = LLM(dtype="float32", max_model_len=256)
     labels = [llm.llm_engine.tokenizer.encode(text, add_special_tokens=False) for text in texts]
     assert len({len(label) for label in labels}) == 3
     (scores,) = llm.score_labels("Review: It broke after a day.\nThe customer is", texts, use_tqdm=False)
-    assert_exact(reference, scores, labels)
+    assert_exact(embedded_reference, scores, labels)

