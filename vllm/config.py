@@ -106,12 +106,14 @@ class SchedulerConfig:
         max_num_batched_tokens: tokens in a step.
         enable_chunked_prefill: split a prompt over steps when it does not fit.
         policy: "fcfs" or "priority" (lower value first).
+        async_scheduling: begin a step before the results of the one before it are known; results are the same.
     """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     enable_chunked_prefill: bool = True
     policy: str = "fcfs"
+    async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         _at_least("max_num_seqs", self.max_num_seqs, 1)
@@ -196,6 +198,9 @@ class VllmConfig:
 
     def __post_init__(self) -> None:
         self.parallel_config.check_divides(self.model_config.hf_config)
+        num_ranks = self.parallel_config.tensor_parallel_size
+        if self.scheduler_config.async_scheduling and num_ranks > 1:
+            raise ValueError(f"async_scheduling=True needs tensor_parallel_size=1, got {num_ranks}")
 
 
 def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:

@@ -68,6 +68,9 @@ class EngineArgs:
     max_num_batched_tokens: int | None = _arg(None, "tokens in a step; 2048 when left out")
     enable_chunked_prefill: bool = _arg(True, "split a prompt over steps when it does not fit in one")
     scheduling_policy: Literal["fcfs", "priority"] = _arg("fcfs", "fcfs: first come; priority: lower value first")
+    async_scheduling: bool | None = _arg(
+        None, "begin a step while the one before it runs; when left out, on cuda with one device"
+    )
     max_logprobs: int = _arg(20, "cap on logprobs; -1 = the vocabulary")
     max_logprob_token_ids: int = _arg(
         MAX_LOGPROB_TOKEN_IDS, "cap on the length of logprob_token_ids; -1 = the vocabulary"
@@ -132,7 +135,7 @@ class EngineArgs:
             quantization=self.quantization,
             logits_processors=logits_processors,
         )
-        scheduler_config = self._scheduler_config(max_model_len)
+        scheduler_config = self._scheduler_config(max_model_len, device)
         return VllmConfig(
             model_config=model_config,
             cache_config=CacheConfig(
@@ -175,7 +178,7 @@ class EngineArgs:
             )
         return config
 
-    def _scheduler_config(self, max_model_len: int) -> SchedulerConfig:
+    def _scheduler_config(self, max_model_len: int, device: str) -> SchedulerConfig:
         budget = self.max_num_batched_tokens
         if budget is None:
             budget = 2048 if self.enable_chunked_prefill else max(2048, max_model_len)
@@ -189,7 +192,13 @@ class EngineArgs:
             max_num_batched_tokens=budget,
             enable_chunked_prefill=self.enable_chunked_prefill,
             policy=self.scheduling_policy,
+            async_scheduling=self._resolve_async_scheduling(device),
         )
+
+    def _resolve_async_scheduling(self, device: str) -> bool:
+        if self.async_scheduling is not None:
+            return self.async_scheduling
+        return device == "cuda" and self.tensor_parallel_size == 1
 
     def _check_supported(self) -> None:
         if self.quantization not in QUANTIZATIONS:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -12,7 +13,15 @@ from vllm.logprobs import LogprobsLists, LogprobsRow, LogprobsRows
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LogprobsLists", "LogprobsRow", "LogprobsRows", "LogprobsTensors", "ModelRunnerOutput", "NO_TOKEN"]
+__all__ = [
+    "LogprobsLists",
+    "LogprobsRow",
+    "LogprobsRows",
+    "LogprobsTensors",
+    "ModelRunnerOutput",
+    "NO_TOKEN",
+    "PendingStep",
+]
 
 
 class LogprobsTensors(NamedTuple):
@@ -29,6 +38,17 @@ class LogprobsTensors(NamedTuple):
     num_topk: int  # K
     num_token_ids: torch.Tensor | None = None  # int32 [L], valid ids among the last M columns; None: M == 0
     entropy: torch.Tensor | None = None  # float32 [L], in nats; None: nobody asked
+
+    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> LogprobsTensors:
+        """The same, what `tolists` reads moved by `move`."""
+        return self._replace(
+            logprob_token_ids=move(self.logprob_token_ids),
+            logprobs=move(self.logprobs),
+            logits=move(self.logits),
+            ranks=move(self.ranks),
+            lse=move(self.lse),
+            entropy=None if self.entropy is None else move(self.entropy),
+        )
 
     def tolists(self) -> LogprobsLists:
         """The same readings as numpy arrays on the host."""
@@ -54,6 +74,25 @@ class ModelRunnerOutput:
     # Readings of prompt positions, those of a request in order; also of requests whose prompt is not complete yet.
     prompt_logprobs: dict[str, list[LogprobsRows]] = field(default_factory=dict)
     readings_seconds: float = 0.0  # how long the device read logits for logprobs
+
+    def without(self, req_ids: Collection[str]) -> ModelRunnerOutput:
+        """The same less what it says of these requests."""
+        kept = [row for row, req_id in enumerate(self.req_ids) if req_id not in req_ids]
+        return replace(
+            self,
+            req_ids=[self.req_ids[row] for row in kept],
+            sampled_token_ids=self.sampled_token_ids[kept],
+            logprobs=[self.logprobs[row] for row in kept],
+            errors={req_id: message for req_id, message in self.errors.items() if req_id not in req_ids},
+            prompt_logprobs={req_id: rows for req_id, rows in self.prompt_logprobs.items() if req_id not in req_ids},
+        )
+
+
+class PendingStep(Protocol):
+    """A step that has begun."""
+
+    def result(self) -> ModelRunnerOutput:
+        """What it produced. Waits for the device; the first call may raise what went wrong there."""
 
 
 NO_TOKEN = -1

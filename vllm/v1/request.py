@@ -29,6 +29,9 @@ class Request:
         hidden_from: `next_prompt_row` as it was when the request got its blocks: final hidden states are kept from
             there to the prompt's end.
         length_limit: most tokens that it may generate, by max_tokens and, once it is queued, by the context.
+        num_pending_tokens: tokens that steps in flight draw for it, which are not known yet.
+        needs_known_tokens: what it asks for is decided on the host, from all its tokens: its next step must not begin
+            before the last one's token is known.
         arrival_index: its number among the scheduler's requests, set when it is queued.
         num_cached_tokens: prompt tokens that the prefix cache gave at first admission; -1 before it.
         scheduled_time: when that was, in seconds on the monotonic clock; None before it.
@@ -55,6 +58,8 @@ class Request:
         self.max_tokens = sampling_params.max_tokens
         self.length_limit = self.max_tokens
         self.min_tokens = sampling_params.min_tokens
+        self.num_pending_tokens = 0
+        self.needs_known_tokens = bool(sampling_params.bad_words or sampling_params.logits_processors)
         self.arrival_time = arrival_time
         self.arrival_index = 0
         self.priority = priority
@@ -80,6 +85,12 @@ class Request:
     def num_output_tokens(self) -> int:
         """Generated tokens."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_tokens_to_compute(self) -> int:
+        """Tokens that may be computed by now, the pending ones included. The last generated token never is."""
+        known = len(self.token_ids) + self.num_pending_tokens
+        return min(known, self.num_prompt_tokens + max(self.length_limit - 1, 0))
 
     @property
     def output_token_ids(self) -> list[int]:

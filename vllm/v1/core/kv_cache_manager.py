@@ -89,7 +89,7 @@ class KVCacheManager:
             # Most decodes: the last block neither begins nor becomes full.
             return []
         blocks = self._blocks[request.request_id]
-        missing = self._num_blocks_for(num_tokens) - len(blocks)
+        missing = self.num_missing_blocks(request, num_new_tokens)
         if missing > self.pool.num_free:
             return None
         added = self.pool.allocate(missing) if missing > 0 else []
@@ -97,6 +97,18 @@ class KVCacheManager:
         if self.enable_caching and num_tokens // self.block_size > self._num_registered[request.request_id]:
             self._register(request, num_tokens)
         return added
+
+    def num_missing_blocks(self, request: Request, num_new_tokens: int) -> int:
+        """Blocks that `num_new_tokens` beyond the computed ones need, and the request does not have; not above 0: none."""
+        num_blocks = self._num_blocks_for(request.num_computed_tokens + num_new_tokens)
+        return num_blocks - len(self._blocks[request.request_id])
+
+    def register_known(self, request: Request) -> None:
+        """Tokens of the request have become known after a step had begun to compute them: its blocks that are full of
+        known tokens can be found from now on."""
+        num_known = min(request.num_computed_tokens, len(request.token_ids))
+        if self.enable_caching and num_known // self.block_size > self._num_registered[request.request_id]:
+            self._register(request, num_known)
 
     def blocks_filled_by(self, request: Request, num_computed_before: int) -> list[int]:
         """The request's blocks that are not full until the step begun at `num_computed_before` is done."""

@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.v1.core.sched.run_ahead import StepInFlight, can_run_ahead, land, lose, send_off
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.executor.select import make_executor
+from vllm.v1.outputs import PendingStep
 from vllm.v1.request import Request
 
 
@@ -22,6 +24,9 @@ class EngineCore:
         cache_config = replace(config.cache_config, num_blocks=self.executor.num_blocks)
         self.scheduler = Scheduler(config.scheduler_config, cache_config, config.model_config.max_model_len)
         self._readings_seconds = 0.0
+        # Custom logits processors follow every request's tokens on the host.
+        self._runs_ahead = config.scheduler_config.async_scheduling and not config.model_config.logits_processors
+        self._in_flight: tuple[StepInFlight, PendingStep] | None = None
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request.
@@ -46,12 +51,14 @@ class EngineCore:
         self.scheduler.abort_requests(request_ids)
 
     def step(self) -> list[EngineCoreOutput]:
-        """Run one step of the batch.
+        """Run one step of the batch; with async_scheduling begin the one after it before waiting for its results.
 
         Raises:
             EngineDeadError: a rank of a tensor-parallel group failed, and with it the engine.
             Exception: whatever the one worker raised; the step's requests are ended, their blocks freed.
         """
+        if self._runs_ahead:
+            return self._step_ahead()
         scheduler_output = self.scheduler.schedule()
         try:
             runner_output = self.executor.execute_model(scheduler_output)
@@ -60,6 +67,33 @@ class EngineCore:
             raise
         self._readings_seconds += runner_output.readings_seconds
         return self.scheduler.update_from_output(scheduler_output, runner_output)
+
+    def _step_ahead(self) -> list[EngineCoreOutput]:
+        if self._in_flight is None:
+            self._in_flight = self._begin_step()
+        step, pending = self._in_flight
+        # Should this raise, the step in flight stays where it is, and the next call takes its results.
+        self._in_flight = self._begin_step() if can_run_ahead(self.scheduler) else None
+        try:
+            runner_output = pending.result()
+        except BaseException:
+            lose(self.scheduler, step)
+            if self._in_flight is not None:
+                # It reads what the failed one was to write.
+                lose(self.scheduler, self._in_flight[0])
+                self._in_flight = None
+            raise
+        self._readings_seconds += runner_output.readings_seconds
+        return land(self.scheduler, step, runner_output)
+
+    def _begin_step(self) -> tuple[StepInFlight, PendingStep]:
+        scheduler_output = self.scheduler.schedule()
+        try:
+            pending = self.executor.worker.begin_step(scheduler_output)
+        except BaseException:
+            self.scheduler.discard_step(scheduler_output)
+            raise
+        return send_off(self.scheduler, scheduler_output), pending
 
     def has_unfinished_requests(self) -> bool:
         """Whether anything is waiting or running."""

@@ -14,7 +14,7 @@ from vllm.distributed.parallel_state import tensor_parallel
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import get_model
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput, PendingStep
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 logger = init_logger(__name__)
@@ -77,6 +77,10 @@ class Worker:
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
+        return self.model_runner.execute_model(scheduler_output).result()
+
+    def begin_step(self, scheduler_output: SchedulerOutput) -> PendingStep:
+        """Begin a step; its results may still be on the device."""
         return self.model_runner.execute_model(scheduler_output)
 
     def _block_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from vllm.sampling_params import SamplingParams
@@ -39,3 +40,10 @@ class SchedulerOutput:
     total_num_scheduled_tokens: int
     finished_req_ids: list[str]  # ended since the last step: their slots are free
     preempted_req_ids: list[str]  # lost slot and blocks in this step; they come back as NewRequestData
+
+    def begun_at(self) -> Iterator[tuple[str, int]]:
+        """Each request of the step, and how many of its tokens had been computed before."""
+        cached = self.scheduled_cached_reqs
+        yield from zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        for new in self.scheduled_new_reqs:
+            yield new.req_id, new.num_computed_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from vllm.config import CacheConfig, SchedulerConfig
@@ -166,6 +166,12 @@ class Scheduler:
             request = running[index]
             num_computed = request.num_computed_tokens
             num_new = len(request.token_ids) - num_computed
+            if request.num_pending_tokens or num_new <= 0:
+                num_new = request.num_tokens_to_compute - num_computed
+                if num_new <= 0:
+                    # The step in flight is its last.
+                    index += 1
+                    continue
             if num_new > budget:
                 num_new = budget
             added = grow(request, num_new)
@@ -302,14 +308,14 @@ class Scheduler:
             count = sum(rows.rows.stop - rows.rows.start for rows in output.prompt_logprobs)
             self.requests[output.request_id].note_prompt_rows_read(count)
 
-    def discard_step(self, scheduler_output: SchedulerOutput) -> list[str]:
-        """The step failed: end its requests and forget what it would have written. Returns their ids."""
+    def discard_step(self, scheduler_output: SchedulerOutput, stale: Collection[str] = ()) -> list[str]:
+        """The step failed: end its requests, but for the `stale` ids, which have gone over to others, and forget what
+        it would have written. Returns their ids."""
         lost = []
-        for request_id, num_scheduled in scheduler_output.num_scheduled_tokens.items():
+        for request_id, begun_at in scheduler_output.begun_at():
             request = self.requests.get(request_id)
-            if request is None:
+            if request is None or request_id in stale:
                 continue
-            begun_at = request.num_computed_tokens - num_scheduled
             self.kv.forget_content(self.kv.blocks_filled_by(request, begun_at))
             self._end(request)
             lost.append(request_id)

@@ -10,8 +10,9 @@ import torch
 
 from vllm.v1.attention.metadata import AttentionMetadata
 from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsState, PromptRows
-from vllm.v1.worker.gpu.states import RequestStates
+from vllm.v1.worker.gpu.states import UNKNOWN, RequestStates
 
 
 @dataclass
@@ -86,14 +87,18 @@ def build_input_batch(
         )
 
     def to_device(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
+        return upload(array, device)
 
+    input_ids_np = states.token_ids[layout.token_slots, layout.positions]
+    input_ids = to_device(input_ids_np)
+    if states.last_sampled is not None and (input_ids_np == UNKNOWN).any():
+        input_ids = states.known(input_ids, to_device(layout.token_slots))
     max_seq_len = int(layout.seq_lens.max(initial=0))
     return InputBatch(
         req_ids=req_ids,
         idx_mapping_np=slots,
         num_scheduled_np=counts,
-        input_ids=to_device(states.token_ids[layout.token_slots, layout.positions]),
+        input_ids=input_ids,
         positions=to_device(layout.positions),
         attn=AttentionMetadata(
             slot_mapping=to_device(layout.slot_mapping),

@@ -10,20 +10,20 @@ import torch
 from vllm.config import VllmConfig
 from vllm.distributed.communicator import split_kv_heads
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.logprobs import LogprobsRow
 from vllm.ops.kv_cache import kv_cache_shape
 from vllm.ops.recording import can_record
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.buffer_utils import upload
+from vllm.v1.worker.gpu.cuda import HostCopies
 from vllm.v1.worker.gpu.input_batch import InputBatch, PromptBatch, build_input_batch
 from vllm.v1.worker.gpu.recorded_decode import RecordedDecode
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
-from vllm.v1.worker.gpu.sample.prompt_logprob import UNSOUND_PROMPT, PromptLogprobsState, PromptReadings, num_tile_rows
+from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsState, PromptReadings, num_tile_rows
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
-from vllm.v1.worker.gpu.states import RequestStates
+from vllm.v1.worker.gpu.states import Places, RequestStates
+from vllm.v1.worker.gpu.step_result import Sampled, StepResult
 
 
 class GPUModelRunner:
@@ -41,12 +41,13 @@ class GPUModelRunner:
         self.block_size = config.cache_config.block_size
         max_num_reqs = config.scheduler_config.max_num_seqs
         max_model_len = config.model_config.max_model_len
-        self.states = RequestStates(max_num_reqs, max_model_len, device)
+        self.states = RequestStates(max_num_reqs, max_model_len, device, config.scheduler_config.async_scheduling)
         self.block_tables = BlockTables(max_num_reqs, max_model_len, self.block_size)
         vocab_size = config.model_config.vocab_size
         vocab = vocab_of(vocab_size, self.group)
         self.sampler = Sampler(config, device, vocab)
         self.prompt_logprobs = PromptLogprobsState(max_num_reqs, vocab_size, vocab)
+        self._host_copies = HostCopies(device) if device.type == "cuda" else None
         self._reading_clocks = (self.sampler.reading_clock, self.prompt_logprobs.reading_clock)
         self.kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._recorded_decode: RecordedDecode | None = None
@@ -78,11 +79,14 @@ class GPUModelRunner:
         return 4 * self.model_config.vocab_size * num_rows
 
     @torch.inference_mode()
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step. Requests whose prefill is not complete after it get no token yet."""
+    def execute_model(self, scheduler_output: SchedulerOutput) -> StepResult:
+        """Begin one step. Requests whose prefill is not complete after it get no token yet.
+
+        With async_scheduling, the next step may begin before this one's result is taken.
+        """
         self._update_states(scheduler_output)
         if not scheduler_output.total_num_scheduled_tokens:
-            return ModelRunnerOutput([], np.empty(0, dtype=np.int32), [])
+            return StepResult([], [], self.states, None, None, self._take_readings_seconds)
         batch = build_input_batch(
             scheduler_output.num_scheduled_tokens,
             self.states,
@@ -98,10 +102,28 @@ class GPUModelRunner:
             chosen = hidden if batch.logits_rows is None else hidden.index_select(0, batch.logits_rows)
             sampled = self.sampler(self.model.compute_logits(chosen), slots, self.states)
         readings = None if batch.prompts is None else self._read_prompts(batch.prompts, hidden)
-        output = self._finish(batch, slots, sampled, readings)
-        # The results are on the host: what was timed is over.
-        output.readings_seconds = sum(clock.take() for clock in self._reading_clocks)
-        return output
+        return StepResult(
+            [batch.req_ids[row] for row in batch.sampling_rows_np],
+            [batch.req_ids[row] for row in batch.silent_rows_np],
+            self.states,
+            None if sampled is None else self._send_to_host(slots, sampled),
+            readings,
+            self._take_readings_seconds,
+        )
+
+    def _send_to_host(self, slots: np.ndarray, output: SamplerOutput) -> Sampled:
+        """Let the results travel, and the tokens be the next step's inputs before they arrive."""
+        places: Places | None = None
+        draws = self.states.samples[slots]
+        if self.states.last_sampled is not None:
+            self.states.keep_sampled(upload(slots, self.device), output.sampled_token_ids)
+            places = self.states.reserve(slots[draws])
+        if self._host_copies is None:
+            return Sampled(slots, draws, output, _is_there, places)
+        return Sampled(slots, draws, *self._host_copies.start(output), places)
+
+    def _take_readings_seconds(self) -> float:
+        return sum(clock.take() for clock in self._reading_clocks)
 
     def _forward(self, batch: InputBatch) -> torch.Tensor:
         if self._recorded_decode is not None and self._recorded_decode.takes(batch):
@@ -149,51 +171,6 @@ class GPUModelRunner:
                 self.block_tables.append(self.states.req_id_to_slot[req_id], block_ids)
         self.sampler.apply_staged_writes()
 
-    def _finish(
-        self,
-        batch: InputBatch,
-        slots: np.ndarray,
-        sampled: SamplerOutput | None,
-        readings: PromptReadings | None,
-    ) -> ModelRunnerOutput:
-        """Bring the step's results to the host. A row whose logits are unsound is an error of its request alone."""
-        req_ids = [batch.req_ids[row] for row in batch.sampling_rows_np]
-        token_ids = np.empty(0, dtype=np.int32)
-        logprobs: list[LogprobsRow | None] = [None] * len(req_ids)
-        errors: dict[str, str] = {}
-        if sampled is not None:
-            token_ids = sampled.sampled_token_ids.to("cpu", torch.int32).numpy()
-            for rows, tensors in sampled.logprobs:
-                lists = tensors.tolists()
-                for index, row in enumerate(rows.tolist()):
-                    if row >= 0:
-                        logprobs[row] = LogprobsRow(lists, index)
-            samples = self.states.samples[slots]
-            if samples.all():
-                self.states.append_sampled(slots, token_ids)
-            else:
-                self.states.append_sampled(slots[samples], token_ids[samples])
-                token_ids = np.where(samples, token_ids, np.int32(NO_TOKEN))
-            errors = {req_ids[row]: message for row, message in sampled.errors().items()}
-        if len(batch.silent_rows_np):
-            silent = [batch.req_ids[row] for row in batch.silent_rows_np]
-            req_ids += silent
-            token_ids = np.concatenate([token_ids, np.full(len(silent), NO_TOKEN, dtype=np.int32)])
-            logprobs += [None] * len(silent)
-        output = ModelRunnerOutput(req_ids, token_ids, logprobs)
-        if readings is not None:
-            output.prompt_logprobs = readings.rows
-            errors.update(dict.fromkeys(readings.unsound, UNSOUND_PROMPT))
-        return _without_broken(output, errors) if errors else output
 
-
-def _without_broken(output: ModelRunnerOutput, errors: dict[str, str]) -> ModelRunnerOutput:
-    """The step's results without the requests in `errors` (request id -> message), which end with these."""
-    sound = [row for row, req_id in enumerate(output.req_ids) if req_id not in errors]
-    return ModelRunnerOutput(
-        [output.req_ids[row] for row in sound],
-        output.sampled_token_ids[sound],
-        [output.logprobs[row] for row in sound],
-        {req_id: f"request {req_id}: {message}" for req_id, message in errors.items()},
-        {req_id: rows for req_id, rows in output.prompt_logprobs.items() if req_id not in errors},
-    )
+def _is_there() -> None:
+    """On the CPU results are where they are read."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -31,6 +32,16 @@ class SamplerOutput:
             torch.zeros(num_rows, dtype=torch.int32, device=device),
             torch.zeros(num_rows, dtype=torch.float32, device=device),
             processor_errors=dict.fromkeys(range(num_rows), message),
+        )
+
+    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> SamplerOutput:
+        """The same, what is read on the host moved there by `move`."""
+        return replace(
+            self,
+            sampled_token_ids=move(self.sampled_token_ids),
+            health=move(self.health),
+            logprobs=[(rows, tensors.moved(move)) for rows, tensors in self.logprobs],
+            spoilt=None if self.spoilt is None else move(self.spoilt),
         )
 
     def errors(self) -> dict[int, str]:

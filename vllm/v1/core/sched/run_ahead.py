@@ -1,0 +1,80 @@
+"""Steps that begin while the one before them runs, before its tokens are known.
+
+A request that draws a token in a step in flight counts it as pending: the next step computes it, wherever its value
+comes from, and draws the one after it. If the token turns out to have ended the request, what the next step makes of it
+is dropped. Where a step needs more than the number of tokens, it waits: see `can_run_ahead`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+
+@dataclass
+class StepInFlight:
+    """A step whose results are not here yet. Until they are, its requests may end, and their ids go to others."""
+
+    scheduled: SchedulerOutput
+    requests: dict[str, Request]
+    drawing: list[Request]  # those that draw a token in it
+
+    def stale_ids(self, scheduler: Scheduler) -> set[str]:
+        """Ids of its requests that have ended since."""
+        return {
+            request_id
+            for request_id, request in self.requests.items()
+            if scheduler.requests.get(request_id) is not request
+        }
+
+
+def can_run_ahead(scheduler: Scheduler) -> bool:
+    """Whether a step can be scheduled while another one is in flight: no request of it is processed on the host by
+    tokens that are not known yet, and none has to be preempted, for which all its tokens must be known."""
+    if any(request.num_pending_tokens and request.needs_known_tokens for request in scheduler.running):
+        return False
+    kv, budget = scheduler.kv, scheduler.config.max_num_batched_tokens
+    num_free = kv.pool.num_free
+    # Each request begins at most one block more than its share of the budget fills.
+    if num_free >= budget // kv.block_size + len(scheduler.running):
+        return True
+    for request in scheduler.running:
+        num_new = min(max(request.num_tokens_to_compute - request.num_computed_tokens, 0), budget)
+        budget -= num_new
+        num_free -= max(kv.num_missing_blocks(request, num_new), 0)
+    return num_free >= 0
+
+
+def send_off(scheduler: Scheduler, scheduled: SchedulerOutput) -> StepInFlight:
+    """The step just scheduled runs: note whose tokens are pending."""
+    requests = {request_id: scheduler.requests[request_id] for request_id in scheduled.num_scheduled_tokens}
+    drawing = [
+        request
+        for request in requests.values()
+        if request.max_tokens and request.num_computed_tokens == request.num_tokens + request.num_pending_tokens
+    ]
+    for request in drawing:
+        request.num_pending_tokens += 1
+    return StepInFlight(scheduled, requests, drawing)
+
+
+def land(scheduler: Scheduler, step: StepInFlight, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
+    """Take the step's results."""
+    for request in step.drawing:
+        request.num_pending_tokens -= 1
+    stale = step.stale_ids(scheduler)
+    outputs = scheduler.update_from_output(step.scheduled, output.without(stale) if stale else output)
+    for request in step.drawing:
+        if request.status is RequestStatus.RUNNING and request.num_tokens % scheduler.kv.block_size == 0:
+            scheduler.kv.register_known(request)
+    return outputs
+
+
+def lose(scheduler: Scheduler, step: StepInFlight) -> None:
+    """The step failed."""
+    scheduler.discard_step(step.scheduled, step.stale_ids(scheduler))
