@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -78,13 +79,20 @@ class EngineCore:
             runner_output = pending.result()
         except BaseException:
             lose(self.scheduler, step)
-            if self._in_flight is not None:
-                # It reads what the failed one was to write.
-                lose(self.scheduler, self._in_flight[0])
-                self._in_flight = None
+            self._lose_step_in_flight()
             raise
         self._readings_seconds += runner_output.readings_seconds
         return land(self.scheduler, step, runner_output)
+
+    def _lose_step_in_flight(self) -> None:
+        """The step before it failed, which was to write what it reads."""
+        if self._in_flight is not None:
+            step, pending = self._in_flight
+            self._in_flight = None
+            lose(self.scheduler, step)
+            # The device must be done with it. Whatever else went wrong, the first error is the one to tell.
+            with contextlib.suppress(Exception):
+                pending.result()
 
     def _begin_step(self) -> tuple[StepInFlight, PendingStep]:
         scheduler_output = self.scheduler.schedule()
