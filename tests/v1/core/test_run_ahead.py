@@ -35,6 +35,8 @@ class LateResult:
 
 
 class FakeWorker:
+    may_run_ahead = True
+
     def __init__(self, max_num_seqs: int, seen: Counter) -> None:
         self.runner, self.seen = FakeRunner(max_num_seqs), seen
         self.flying: list[LateResult] = []
@@ -72,7 +74,7 @@ def make_core(worker: FakeWorker, scheduler, monkeypatch: pytest.MonkeyPatch) ->
     config = SimpleNamespace(
         scheduler_config=SchedulerConfig(async_scheduling=True),
         cache_config=CacheConfig(),
-        model_config=SimpleNamespace(max_model_len=1, logits_processors=()),
+        model_config=SimpleNamespace(max_model_len=1),
     )
     core = EngineCore(config)
     core.scheduler = worker.scheduler = scheduler

@@ -99,7 +99,7 @@ class KVCacheManager:
         return added
 
     def num_missing_blocks(self, request: Request, num_new_tokens: int) -> int:
-        """Blocks that `num_new_tokens` beyond the computed ones need, and the request does not have; not above 0: none."""
+        """Blocks that the request lacks for `num_new_tokens` beyond the computed ones; none if not above 0."""
         num_blocks = self._num_blocks_for(request.num_computed_tokens + num_new_tokens)
         return num_blocks - len(self._blocks[request.request_id])
 

@@ -25,8 +25,7 @@ class EngineCore:
         cache_config = replace(config.cache_config, num_blocks=self.executor.num_blocks)
         self.scheduler = Scheduler(config.scheduler_config, cache_config, config.model_config.max_model_len)
         self._readings_seconds = 0.0
-        # Custom logits processors follow every request's tokens on the host.
-        self._runs_ahead = config.scheduler_config.async_scheduling and not config.model_config.logits_processors
+        self._runs_ahead = config.scheduler_config.async_scheduling
         self._in_flight: tuple[StepInFlight, PendingStep] | None = None
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -74,7 +73,8 @@ class EngineCore:
             self._in_flight = self._begin_step()
         step, pending = self._in_flight
         # Should this raise, the step in flight stays where it is, and the next call takes its results.
-        self._in_flight = self._begin_step() if can_run_ahead(self.scheduler) else None
+        may_run_ahead = self.executor.worker.may_run_ahead and can_run_ahead(self.scheduler)
+        self._in_flight = self._begin_step() if may_run_ahead else None
         try:
             runner_output = pending.result()
         except BaseException:

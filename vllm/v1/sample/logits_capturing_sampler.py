@@ -129,6 +129,8 @@ def _uninstall(worker: Any, key: str) -> None:
 class _CapturingSampler:
     """A sampler that captures the logits first; in all else it is the sampler within."""
 
+    is_followed = True
+
     def __init__(
         self, inner: Any, key: str, indices: list[int] | None, captured: _Captured, vocab_slice: VocabSlice
     ) -> None:

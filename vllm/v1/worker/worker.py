@@ -83,6 +83,11 @@ class Worker:
         """Begin a step; its results may still be on the device."""
         return self.model_runner.execute_model(scheduler_output)
 
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether a step may begin before the tokens of the one before are known."""
+        return not self.model_runner.sampler.is_followed
+
     def _block_bytes(self) -> int:
         """Keys and values, and the final hidden states that prompt readings keep beside them."""
         hf = self.config.model_config.hf_config

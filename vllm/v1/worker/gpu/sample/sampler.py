@@ -73,6 +73,8 @@ class Sampler:
         self.bad_words = BadWordsState(vocab)
         self.request_processors, self.custom = make_processors(config, device, vocab)
         self.reading_clock = ReadingClock()
+        # Whether somebody on the host follows what is sampled, and must see no row that is dropped later.
+        self.is_followed = self.custom is not None
 
     def add_request(self, slot: int, params: SamplingParams, request_id: str) -> None:
         """Stage the state of the request that takes `slot`, over whatever the slot's last owner left.
