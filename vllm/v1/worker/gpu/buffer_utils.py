@@ -87,3 +87,17 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def upload_all(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """The arrays as tensors on `device`, as `upload` does it but, on CUDA, in one copy; arrays of a smaller dtype come
+    after those of a larger one, so that each is aligned."""
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    sizes = [array.nbytes for array in arrays]
+    staged = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+    np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays], out=staged.numpy())
+    parts = staged.to(device, non_blocking=True).split(sizes)
+    return [
+        part.view(torch.from_numpy(array).dtype).view(array.shape) for part, array in zip(parts, arrays, strict=True)
+    ]

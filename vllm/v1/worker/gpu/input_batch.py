@@ -10,7 +10,7 @@ import torch
 
 from vllm.v1.attention.metadata import AttentionMetadata
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.buffer_utils import upload
+from vllm.v1.worker.gpu.buffer_utils import upload_all
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsState, PromptRows
 from vllm.v1.worker.gpu.states import UNKNOWN, RequestStates
 
@@ -33,14 +33,58 @@ class InputBatch:
     req_ids: list[str]
     idx_mapping_np: np.ndarray  # int64 [R], row -> slot
     num_scheduled_np: np.ndarray  # int32 [R]
-    input_ids: torch.Tensor  # int32 [T]
-    positions: torch.Tensor  # int64 [T]
-    attn: AttentionMetadata
-    hidden_rows: torch.Tensor  # int64 [M], increasing: tokens whose final hidden state is wanted
-    logits_rows: torch.Tensor | None  # int64 [L], rows of the hidden states; None = all
+    input_ids_np: np.ndarray  # int32 [T], UNKNOWN where the device alone has the token
+    token_slots_np: np.ndarray  # int64 [T], the slot of each token's request
+    positions_np: np.ndarray  # int64 [T]
+    slot_mapping_np: np.ndarray  # int64 [T], KV cache slots
+    block_table_np: np.ndarray  # int32 [R, blocks of the longest request]
+    query_start_loc_np: np.ndarray  # int32 [R + 1]
+    seq_lens_np: np.ndarray  # int32 [R]
+    hidden_rows_np: np.ndarray  # int64 [M], increasing: tokens whose final hidden state is wanted
+    logits_rows_np: np.ndarray | None  # int64 [L], rows of the hidden states; None = all
     sampling_rows_np: np.ndarray  # int64 [L], batch row of each logits row
     silent_rows_np: np.ndarray  # int64, batch rows that are complete, too, but want no logits
     prompts: PromptBatch | None  # None: no request reads its prompt
+    max_query_len: int
+    max_seq_len: int
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether each request computes one token, and its final hidden state is wanted."""
+        return self.max_query_len == 1 and len(self.hidden_rows_np) == len(self.input_ids_np)
+
+    def to_device(self, states: RequestStates) -> ModelInputs:
+        """What the model reads, in one upload."""
+        wide = [self.positions_np, self.slot_mapping_np, self.hidden_rows_np]
+        narrow = [self.input_ids_np, self.query_start_loc_np, self.seq_lens_np, self.block_table_np]
+        is_unknown = states.last_sampled is not None and (self.input_ids_np == UNKNOWN).any()
+        if is_unknown:
+            wide.append(self.token_slots_np)
+        tensors = upload_all(wide + narrow, states.device)
+        positions, slot_mapping, hidden_rows, *token_slots = tensors[: len(wide)]
+        input_ids, query_start_loc, seq_lens, block_table = tensors[len(wide) :]
+        return ModelInputs(
+            states.known(input_ids, *token_slots) if is_unknown else input_ids,
+            positions,
+            AttentionMetadata(
+                slot_mapping=slot_mapping,
+                block_table=block_table,
+                query_start_loc=query_start_loc,
+                seq_lens=seq_lens,
+                max_query_len=self.max_query_len,
+                max_seq_len=self.max_seq_len,
+            ),
+            hidden_rows,
+        )
+
+
+class ModelInputs(NamedTuple):
+    """A batch on the device: T tokens, M rows of final hidden states."""
+
+    input_ids: torch.Tensor  # int32 [T]
+    positions: torch.Tensor  # int64 [T]
+    attn: AttentionMetadata
+    hidden_rows: torch.Tensor  # int64 [M]
 
 
 class _Layout(NamedTuple):
@@ -60,7 +104,6 @@ def build_input_batch(
     states: RequestStates,
     block_tables: BlockTables,
     prompt_logprobs: PromptLogprobsState,
-    device: torch.device,
 ) -> InputBatch:
     """Gather a step's inputs from the slots. Everything is vectorised over the step; nothing is built row by row."""
     req_ids = list(num_scheduled_tokens)
@@ -86,33 +129,25 @@ def build_input_batch(
             kept_slots=layout.slot_mapping[kept],
         )
 
-    def to_device(array: np.ndarray) -> torch.Tensor:
-        return upload(array, device)
-
-    input_ids_np = states.token_ids[layout.token_slots, layout.positions]
-    input_ids = to_device(input_ids_np)
-    if states.last_sampled is not None and (input_ids_np == UNKNOWN).any():
-        input_ids = states.known(input_ids, to_device(layout.token_slots))
     max_seq_len = int(layout.seq_lens.max(initial=0))
     return InputBatch(
         req_ids=req_ids,
         idx_mapping_np=slots,
         num_scheduled_np=counts,
-        input_ids=input_ids,
-        positions=to_device(layout.positions),
-        attn=AttentionMetadata(
-            slot_mapping=to_device(layout.slot_mapping),
-            block_table=to_device(block_tables.gather(slots, max_seq_len)),
-            query_start_loc=to_device(layout.query_start_loc),
-            seq_lens=to_device(layout.seq_lens),
-            max_query_len=int(counts.max(initial=0)),
-            max_seq_len=max_seq_len,
-        ),
-        hidden_rows=to_device(hidden_rows),
-        logits_rows=None if logits_rows is None else to_device(logits_rows),
+        input_ids_np=states.token_ids[layout.token_slots, layout.positions],
+        token_slots_np=layout.token_slots,
+        positions_np=layout.positions,
+        slot_mapping_np=layout.slot_mapping,
+        block_table_np=block_tables.gather(slots, max_seq_len),
+        query_start_loc_np=layout.query_start_loc,
+        seq_lens_np=layout.seq_lens,
+        hidden_rows_np=hidden_rows,
+        logits_rows_np=logits_rows,
         sampling_rows_np=sampling_rows,
         silent_rows_np=np.flatnonzero(complete & ~states.reads_next[slots]),
         prompts=prompts,
+        max_query_len=int(counts.max(initial=0)),
+        max_seq_len=max_seq_len,
     )
 
 

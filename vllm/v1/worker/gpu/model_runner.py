@@ -92,14 +92,14 @@ class GPUModelRunner:
             self.states,
             self.block_tables,
             self.prompt_logprobs,
-            self.device,
         )
         hidden = self._forward(batch)
         self.states.num_computed_tokens[batch.idx_mapping_np] += batch.num_scheduled_np
         slots = batch.idx_mapping_np[batch.sampling_rows_np]
         sampled: SamplerOutput | None = None
         if len(slots):
-            chosen = hidden if batch.logits_rows is None else hidden.index_select(0, batch.logits_rows)
+            rows = batch.logits_rows_np
+            chosen = hidden if rows is None else hidden.index_select(0, upload(rows, self.device))
             sampled = self.sampler(self.model.compute_logits(chosen), slots, self.states)
         readings = None if batch.prompts is None else self._read_prompts(batch.prompts, hidden)
         return StepResult(
@@ -127,8 +127,9 @@ class GPUModelRunner:
 
     def _forward(self, batch: InputBatch) -> torch.Tensor:
         if self._recorded_decode is not None and self._recorded_decode.takes(batch):
-            return self._recorded_decode(batch)
-        return self.model(batch.input_ids, batch.positions, self.kv_caches, batch.attn, batch.hidden_rows)
+            return self._recorded_decode(batch, self.states)
+        inputs = batch.to_device(self.states)
+        return self.model(inputs.input_ids, inputs.positions, self.kv_caches, inputs.attn, inputs.hidden_rows)
 
     def _read_prompts(self, prompts: PromptBatch, hidden: torch.Tensor) -> PromptReadings:
         """Read prompt positions: first those whose hidden states a cached prefix has, which may be kept in this very

@@ -9,7 +9,8 @@ from torch import Tensor
 from vllm.logger import init_logger
 from vllm.ops.recording import Recording
 from vllm.v1.attention.metadata import AttentionMetadata
-from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.input_batch import InputBatch, ModelInputs
+from vllm.v1.worker.gpu.states import RequestStates
 
 logger = init_logger(__name__)
 
@@ -21,11 +22,11 @@ MAX_ROWS = 8
 class _Step:
     """The inputs of R requests, one token each, at fixed places, and what becomes of them."""
 
-    def __init__(self, batch: InputBatch, max_num_blocks: int) -> None:
-        attn = batch.attn
+    def __init__(self, inputs: ModelInputs, max_num_blocks: int) -> None:
+        attn = inputs.attn
         num_reqs = attn.block_table.shape[0]
-        self.input_ids = batch.input_ids.clone()
-        self.positions = batch.positions.clone()
+        self.input_ids = inputs.input_ids.clone()
+        self.positions = inputs.positions.clone()
         self.attn = AttentionMetadata(
             slot_mapping=attn.slot_mapping.clone(),
             block_table=attn.block_table.new_zeros((num_reqs, max_num_blocks)),
@@ -37,11 +38,11 @@ class _Step:
         self.hidden: Tensor
         self.recording = Recording()
 
-    def fill(self, batch: InputBatch) -> None:
+    def fill(self, inputs: ModelInputs) -> None:
         """Take a batch's inputs."""
-        attn = batch.attn
-        self.input_ids.copy_(batch.input_ids)
-        self.positions.copy_(batch.positions)
+        attn = inputs.attn
+        self.input_ids.copy_(inputs.input_ids)
+        self.positions.copy_(inputs.positions)
         self.attn.slot_mapping.copy_(attn.slot_mapping)
         self.attn.block_table[:, : attn.block_table.shape[1]].copy_(attn.block_table)
         self.attn.seq_lens.copy_(attn.seq_lens)
@@ -69,28 +70,23 @@ class RecordedDecode:
 
     def takes(self, batch: InputBatch) -> bool:
         """Whether `batch` is such a step."""
-        num_tokens = batch.input_ids.shape[0]
-        return (
-            self._records
-            and batch.attn.max_query_len == 1
-            and num_tokens <= MAX_ROWS
-            and batch.hidden_rows.shape[0] == num_tokens
-        )
+        return self._records and batch.is_decode and len(batch.req_ids) <= MAX_ROWS
 
-    def __call__(self, batch: InputBatch) -> Tensor:
+    def __call__(self, batch: InputBatch, states: RequestStates) -> Tensor:
         """Final hidden states, [T, H]; valid until the next step."""
-        step = self._steps.get(batch.input_ids.shape[0])
+        inputs = batch.to_device(states)
+        step = self._steps.get(len(batch.req_ids))
         if step is not None:
-            step.fill(batch)
+            step.fill(inputs)
             step.recording.replay()
             return step.hidden
-        step = _Step(batch, self._max_num_blocks)
-        step.fill(batch)
+        step = _Step(inputs, self._max_num_blocks)
+        step.fill(inputs)
         with step.recording:
             step.hidden = self._model(step.input_ids, step.positions, self._kv_caches, step.attn)
         if step.recording.missed:
             logger.debug("Decode is not recorded because of %s", ", ".join(sorted(step.recording.missed)))
             self._records = False
         else:
-            self._steps[batch.input_ids.shape[0]] = step
+            self._steps[len(batch.req_ids)] = step
         return step.hidden
