@@ -31,6 +31,8 @@ class ModelConfig:
         max_logprob_token_ids: cap on the length of `logprob_token_ids`; -1 = the vocabulary.
         logprobs_mode: the mode of requests that name none.
         logits_processors: classes of custom logits processors, loaded.
+        max_seq_len_to_capture: CUDA graphs are for decode steps whose longest context has at most so many tokens;
+            None: for all.
     """
 
     model: str
@@ -51,12 +53,15 @@ class ModelConfig:
     enforce_eager: bool = False
     quantization: str | None = None
     logits_processors: tuple[type, ...] = ()
+    max_seq_len_to_capture: int | None = None
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         _one_of("tokenizer_mode", self.tokenizer_mode, ("auto", "slow"))
         _at_least("max_model_len", self.max_model_len, 1)
+        if self.max_seq_len_to_capture is not None:
+            _at_least("max_seq_len_to_capture", self.max_seq_len_to_capture, 1)
         _at_least("max_logprobs", self.max_logprobs, -1)
         _at_least("max_logprob_token_ids", self.max_logprob_token_ids, -1)
 

@@ -19,7 +19,7 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
-from vllm.logger import init_logger, warn_once
+from vllm.logger import init_logger
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 
 logger = init_logger(__name__)
@@ -60,8 +60,10 @@ class EngineArgs:
     enforce_eager: bool = _arg(
         False, "never replay a recorded step: every module is called at every step, and so are its hooks"
     )
-    max_context_len_to_capture: int | None = _arg(None, "accepted for older callers; has no effect")
-    max_seq_len_to_capture: int | None = _arg(None, "accepted for older callers; has no effect")
+    max_context_len_to_capture: int | None = _arg(None, "older name of max_seq_len_to_capture")
+    max_seq_len_to_capture: int | None = _arg(
+        None, "on cuda: decode steps with longer contexts are not replayed from CUDA graphs; when left out, all are"
+    )
     disable_custom_all_reduce: bool = _arg(False, "on CPU: ranks add up by gloo, not through shared memory")
     max_model_len: int | None = _arg(None, "longest prompt plus output, in tokens; the model's own when left out")
     max_num_seqs: int = _arg(256, "requests in a step")
@@ -134,6 +136,7 @@ class EngineArgs:
             enforce_eager=self.enforce_eager,
             quantization=self.quantization,
             logits_processors=logits_processors,
+            max_seq_len_to_capture=self._max_seq_len_to_capture(),
         )
         scheduler_config = self._scheduler_config(max_model_len, device)
         return VllmConfig(
@@ -195,6 +198,14 @@ class EngineArgs:
             async_scheduling=self._resolve_async_scheduling(device),
         )
 
+    def _max_seq_len_to_capture(self) -> int | None:
+        older, newer = self.max_context_len_to_capture, self.max_seq_len_to_capture
+        if older is not None and newer is not None and older != newer:
+            raise ValueError(
+                f"max_context_len_to_capture={older} and max_seq_len_to_capture={newer} are one setting: give one"
+            )
+        return older if newer is None else newer
+
     def _resolve_async_scheduling(self, device: str) -> bool:
         if self.async_scheduling is not None:
             return self.async_scheduling
@@ -206,9 +217,6 @@ class EngineArgs:
             raise ValueError(f"quantization must be one of {names}, got {self.quantization!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
-        for name in ("max_context_len_to_capture", "max_seq_len_to_capture"):
-            if getattr(self, name) is not None:
-                warn_once(logger, "%s has no effect: decode graphs cover every context length", name)
 
     def _check_invariance(self, device: str) -> None:
         from vllm.ops.batch_invariance import check_batch_invariance

@@ -101,3 +101,12 @@ def upload_all(arrays: list[np.ndarray], device: torch.device) -> list[torch.Ten
     return [
         part.view(torch.from_numpy(array).dtype).view(array.shape) for part, array in zip(parts, arrays, strict=True)
     ]
+
+
+def upload_into(target: torch.Tensor, array: np.ndarray) -> None:
+    """Copy the array into a tensor of its shape and dtype, without waiting."""
+    source = torch.from_numpy(array)
+    if target.device.type == "cpu":
+        target.copy_(source)
+    else:
+        target.copy_(source.pin_memory(), non_blocking=True)

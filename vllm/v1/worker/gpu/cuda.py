@@ -1,12 +1,15 @@
-"""What only CUDA has: a stream that copies results beside the one that computes."""
+"""What only CUDA has: a stream that copies results beside the one that computes, and graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
+
+Result = TypeVar("Result")
 
 
 class HostCopies:
@@ -24,10 +27,55 @@ class HostCopies:
             done = self._stream.record_event()
 
         def wait(source: SamplerOutput = output) -> None:
-            # Until then nobody may have the memory of `source`, which the other stream's allocations could take.
+            # `source` is kept until then: its memory belongs to the stream that computes, which could give it away.
             done.synchronize()
 
         return copy, wait
+
+    def fence(self) -> None:
+        """Let what comes next on the current stream begin when all copies are done: it may write what they read."""
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
+class GraphRecorder:
+    """Records graphs that share their memory, so that one alone may run at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, function: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
+        """Record what `function` does to the device.
+
+        Args:
+            function: works on tensors that stay where they are; is called twice.
+
+        Returns:
+            what the second call returned, and the replay, on the current stream, that writes it anew.
+        """
+        # Kernels are compiled, and libraries set up, where that is allowed.
+        function()
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            # Other threads may use the device meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                result = function()
+            finally:
+                graph.capture_end()
+        return result, graph.replay
+
+
+def host_copies(device: torch.device) -> HostCopies | None:
+    """What brings results to the host; None: they are there."""
+    return HostCopies(device) if device.type == "cuda" else None
+
+
+def graph_recorder(device: torch.device) -> GraphRecorder | None:
+    """What records graphs; None: the device has none."""
+    return GraphRecorder(device) if device.type == "cuda" else None
 
 
 def _to_pinned(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,14 +15,16 @@ from vllm.ops.recording import can_record
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.buffer_utils import upload
-from vllm.v1.worker.gpu.cuda import HostCopies
+from vllm.v1.worker.gpu.cuda import graph_recorder, host_copies
+from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, Recorder, ladder
+from vllm.v1.worker.gpu.greedy_graphs import GreedyGraphs
 from vllm.v1.worker.gpu.input_batch import InputBatch, PromptBatch, build_input_batch
 from vllm.v1.worker.gpu.recorded_decode import RecordedDecode
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsState, PromptReadings, num_tile_rows
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
-from vllm.v1.worker.gpu.states import Places, RequestStates
+from vllm.v1.worker.gpu.states import RequestStates
 from vllm.v1.worker.gpu.step_result import Sampled, StepResult
 
 
@@ -47,28 +49,57 @@ class GPUModelRunner:
         vocab = vocab_of(vocab_size, self.group)
         self.sampler = Sampler(config, device, vocab)
         self.prompt_logprobs = PromptLogprobsState(max_num_reqs, vocab_size, vocab)
-        self._host_copies = HostCopies(device) if device.type == "cuda" else None
+        self._host_copies = host_copies(device)
         self._reading_clocks = (self.sampler.reading_clock, self.prompt_logprobs.reading_clock)
         self.kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._recorded_decode: RecordedDecode | None = None
+        # A recording holds kernels, no collectives.
+        records = self.group.world_size == 1 and not config.model_config.enforce_eager
+        self._graph_recorder = graph_recorder(device) if records else None
+        self._records_kernels = records and self._graph_recorder is None
+        self._recorded_decode: RecordedDecode | DecodeGraphs | None = None
+        self._greedy_graphs: GreedyGraphs | None = None
+        self._max_decode_rows = min(max_num_reqs, config.scheduler_config.max_num_batched_tokens)
         # Final hidden states of cached prompts by KV cache slot, made when a request first reads its prompt.
         self._hidden_cache: torch.Tensor | None = None  # [blocks * block size, H]
         self._keeps_hidden = config.cache_config.enable_prefix_caching
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Allocate the paged KV cache of every layer. Pages are touched when first written, not here."""
+        """Allocate the paged KV cache of every layer. Pages are touched when first written, not here. On CUDA, record
+        decode steps."""
         hf = self.model_config.hf_config
         num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, self.group.world_size)[self.group.rank])
-        shape = kv_cache_shape(num_blocks, self.block_size, num_kv_heads, hf.head_dim)
+        shape = kv_cache_shape(num_blocks + self.num_extra_blocks, self.block_size, num_kv_heads, hf.head_dim)
         dtype = getattr(torch, self.model_config.dtype)
         self.kv_caches = [
             (torch.empty(shape, dtype=dtype, device=self.device), torch.empty(shape, dtype=dtype, device=self.device))
             for _ in range(hf.num_hidden_layers)
         ]
-        # A recording holds kernels, no collectives.
-        alone = self.group.world_size == 1
-        if alone and can_record(self.kv_caches[0][0]) and not self.model_config.enforce_eager:
+        if self._graph_recorder is not None:
+            self._record_graphs(num_blocks, self._graph_recorder)
+        elif self._records_kernels and can_record(self.kv_caches[0][0]):
             self._recorded_decode = RecordedDecode(self.model, self.kv_caches, self.block_tables.table.shape[1])
+
+    @property
+    def num_extra_blocks(self) -> int:
+        """KV blocks that the runner has over those it is asked for: one for rows that pad a recorded step."""
+        return 0 if self._graph_recorder is None else 1
+
+    @torch.inference_mode()
+    def _record_graphs(self, scratch_block: int, recorder: Recorder) -> None:
+        limit = self.model_config.max_seq_len_to_capture or self.model_config.max_model_len
+        graphs = DecodeGraphs(
+            self.model,
+            self.kv_caches,
+            self.states,
+            ladder(self._max_decode_rows),
+            scratch_block,
+            self.block_size,
+            self.block_tables.table.shape[1],
+            min(limit, self.model_config.max_model_len),
+        )
+        graphs.record(recorder)
+        self._recorded_decode = graphs
+        self._greedy_graphs = GreedyGraphs(self.model, self.sampler, self.states, recorder)
 
     def max_logits_bytes(self) -> int:
         """Bytes of logits that a step holds at most: one float32 row for each sequence and a copy of it for
@@ -96,31 +127,16 @@ class GPUModelRunner:
         hidden = self._forward(batch)
         self.states.num_computed_tokens[batch.idx_mapping_np] += batch.num_scheduled_np
         slots = batch.idx_mapping_np[batch.sampling_rows_np]
-        sampled: SamplerOutput | None = None
-        if len(slots):
-            rows = batch.logits_rows_np
-            chosen = hidden if rows is None else hidden.index_select(0, upload(rows, self.device))
-            sampled = self.sampler(self.model.compute_logits(chosen), slots, self.states)
+        sampled = self._sample(batch, slots, hidden) if len(slots) else None
         readings = None if batch.prompts is None else self._read_prompts(batch.prompts, hidden)
         return StepResult(
             [batch.req_ids[row] for row in batch.sampling_rows_np],
             [batch.req_ids[row] for row in batch.silent_rows_np],
             self.states,
-            None if sampled is None else self._send_to_host(slots, sampled),
+            sampled,
             readings,
             self._take_readings_seconds,
         )
-
-    def _send_to_host(self, slots: np.ndarray, output: SamplerOutput) -> Sampled:
-        """Let the results travel, and the tokens be the next step's inputs before they arrive."""
-        places: Places | None = None
-        draws = self.states.samples[slots]
-        if self.states.last_sampled is not None:
-            self.states.keep_sampled(upload(slots, self.device), output.sampled_token_ids)
-            places = self.states.reserve(slots[draws])
-        if self._host_copies is None:
-            return Sampled(slots, draws, output, _is_there, places)
-        return Sampled(slots, draws, *self._host_copies.start(output), places)
 
     def _take_readings_seconds(self) -> float:
         return sum(clock.take() for clock in self._reading_clocks)
@@ -130,6 +146,36 @@ class GPUModelRunner:
             return self._recorded_decode(batch, self.states)
         inputs = batch.to_device(self.states)
         return self.model(inputs.input_ids, inputs.positions, self.kv_caches, inputs.attn, inputs.hidden_rows)
+
+    def _sample(self, batch: InputBatch, slots: np.ndarray, hidden: torch.Tensor) -> Sampled:
+        """Sample the requests of `slots` and let the results travel; the tokens are inputs of the next step before they
+        arrive."""
+        output = self._replay_greedy(batch, slots)
+        if output is None:
+            rows = batch.logits_rows_np
+            chosen = hidden if rows is None else hidden.index_select(0, upload(rows, self.device))
+            output = self.sampler(self.model.compute_logits(chosen), slots, self.states)
+            if self.states.last_sampled is not None:
+                self.states.keep_sampled(upload(slots, self.device), output.sampled_token_ids)
+        draws = self.states.samples[slots]
+        places = None if self.states.last_sampled is None else self.states.reserve(slots[draws])
+        if self._host_copies is None:
+            return Sampled(slots, draws, output, _is_there, places)
+        return Sampled(slots, draws, *self._host_copies.start(output), places)
+
+    def _replay_greedy(self, batch: InputBatch, slots: np.ndarray) -> SamplerOutput | None:
+        """Sample what was replayed, by a replay; None: it was not, or this cannot be."""
+        graphs, steps = self._greedy_graphs, self._recorded_decode
+        if graphs is None or not isinstance(steps, DecodeGraphs) or not steps.takes(batch):
+            return None
+        if len(slots) < len(batch.req_ids):
+            return None
+        widths = graphs.widths(slots)
+        if widths is None:
+            return None
+        if self._host_copies is not None:
+            self._host_copies.fence()
+        return graphs(steps.step_for(batch), slots, widths)
 
     def _read_prompts(self, prompts: PromptBatch, hidden: torch.Tensor) -> PromptReadings:
         """Read prompt positions: first those whose hidden states a cached prefix has, which may be kept in this very

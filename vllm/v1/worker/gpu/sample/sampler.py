@@ -132,14 +132,15 @@ class Sampler:
             torch.empty(len(slots), dtype=torch.int32, device=logits.device),
             torch.empty(len(slots), dtype=torch.float32, device=logits.device),
         )
-        plain = self._is_plain(slots, states)
+        plain = self.is_plain(slots, states)
         self._sample_plain(logits, slots, np.flatnonzero(plain), output)
         others = np.flatnonzero(~plain)
         if others.size:
             self._sample_processed(logits, slots, others, states, output)
         return output
 
-    def _is_plain(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
+    def is_plain(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
+        """bool [R]: rows that are greedy and that nothing processes."""
         changed = self.penalties.uses(slots) | self.logit_bias.uses(slots, states)
         for state in (self.bad_words, self.request_processors):
             if state.in_use:
