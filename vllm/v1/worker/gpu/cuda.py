@@ -19,18 +19,20 @@ class HostCopies:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
-    def start(self, output: SamplerOutput) -> tuple[SamplerOutput, Callable[[], None]]:
-        """Copy what the current stream computes; the copy's tensors may be read after the returned call."""
+    def start(self, output: SamplerOutput) -> Callable[[], SamplerOutput]:
+        """Copy what the current stream computes; the returned call waits for the copy and gives it."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             copy = output.moved(_to_pinned)
             done = self._stream.record_event()
 
-        def wait(source: SamplerOutput = output) -> None:
+        def take(source: SamplerOutput = output) -> SamplerOutput:
             # `source` is kept until then: its memory belongs to the stream that computes, which could give it away.
             done.synchronize()
+            # Users may keep readings for long, and pinned memory is for the next step.
+            return copy.moved(torch.clone)
 
-        return copy, wait
+        return take
 
     def fence(self) -> None:
         """Let what comes next on the current stream begin when all copies are done: it may write what they read."""

@@ -51,7 +51,7 @@ class GreedyGraphs:
         """What these slots (int64 [R]) read, rounded up; None: the step cannot be replayed."""
         sampler, own = self._sampler, self._sampler.states
         reads = own.reads[slots]
-        if sampler.is_followed or (reads & Reads.ENTROPY).any() or not sampler.is_plain(slots, self._states).all():
+        if (reads & Reads.ENTROPY).any() or not sampler.is_plain(slots, self._states).all():
             return None
         num_topk = _round_up(int(own.num_topk[slots].max()), _NUM_TOPK)
         num_token_ids = _round_up(sampler.token_ids.max_num_token_ids(slots), _NUM_TOKEN_IDS)

@@ -159,16 +159,16 @@ class GPUModelRunner:
                 self.states.keep_sampled(upload(slots, self.device), output.sampled_token_ids)
         draws = self.states.samples[slots]
         places = None if self.states.last_sampled is None else self.states.reserve(slots[draws])
-        if self._host_copies is None:
-            return Sampled(slots, draws, output, _is_there, places)
-        return Sampled(slots, draws, *self._host_copies.start(output), places)
+        # On the CPU results are where they are read.
+        take_output = (lambda: output) if self._host_copies is None else self._host_copies.start(output)
+        return Sampled(slots, draws, take_output, places)
 
     def _replay_greedy(self, batch: InputBatch, slots: np.ndarray) -> SamplerOutput | None:
         """Sample what was replayed, by a replay; None: it was not, or this cannot be."""
         graphs, steps = self._greedy_graphs, self._recorded_decode
         if graphs is None or not isinstance(steps, DecodeGraphs) or not steps.takes(batch):
             return None
-        if len(slots) < len(batch.req_ids):
+        if self.sampler.is_followed or len(slots) < len(batch.req_ids):
             return None
         widths = graphs.widths(slots)
         if widths is None:
@@ -217,7 +217,3 @@ class GPUModelRunner:
             if block_ids:
                 self.block_tables.append(self.states.req_id_to_slot[req_id], block_ids)
         self.sampler.apply_staged_writes()
-
-
-def _is_there() -> None:
-    """On the CPU results are where they are read."""

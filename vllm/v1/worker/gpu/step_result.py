@@ -21,15 +21,13 @@ class Sampled:
     Attributes:
         slots: int64 [R].
         draws: bool [R], whose token counts: the others only read.
-        output: on the host, or on its way there.
-        wait: returns when it is there.
+        take_output: waits until it is on the host, and gives it.
         places: of the tokens, when they were reserved; None: they are appended when they come.
     """
 
     slots: np.ndarray
     draws: np.ndarray
-    output: SamplerOutput
-    wait: Callable[[], None]
+    take_output: Callable[[], SamplerOutput]
     places: Places | None
 
 
@@ -66,9 +64,9 @@ class StepResult:
         logprobs: list[LogprobsRow | None] = [None] * len(req_ids)
         errors: dict[str, str] = {}
         if self._sampled is not None:
-            self._sampled.wait()
-            self._take_sampled(self._sampled, token_ids, logprobs)
-            errors = {self._req_ids[row]: message for row, message in self._sampled.output.errors().items()}
+            sampled = self._sampled.take_output()
+            self._take_sampled(self._sampled, sampled, token_ids, logprobs)
+            errors = {self._req_ids[row]: message for row, message in sampled.errors().items()}
         output = ModelRunnerOutput(req_ids, token_ids, logprobs)
         if self._readings is not None:
             output.prompt_logprobs = self._readings.rows
@@ -80,18 +78,20 @@ class StepResult:
         output.readings_seconds = self._take_readings_seconds()
         return output
 
-    def _take_sampled(self, sampled: Sampled, token_ids: np.ndarray, logprobs: list[LogprobsRow | None]) -> None:
+    def _take_sampled(
+        self, sampled: Sampled, output: SamplerOutput, token_ids: np.ndarray, logprobs: list[LogprobsRow | None]
+    ) -> None:
         """Put the tokens into the request states and, with the readings, into the step's output."""
-        drawn, states = sampled.output.sampled_token_ids.numpy(), self._states
-        token_ids[: len(drawn)] = np.where(sampled.draws, drawn, np.int32(NO_TOKEN))
-        for rows, tensors in sampled.output.logprobs:
+        drawn, draws, states = output.sampled_token_ids.numpy(), sampled.draws, self._states
+        token_ids[: len(drawn)] = np.where(draws, drawn, np.int32(NO_TOKEN))
+        for rows, tensors in output.logprobs:
             lists = tensors.tolists()
             for index, row in enumerate(rows.tolist()):
                 if row >= 0:
                     logprobs[row] = LogprobsRow(lists, index)
         if sampled.places is not None:
-            states.fill(sampled.places, drawn[sampled.draws])
-        elif sampled.draws.all():
+            states.fill(sampled.places, drawn[draws])
+        elif draws.all():
             states.append_sampled(sampled.slots, drawn)
         else:
-            states.append_sampled(sampled.slots[sampled.draws], drawn[sampled.draws])
+            states.append_sampled(sampled.slots[draws], drawn[draws])

@@ -1,0 +1,232 @@
+"""Recorded decode steps of CUDA with stand-ins for what only CUDA has: every bit is that of steps that are not recorded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.ops._dispatch import cpu_ops
+from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, ladder
+
+pytestmark = pytest.mark.skipif(cpu_ops() is None, reason="rows are computed alike by the C++ operators alone")
+
+RUNNER = "vllm.v1.worker.gpu.model_runner"
+FIELDS = {"max_num_seqs": 7, "max_logprob_token_ids": -1}
+
+
+class Replays:
+    """Runs what was recorded once more, into the tensors that the recording returned."""
+
+    def __init__(self) -> None:
+        self.num_recorded = self.num_replays = 0
+
+    def record(self, function):
+        function()
+        result = function()
+        self.num_recorded += 1
+
+        def replay() -> None:
+            self.num_replays += 1
+            for mine, new in zip(tensors_of(result), tensors_of(function()), strict=True):
+                mine.copy_(new)
+
+        for tensor in tensors_of(result):
+            tensor.fill_(-3)  # a recording is not a run
+        return result, replay
+
+
+class LazyCopies:
+    """Copies at the latest time that CUDA's streams would: before what comes after a fence, or when waited for."""
+
+    def __init__(self) -> None:
+        self._pending = []
+
+    def start(self, output):
+        pairs = []
+
+        def move(tensor):
+            pairs.append((torch.full_like(tensor, -7), tensor))
+            return pairs[-1][0]
+
+        copy = output.moved(move)
+        self._pending.append(pairs)
+        return copy, lambda: self._copy(pairs)
+
+    def fence(self) -> None:
+        for pairs in self._pending:
+            self._copy(pairs)
+
+    @torch.inference_mode()
+    def _copy(self, pairs) -> None:
+        while pairs:
+            host, tensor = pairs.pop()
+            host.copy_(tensor)
+
+
+def tensors_of(result) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return [tensor for part in result for tensor in tensors_of(part)] if isinstance(result, tuple) else []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def make_llm(folder, monkeypatch):
+    """make(**fields) -> an engine with graphs; make.eager(**fields) -> without."""
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+
+    def make(**fields):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"{RUNNER}.graph_recorder", lambda device: Replays())
+            patch.setattr(f"{RUNNER}.host_copies", lambda device: LazyCopies())
+            return make_tiny_llm(folder, **{**FIELDS, "async_scheduling": True, **fields})
+
+    make.eager = lambda **fields: make_tiny_llm(folder, **{**FIELDS, "enforce_eager": True, **fields})
+    return make
+
+
+def runner_of(llm):
+    return llm.llm_engine.engine_core.executor.worker.model_runner
+
+
+def results(llm, kinds, num_prompts=None):
+    """What requests with these parameters give, those of a kind in turn; they end one after another."""
+    params = [
+        SamplingParams(
+            **{"max_tokens": 4 + 3 * index, "ignore_eos": True, "temperature": 0, **kinds[index % len(kinds)]}
+        )
+        for index in range(num_prompts or len(kinds))
+    ]
+    prompts = [{"prompt_token_ids": [3 + index] * (5 + 4 * index)} for index in range(len(params))]
+    outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+    assert is_empty(llm)
+    return [(output.token_ids, output.finish_reason, plain(output.logprobs)) for output in outputs]
+
+
+def plain(readings):
+    if readings is None:
+        return None
+    fields = ("token_ids", "logprobs", "logits", "ranks", "lse", "start_indices")
+    return [getattr(readings, field).tolist() for field in fields] + [np.nan_to_num(readings.entropy).tolist()]
+
+
+def ids(count):
+    return list(range(5, 5 + count))
+
+
+KINDS = {
+    "tokens alone": [{}],
+    "logprobs alone": [{"logprobs": 0}],
+    "few ids": [{"logprob_token_ids": ids(3)}, {"logprob_token_ids": ids(8)}, {}],
+    "more ids": [{"logprob_token_ids": ids(20), "logprobs": 2}, {"logprobs": 20}],
+    "many ids": [{"logprob_token_ids": ids(100)}, {}, {"logprob_token_ids": ids(1)}],
+    "too many ids": [{"logprob_token_ids": ids(200)}, {"logprobs": 40}],
+    "entropy": [{"logprobs": 1, "logprob_entropy": True}],
+    "processed": [{"repetition_penalty": 1.5, "logprobs": 2}, {"logit_bias": {9: 3.0}}],
+    "drawn": [{"temperature": 1.0, "seed": 1, "logprobs": 1}, {"logprobs": 2}],
+    "not drawn": [{}, {"max_tokens": 0, "logprobs": 1}],
+}
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_every_bit_is_that_of_steps_that_are_not_recorded(make_llm, async_scheduling):
+    llm, eager = make_llm(async_scheduling=async_scheduling), make_llm.eager()
+    for name, kinds in KINDS.items():
+        for num_prompts in (1, 3, 6):
+            assert results(llm, kinds, num_prompts) == results(eager, kinds, num_prompts), (name, num_prompts)
+    mixed = [kind for kinds in KINDS.values() for kind in kinds]
+    assert results(llm, mixed) == results(eager, mixed)
+
+
+def test_one_replay_does_it_all_for_plain_rows(make_llm):
+    llm = make_llm()
+    recorder = runner_of(llm)._graph_recorder
+    assert recorder.num_recorded == len(ladder(7)) == 4
+    results(llm, KINDS["few ids"], 3)
+    assert recorder.num_recorded == 4 + 3  # the batch sizes 3, 2 and 1, of which 3 is padded
+    before = recorder.num_replays
+    again = results(llm, KINDS["few ids"], 3)
+    assert recorder.num_recorded == 7
+    num_decodes = max(len(tokens) for tokens, _, _ in again) - 1
+    assert recorder.num_replays - before == 2 * num_decodes
+
+
+def test_padding_writes_to_its_own_block_alone(make_llm):
+    llm = make_llm(num_gpu_blocks_override=40, enable_prefix_caching=False)
+    runner = runner_of(llm)
+    assert all(cache.shape[0] == 41 for pair in runner.kv_caches for cache in pair)
+    results(llm, [{}], 7)  # leaves its slots and blocks behind in the inputs of the largest step
+    for pair in runner.kv_caches:
+        for cache in pair:
+            cache.fill_(100.0)
+    tables = runner.block_tables
+    owned, set_row, append = set(), tables.set_row, tables.append
+    tables.set_row = lambda slot, blocks: owned.update(blocks) or set_row(slot, blocks)
+    tables.append = lambda slot, blocks: owned.update(blocks) or append(slot, blocks)
+    results(llm, [{"max_tokens": 6}], 5)
+    written = {
+        block for pair in runner.kv_caches for cache in pair for block in range(40) if (cache[block] != 100.0).any()
+    }
+    assert written and written <= owned
+
+
+def test_lists_that_move_to_a_wider_table(make_llm):
+    llm, eager = make_llm(), make_llm.eager()
+    for count in (3, 20, 3, 100, 3):
+        kinds = [{"logprob_token_ids": ids(count)[::-1]}]
+        assert results(llm, kinds, 2) == results(eager, kinds, 2)
+
+
+def test_longer_contexts_are_not_replayed(make_llm):
+    llm, eager = make_llm(max_seq_len_to_capture=12), make_llm.eager()
+    recorder = runner_of(llm)._graph_recorder
+    assert results(llm, [{"max_tokens": 20}], 1) == results(eager, [{"max_tokens": 20}], 1)
+    # The prompt's 5 tokens are one step; those with 6 to 12 tokens of context are replayed.
+    assert recorder.num_replays == 2 * 7
+
+
+def test_captured_logits_go_by_the_sampler(make_llm):
+    from vllm.v1.sample.logits_capturing_sampler import LogitsCapturingSampler
+
+    llm, eager = make_llm(), make_llm.eager()
+    captured = []
+    for each in (llm, eager):
+        with LogitsCapturingSampler([3, 9]).install(each) as capture:
+            results(each, [{}], 3)
+        captured.append(capture.get_captured_logits())
+    assert len(captured[0]) and torch.equal(*captured)
+
+
+def test_the_ladder():
+    assert ladder(1) == [1]
+    assert ladder(5) == [1, 2, 4, 5]
+    assert ladder(256)[:6] == [1, 2, 4, 8, 16, 24] and ladder(256)[-2:] == [248, 256]
+    assert ladder(1000)[-1] == 512
+    for most in (1, 3, 8, 9, 300, 512):
+        assert ladder(most)[-1] == most and ladder(most) == sorted(set(ladder(most)))
+
+
+def test_without_graphs_there_are_none(folder, make_llm):
+    assert isinstance(runner_of(make_llm())._recorded_decode, DecodeGraphs)
+    llm = make_llm(enforce_eager=True)
+    assert runner_of(llm)._recorded_decode is None and runner_of(llm).num_extra_blocks == 0
+
+
+def test_the_setting(folder):
+    def of(**fields):
+        return EngineArgs(str(folder), device="cpu", **fields).create_engine_config().model_config
+
+    assert of().max_seq_len_to_capture is None
+    assert of(max_context_len_to_capture=7).max_seq_len_to_capture == 7
+    with pytest.raises(ValueError, match="max_context_len_to_capture=7 and max_seq_len_to_capture=8 are one setting"):
+        of(max_context_len_to_capture=7, max_seq_len_to_capture=8)
+    with pytest.raises(ValueError, match="max_seq_len_to_capture must be an integer of at least 1, got 0"):
+        of(max_seq_len_to_capture=0)
