@@ -1,4 +1,4 @@
-"""Recorded decode steps of CUDA with stand-ins for what only CUDA has: every bit is that of steps that are not recorded."""
+"""Decode steps of CUDA, recorded by a stand-in: every bit is that of steps that are not recorded."""
 
 from __future__ import annotations
 
@@ -54,7 +54,12 @@ class LazyCopies:
 
         copy = output.moved(move)
         self._pending.append(pairs)
-        return copy, lambda: self._copy(pairs)
+
+        def take():
+            self._copy(pairs)
+            return copy
+
+        return take
 
     def fence(self) -> None:
         for pairs in self._pending:

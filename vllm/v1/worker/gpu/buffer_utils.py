@@ -67,7 +67,7 @@ class StagedTensor:
         wider[:, :old] = self._host
         self._set_host(wider)
         # The device's copy starts from the host's, staged rows included.
-        self.tensor = wider if self._shared else wider.to(self.device)
+        self.tensor = wider if self._shared else upload(self.np, self.device)
         self._dirty.clear()
 
     def apply_staged_writes(self) -> None:
