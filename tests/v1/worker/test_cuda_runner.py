@@ -1,0 +1,114 @@
+"""The model runner on CUDA: graphs, copies and steps ahead give what plain steps give, and nothing waits in between."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+
+from vllm import SamplingParams
+from vllm.v1.worker.gpu.buffer_utils import upload, upload_all, upload_into
+from vllm.v1.worker.gpu.decode_graphs import ladder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+def make_llm(folder, **fields):
+    return make_tiny_llm(folder, **{"device": "cuda", "max_num_seqs": 9, **fields})
+
+
+def runner_of(llm):
+    return llm.llm_engine.engine_core.executor.worker.model_runner
+
+
+KINDS = [
+    {"temperature": 0},
+    {"temperature": 0, "logprob_token_ids": [3, 9, 7], "logprobs": 2},
+    {"seed": 1, "logprobs": 1, "top_k": 20},
+    {"seed": 2, "top_p": 0.8, "min_p": 0.01, "stop_token_ids": list(range(40, 90))},
+    {"temperature": 0, "repetition_penalty": 1.4, "logprobs": 3, "logprobs_mode": "processed_logprobs"},
+    {"seed": 3, "bad_words": ["a"], "min_tokens": 4},
+    {"temperature": 0, "prompt_logprobs": 2, "logprobs": 0},
+    {"temperature": 0, "logprobs": 1, "logprob_entropy": True},
+]
+
+
+def results(llm, kinds):
+    params = [SamplingParams(**{"max_tokens": 5 + 2 * index, **kind}) for index, kind in enumerate(kinds)]
+    prompts = [{"prompt_token_ids": [5] * 16 + [3 + index] * (4 + 3 * index)} for index in range(len(kinds))]
+    outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+    assert is_empty(llm)
+    return outputs
+
+
+@pytest.mark.parametrize("kinds", [KINDS, KINDS[:2] * 4, KINDS[:1] * 3], ids=["mixed", "readings", "tokens"])
+def test_graphs_and_steps_ahead_give_what_plain_steps_give(folder, kinds):
+    plain = results(make_llm(folder, enforce_eager=True, async_scheduling=False), kinds)
+    for fields in ({}, {"enforce_eager": True}, {"async_scheduling": False}, {"num_gpu_blocks_override": 20}):
+        llm = make_llm(folder, **fields)
+        for _ in range(2):
+            for ours, theirs in zip(results(llm, kinds), plain, strict=True):
+                assert ours.token_ids == theirs.token_ids and ours.finish_reason == theirs.finish_reason
+                if theirs.logprobs is not None:
+                    assert ours.logprobs.token_ids.tolist() == theirs.logprobs.token_ids.tolist()
+                    # Kernels order their sums by the number of rows, which padding changes: some float32 roundings
+                    # of sums over a width of 64, on logits of about 1.
+                    np.testing.assert_allclose(ours.logprobs.logprobs, theirs.logprobs.logprobs, atol=2e-4)
+
+
+def test_every_size_is_recorded_and_replayed(folder):
+    llm = make_llm(folder)
+    steps = runner_of(llm)._recorded_decode
+    assert sorted(steps._steps) == ladder(9)
+    replays = []
+    for size, step in steps._steps.items():
+        step.replay = lambda size=size, replay=step.replay: (replays.append(size), replay())
+    results(llm, [{"temperature": 0, "ignore_eos": True, "logprobs": 1}] * 9)
+    assert set(replays) == set(ladder(9))
+
+
+@pytest.mark.parametrize("fields", [{}, {"enforce_eager": True}], ids=["graphs", "eager"])
+def test_nothing_waits_before_sampling_ends(folder, fields):
+    llm = make_llm(folder, **fields)
+    kinds = [kind for kind in KINDS if "prompt_logprobs" not in kind]
+    results(llm, kinds)  # kernels are compiled, graphs recorded
+    runner = runner_of(llm)
+    execute = runner.execute_model
+
+    def guarded(step):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return execute(step)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    runner.execute_model = guarded
+    results(llm, kinds)
+
+
+def test_uploads():
+    device = torch.device("cuda")
+    arrays = [np.arange(5), np.arange(12, dtype=np.int32).reshape(3, 4), np.empty(0, np.int32), np.ones(3, np.int32)]
+    for array, tensor in zip(arrays, upload_all(arrays, device), strict=True):
+        assert tensor.dtype == torch.from_numpy(array).dtype
+        np.testing.assert_array_equal(tensor.cpu().numpy(), array)
+    target = torch.zeros((4, 6), dtype=torch.int32, device=device)
+    # A pinned copy is not handed out again while it is on its way: the device is busy, the host far ahead of it.
+    torch.cuda._sleep(50_000_000)
+    tensors = []
+    for value in range(50):
+        array = np.full((3, 4), value, np.int32)
+        tensors.append(upload(array, device))
+        upload_into(target[:3, :4], array)
+        array.fill(-1)
+    assert [int(tensor[2, 3]) for tensor in tensors] == list(range(50))
+    assert target[:3, :4].eq(49).all() and not target[3:].any()
