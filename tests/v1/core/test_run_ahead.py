@@ -22,12 +22,13 @@ class Fault(Exception):
 class LateResult:
     """A step that the fake device has run, and of which the host knows nothing yet."""
 
-    def __init__(self, worker, output, broken, fails) -> None:
-        self.worker, self.output, self.broken, self.fails = worker, output, broken, fails
+    def __init__(self, worker, output, broken, lost) -> None:
+        self.worker, self.output, self.broken, self.lost = worker, output, broken, lost
 
     def result(self):
         self.worker.flying.remove(self)
-        if self.fails:
+        if self.lost is not None:
+            self.worker.runner.spoil(self.lost)
             raise Fault
         if self.broken is not None:
             self.worker.spoil(self.broken)
@@ -51,15 +52,20 @@ class FakeWorker:
             raise Fault
         self.seen["steps ahead"] += bool(self.flying)
         output = self.runner.execute(step)
-        broken = None
+        broken = lost = None
+        if self.lose_next:
+            self.lose_next = False
+            begun_at = dict(step.begun_at())
+            lost = [
+                block for req_id in begun_at for block in self.runner.blocks[req_id][begun_at[req_id] // BLOCK_SIZE :]
+            ]
         if self.break_next is not None and output.req_ids:
             where = self.break_next % len(output.req_ids)
             broken = output.req_ids[where]
             output = output.without({broken})
             output.errors[broken] = "broken"
             self.break_next = None
-        self.flying.append(LateResult(self, output, broken, self.lose_next))
-        self.lose_next = False
+        self.flying.append(LateResult(self, output, broken, lost))
         return self.flying[-1]
 
     def spoil(self, req_id: str) -> None:
@@ -149,10 +155,12 @@ def make_run(monkeypatch):
 
 def tokens_of(core: EngineCore, request_id: str) -> list[int]:
     tokens = []
-    while core.scheduler.has_request(request_id):
+    for _ in range(100):
+        if not core.scheduler.has_request(request_id):
+            return tokens
         for output in core.step():
             tokens += output.new_token_ids if output.request_id == request_id else []
-    return tokens
+    raise AssertionError("the request does not end")
 
 
 def test_a_request_that_takes_an_id_gets_nothing_of_its_last_owner(make_run):

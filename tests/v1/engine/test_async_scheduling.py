@@ -13,6 +13,8 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.sample.logits_capturing_sampler import LogitsCapturingSampler
 
 ROUNDS = 3
+# Each letter after each other: what may come depends on the token before.
+BAD_WORDS = [first + second for first in "abcdefgh" for second in "abcdefgh"]
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +37,12 @@ def workload(generator: np.random.Generator) -> tuple[list, list[SamplingParams]
         {"seed": 2, "top_p": 0.8, "min_p": 0.01, "n": 2, "stop": ["e", "\u0001"]},
         {"seed": 3, "repetition_penalty": 1.4, "frequency_penalty": 0.3, "presence_penalty": 0.2, "logprobs": 1},
         {"temperature": 0, "repetition_penalty": 2.0, "min_tokens": 5, "stop_token_ids": list(range(40, 120))},
-        {"seed": 4, "bad_words": ["a", "th"], "logprob_token_ids": [7]},
+        {"seed": 4, "bad_words": BAD_WORDS, "top_k": 2, "logprob_token_ids": [7]},
         {"seed": 5, "prompt_logprobs": 2, "logprobs": 0},
         {"max_tokens": 0, "prompt_logprobs": 1},
         {"seed": 6, "logit_bias": {50: 5.0}, "stop_token_ids": [50], "logprob_token_ids": [50]},
         {"seed": 7, "allowed_token_ids": [60, 61, 62], "logprob_entropy": True, "logprobs": 2},
-        {"seed": 8, "logits_processors": [lambda prompt, output, logits: logits.roll(len(output))]},
+        {"seed": 8, "logits_processors": [lambda prompt, output, logits: logits.roll(sum(output))]},
     ]
     generator.shuffle(kinds)
     prompts = [[5] * int(generator.choice([1, 16, 30])) + generator.integers(3, 250, 9).tolist() for _ in kinds]

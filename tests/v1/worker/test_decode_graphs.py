@@ -185,9 +185,13 @@ def test_padding_writes_to_its_own_block_alone(make_llm):
 
 def test_lists_that_move_to_a_wider_table(make_llm):
     llm, eager = make_llm(), make_llm.eager()
+    recorder = runner_of(llm)._graph_recorder
     for count in (3, 20, 3, 100, 3):
+        before = recorder.num_recorded
         kinds = [{"logprob_token_ids": ids(count)[::-1]}]
         assert results(llm, kinds, 2) == results(eager, kinds, 2)
+        # Each time the lists had been moved, or were by these: what was recorded reads the old table.
+        assert recorder.num_recorded == before + 2
 
 
 def test_longer_contexts_are_not_replayed(make_llm):
