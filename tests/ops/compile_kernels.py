@@ -24,10 +24,11 @@ from vllm.ops._dispatch import force
 from vllm.ops.count_above import count_above
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gumbel_sample import gumbel_sample
-from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
+from vllm.ops.kv_cache import kv_rows_shape, reshape_and_cache_
 from vllm.ops.paged_attention import paged_attention
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_embedding_
+from vllm.ops.rotary_and_cache import rotary_and_cache_
 from vllm.ops.silu_and_mul import silu_and_mul
 from vllm.ops.token_readings import token_readings
 from vllm.ops.topk import topk
@@ -55,7 +56,7 @@ def _int32(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
 
-def _calls() -> Iterator[Callable[[], Any]]:
+def _calls(capability: int) -> Iterator[Callable[[], Any]]:
     for dtype in (torch.float32, torch.bfloat16):
         logits = torch.empty(4, 49152, dtype=dtype)
         yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4))
@@ -63,8 +64,6 @@ def _calls() -> Iterator[Callable[[], Any]]:
         yield lambda x=logits: count_above(x, torch.empty(4, 20), _int32(4))
         x, weight = torch.empty(8, 4096, dtype=dtype), torch.empty(4096, dtype=dtype)
         yield lambda x=x, weight=weight: fused_add_rms_norm_(x, x.clone(), weight, 1e-5)
-        for heads, kv_heads, head_dim in ((9, 3, 64), (32, 8, 128)):
-            yield from _attention_calls(dtype, heads, kv_heads, head_dim)
     # An odd vocabulary: rows that are not aligned.
     logits = torch.empty(4, 50257, dtype=torch.bfloat16)
     yield lambda: token_readings(logits, _int32(4, 1))
@@ -74,6 +73,12 @@ def _calls() -> Iterator[Callable[[], Any]]:
     yield lambda: rms_norm(x, weight, 1e-5)
     yield lambda: rms_norm(x.view(8, 32, 128), weight[:128], 1e-5)
     yield lambda: silu_and_mul(x)
+    yield from _attention_calls(torch.bfloat16, 32, 8, 128)
+    # Neither the group nor the number of heads is a power of two.
+    yield from _attention_calls(torch.bfloat16, 9, 3, 64)
+    if capability == CAPABILITIES[0]:
+        # Without tensor cores, so much the same on every generation, and the slowest to compile.
+        yield from _attention_calls(torch.float32, 32, 8, 128)
     slots = torch.zeros(4, dtype=torch.int64)
     yield lambda: gumbel_sample(logits.float(), torch.ones(8), slots, slots, _int32(4))
     yield lambda: gumbel_sample(logits.float(), torch.ones(8), slots, slots, _int32(4), first_id=50257)
@@ -83,12 +88,15 @@ def _calls() -> Iterator[Callable[[], Any]]:
 def _attention_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> Iterator[Callable[[], Any]]:
     qkv = torch.empty(8, heads + 2 * kv_heads, head_dim, dtype=dtype)
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
-    caches = [torch.empty(kv_cache_shape(4, 16, kv_heads, head_dim), dtype=dtype) for _ in range(2)]
+    caches = [torch.empty(kv_rows_shape(64, 16, kv_heads, head_dim), dtype=dtype) for _ in range(2)]
     positions = torch.zeros(8, dtype=torch.int64)
-    yield lambda: paged_attention(q, *caches, _int32(2, 4), _int32(3), _int32(2), 0.125)
-    if dtype == torch.bfloat16:
-        yield lambda: rotary_embedding_(positions, q, k, torch.empty(64, head_dim))
+    # Contexts that may be split, and requests of several queries.
+    yield lambda: paged_attention(q, *caches, _int32(2, 64), _int32(3), _int32(2), 0.125)
+    if dtype == torch.bfloat16 and head_dim == 128:
+        table = torch.empty(64, head_dim)
+        yield lambda: rotary_embedding_(positions, q, k, table)
         yield lambda: reshape_and_cache_(k, v, *caches, positions)
+        yield lambda: rotary_and_cache_(positions, q, k, v, table, *caches, positions)
 
 
 def _compile(capability: int) -> Iterator[dict[str, Any]]:
@@ -116,7 +124,7 @@ def _compile(capability: int) -> Iterator[dict[str, Any]]:
     run, JITFunction.run = JITFunction.run, compile_only
     try:
         with force("triton"):
-            for call in _calls():
+            for call in _calls(capability):
                 call()
     finally:
         JITFunction.run = run

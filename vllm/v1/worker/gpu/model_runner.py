@@ -10,8 +10,9 @@ import torch
 from vllm.config import VllmConfig
 from vllm.distributed.communicator import split_kv_heads
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.ops.kv_cache import kv_cache_shape
+from vllm.model_executor.layers.attention import use_backend
 from vllm.ops.recording import can_record
+from vllm.v1.attention.select import select_backend
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.buffer_utils import upload
@@ -68,13 +69,16 @@ class GPUModelRunner:
         decode steps."""
         hf = self.model_config.hf_config
         num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, self.group.world_size)[self.group.rank])
-        shape = kv_cache_shape(num_blocks + self.num_extra_blocks, self.block_size, num_kv_heads, hf.head_dim)
         dtype = getattr(torch, self.model_config.dtype)
+        name = self.model_config.attention_backend
+        backend = select_backend(name, self.device, dtype, hf.head_dim, self.block_size)
+        use_backend(self.model, backend)
+        shape = backend.kv_cache_shape(num_blocks + self.num_extra_blocks, self.block_size, num_kv_heads, hf.head_dim)
         self.kv_caches = [
             (torch.empty(shape, dtype=dtype, device=self.device), torch.empty(shape, dtype=dtype, device=self.device))
             for _ in range(hf.num_hidden_layers)
         ]
-        if self._graph_recorder is not None:
+        if self._graph_recorder is not None and backend.can_be_captured:
             self._record_graphs(num_blocks, self._graph_recorder)
         elif self._records_kernels and can_record(self.kv_caches[0][0]):
             self._recorded_decode = RecordedDecode(self.model, self.kv_caches, self.block_tables.table.shape[1])
