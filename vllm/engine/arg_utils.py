@@ -56,7 +56,9 @@ class EngineArgs:
     seed: int = _arg(0, "seed of requests that bring none")
     device: Literal["auto", "cpu", "cuda"] = _arg("auto", "auto: cuda where there is one, else cpu")
     gpu_memory_utilization: float = _arg(0.9, "fraction of the GPU's memory that the engine may use")
-    swap_space: float = _arg(4.0, "GiB of host memory for evicted blocks; not used on CPU")
+    swap_space: float = _arg(
+        0.0, "GiB of host memory a device for KV blocks that make room for others, to copy back; pinned on cuda"
+    )
     enforce_eager: bool = _arg(
         False, "never replay a recorded step: every module is called at every step, and so are its hooks"
     )
@@ -197,6 +199,8 @@ class EngineArgs:
             raise ValueError(f"quantization must be one of {names}, got {self.quantization!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
+        if self.swap_space and not self.enable_prefix_caching:
+            warn_once(logger, "swap_space has no effect without enable_prefix_caching: blocks are found by content")
         for name in ("max_context_len_to_capture", "max_seq_len_to_capture"):
             if getattr(self, name) is not None:
                 warn_once(logger, "%s has no effect: decode graphs cover every context length", name)

@@ -9,13 +9,14 @@ import torch
 
 from vllm import envs
 from vllm.config import VllmConfig
-from vllm.distributed.communicator import ALONE, Communicator, split_kv_heads
+from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import get_model
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.memory import available_host_bytes, hidden_block_bytes, host_block_count, kv_block_bytes
 
 logger = init_logger(__name__)
 
@@ -70,10 +71,18 @@ class Worker:
             )
         return num_blocks
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache."""
+    def determine_num_host_blocks(self) -> int:
+        """How many blocks of host memory `swap_space` holds.
+
+        Raises:
+            ValueError: see host_block_count.
+        """
+        return host_block_count(self.config, kv_block_bytes(self.config, self.group), available_host_bytes())
+
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Allocate the KV cache, and the host blocks for what has to leave it."""
         logger.info("KV cache: %d blocks of %d tokens", num_blocks, self.config.cache_config.block_size)
-        self.model_runner.initialize_kv_cache(num_blocks)
+        self.model_runner.initialize_kv_cache(num_blocks, num_host_blocks)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
@@ -81,13 +90,7 @@ class Worker:
 
     def _block_bytes(self) -> int:
         """Keys and values, and the final hidden states that prompt readings keep beside them."""
-        hf = self.config.model_config.hf_config
-        cache = self.config.cache_config
-        num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, self.group.world_size)[self.group.rank])
-        width = 2 * hf.num_hidden_layers * num_kv_heads * hf.head_dim
-        if cache.enable_prefix_caching:
-            width += hf.hidden_size
-        return width * cache.block_size * getattr(torch, self.config.model_config.dtype).itemsize
+        return kv_block_bytes(self.config, self.group) + hidden_block_bytes(self.config)
 
     def _cache_budget_bytes(self) -> int:
         if self.device.type == "cpu":
@@ -96,7 +99,7 @@ class Worker:
             asked = envs.cpu_kvcache_space_bytes()
             if asked is not None:
                 return asked // world_size
-            free = max(_available_host_bytes() - world_size * self.model_runner.max_logits_bytes(), 0)
+            free = max(available_host_bytes() - world_size * self.model_runner.max_logits_bytes(), 0)
             share = _CPU_CACHE_FRACTION / self.config.parallel_config.data_parallel_size
             return min(_CPU_CACHE_LIMIT_BYTES, int(free * share)) // world_size
         free, total = torch.cuda.mem_get_info(self.device)
@@ -118,15 +121,3 @@ def worker_device(config: VllmConfig, rank: int) -> torch.device:
     if kind == "cpu" or parallel.tensor_parallel_size == parallel.data_parallel_size == 1:
         return torch.device(kind)
     return torch.device(kind, (parallel.first_device + rank) % torch.cuda.device_count())
-
-
-def _available_host_bytes() -> int:
-    """Memory that can be had without swapping, from /proc/meminfo; 8 GiB where there is none."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 8 * 2**30

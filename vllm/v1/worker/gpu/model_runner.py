@@ -18,6 +18,7 @@ from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.input_batch import InputBatch, PromptBatch, build_input_batch
+from vllm.v1.worker.gpu.kv_swap import KVSwap
 from vllm.v1.worker.gpu.recorded_decode import RecordedDecode
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.prompt_logprob import UNSOUND_PROMPT, PromptLogprobsState, PromptReadings, num_tile_rows
@@ -49,13 +50,15 @@ class GPUModelRunner:
         self.prompt_logprobs = PromptLogprobsState(max_num_reqs, vocab_size, vocab)
         self._reading_clocks = (self.sampler.reading_clock, self.prompt_logprobs.reading_clock)
         self.kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.kv_swap: KVSwap
         self._recorded_decode: RecordedDecode | None = None
         # Final hidden states of cached prompts by KV cache slot, made when a request first reads its prompt.
         self._hidden_cache: torch.Tensor | None = None  # [blocks * block size, H]
         self._keeps_hidden = config.cache_config.enable_prefix_caching
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Allocate the paged KV cache of every layer. Pages are touched when first written, not here."""
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Allocate the paged KV cache of every layer, and the host's blocks. Pages are touched when first written, not
+        here (pinned ones are)."""
         hf = self.model_config.hf_config
         num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, self.group.world_size)[self.group.rank])
         shape = kv_cache_shape(num_blocks, self.block_size, num_kv_heads, hf.head_dim)
@@ -64,6 +67,7 @@ class GPUModelRunner:
             (torch.empty(shape, dtype=dtype, device=self.device), torch.empty(shape, dtype=dtype, device=self.device))
             for _ in range(hf.num_hidden_layers)
         ]
+        self.kv_swap = KVSwap(self.kv_caches, num_host_blocks)
         # A recording holds kernels, no collectives.
         alone = self.group.world_size == 1
         if alone and can_record(self.kv_caches[0][0]) and not self.model_config.enforce_eager:
@@ -80,6 +84,7 @@ class GPUModelRunner:
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step. Requests whose prefill is not complete after it get no token yet."""
+        self.kv_swap.run(scheduler_output)
         self._update_states(scheduler_output)
         if not scheduler_output.total_num_scheduled_tokens:
             return ModelRunnerOutput([], np.empty(0, dtype=np.int32), [])
