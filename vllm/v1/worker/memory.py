@@ -2,10 +2,122 @@
 
 from __future__ import annotations
 
+import gc
+import math
+from typing import NamedTuple
+
 import torch
 
 from vllm.config import VllmConfig
 from vllm.distributed.communicator import Communicator, split_kv_heads
+
+# What CUDA keeps for the nodes of recorded steps, over their intermediates.
+_GRAPH_BYTES = 256 * 2**20
+
+
+class DeviceMemory(NamedTuple):
+    """A CUDA device's memory at one time, in bytes."""
+
+    total: int
+    free: int  # for anybody
+    reserved: int  # by this process's allocator
+    peak_reserved: int  # the most of it since `device_memory` was last asked to begin anew
+
+
+def device_memory(device: torch.device, begin_peak: bool = False) -> DeviceMemory:
+    """Look at a CUDA device.
+
+    Args:
+        begin_peak: give back what the allocator holds in reserve, and measure its peak from here on.
+    """
+    torch.cuda.synchronize(device)
+    if begin_peak:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return DeviceMemory(total, free, torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device))
+
+
+class MemoryProfile(NamedTuple):
+    """A CUDA device's memory when the worker came, with the weights there, and after the largest step."""
+
+    start: DeviceMemory
+    loaded: DeviceMemory
+    stepped: DeviceMemory
+
+    @property
+    def step_bytes(self) -> int:
+        """What the step needed over the weights."""
+        return self.stepped.peak_reserved - self.loaded.reserved
+
+    @property
+    def engine_bytes(self) -> int:
+        """The most that the engine had: weights, the step, and what CUDA, cuBLAS and NCCL keep outside of the
+        allocator."""
+        used = self.start.free - self.stepped.free
+        return used - self.stepped.reserved + self.stepped.peak_reserved
+
+
+def check_free_memory(memory: DeviceMemory, utilization: float) -> None:
+    """
+    Raises:
+        ValueError: less is free than the engine may use.
+    """
+    if memory.free < utilization * memory.total:
+        share = memory.free / memory.total
+        raise ValueError(
+            f"gpu_memory_utilization={utilization:g} is {_gib(utilization * memory.total)} of the GPU's "
+            f"{_gib(memory.total)}, but {_gib(memory.free)} are free: lower it to at most "
+            f"{math.floor(share * 100) / 100:g}, or end what else uses the GPU"
+        )
+
+
+def device_block_count(config: VllmConfig, profile: MemoryProfile, block_bytes: int, staging_bytes: int = 0) -> int:
+    """How many KV blocks of `block_bytes` a CUDA device holds beside what the profile has found: gpu_memory_utilization
+    is the engine's share of the memory, whatever others use of the rest. Steps that CUDA graphs record keep their
+    intermediates, for which the profiled step's are allowed once more.
+
+    Args:
+        staging_bytes: that the engine will take beside.
+
+    Raises:
+        ValueError: one request of max_model_len does not fit; the message says what to lower and to what.
+    """
+    model, cache = config.model_config, config.cache_config
+    total, utilization = profile.start.total, cache.gpu_memory_utilization
+    graph_bytes = 0 if model.enforce_eager else profile.step_bytes + _GRAPH_BYTES
+    # One block more than asked for is where the padding of recorded steps goes.
+    taken = profile.engine_bytes + graph_bytes + staging_bytes + block_bytes
+    budget = max(int(utilization * total) - taken, 0)
+    num_blocks = budget // block_bytes
+    needed = -(-model.max_model_len // cache.block_size)
+    if num_blocks >= needed:
+        return num_blocks
+    weights = profile.engine_bytes - profile.step_bytes
+    ways = []
+    if num_blocks:
+        ways.append(f"lower max_model_len to at most {num_blocks * cache.block_size}")
+    enough = (taken + needed * block_bytes) / total
+    if enough <= 0.99:
+        ways.append(f"raise gpu_memory_utilization to at least {math.ceil(enough * 100) / 100:g}")
+    ways.append(
+        f"lower max_num_batched_tokens={config.scheduler_config.max_num_batched_tokens} and "
+        f"max_num_seqs={config.scheduler_config.max_num_seqs} (they make a step as large as it is)"
+    )
+    if graph_bytes:
+        ways.append("set enforce_eager (no CUDA graphs)")
+    raise ValueError(
+        f"gpu_memory_utilization={utilization:g} of the GPU's {_gib(total)} is {_gib(utilization * total)}: the "
+        f"weights take {_gib(weights)}, a step {_gib(profile.step_bytes)}, CUDA graphs {_gib(graph_bytes)}. The "
+        f"{_gib(budget)} left do not hold the KV cache of one request of max_model_len={model.max_model_len}, "
+        f"{_gib(needed * block_bytes)}; missing: {_gib(needed * block_bytes + taken - int(utilization * total))}. "
+        f"Ways out: {'; '.join(ways)}."
+    )
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
 
 
 def kv_block_bytes(config: VllmConfig, group: Communicator) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -50,7 +52,7 @@ class GPUModelRunner:
         self.prompt_logprobs = PromptLogprobsState(max_num_reqs, vocab_size, vocab)
         self._reading_clocks = (self.sampler.reading_clock, self.prompt_logprobs.reading_clock)
         self.kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.kv_swap: KVSwap
+        self.kv_swap: KVSwap | None = None
         self._recorded_decode: RecordedDecode | None = None
         # Final hidden states of cached prompts by KV cache slot, made when a request first reads its prompt.
         self._hidden_cache: torch.Tensor | None = None  # [blocks * block size, H]
@@ -59,19 +61,33 @@ class GPUModelRunner:
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocate the paged KV cache of every layer, and the host's blocks. Pages are touched when first written, not
         here (pinned ones are)."""
-        hf = self.model_config.hf_config
-        num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, self.group.world_size)[self.group.rank])
-        shape = kv_cache_shape(num_blocks, self.block_size, num_kv_heads, hf.head_dim)
-        dtype = getattr(torch, self.model_config.dtype)
-        self.kv_caches = [
-            (torch.empty(shape, dtype=dtype, device=self.device), torch.empty(shape, dtype=dtype, device=self.device))
-            for _ in range(hf.num_hidden_layers)
-        ]
+        self.kv_caches = self._make_kv_caches(num_blocks)
         self.kv_swap = KVSwap(self.kv_caches, num_host_blocks)
         # A recording holds kernels, no collectives.
         alone = self.group.world_size == 1
         if alone and can_record(self.kv_caches[0][0]) and not self.model_config.enforce_eager:
             self._recorded_decode = RecordedDecode(self.model, self.kv_caches, self.block_tables.table.shape[1])
+
+    def _make_kv_caches(self, num_blocks: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        hf = self.model_config.hf_config
+        num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, self.group.world_size)[self.group.rank])
+        shape = kv_cache_shape(num_blocks, self.block_size, num_kv_heads, hf.head_dim)
+        dtype = getattr(torch, self.model_config.dtype)
+        return [
+            (torch.empty(shape, dtype=dtype, device=self.device), torch.empty(shape, dtype=dtype, device=self.device))
+            for _ in range(hf.num_hidden_layers)
+        ]
+
+    @contextlib.contextmanager
+    def scratch_cache(self) -> Iterator[None]:
+        """For steps whose results nobody wants: a cache of one block, number 0; nothing is recorded or replayed."""
+        kept = self.kv_caches, self.kv_swap, self._recorded_decode, self._hidden_cache
+        self.kv_caches, self.kv_swap = self._make_kv_caches(1), None
+        self._recorded_decode = self._hidden_cache = None
+        try:
+            yield
+        finally:
+            self.kv_caches, self.kv_swap, self._recorded_decode, self._hidden_cache = kept
 
     def max_logits_bytes(self) -> int:
         """Bytes of logits that a step holds at most: one float32 row for each sequence and a copy of it for
@@ -84,7 +100,8 @@ class GPUModelRunner:
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step. Requests whose prefill is not complete after it get no token yet."""
-        self.kv_swap.run(scheduler_output)
+        if self.kv_swap is not None:
+            self.kv_swap.run(scheduler_output)
         self._update_states(scheduler_output)
         if not scheduler_output.total_num_scheduled_tokens:
             return ModelRunnerOutput([], np.empty(0, dtype=np.int32), [])
