@@ -1,4 +1,4 @@
-"""How many KV blocks a GPU gets: the arithmetic, and the step that is measured. The GPU's own figures are made up."""
+"""How many KV blocks a GPU gets: the arithmetic, and the steps that are measured. The GPU's own figures are made up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 from vllm import LLM, SamplingParams
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker import worker
-from vllm.v1.worker.gpu.largest_step import run_largest_step
+from vllm.v1.worker.gpu.largest_steps import run_largest_steps
 from vllm.v1.worker.memory import DeviceMemory, MemoryProfile, check_free_memory, device_block_count
 
 GIB = 2**30
@@ -105,7 +105,7 @@ def test_others_on_the_gpu():
     check_free_memory(start, 0.76)
 
 
-def test_a_worker_measures_the_largest_step(folder, monkeypatch):
+def test_a_worker_measures_the_largest_steps(folder, monkeypatch):
     """On a GPU that is made up: the step itself runs on the CPU."""
     llm = make_tiny_llm(folder, num_gpu_blocks_override=8)
     own = llm.llm_engine.engine_core.executor.worker
@@ -128,7 +128,7 @@ def test_a_worker_measures_the_largest_step(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("fields", [{}, {"max_num_batched_tokens": 50, "max_num_seqs": 7}, {"max_num_seqs": 2}])
-def test_the_largest_step_is_that_and_leaves_nothing(folder, monkeypatch, fields):
+def test_the_largest_steps_are_that_and_leave_nothing(folder, monkeypatch, fields):
     llm = make_tiny_llm(folder, **fields)
     core = llm.llm_engine.engine_core
     own, scheduler = core.executor.worker, llm.llm_engine.vllm_config.scheduler_config
@@ -137,21 +137,23 @@ def test_the_largest_step_is_that_and_leaves_nothing(folder, monkeypatch, fields
     params = SamplingParams(max_tokens=5, temperature=1, seed=3, logprobs=2, prompt_logprobs=1)
     before = llm.generate(prompts, params, use_tqdm=False)
     llm.llm_engine.engine_core.step()  # the slots of those requests are free from here on
-    num_tokens, num_rows = [], []
+    num_tokens, num_rows, longest = [], [], []
     forward, compute_logits = type(runner.model).forward, runner.model.compute_logits
 
-    def counting_forward(self, input_ids, *args):
+    def counting_forward(self, input_ids, positions, caches, attn, *args):
         num_tokens.append(len(input_ids))
-        return forward(self, input_ids, *args)
+        longest.append(attn.max_seq_len)
+        return forward(self, input_ids, positions, caches, attn, *args)
 
     monkeypatch.setattr(type(runner.model), "forward", counting_forward)
     monkeypatch.setattr(runner.model, "compute_logits", lambda rows: num_rows.append(len(rows)) or compute_logits(rows))
-    run_largest_step(runner, own.execute_model, llm.llm_engine.vllm_config)
+    run_largest_steps(runner, own.execute_model, llm.llm_engine.vllm_config)
     most = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * 128)
     rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
-    assert num_tokens == [most]
-    assert num_rows[0] == rows
-    assert sum(num_rows[1:]) == most - rows, "every other position is read as a prompt's"
+    assert num_tokens == [most, rows]
+    assert num_rows[0] == num_rows[-1] == rows
+    assert sum(num_rows[1:-1]) == most - rows, "every other position is read as a prompt's"
+    assert longest == [-(-most // rows), 128]
     monkeypatch.undo()
     assert is_empty(llm)
     after = llm.generate(prompts, params, use_tqdm=False)
@@ -175,7 +177,7 @@ def test_a_users_processors_do_not_hear_of_it(folder):
     updates: list[object] = []
     llm = make_tiny_llm(folder, logits_processors=[Listener])
     own = llm.llm_engine.engine_core.executor.worker
-    run_largest_step(own.model_runner, own.execute_model, llm.llm_engine.vllm_config)
+    run_largest_steps(own.model_runner, own.execute_model, llm.llm_engine.vllm_config)
     assert not updates
     llm.generate([{"prompt_token_ids": [5, 6]}], SamplingParams(max_tokens=1), use_tqdm=False)
     assert updates

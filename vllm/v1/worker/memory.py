@@ -40,7 +40,7 @@ def device_memory(device: torch.device, begin_peak: bool = False) -> DeviceMemor
 
 
 class MemoryProfile(NamedTuple):
-    """A CUDA device's memory when the worker came, with the weights there, and after the largest step."""
+    """A CUDA device's memory when the worker came, with the weights there, and after the largest steps."""
 
     start: DeviceMemory
     loaded: DeviceMemory

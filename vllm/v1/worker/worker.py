@@ -16,7 +16,7 @@ from vllm.model_executor.model_loader import get_model
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.gpu.kv_swap import STAGING_BYTES
-from vllm.v1.worker.gpu.largest_step import run_largest_step
+from vllm.v1.worker.gpu.largest_steps import run_largest_steps
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.memory import (
     DeviceMemory,
@@ -126,11 +126,11 @@ class Worker:
     def _profile_memory(self) -> MemoryProfile:
         assert self._memory_at_start is not None
         loaded = device_memory(self.device, begin_peak=True)
-        run_largest_step(self.model_runner, self.execute_model, self.config)
+        run_largest_steps(self.model_runner, self.execute_model, self.config)
         stepped = device_memory(self.device)
         profile = MemoryProfile(self._memory_at_start, loaded, stepped)
         logger.info(
-            "GPU memory: %.2f GiB, of which weights, the largest step and CUDA take %.2f GiB",
+            "GPU memory: %.2f GiB, of which weights, the largest steps and CUDA take %.2f GiB",
             stepped.total / 2**30,
             profile.engine_bytes / 2**30,
         )

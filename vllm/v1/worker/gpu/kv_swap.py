@@ -37,6 +37,9 @@ class KVSwap:
         Args:
             kv_caches: of each layer keys and values, contiguous, blocks first.
             num_host_blocks: N; 0 = none, and no step may ask for copies.
+
+        Raises:
+            ValueError: the host does not give the memory.
         """
         self._caches = [cache.view(len(cache), -1) for pair in kv_caches for cache in pair]  # 2 * layers of [B, E]
         first = self._caches[0]
@@ -52,12 +55,16 @@ class KVSwap:
         self._blocks_a_turn = min(max(STAGING_BYTES // block_bytes, 1), num_host_blocks)
         self._staging = torch.empty((self._blocks_a_turn, *shape), dtype=first.dtype, device=self._device)
         started = time.perf_counter()
-        for begin in range(0, num_host_blocks, self._blocks_a_piece):
-            count = min(self._blocks_a_piece, num_host_blocks - begin)
-            self._pieces.append(torch.empty((count, *shape), dtype=first.dtype, pin_memory=on_cuda))
+        gib = num_host_blocks * block_bytes / 2**30
+        try:
+            for begin in range(0, num_host_blocks, self._blocks_a_piece):
+                count = min(self._blocks_a_piece, num_host_blocks - begin)
+                self._pieces.append(torch.empty((count, *shape), dtype=first.dtype, pin_memory=on_cuda))
+        except RuntimeError as error:
+            raise ValueError(f"swap_space: the host does not give {gib:.2f} GiB, lower it: {error}") from error
         if on_cuda:
             self._stream = torch.cuda.Stream(self._device)
-        gib, seconds = num_host_blocks * block_bytes / 2**30, time.perf_counter() - started
+        seconds = time.perf_counter() - started
         logger.info("swap space: %d blocks, %.2f GiB of host memory, in %.1f s", num_host_blocks, gib, seconds)
 
     def run(self, step: SchedulerOutput) -> None:
