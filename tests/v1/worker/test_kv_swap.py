@@ -21,21 +21,30 @@ BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4
 """Of the tiny model in float32: layers, keys and values, heads, dimensions, tokens."""
 
 
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+    ),
+]
+
+
 def make_step(swap_out=(), swap_in=()) -> SchedulerOutput:
     return SchedulerOutput([], CachedRequestData(), {}, 0, [], [], list(swap_out), list(swap_in))
 
 
 @pytest.mark.parametrize("piece_bytes", [2**30, 3 * 2 * 2 * 24 * 4], ids=["one piece", "pieces"])
 @pytest.mark.parametrize("staging_bytes", [2**26, 1], ids=["one turn", "turns"])
-def test_copies_against_a_model(monkeypatch, piece_bytes, staging_bytes):
+@pytest.mark.parametrize("device", DEVICES)
+def test_copies_against_a_model(monkeypatch, device, piece_bytes, staging_bytes):
     monkeypatch.setattr(kv_swap, "_PIECE_BYTES", piece_bytes)
     monkeypatch.setattr(kv_swap, "STAGING_BYTES", staging_bytes)
     num_blocks, num_host_blocks = 7, 5
     generator = torch.Generator().manual_seed(0)
-    caches = [tuple(torch.randn(num_blocks, 2, 12, generator=generator) for _ in range(2)) for _ in range(2)]
-    swap = KVSwap(caches, num_host_blocks)
-    tensors = [tensor for pair in caches for tensor in pair]
-    expected = [tensor.clone() for tensor in tensors]
+    expected = [torch.randn(num_blocks, 2, 12, generator=generator) for _ in range(4)]
+    # A copy also on the CPU.
+    tensors = [torch.empty_like(own, device=device).copy_(own) for own in expected]
+    swap = KVSwap([tuple(tensors[:2]), tuple(tensors[2:])], num_host_blocks)
     host = [torch.zeros(num_host_blocks, 2, 12) for _ in tensors]
     rng = random.Random(0)
     known: set[int] = set()
@@ -51,13 +60,16 @@ def test_copies_against_a_model(monkeypatch, piece_bytes, staging_bytes):
                 copy[host_block] = own[block]
             for host_block, block in swap_in:
                 own[block] = copy[host_block]
+        if device == "cuda":
+            torch.cuda._sleep(100_000)  # cycles in which the host runs ahead
         swap.run(make_step(swap_out, swap_in))
         for own, tensor in zip(expected, tensors, strict=True):
-            assert torch.equal(own, tensor)
+            assert torch.equal(own, tensor.cpu())
         # The step's own writes.
         block = rng.randrange(num_blocks)
         for own, tensor in zip(expected, tensors, strict=True):
-            own[block] = tensor[block] = torch.randn(2, 12, generator=generator)
+            own[block] = torch.randn(2, 12, generator=generator)
+            tensor[block] = own[block].to(device)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +98,7 @@ def check_same(outputs: list[RequestOutput], expected: list[RequestOutput]) -> N
     for output, wanted in zip(outputs, expected, strict=True):
         own, other = output.outputs[0], wanted.outputs[0]
         assert own.token_ids == other.token_ids
-        # The same sums in another order of rows: float32's rounding of logits around 1.
+        # The same sums in another order: float32's rounding of logits around 1.
         for rows, other_rows in (own.logprobs, other.logprobs), (output.prompt_logprobs, wanted.prompt_logprobs):
             for row, other_row in zip(rows or (), other_rows or (), strict=True):
                 assert (row is None) == (other_row is None)
@@ -100,7 +112,7 @@ def check_same(outputs: list[RequestOutput], expected: list[RequestOutput]) -> N
 @pytest.fixture(scope="module")
 def roomy(folder: Path) -> list[RequestOutput]:
     """What the workload gives where there is room for everybody."""
-    return make_tiny_llm(folder).generate(*workload(), use_tqdm=False)
+    return make_tiny_llm(folder, device="cpu").generate(*workload(), use_tqdm=False)
 
 
 def generate_tightly(folder: Path, num_host_blocks: int, **fields) -> tuple[LLM, list[RequestOutput]]:
@@ -115,9 +127,10 @@ def generate_tightly(folder: Path, num_host_blocks: int, **fields) -> tuple[LLM,
     return llm, llm.generate(*workload(), use_tqdm=False)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("num_host_blocks", [3, 60])
-def test_outputs_and_readings_are_those_of_an_engine_with_room(folder, roomy, num_host_blocks):
-    llm, outputs = generate_tightly(folder, num_host_blocks)
+def test_outputs_and_readings_are_those_of_an_engine_with_room(folder, roomy, num_host_blocks, device):
+    llm, outputs = generate_tightly(folder, num_host_blocks, device=device)
     check_same(outputs, roomy)
     engine = llm.llm_engine.engine_core
     stats = engine.stats()
@@ -132,7 +145,7 @@ def test_outputs_and_readings_are_those_of_an_engine_with_room(folder, roomy, nu
 def test_every_rank_keeps_its_share(folder, roomy, monkeypatch):
     monkeypatch.setattr(core, "make_executor", ThreadExecutor)
     # A rank has one of the two heads: as many GiB hold twice as many blocks.
-    llm, outputs = generate_tightly(folder, 30, tensor_parallel_size=2)
+    llm, outputs = generate_tightly(folder, 30, tensor_parallel_size=2, device="cpu")
     check_same(outputs, roomy)
     engine = llm.llm_engine.engine_core
     assert engine.executor.num_host_blocks == 60 and engine.stats()["num_swapped_in_blocks"] > 10

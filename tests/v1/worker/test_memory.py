@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from models_util import random_prompts
+from thread_ranks import ThreadExecutor
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
+from vllm.v1.engine import core
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker import worker
 from vllm.v1.worker.gpu.largest_steps import run_largest_steps
@@ -130,8 +132,8 @@ def test_a_worker_measures_the_largest_steps(folder, monkeypatch):
 @pytest.mark.parametrize("fields", [{}, {"max_num_batched_tokens": 50, "max_num_seqs": 7}, {"max_num_seqs": 2}])
 def test_the_largest_steps_are_that_and_leave_nothing(folder, monkeypatch, fields):
     llm = make_tiny_llm(folder, **fields)
-    core = llm.llm_engine.engine_core
-    own, scheduler = core.executor.worker, llm.llm_engine.vllm_config.scheduler_config
+    engine = llm.llm_engine.engine_core
+    own, scheduler = engine.executor.worker, llm.llm_engine.vllm_config.scheduler_config
     runner = own.model_runner
     prompts = [{"prompt_token_ids": prompt} for prompt in random_prompts(90, (5, 40, 2))]
     params = SamplingParams(max_tokens=5, temperature=1, seed=3, logprobs=2, prompt_logprobs=1)
@@ -181,3 +183,39 @@ def test_a_users_processors_do_not_hear_of_it(folder):
     assert not updates
     llm.generate([{"prompt_token_ids": [5, 6]}], SamplingParams(max_tokens=1), use_tqdm=False)
     assert updates
+
+
+def test_ranks_run_them_together(folder, monkeypatch):
+    class Idle(LogitsProcessor):
+        def __init__(self, *args):
+            pass
+
+        def is_argmax_invariant(self):
+            return False
+
+        def update_state(self, batch_update):
+            raise AssertionError("told of a step that nobody asked for")
+
+        def apply(self, logits):
+            return logits
+
+    monkeypatch.setattr(core, "make_executor", ThreadExecutor)
+    llm = make_tiny_llm(folder, tensor_parallel_size=2, max_num_seqs=5, logits_processors=[Idle])
+    executor = llm.llm_engine.engine_core.executor
+    executor.collective_rpc(lambda own: run_largest_steps(own.model_runner, own.execute_model, own.config))
+    for own in executor.workers:
+        assert not own.model_runner.states.req_id_to_slot
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_on_a_gpu(folder):
+    """Nothing made up: the engine starts, stays within its share, and says what does not fit."""
+    free, total = torch.cuda.mem_get_info()
+    llm = make_tiny_llm(folder, device="cuda", gpu_memory_utilization=0.25, swap_space=0.25)
+    prompts = [{"prompt_token_ids": prompt} for prompt in random_prompts(90, (5, 40, 2) * 100)]
+    params = SamplingParams(max_tokens=40, temperature=1, seed=3, logprobs=2, prompt_logprobs=1)
+    assert all(len(each.outputs[0].token_ids) for each in llm.generate(prompts, params, use_tqdm=False))
+    assert free - torch.cuda.mem_get_info()[0] < 0.25 * total
+    with pytest.raises(ValueError, match=r"left do not hold the KV cache of one request of max_model_len=128"):
+        make_tiny_llm(folder, device="cuda", gpu_memory_utilization=1e-4)
