@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vllm.checks import check_number
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
 
 if TYPE_CHECKING:
@@ -95,10 +96,8 @@ class CacheConfig:
         _at_least("block_size", self.block_size, 1)
         if self.num_blocks is not None:
             _at_least("num_gpu_blocks_override", self.num_blocks, 1)
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
-        if not 0 <= self.swap_space < math.inf:
-            raise ValueError(f"swap_space must be a finite number of GiB, at least 0, got {self.swap_space}")
+        check_number("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1, open_low=True)
+        check_number("swap_space", self.swap_space, 0, math.inf)
 
 
 @dataclass(frozen=True)
