@@ -116,10 +116,6 @@ def device_block_count(config: VllmConfig, profile: MemoryProfile, block_bytes: 
     )
 
 
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"
-
-
 def kv_block_bytes(config: VllmConfig, group: Communicator) -> int:
     """Bytes of this rank's keys and values in a block."""
     hf = config.model_config.hf_config
@@ -179,3 +175,7 @@ def available_host_bytes() -> int:
 def _item_bytes(config: VllmConfig) -> int:
     dtype: torch.dtype = getattr(torch, config.model_config.dtype)
     return dtype.itemsize
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
