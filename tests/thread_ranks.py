@@ -86,7 +86,8 @@ class ThreadExecutor:
             # One after another: a model is built under torch's default dtype, which all threads share.
             worker.load_model()
         self.num_blocks = min(self.collective_rpc("determine_num_blocks"))
-        self.collective_rpc("initialize_kv_cache", (self.num_blocks,))
+        self.num_host_blocks = min(self.collective_rpc("determine_num_host_blocks"))
+        self.collective_rpc("initialize_kv_cache", (self.num_blocks, self.num_host_blocks))
         self.outputs: list[ModelRunnerOutput] = []
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:

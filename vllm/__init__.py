@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from vllm.packages import needed_by
+
 __version__ = "0.1.0"
 
 _EXPORTS = {
@@ -43,7 +45,8 @@ def __getattr__(name: str) -> Any:
     module = _EXPORTS.get(name)
     if module is None:
         raise AttributeError(f"module 'vllm' has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
+    with needed_by(f"vllm.{name}"):
+        value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vllm.checks import check_number
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
 
 if TYPE_CHECKING:
@@ -86,7 +88,9 @@ class CacheConfig:
         max_idle_tokens: tokens whose keys and values are kept for requests to come before memory that was not used yet
             is; None = as many as the pool holds. It is the memory in use that this bounds, not the pool.
         gpu_memory_utilization: fraction of the device's memory that the engine may use (CUDA).
-        swap_space: GiB of host memory for evicted blocks; accepted, not used on CPU.
+        swap_space: GiB of host memory, for each device, that keep the KV blocks of preempted requests and of prefixes
+            that had to make room, so that they are copied back instead of computed again; needs prefix caching.
+        num_host_blocks: how many blocks that is, on every rank; set when the engine starts.
     """
 
     block_size: int = 16
@@ -94,16 +98,15 @@ class CacheConfig:
     num_blocks: int | None = None
     max_idle_tokens: int | None = None
     gpu_memory_utilization: float = 0.9
-    swap_space: float = 4.0
+    swap_space: float = 0.0
+    num_host_blocks: int = 0
 
     def __post_init__(self) -> None:
         _at_least("block_size", self.block_size, 1)
         if self.num_blocks is not None:
             _at_least("num_gpu_blocks_override", self.num_blocks, 1)
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
-        if self.swap_space < 0:
-            raise ValueError(f"swap_space must be at least 0 GiB, got {self.swap_space}")
+        check_number("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1, open_low=True)
+        check_number("swap_space", self.swap_space, 0, math.inf)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
-from vllm.logger import init_logger
+from vllm.device import resolve_device
+from vllm.logger import init_logger, warn_once
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 
 if TYPE_CHECKING:
@@ -51,16 +52,21 @@ class EngineArgs:
     trust_remote_code: bool = _arg(False, "let the tokenizer's repository run its own code")
     tensor_parallel_size: int = _arg(1, "number of devices to split the model over")
     data_parallel_size: int = _arg(1, "replicas of the model behind one server, each with its own KV cache")
-    dtype: str = _arg("auto", "auto, float32, float16 (half) or bfloat16; auto is the checkpoint's own")
+    dtype: str = _arg(
+        "auto",
+        "auto, float32, float16 (half) or bfloat16; auto is the checkpoint's own, or float16 on a GPU without bfloat16",
+    )
     quantization: str | None = _arg(
         None, "int8: linear layers and head with 8-bit weights; gguf changes nothing: such files are always read"
     )
     revision: str | None = _arg(None, "revision of a hub model")
     tokenizer_revision: str | None = _arg(None, "revision of a hub tokenizer")
     seed: int = _arg(0, "seed of requests that bring none")
-    device: Literal["auto", "cpu", "cuda"] = _arg("auto", "auto: cuda where there is one, else cpu")
+    device: Literal["auto", "cpu", "cuda"] = _arg("auto", "auto: cuda where there is a GPU that can be used, else cpu")
     gpu_memory_utilization: float = _arg(0.9, "fraction of the GPU's memory that the engine may use")
-    swap_space: float = _arg(4.0, "GiB of host memory for evicted blocks; not used on CPU")
+    swap_space: float = _arg(
+        0.0, "GiB of host memory a device for KV blocks that make room for others, to copy back; pinned on cuda"
+    )
     enforce_eager: bool = _arg(
         False, "never replay a recorded step: every module is called at every step, and so are its hooks"
     )
@@ -227,6 +233,8 @@ class EngineArgs:
             raise ValueError(f"quantization must be one of {names}, got {self.quantization!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
+        if self.swap_space and not self.enable_prefix_caching:
+            warn_once(logger, "swap_space has no effect without enable_prefix_caching: blocks are found by content")
 
     def _check_invariance(self, device: str) -> None:
         from vllm.ops.batch_invariance import check_batch_invariance
@@ -248,17 +256,13 @@ class EngineArgs:
         return dtype
 
     def _resolve_device(self, parallel_config: ParallelConfig) -> str:
-        import torch
+        num_devices = parallel_config.data_parallel_size * parallel_config.tensor_parallel_size
+        device = resolve_device(self.device, num_devices)
+        if device == "cuda" and parallel_config.data_parallel_size > 1:
+            import torch
 
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"device must be one of auto, cpu, cuda, got {self.device!r}")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device='cuda', but torch finds no usable CUDA device")
-        if self.device == "cpu" or not torch.cuda.is_available():
-            return "cpu"
-        if parallel_config.data_parallel_size > 1:
             _check_device_count(parallel_config, torch.cuda.device_count())
-        return "cuda"
+        return device
 
     def _resolve_attention_backend(self, device: str, source: ResolvedModel) -> str:
         import torch

@@ -56,8 +56,14 @@ def _of_device(device_type: str) -> Implementation:
         return "reference"
     if device_type == "cpu" and cpu_ops() is not None:
         return "cpp"
-    if device_type == "cuda" and _triton_available():
-        return "triton"
+    if device_type == "cuda":
+        if _triton_available():
+            return "triton"
+        warn_once(
+            logger,
+            "Triton is not installed: operations on the GPU run in plain PyTorch, which is slower and holds whole rows "
+            "of logits and of attention scores in memory",
+        )
     return "reference"
 
 

@@ -22,11 +22,19 @@ VOCAB = 7  # small, so that prompts share prefixes by chance
 
 
 def make_scheduler(
-    num_blocks=64, max_num_seqs=4, budget=16, policy="fcfs", chunked=True, caching=True, max_model_len=48, idle=None
+    num_blocks=64,
+    max_num_seqs=4,
+    budget=16,
+    policy="fcfs",
+    chunked=True,
+    caching=True,
+    max_model_len=48,
+    idle=None,
+    host_blocks=0,
 ) -> Scheduler:
     return Scheduler(
         SchedulerConfig(max_num_seqs, budget, chunked, policy),
-        CacheConfig(BLOCK_SIZE, caching, num_blocks, max_idle_tokens=idle),
+        CacheConfig(BLOCK_SIZE, caching, num_blocks, max_idle_tokens=idle, num_host_blocks=host_blocks),
         max_model_len,
     )
 
@@ -55,6 +63,7 @@ class FakeRunner:
         self.max_num_seqs = max_num_seqs
         self.cells: dict[tuple[int, int], tuple] = {}
         self.hidden: dict[tuple[int, int], tuple] = {}
+        self.host_cells: dict[tuple[int, int], tuple] = {}
         self.keeps: dict[str, range] = {}  # prompt positions whose hidden state is kept
         self.unread: dict[str, range] = {}  # prompt positions that are still to be read
         self.max_tokens: dict[str, int] = {}
@@ -65,6 +74,7 @@ class FakeRunner:
         self.salts: dict[str, str | None] = {}  # set by tests that use them
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        self._swap(step)
         self._update(step)
         for req_id, count in step.num_scheduled_tokens.items():
             # Writing comes first for all requests: within a layer, attention reads after every write.
@@ -114,6 +124,16 @@ class FakeRunner:
             for offset in range(BLOCK_SIZE):
                 self.cells[block, offset] = self.hidden[block, offset] = ("wrong",)
 
+    def _swap(self, step: SchedulerOutput) -> None:
+        # Backwards, because the scheduler counts on no order among the copies of one direction.
+        for block, host_block in reversed(step.swap_out):
+            for offset in range(BLOCK_SIZE):
+                self.host_cells[host_block, offset] = self.cells.get((block, offset), ("nothing",))
+        for host_block, block in reversed(step.swap_in):
+            for offset in range(BLOCK_SIZE):
+                self.cells[block, offset] = self.host_cells[host_block, offset]
+                self.hidden[block, offset] = ("none",)
+
     def _key(self, req_id: str, position: int) -> tuple:
         return (self.salts.get(req_id), *self.tokens[req_id][: position + 1])
 
@@ -160,6 +180,7 @@ def _count(
 ) -> None:
     """Which of the hard cases the step met."""
     order = [*computed]
+    brought_back = {block for _, block in step.swap_in}
     seen["preemptions"] += len(step.preempted_req_ids)
     for req_id in step.preempted_req_ids:
         # Somebody who came later goes on: this one had had its turn when it lost its place.
@@ -171,7 +192,11 @@ def _count(
         seen["prefix hits"] += hits
         seen["shared within a step"] += any(content_hash not in content for content_hash in request.block_hashes[:hits])
         seen["resumed with cached blocks"] += bool(request.num_preemptions and hits)
+        seen["resumed from the host"] += bool(request.num_preemptions and brought_back & set(new.block_ids))
         seen["split prompts"] += request.num_computed_tokens < request.num_tokens
+    seen["swapped out"] += len(step.swap_out)
+    seen["swapped in"] += len(step.swap_in)
+    seen["out and in within a step"] += len({host for _, host in step.swap_out} & {host for host, _ in step.swap_in})
     seen["evictions"] += len(content - set(scheduler.kv.pool._block_of))
 
 
@@ -189,6 +214,11 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
     assert pool._with_hidden <= set(pool._hash_of)
     for blocks in scheduler.kv._blocks.values():
         assert len(blocks) == len(set(blocks))
+    host = scheduler.kv.host
+    if host is not None:
+        assert {content: block for block, content in host._hash_of.items()} == host._block_of
+        assert sorted([*host._blank, *host._hash_of]) == list(range(host.num_blocks))
+        assert not host._of_this_step
     assert set(scheduler.kv._blocks) == {request.request_id for request in scheduler.running}
     assert len(scheduler.running) <= scheduler.config.max_num_seqs
     assert len(scheduler.running) + len(scheduler.waiting) == len(scheduler.requests)
@@ -203,6 +233,8 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
         assert step.total_num_scheduled_tokens <= scheduler.config.max_num_batched_tokens
         assert all(count > 0 for count in step.num_scheduled_tokens.values())
         assert not (step.preempted_req_ids and step.scheduled_new_reqs)
+        for targets in ([host for _, host in step.swap_out], [block for _, block in step.swap_in]):
+            assert len(targets) == len(set(targets)), "two copies to one block"
         if step.total_num_scheduled_tokens < scheduler.config.max_num_batched_tokens:
             assert [request.request_id for request in scheduler.running] == list(step.num_scheduled_tokens)
 

@@ -52,6 +52,7 @@ settings_of_scheduler = st.fixed_dictionaries(
         "caching": st.sampled_from([True, True, False]),
         "chunked": st.sampled_from([True, True, False]),
         "idle": st.sampled_from([None, None, 0, 8, 20]),
+        "host_blocks": st.sampled_from([0, 2, 9, 40]),
     }
 )
 
@@ -183,6 +184,7 @@ def random_workload(rng: random.Random) -> tuple[dict, list[tuple]]:
         "caching": rng.random() < 0.8,
         "chunked": rng.random() < 0.8,
         "idle": rng.choice([None, None, 0, 8, 20]),
+        "host_blocks": rng.choice([0, 2, 9, 40]),
     }
     actions: list[tuple] = []
     for number in range(12):
@@ -227,6 +229,9 @@ def test_the_same_under_constant_pressure():
             "aborts of waiting",
             "broken requests",
             "rows of cached prefixes",
+            "swapped out",
+            "swapped in",
+            "resumed from the host",
         ),
     )
     assert_reached(seen, ("failed steps with preemptions",), least=5)

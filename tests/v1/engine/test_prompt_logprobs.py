@@ -196,15 +196,14 @@ class TestMemory:
         """The budget that is left for blocks does not include what logits and kept hidden states take."""
         available = 100 * 2**20
         monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-        monkeypatch.setattr(worker, "_available_host_bytes", lambda: available)
+        monkeypatch.setattr(worker, "available_host_bytes", lambda: available)
         own = make_tiny_llm(folder).llm_engine.engine_core.executor.worker
         runner = own.model_runner
         assert runner.max_logits_bytes() >= prompt_logprob.TILE_BYTES - 4 * VOCAB_SIZE
         rest = (available - runner.max_logits_bytes()) * worker._CPU_CACHE_FRACTION
-        num_blocks = runner.kv_caches[0][0].shape[0]
-        assert num_blocks == rest // own._block_bytes()
         # Keys and values of two layers, two heads of 16, and a hidden state of 64, in float32.
-        assert own._block_bytes() == 16 * 4 * (2 * 2 * 2 * 16 + 64)
+        block_bytes = 16 * 4 * (2 * 2 * 2 * 16 + 64)
+        assert runner.kv_caches[0][0].shape[0] == rest // block_bytes
 
 
 def test_max_tokens_0_with_a_prompt_of_the_whole_context(tiny):

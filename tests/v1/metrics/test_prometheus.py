@@ -15,10 +15,10 @@ from vllm.v1.metrics.prometheus import make_registry
 
 # What dashboards and autoscalers made for vLLM ask for.
 EXPECTED = {
-    "gauge": "num_requests_running num_requests_waiting kv_cache_usage_perc cache_config_info",
+    "gauge": "num_requests_running num_requests_waiting kv_cache_usage_perc cpu_cache_usage_perc cache_config_info",
     "counter": "num_preemptions prefix_cache_queries prefix_cache_hits prompt_tokens prompt_tokens_cached "
     "generation_tokens request_success logprob_token_ids_read logprob_rows_read readings_seconds "
-    "tp_collective_bytes tp_collective_calls",
+    "tp_collective_bytes tp_collective_calls kv_blocks_swapped_out kv_blocks_swapped_in",
     "histogram": "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds "
     "e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds "
     "request_decode_time_seconds request_inference_time_seconds request_prompt_tokens request_generation_tokens "
@@ -83,6 +83,9 @@ def test_the_core_counts_arrive():
         "num_prefix_queried_tokens": 100,
         "num_prefix_hit_tokens": 64,
         "num_preemptions": 1,
+        "num_swapped_out_blocks": 5,
+        "num_swapped_in_blocks": 2,
+        "host_cache_usage": 0.75,
         "readings_seconds": 1.5,
         "collective_bytes": {"all_reduce": 4096},
         "collective_calls": {"all_reduce": 2},
@@ -95,6 +98,9 @@ def test_the_core_counts_arrive():
     assert value(samples, "prefix_cache_queries_total") == 100
     assert value(samples, "prefix_cache_hits_total") == 64
     assert value(samples, "num_preemptions_total") == 1
+    assert value(samples, "kv_blocks_swapped_out_total") == 5
+    assert value(samples, "kv_blocks_swapped_in_total") == 2
+    assert value(samples, "cpu_cache_usage_perc") == 0.75
     assert value(samples, "readings_seconds_total") == 1.5
     assert value(samples, "tp_collective_bytes_total", collective="all_reduce") == 4096
     assert value(samples, "tp_collective_calls_total", collective="all_reduce") == 2
@@ -115,9 +121,15 @@ def test_waiting_requests_include_those_that_the_core_has_not_seen(stats, num_un
 
 
 def test_a_dead_engine_holds_nothing_but_its_counts_stay():
-    stats = {"num_running": 3, "num_waiting": 2, "kv_cache_usage": 0.5, "num_prefix_hit_tokens": 64}
+    stats = {
+        "num_running": 3,
+        "num_waiting": 2,
+        "kv_cache_usage": 0.5,
+        "host_cache_usage": 0.5,
+        "num_prefix_hit_tokens": 64,
+    }
     _, samples = scrape(make_engine(stats=stats, is_dead=True))
-    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cpu_cache_usage_perc"):
         assert value(samples, name) == 0
     assert value(samples, "prefix_cache_hits_total") == 64
 
@@ -145,6 +157,7 @@ def test_the_cache_is_described():
         "block_size": "32",
         "enable_prefix_caching": "True",
         "gpu_memory_utilization": "0.9",
+        "swap_space": "0.0",
         "num_gpu_blocks": "77",
         "engine": "0",
     }

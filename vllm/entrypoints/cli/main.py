@@ -13,6 +13,7 @@ from vllm.entrypoints.cli import bench, chat, collect_env, complete, completion,
 from vllm.entrypoints.cli.errors import CliError
 from vllm.entrypoints.cli.frame import EXIT_USAGE, CommandParser, add_commands
 from vllm.exceptions import VLLMValidationError
+from vllm.packages import needed_by
 
 _COMMANDS = (serve, chat, complete, score, bench, selftest, collect_env, completion)
 
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             args = build_parser().parse_args(argv)
-            return args.run(args)
+            with needed_by(args.prog):
+                return args.run(args)
         finally:
             # Here rather than at the interpreter's exit, where nothing can be done about a closed pipe any more.
             sys.stdout.flush()

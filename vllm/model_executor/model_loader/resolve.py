@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm.device import cuda_has_bfloat16
 from vllm.logger import init_logger, warn_once
 from vllm.model_executor.model_loader.gguf import converted_folder
 from vllm.model_executor.model_loader.safetensors_file import shard_files, stored_dtype
 from vllm.model_executor.models.registry import resolve_model_class
+from vllm.packages import needed_by
 from vllm.transformers_utils.config import HFConfig, load_hf_config
 from vllm.transformers_utils.hub import download
 
@@ -64,19 +66,23 @@ def resolve_model(
     Args:
         model: folder, .gguf file or hub name; None = the embedded model.
         requested_dtype: "auto", "float32", "bfloat16" or "float16". "auto" is the checkpoint's own; for GGUF
-            it is bfloat16 where the device multiplies that fast, else float32.
+            it is bfloat16 where the device multiplies that fast, else float32. On a GPU without bfloat16 "auto" is
+            float16 in its place.
         device: "cpu" or "cuda".
         revision: branch, tag or commit of a hub name.
         hf_overrides: entries that replace those of config.json.
 
     Raises:
         FileNotFoundError: the model is not there.
-        ValueError: it is there but cannot be used; the message names the file and the field.
+        ValueError: it is there but cannot be used; the message names the file and the field. Or the GPU lacks
+            the dtype.
     """
     source = _locate(model, revision)
     if source.is_file():
         dtype = _fast_dtype(device) if requested_dtype == "auto" else requested_dtype
-        folder = converted_folder(source, dtype, use_tqdm)
+        dtype = _dtype_on(device, dtype, requested_dtype)
+        with needed_by("a .gguf file"):
+            folder = converted_folder(source, dtype, use_tqdm)
         config = load_hf_config(folder, hf_overrides)
     else:
         folder = source
@@ -84,6 +90,7 @@ def resolve_model(
         dtype = requested_dtype
         if dtype == "auto":
             dtype = config.dtype or stored_dtype(shard_files(folder)) or "float32"
+        dtype = _dtype_on(device, dtype, requested_dtype)
     resolve_model_class(config.architectures)
     _check_quantization(folder, config)
     _warn_of_window(config)
@@ -137,6 +144,23 @@ def _warn_of_window(config: HFConfig) -> None:
 
 def _fast_dtype(device: str) -> str:
     return "bfloat16" if device == "cuda" or {"avx512_bf16", "amx_bf16"} & _cpu_flags() else "float32"
+
+
+def _dtype_on(device: str, dtype: str, requested: str) -> str:
+    """The dtype, or float16 where it is bfloat16, which the GPU lacks, and nobody asked for it.
+
+    Raises:
+        ValueError: somebody did.
+    """
+    if dtype != "bfloat16" or device != "cuda" or cuda_has_bfloat16():
+        return dtype
+    if requested == dtype:
+        raise ValueError(
+            "dtype='bfloat16' needs a GPU of compute capability 8.0 or above: use float16, which has its precision but "
+            "not its range, or float32"
+        )
+    warn_once(logger, "the GPU has no bfloat16 (compute capability below 8.0): the model runs in float16")
+    return "float16"
 
 
 def _cpu_flags() -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from vllm.v1.request import Request
 
@@ -45,16 +45,24 @@ class BlockPool:
     that nobody owns, the oldest of these comes before a block that was never handed out.
     """
 
-    def __init__(self, num_blocks: int, max_idle_blocks: int | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        max_idle_blocks: int | None = None,
+        on_evict: Callable[[int, bytes], None] | None = None,
+    ) -> None:
         """
         Args:
             max_idle_blocks: None = as many as there are.
+            on_evict: told of each block whose content is given up for another, and of that content's hash. The block
+                holds it until the step being scheduled writes there.
         """
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
         self._max_idle_blocks = num_blocks if max_idle_blocks is None else max_idle_blocks
         self._num_touched = 0  # blocks from this id on were never handed out
+        self._on_evict = on_evict
         self.ref_counts = [0] * num_blocks
         self._blank = list(range(num_blocks - 1, -1, -1))  # a stack: low ids come first
         self._reusable: OrderedDict[int, None] = OrderedDict()  # free, with content; oldest first
@@ -99,7 +107,9 @@ class BlockPool:
                 self._num_touched = max(self._num_touched, block_id + 1)
             else:
                 block_id, _ = self._reusable.popitem(last=False)
-                self._forget(block_id)
+                content_hash = self._forget(block_id)
+                if self._on_evict is not None:
+                    self._on_evict(block_id, content_hash)
             self.ref_counts[block_id] = 1
             blocks.append(block_id)
         return blocks
@@ -141,13 +151,15 @@ class BlockPool:
             if has_hidden:
                 self._with_hidden.add(block_id)
 
-    def unregister(self, block_id: int) -> None:
-        """The block does not hold what it was registered for."""
-        if block_id in self._hash_of:
-            self._forget(block_id)
-            if block_id in self._reusable:
-                del self._reusable[block_id]
-                self._blank.append(block_id)
+    def unregister(self, block_id: int) -> bytes | None:
+        """The block does not hold what it was registered for: the hash of that, None if it was not registered."""
+        if block_id not in self._hash_of:
+            return None
+        content_hash = self._forget(block_id)
+        if block_id in self._reusable:
+            del self._reusable[block_id]
+            self._blank.append(block_id)
+        return content_hash
 
     def reset(self) -> bool:
         """Forget all content; False, and nothing done, while any block is owned."""
@@ -160,6 +172,8 @@ class BlockPool:
         self._with_hidden.clear()
         return True
 
-    def _forget(self, block_id: int) -> None:
-        del self._block_of[self._hash_of.pop(block_id)]
+    def _forget(self, block_id: int) -> bytes:
+        content_hash = self._hash_of.pop(block_id)
+        del self._block_of[content_hash]
         self._with_hidden.discard(block_id)
+        return content_hash

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vllm.v1.core.block_pool import BlockPool, extend_block_hashes
+from vllm.v1.core.host_pool import HostPool
 from vllm.v1.request import Request
 
 
 @dataclass
 class PrefixCacheStats:
-    """Prompt tokens looked up in the prefix cache, and found there."""
+    """Prompt tokens looked up in the prefix cache, and found there; blocks copied to the host's memory and back."""
 
     num_queried_tokens: int = 0
     num_hit_tokens: int = 0
+    num_swapped_out_blocks: int = 0
+    num_swapped_in_blocks: int = 0
+
+
+class CachedPrefix(NamedTuple):
+    """The blocks of a request's beginning that need not be computed."""
+
+    blocks: list[int | None]  # on the device; None: on the host alone, a block for it is still to be had
+    on_host: list[bytes]  # the content hashes of those, in order
 
 
 class KVCacheManager:
@@ -22,14 +33,27 @@ class KVCacheManager:
     Full blocks are registered by content when they are scheduled, not after the step: within a step every
     layer writes all keys and values before any attention reads, so a request admitted later in the same step
     may share them. `blocks_filled_by` names the blocks to unregister should that step not happen.
+
+    With host blocks, content that leaves the device goes there, be it of a preempted request or of a prefix that
+    nobody wanted for long, and is found there. `swap_out` (device block, host block) and `swap_in` (host block, device
+    block) are the copies that the step being scheduled begins with, all of the former first.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, enable_caching: bool, max_idle_tokens: int | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_caching: bool,
+        max_idle_tokens: int | None = None,
+        num_host_blocks: int = 0,
     ) -> None:
         self.block_size = block_size
         self.enable_caching = enable_caching
-        self.pool = BlockPool(num_blocks, None if max_idle_tokens is None else max_idle_tokens // block_size)
+        self.host = HostPool(num_host_blocks) if enable_caching and num_host_blocks else None
+        max_idle_blocks = None if max_idle_tokens is None else max_idle_tokens // block_size
+        self.pool = BlockPool(num_blocks, max_idle_blocks, None if self.host is None else self._evicted)
+        self.swap_out: list[tuple[int, int]] = []
+        self.swap_in: list[tuple[int, int]] = []
         self.stats = PrefixCacheStats()
         self._blocks: dict[str, list[int]] = {}
         self._num_registered: dict[str, int] = {}  # leading blocks that were offered to the cache
@@ -43,42 +67,49 @@ class KVCacheManager:
         """The request's blocks, in order."""
         return self._blocks.get(request_id, [])
 
-    def find_prefix(self, request: Request) -> list[int]:
+    def find_prefix(self, request: Request) -> CachedPrefix:
         """Blocks that hold the longest cached prefix. At least the last token is left to compute, or there
         would be no logits to sample from. Where prompt positions are still to be read, the prefix ends before
-        the first block that has keys and values but no hidden states."""
+        the first block that has keys and values but no hidden states, as all have on the host."""
+        prefix = CachedPrefix([], [])
         if not self.enable_caching:
-            return []
+            return prefix
         limit = (request.num_tokens - 1) // self.block_size
-        blocks: list[int] = []
-        first_row = request.next_prompt_row
+        blocks, first_row, host = prefix.blocks, request.next_prompt_row, self.host
         for content_hash in extend_block_hashes(request, self.block_size)[:limit]:
             block_id = self.pool.find(content_hash)
-            if block_id is None:
+            if block_id is None and (host is None or host.find(content_hash) is None):
                 break
             is_read = first_row is not None and first_row < (len(blocks) + 1) * self.block_size
-            if is_read and not self.pool.has_hidden(block_id):
+            if is_read and (block_id is None or not self.pool.has_hidden(block_id)):
                 break
+            if block_id is None:
+                prefix.on_host.append(content_hash)
             blocks.append(block_id)
-        return blocks
+        return prefix
 
-    def admit(self, request: Request, prefix: list[int], num_new_tokens: int) -> bool:
+    def admit(self, request: Request, prefix: CachedPrefix, num_new_tokens: int) -> bool:
         """Give a request without blocks its cached prefix and room for `num_new_tokens` more; False, and
         nothing done, when there is no room."""
-        total = self._num_blocks_for(len(prefix) * self.block_size + num_new_tokens)
-        taken_back = sum(map(self.pool.is_reusable, prefix))
-        if total - len(prefix) > self.pool.num_free - taken_back:
+        num_cached = len(prefix.blocks)
+        on_device = [block_id for block_id in prefix.blocks if block_id is not None]
+        num_missing = self._num_blocks_for(num_cached * self.block_size + num_new_tokens) - len(on_device)
+        taken_back = sum(map(self.pool.is_reusable, on_device))
+        if num_missing > self.pool.num_free - taken_back:
             return False
-        self.pool.share(prefix)
-        self._blocks[request.request_id] = prefix + self.pool.allocate(total - len(prefix))
+        self.pool.share(on_device)
+        if prefix.on_host:
+            self._blocks[request.request_id] = self._bring_back(prefix, num_missing)
+        else:
+            self._blocks[request.request_id] = on_device + self.pool.allocate(num_missing)
         request.hidden_from = request.next_prompt_row
-        self._num_registered[request.request_id] = len(prefix)
+        self._num_registered[request.request_id] = num_cached
         if self.enable_caching:
             # After a preemption the prefix holds the request's own work; counting it would flatter the cache.
             if request.num_preemptions == 0:
                 self.stats.num_queried_tokens += request.num_tokens
-                self.stats.num_hit_tokens += len(prefix) * self.block_size
-            self._register(request, len(prefix) * self.block_size + num_new_tokens)
+                self.stats.num_hit_tokens += num_cached * self.block_size
+            self._register(request, num_cached * self.block_size + num_new_tokens)
         return True
 
     def grow(self, request: Request, num_new_tokens: int) -> list[int] | None:
@@ -120,6 +151,30 @@ class KVCacheManager:
         for block_id in block_ids:
             self.pool.unregister(block_id)
 
+    def forget_broken_content(self, block_ids: list[int]) -> None:
+        """What was written to these blocks is not to be trusted, and no copy of it either."""
+        for block_id in block_ids:
+            content_hash = self.pool.unregister(block_id)
+            if content_hash is not None and self.host is not None:
+                self.host.forget(content_hash)
+
+    def take_swaps(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """The copies that the step begins with, `swap_out` and `swap_in`; the next step starts without any."""
+        swaps = self.swap_out, self.swap_in
+        if self.host is not None:
+            self.host.end_step()
+            self.stats.num_swapped_out_blocks += len(self.swap_out)
+            self.stats.num_swapped_in_blocks += len(self.swap_in)
+            self.swap_out, self.swap_in = [], []
+        return swaps
+
+    def forget_swaps(self, swap_out: list[tuple[int, int]], swap_in: list[tuple[int, int]]) -> None:
+        """A step's copies may not have been made."""
+        for _, host_block in swap_out:
+            assert self.host is not None
+            self.host.forget_block(host_block)
+        self.forget_content([block_id for _, block_id in swap_in])
+
     def free(self, request: Request) -> None:
         """Take the request's blocks back. The tail goes first, so that the common beginning stays longest."""
         blocks = self._blocks.pop(request.request_id, None)
@@ -128,8 +183,37 @@ class KVCacheManager:
             self.pool.release(reversed(blocks))
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached content; False while any block is owned."""
-        return self.pool.reset()
+        """Forget all cached content, the host's too; False, and nothing done, while any block is owned."""
+        if not self.pool.reset():
+            return False
+        if self.host is not None:
+            self.host.reset()
+        return True
+
+    def _evicted(self, block_id: int, content_hash: bytes) -> None:
+        assert self.host is not None
+        host_block = self.host.store(content_hash)
+        if host_block is not None:
+            self.swap_out.append((block_id, host_block))
+
+    def _bring_back(self, prefix: CachedPrefix, num_missing: int) -> list[int]:
+        """`num_missing` new blocks behind those on the device or between them, and the copies to the first of them."""
+        assert self.host is not None
+        # The end of a prefix is of use to the fewest requests, so it is to go first again.
+        for content_hash in reversed(prefix.on_host):
+            self.host.use(content_hash)
+        new = iter(self.pool.allocate(num_missing))
+        blocks = []
+        on_host = iter(prefix.on_host)
+        for block_id in prefix.blocks:
+            if block_id is None:
+                content_hash, block_id = next(on_host), next(new)
+                host_block = self.host.find(content_hash)
+                assert host_block is not None
+                self.swap_in.append((host_block, block_id))
+                self.pool.register(block_id, content_hash)
+            blocks.append(block_id)
+        return [*blocks, *new]
 
     def _register(self, request: Request, num_tokens: int) -> None:
         hashes = extend_block_hashes(request, self.block_size)

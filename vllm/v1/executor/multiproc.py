@@ -120,7 +120,8 @@ class MultiprocExecutor:
             self.worker = Worker(config, self.group)
             self.collective_rpc("load_model", (use_tqdm,))
             self.num_blocks = min(self.collective_rpc("determine_num_blocks"))
-            self.collective_rpc("initialize_kv_cache", (self.num_blocks,))
+            self.num_host_blocks = min(self.collective_rpc("determine_num_host_blocks"))
+            self.collective_rpc("initialize_kv_cache", (self.num_blocks, self.num_host_blocks))
         except BaseException:
             self.shutdown()
             raise

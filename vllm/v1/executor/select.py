@@ -22,11 +22,13 @@ class Executor(Protocol):
         worker: rank 0's.
         group: rank 0's.
         num_blocks: KV blocks that every rank has.
+        num_host_blocks: blocks of host memory that every rank has for them.
     """
 
     worker: Worker
     group: Communicator
     num_blocks: int
+    num_host_blocks: int
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput: ...
 

@@ -19,7 +19,8 @@ class UniProcExecutor:
         self.group = self.worker.group
         self.worker.load_model(use_tqdm)
         self.num_blocks = self.worker.determine_num_blocks()
-        self.worker.initialize_kv_cache(self.num_blocks)
+        self.num_host_blocks = self.worker.determine_num_host_blocks()
+        self.worker.initialize_kv_cache(self.num_blocks, self.num_host_blocks)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""

@@ -26,6 +26,8 @@ _CORE_COUNTERS = (
     ("prefix_cache_queries", "num_prefix_queried_tokens", "Prompt tokens looked up in the prefix cache"),
     ("prefix_cache_hits", "num_prefix_hit_tokens", "Prompt tokens found in the prefix cache"),
     ("num_preemptions", "num_preemptions", "Times that a running request lost its place and was to start again"),
+    ("kv_blocks_swapped_out", "num_swapped_out_blocks", "KV blocks copied to the host's memory as they made room"),
+    ("kv_blocks_swapped_in", "num_swapped_in_blocks", "KV blocks copied back, instead of computed again"),
     ("readings_seconds", "readings_seconds", "Seconds spent reading logits for logprobs, in the device's time"),
 )
 _COLLECTIVE_COUNTERS = (
@@ -128,6 +130,7 @@ class _Replica:
             ("num_requests_running", running, "Sequences in the batch, as of the last step"),
             ("num_requests_waiting", waiting, "Sequences that wait for a place in the batch"),
             ("kv_cache_usage_perc", stats.get("kv_cache_usage", 0.0), "Share of the KV cache in use; 1 is all of it"),
+            ("cpu_cache_usage_perc", stats.get("host_cache_usage", 0.0), "Share of the swap space in use; 1 is all"),
         ):
             gauge = GaugeMetricFamily(f"vllm:{name}", help_text, labels=_LABELS)
             gauge.add_metric(self._labels, value)
@@ -156,6 +159,7 @@ class _Replica:
             "block_size": self._cache.block_size,
             "enable_prefix_caching": self._cache.enable_prefix_caching,
             "gpu_memory_utilization": self._cache.gpu_memory_utilization,
+            "swap_space": self._cache.swap_space,
             "num_gpu_blocks": self._replica.core.num_blocks,
             "engine": self._engine,
         }

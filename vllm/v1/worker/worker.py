@@ -9,13 +9,26 @@ import torch
 
 from vllm import envs
 from vllm.config import VllmConfig
-from vllm.distributed.communicator import ALONE, Communicator, split_kv_heads
+from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import get_model
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
+from vllm.v1.worker.gpu.kv_swap import STAGING_BYTES
+from vllm.v1.worker.gpu.largest_steps import run_largest_steps
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.memory import (
+    DeviceMemory,
+    MemoryProfile,
+    available_host_bytes,
+    check_free_memory,
+    device_block_count,
+    device_memory,
+    hidden_block_bytes,
+    host_block_count,
+    kv_block_bytes,
+)
 
 logger = init_logger(__name__)
 
@@ -40,9 +53,18 @@ class Worker:
         if self.device.index is not None:
             torch.cuda.set_device(self.device)
         self.model_runner: GPUModelRunner
+        self._memory_at_start: DeviceMemory | None = None
 
     def load_model(self, use_tqdm: bool = False) -> None:
-        """Load this rank's share of the weights and build the runner."""
+        """Load this rank's share of the weights and build the runner.
+
+        Raises:
+            ValueError: the GPU has less free memory than gpu_memory_utilization says.
+        """
+        cache = self.config.cache_config
+        if self.device.type == "cuda" and cache.num_blocks is None:
+            self._memory_at_start = device_memory(self.device, begin_peak=True)
+            check_free_memory(self._memory_at_start, cache.gpu_memory_utilization)
         with tensor_parallel(self.group):
             model = get_model(self.config.model_config, self.device, use_tqdm=use_tqdm and not self.group.rank)
             self.model_runner = GPUModelRunner(self.config, model, self.device)
@@ -59,21 +81,33 @@ class Worker:
         blocks_per_request = -(-model.max_model_len // cache.block_size)
         if cache.num_blocks is not None:
             return cache.num_blocks
-        budget = self._cache_budget_bytes()
-        num_blocks = min(budget // self._block_bytes(), blocks_per_request * self.config.scheduler_config.max_num_seqs)
-        if num_blocks < blocks_per_request:
-            per_request_gib = blocks_per_request * self._block_bytes() / 2**30
+        most = blocks_per_request * self.config.scheduler_config.max_num_seqs
+        block_bytes = kv_block_bytes(self.config, self.group) + hidden_block_bytes(self.config)
+        if self.device.type == "cuda":
+            staging_bytes = STAGING_BYTES if cache.swap_space else 0
+            return min(device_block_count(self.config, self._profile_memory(), block_bytes, staging_bytes), most)
+        budget = self._cpu_cache_bytes()
+        if budget < blocks_per_request * block_bytes:
+            per_request_gib = blocks_per_request * block_bytes / 2**30
             raise ValueError(
                 f"The KV cache budget of {budget / 2**30:.2f} GiB does not hold one request of "
                 f"max_model_len={model.max_model_len} ({per_request_gib:.2f} GiB). Lower max_model_len, or raise "
-                + ("VLLM_CPU_KVCACHE_SPACE." if self.device.type == "cpu" else "gpu_memory_utilization.")
+                "VLLM_CPU_KVCACHE_SPACE."
             )
-        return num_blocks
+        return min(budget // block_bytes, most)
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache."""
+    def determine_num_host_blocks(self) -> int:
+        """How many blocks of host memory `swap_space` holds.
+
+        Raises:
+            ValueError: see host_block_count.
+        """
+        return host_block_count(self.config, kv_block_bytes(self.config, self.group), available_host_bytes())
+
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Allocate the KV cache, and the host blocks for what has to leave it."""
         logger.info("KV cache: %d blocks of %d tokens", num_blocks, self.config.cache_config.block_size)
-        self.model_runner.initialize_kv_cache(num_blocks)
+        self.model_runner.initialize_kv_cache(num_blocks, num_host_blocks)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
@@ -88,29 +122,30 @@ class Worker:
         """Whether a step may begin before the tokens of the one before are known."""
         return not self.model_runner.sampler.is_followed
 
-    def _block_bytes(self) -> int:
-        """Keys and values, and the final hidden states that prompt readings keep beside them."""
-        hf = self.config.model_config.hf_config
-        cache = self.config.cache_config
-        num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, self.group.world_size)[self.group.rank])
-        width = 2 * hf.num_hidden_layers * num_kv_heads * hf.head_dim
-        if cache.enable_prefix_caching:
-            width += hf.hidden_size
-        return width * cache.block_size * getattr(torch, self.config.model_config.dtype).itemsize
+    def _cpu_cache_bytes(self) -> int:
+        # The ranks share the host's memory.
+        world_size = self.group.world_size
+        asked = envs.cpu_kvcache_space_bytes()
+        if asked is not None:
+            return asked // world_size
+        free = max(available_host_bytes() - world_size * self.model_runner.max_logits_bytes(), 0)
+        share = _CPU_CACHE_FRACTION / self.config.parallel_config.data_parallel_size
+        return min(_CPU_CACHE_LIMIT_BYTES, int(free * share)) // world_size
 
-    def _cache_budget_bytes(self) -> int:
-        if self.device.type == "cpu":
-            # The ranks share the host's memory.
-            world_size = self.group.world_size
-            asked = envs.cpu_kvcache_space_bytes()
-            if asked is not None:
-                return asked // world_size
-            free = max(_available_host_bytes() - world_size * self.model_runner.max_logits_bytes(), 0)
-            share = _CPU_CACHE_FRACTION / self.config.parallel_config.data_parallel_size
-            return min(_CPU_CACHE_LIMIT_BYTES, int(free * share)) // world_size
-        free, total = torch.cuda.mem_get_info(self.device)
-        used = total - free + self.model_runner.max_logits_bytes()
-        return max(int(total * self.config.cache_config.gpu_memory_utilization) - used, 0)
+    def _profile_memory(self) -> MemoryProfile:
+        assert self._memory_at_start is not None
+        loaded = device_memory(self.device, begin_peak=True)
+        run_largest_steps(self.model_runner, self.execute_model, self.config)
+        stepped = device_memory(self.device)
+        profile = MemoryProfile(self._memory_at_start, loaded, stepped)
+        logger.info(
+            "GPU memory: %.2f GiB, of which weights, the largest steps and CUDA take %.2f GiB",
+            stepped.total / 2**30,
+            profile.engine_bytes / 2**30,
+        )
+        # What the step needed goes to the cache.
+        device_memory(self.device, begin_peak=True)
+        return profile
 
 
 def call_worker(worker: Worker, method: str | Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -127,15 +162,3 @@ def worker_device(config: VllmConfig, rank: int) -> torch.device:
     if kind == "cpu" or parallel.tensor_parallel_size == parallel.data_parallel_size == 1:
         return torch.device(kind)
     return torch.device(kind, (parallel.first_device + rank) % torch.cuda.device_count())
-
-
-def _available_host_bytes() -> int:
-    """Memory that can be had without swapping, from /proc/meminfo; 8 GiB where there is none."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 8 * 2**30

@@ -40,6 +40,9 @@ class SchedulerOutput:
     total_num_scheduled_tokens: int
     finished_req_ids: list[str]  # ended since the last step: their slots are free
     preempted_req_ids: list[str]  # lost slot and blocks in this step; they come back as NewRequestData
+    # Copies that come before anything else of the step: to the host's memory, then from there.
+    swap_out: list[tuple[int, int]] = field(default_factory=list)  # (device block, host block), each at most once
+    swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, device block), the latter distinct
 
     def begun_at(self) -> Iterator[tuple[str, int]]:
         """Each request of the step, and how many of its tokens had been computed before."""

@@ -27,11 +27,15 @@ class SchedulerStats:
     num_prefix_queried_tokens: int
     num_prefix_hit_tokens: int
     num_preemptions: int
+    num_swapped_out_blocks: int  # copied to the host's memory since the start
+    num_swapped_in_blocks: int  # and back
+    host_cache_usage: float  # share of the host's blocks that hold content, in [0, 1]
 
 
 class Scheduler:
-    """Continuous batching under a token budget, with chunked prefill, prefix caching and preemption by
-    recomputation.
+    """Continuous batching under a token budget, with chunked prefill, prefix caching and preemption.
+
+    A preempted request starts again, with what the cache still has of it, on the device or in the host's memory.
 
     It knows tokens, blocks and budgets. A step serves running requests first, in the order of their admission
     (so a prompt that is being prefilled over several steps, always the last one admitted, comes after the
@@ -60,6 +64,7 @@ class Scheduler:
             cache_config.block_size,
             cache_config.enable_prefix_caching,
             cache_config.max_idle_tokens,
+            cache_config.num_host_blocks,
         )
         self.requests: dict[str, Request] = {}
         self.waiting = make_queue(scheduler_config.policy)
@@ -142,6 +147,9 @@ class Scheduler:
             num_prefix_queried_tokens=cache.num_queried_tokens,
             num_prefix_hit_tokens=cache.num_hit_tokens,
             num_preemptions=self.num_preemptions,
+            num_swapped_out_blocks=cache.num_swapped_out_blocks,
+            num_swapped_in_blocks=cache.num_swapped_in_blocks,
+            host_cache_usage=0.0 if self.kv.host is None else self.kv.host.usage,
         )
 
     # -- one step --------------------------------------------------------------------------------------------
@@ -153,6 +161,7 @@ class Scheduler:
         self._schedule_running(step)
         if not step.preempted_req_ids:
             self._admit_waiting(step)
+        step.swap_out, step.swap_in = self.kv.take_swaps()
         return step
 
     def _schedule_running(self, step: SchedulerOutput) -> None:
@@ -222,7 +231,7 @@ class Scheduler:
         while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.peek()
             prefix = self.kv.find_prefix(request)
-            num_cached = len(prefix) * self.kv.block_size
+            num_cached = len(prefix.blocks) * self.kv.block_size
             num_new = request.num_tokens - num_cached
             if num_new > budget:
                 if not self.config.enable_chunked_prefill:
@@ -294,7 +303,7 @@ class Scheduler:
             if request is not None:
                 outputs.append(EngineCoreOutput(request_id, [], finish_reason="error", error=message))
                 # What the broken request wrote may be as broken as its logits.
-                self.kv.forget_content(self.kv.blocks_of(request_id))
+                self.kv.forget_broken_content(self.kv.blocks_of(request_id))
                 self._end(request)
                 any_finished = True
         if any_finished:
@@ -312,6 +321,7 @@ class Scheduler:
         """The step failed: end its requests, but for the `stale` ids, which have gone over to others, and forget what
         it would have written. Returns their ids."""
         lost = []
+        self.kv.forget_swaps(scheduler_output.swap_out, scheduler_output.swap_in)
         for request_id, begun_at in scheduler_output.begun_at():
             request = self.requests.get(request_id)
             if request is None or request_id in stale:

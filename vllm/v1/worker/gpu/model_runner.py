@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from vllm.v1.worker.gpu.cuda import graph_recorder, host_copies
 from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, Recorder, ladder
 from vllm.v1.worker.gpu.greedy_graphs import GreedyGraphs
 from vllm.v1.worker.gpu.input_batch import InputBatch, PromptBatch, build_input_batch
+from vllm.v1.worker.gpu.kv_swap import KVSwap
 from vllm.v1.worker.gpu.recorded_decode import RecordedDecode
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsState, PromptReadings, num_tile_rows
@@ -50,35 +53,35 @@ class GPUModelRunner:
         vocab = vocab_of(vocab_size, self.group)
         self.sampler = Sampler(config, device, vocab)
         self.prompt_logprobs = PromptLogprobsState(max_num_reqs, vocab_size, vocab)
+        self._backend = select_backend(
+            config.model_config.attention_backend,
+            device,
+            getattr(torch, config.model_config.dtype),
+            config.model_config.hf_config.head_dim,
+            self.block_size,
+        )
+        use_backend(model, self._backend)
         self._host_copies = host_copies(device)
         self._reading_clocks = (self.sampler.reading_clock, self.prompt_logprobs.reading_clock)
         self.kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         # A recording holds kernels, no collectives.
         records = self.group.world_size == 1 and not config.model_config.enforce_eager
-        self._graph_recorder = graph_recorder(device) if records else None
-        self._records_kernels = records and self._graph_recorder is None
+        self._graph_recorder = graph_recorder(device) if records and self._backend.can_be_captured else None
+        self._records_kernels = records and device.type == "cpu"
         self._recorded_decode: RecordedDecode | DecodeGraphs | None = None
         self._greedy_graphs: GreedyGraphs | None = None
         self._max_decode_rows = min(max_num_reqs, config.scheduler_config.max_num_batched_tokens)
+        self.kv_swap: KVSwap | None = None
         # Final hidden states of cached prompts by KV cache slot, made when a request first reads its prompt.
         self._hidden_cache: torch.Tensor | None = None  # [blocks * block size, H]
         self._keeps_hidden = config.cache_config.enable_prefix_caching
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Allocate the paged KV cache of every layer. Pages are touched when first written, not here. On CUDA, record
-        decode steps."""
-        hf = self.model_config.hf_config
-        num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, self.group.world_size)[self.group.rank])
-        dtype = getattr(torch, self.model_config.dtype)
-        name = self.model_config.attention_backend
-        backend = select_backend(name, self.device, dtype, hf.head_dim, self.block_size)
-        use_backend(self.model, backend)
-        shape = backend.kv_cache_shape(num_blocks + self.num_extra_blocks, self.block_size, num_kv_heads, hf.head_dim)
-        self.kv_caches = [
-            (torch.empty(shape, dtype=dtype, device=self.device), torch.empty(shape, dtype=dtype, device=self.device))
-            for _ in range(hf.num_hidden_layers)
-        ]
-        if self._graph_recorder is not None and backend.can_be_captured:
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Allocate the paged KV cache of every layer, and the host's blocks. Pages are touched when first written, not
+        here (pinned ones are). On CUDA, record decode steps."""
+        self.kv_caches = self._make_kv_caches(num_blocks + self.num_extra_blocks)
+        self.kv_swap = KVSwap(self.kv_caches, num_host_blocks)
+        if self._graph_recorder is not None:
             self._record_graphs(num_blocks, self._graph_recorder)
         elif self._records_kernels and can_record(self.kv_caches[0][0]):
             self._recorded_decode = RecordedDecode(self.model, self.kv_caches, self.block_tables.table.shape[1])
@@ -105,6 +108,27 @@ class GPUModelRunner:
         self._recorded_decode = graphs
         self._greedy_graphs = GreedyGraphs(self.model, self.sampler, self.states, recorder)
 
+    def _make_kv_caches(self, num_blocks: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        hf = self.model_config.hf_config
+        num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, self.group.world_size)[self.group.rank])
+        shape = self._backend.kv_cache_shape(num_blocks, self.block_size, num_kv_heads, hf.head_dim)
+        dtype = getattr(torch, self.model_config.dtype)
+        return [
+            (torch.empty(shape, dtype=dtype, device=self.device), torch.empty(shape, dtype=dtype, device=self.device))
+            for _ in range(hf.num_hidden_layers)
+        ]
+
+    @contextlib.contextmanager
+    def scratch_cache(self) -> Iterator[None]:
+        """For steps whose results nobody wants: a cache of one block, number 0; nothing is recorded or replayed."""
+        kept = self.kv_caches, self.kv_swap, self._recorded_decode, self._hidden_cache
+        self.kv_caches, self.kv_swap = self._make_kv_caches(1), None
+        self._recorded_decode = self._hidden_cache = None
+        try:
+            yield
+        finally:
+            self.kv_caches, self.kv_swap, self._recorded_decode, self._hidden_cache = kept
+
     def max_logits_bytes(self) -> int:
         """Bytes of logits that a step holds at most: one float32 row for each sequence and a copy of it for
         processing, another in the order of the processors' batch where there are custom ones, and a tile of prompt
@@ -119,6 +143,8 @@ class GPUModelRunner:
 
         With async_scheduling, the next step may begin before this one's result is taken.
         """
+        if self.kv_swap is not None:
+            self.kv_swap.run(scheduler_output)
         self._update_states(scheduler_output)
         if not scheduler_output.total_num_scheduled_tokens:
             return StepResult([], [], self.states, None, None, self._take_readings_seconds)
@@ -147,6 +173,9 @@ class GPUModelRunner:
 
     def _forward(self, batch: InputBatch) -> torch.Tensor:
         if self._recorded_decode is not None and self._recorded_decode.takes(batch):
+            if self._host_copies is not None:
+                # Graphs share their memory: this one may write where the results of the last one still are.
+                self._host_copies.fence()
             return self._recorded_decode(batch, self.states)
         inputs = batch.to_device(self.states)
         return self.model(inputs.input_ids, inputs.positions, self.kv_caches, inputs.attn, inputs.hidden_rows)
@@ -177,8 +206,6 @@ class GPUModelRunner:
         widths = graphs.widths(slots)
         if widths is None:
             return None
-        if self._host_copies is not None:
-            self._host_copies.fence()
         return graphs(steps.step_for(batch), slots, widths)
 
     def _read_prompts(self, prompts: PromptBatch, hidden: torch.Tensor) -> PromptReadings:

@@ -1,0 +1,182 @@
+"""Copies of KV blocks in host memory: what they hold, and engines that live on them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from thread_ranks import ThreadExecutor
+from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+
+from vllm import LLM, RequestOutput, SamplingParams
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from vllm.v1.engine import core
+from vllm.v1.worker.gpu import kv_swap
+from vllm.v1.worker.gpu.kv_swap import KVSwap
+
+BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4
+"""Of the tiny model in float32: layers, keys and values, heads, dimensions, tokens."""
+
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+    ),
+]
+
+
+def make_step(swap_out=(), swap_in=()) -> SchedulerOutput:
+    return SchedulerOutput([], CachedRequestData(), {}, 0, [], [], list(swap_out), list(swap_in))
+
+
+@pytest.mark.parametrize("piece_bytes", [2**30, 3 * 2 * 2 * 24 * 4], ids=["one piece", "pieces"])
+@pytest.mark.parametrize("staging_bytes", [2**26, 1], ids=["one turn", "turns"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_copies_against_a_model(monkeypatch, device, piece_bytes, staging_bytes):
+    monkeypatch.setattr(kv_swap, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(kv_swap, "STAGING_BYTES", staging_bytes)
+    num_blocks, num_host_blocks = 7, 5
+    generator = torch.Generator().manual_seed(0)
+    expected = [torch.randn(num_blocks, 2, 12, generator=generator) for _ in range(4)]
+    # A copy also on the CPU.
+    tensors = [torch.empty_like(own, device=device).copy_(own) for own in expected]
+    swap = KVSwap([tuple(tensors[:2]), tuple(tensors[2:])], num_host_blocks)
+    host = [torch.zeros(num_host_blocks, 2, 12) for _ in tensors]
+    rng = random.Random(0)
+    known: set[int] = set()
+    for _ in range(30):
+        swap_out = list(
+            zip(rng.sample(range(num_blocks), 3), rng.sample(range(num_host_blocks), rng.randint(0, 3)), strict=False)
+        )
+        known |= {host_block for _, host_block in swap_out}
+        sources = rng.sample(sorted(known), rng.randint(0, len(known)))
+        swap_in = list(zip(sources, rng.sample(range(num_blocks), len(sources)), strict=True))
+        for own, copy in zip(expected, host, strict=True):
+            for block, host_block in swap_out:
+                copy[host_block] = own[block]
+            for host_block, block in swap_in:
+                own[block] = copy[host_block]
+        if device == "cuda":
+            torch.cuda._sleep(100_000)  # cycles in which the host runs ahead
+        swap.run(make_step(swap_out, swap_in))
+        for own, tensor in zip(expected, tensors, strict=True):
+            assert torch.equal(own, tensor.cpu())
+        # The step's own writes.
+        block = rng.randrange(num_blocks)
+        for own, tensor in zip(expected, tensors, strict=True):
+            own[block] = torch.randn(2, 12, generator=generator)
+            tensor[block] = own[block].to(device)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+def workload() -> tuple[list[dict[str, list[int]]], list[SamplingParams]]:
+    """Prompts of a few families, each a beginning in common; some read their prompts, all read what they generate."""
+    rng = random.Random(1)
+    beginnings = [rng.choices(range(3, 90), k=48) for _ in range(4)]
+    prompts, params = [], []
+    for _ in range(24):
+        beginning = rng.choice(beginnings)[: rng.choice([16, 32, 48])]
+        prompts.append({"prompt_token_ids": beginning + rng.choices(range(3, 90), k=rng.randint(1, 20))})
+        reads = {"prompt_logprob_token_ids": [5, 7], "prompt_logprobs": 1} if rng.random() < 0.3 else {}
+        params.append(
+            SamplingParams(
+                max_tokens=rng.randint(1, 40), temperature=0, logprob_token_ids=[3, 50], ignore_eos=True, **reads
+            )
+        )
+    return prompts, params
+
+
+def check_same(outputs: list[RequestOutput], expected: list[RequestOutput]) -> None:
+    for output, wanted in zip(outputs, expected, strict=True):
+        own, other = output.outputs[0], wanted.outputs[0]
+        assert own.token_ids == other.token_ids
+        # The same sums in another order: float32's rounding of logits around 1.
+        for rows, other_rows in (own.logprobs, other.logprobs), (output.prompt_logprobs, wanted.prompt_logprobs):
+            for row, other_row in zip(rows or (), other_rows or (), strict=True):
+                assert (row is None) == (other_row is None)
+                if row is not None:
+                    assert row.keys() == other_row.keys()
+                    np.testing.assert_allclose(
+                        [row[token].logprob for token in row], [other_row[token].logprob for token in row], atol=2e-5
+                    )
+
+
+@pytest.fixture(scope="module")
+def roomy(folder: Path) -> list[RequestOutput]:
+    """What the workload gives where there is room for everybody."""
+    return make_tiny_llm(folder, device="cpu").generate(*workload(), use_tqdm=False)
+
+
+def generate_tightly(folder: Path, num_host_blocks: int, **fields) -> tuple[LLM, list[RequestOutput]]:
+    llm = make_tiny_llm(
+        folder,
+        num_gpu_blocks_override=11,
+        max_num_batched_tokens=64,
+        max_num_seqs=6,
+        swap_space=num_host_blocks * BLOCK_BYTES / 2**30,
+        **fields,
+    )
+    return llm, llm.generate(*workload(), use_tqdm=False)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("num_host_blocks", [3, 60])
+def test_outputs_and_readings_are_those_of_an_engine_with_room(folder, roomy, num_host_blocks, device):
+    llm, outputs = generate_tightly(folder, num_host_blocks, device=device)
+    check_same(outputs, roomy)
+    engine = llm.llm_engine.engine_core
+    stats = engine.stats()
+    assert engine.executor.num_host_blocks == engine.scheduler.kv.host.num_blocks == num_host_blocks
+    assert stats["num_preemptions"] > 3
+    assert stats["num_swapped_out_blocks"] > 20
+    assert stats["num_swapped_in_blocks"] > (10 if num_host_blocks == 60 else 0)
+    assert (stats["host_cache_usage"] == 1) == (num_host_blocks == 3)
+    assert is_empty(llm)
+
+
+def test_every_rank_keeps_its_share(folder, roomy, monkeypatch):
+    monkeypatch.setattr(core, "make_executor", ThreadExecutor)
+    # A rank has one of the two heads: as many GiB hold twice as many blocks.
+    llm, outputs = generate_tightly(folder, 30, tensor_parallel_size=2, device="cpu")
+    check_same(outputs, roomy)
+    engine = llm.llm_engine.engine_core
+    assert engine.executor.num_host_blocks == 60 and engine.stats()["num_swapped_in_blocks"] > 10
+
+
+def test_a_second_turn_comes_back_from_the_host(folder):
+    llm = make_tiny_llm(folder, num_gpu_blocks_override=8, swap_space=20 * BLOCK_BYTES / 2**30)
+    params = SamplingParams(max_tokens=1, temperature=0)
+    first, other = [7] * 100, [9] * 100
+    for prompt, num_cached in (first, 0), (other, 0), (first, 96), (other, 96):
+        output = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)[0]
+        assert output.num_cached_tokens == num_cached
+    assert llm.reset_prefix_cache()
+    output = llm.generate({"prompt_token_ids": first}, params, use_tqdm=False)[0]
+    assert output.num_cached_tokens == 0
+
+
+class TestSize:
+    def test_more_than_the_host_has(self, folder):
+        with pytest.raises(ValueError, match=r"swap_space=1e\+06 GiB for each of 1 devices is 1e\+06 GiB,"):
+            make_tiny_llm(folder, swap_space=1e6)
+
+    def test_less_than_a_block(self, folder):
+        with pytest.raises(ValueError, match="swap_space=1e-09 GiB does not hold one KV block"):
+            make_tiny_llm(folder, swap_space=1e-9)
+
+    @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "4", None, True])
+    def test_no_size_at_all(self, folder, value):
+        with pytest.raises(ValueError, match=r"swap_space must be (in \[0, inf\)|a number), got "):
+            make_tiny_llm(folder, swap_space=value)
+
+    def test_without_the_prefix_cache(self, folder):
+        llm = make_tiny_llm(folder, swap_space=1e-3, enable_prefix_caching=False)
+        assert llm.llm_engine.engine_core.executor.num_host_blocks == 0

@@ -1,0 +1,105 @@
+"""Where the model runs, what a GPU can do, and why one cannot be used."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from vllm.logger import init_logger, warn_once
+
+logger = init_logger(__name__)
+
+MIN_CAPABILITY = (7, 5)
+"""Older GPUs have no code in CUDA 13, and none in Triton 3.6."""
+
+_BFLOAT16_CAPABILITY = (8, 0)
+# Of a GPU's driver on Linux, and under WSL.
+_GPU_FILES = ("/dev/nvidia0", "/dev/dxg")
+
+
+def resolve_device(asked: str, num_devices: int = 1) -> str:
+    """ "cpu" or "cuda", for one of those or "auto": a GPU where there is one that can be used.
+
+    Args:
+        num_devices: that the engine wants; so many of the visible ones are looked at.
+
+    Raises:
+        ValueError: `asked` is none of the three, or a GPU is asked for and cannot be used; says why.
+    """
+    if asked not in ("auto", "cpu", "cuda"):
+        hint = "; which GPU it is, CUDA_VISIBLE_DEVICES says" if str(asked).startswith("cuda:") else ""
+        raise ValueError(f"device must be one of auto, cpu, cuda, got {asked!r}{hint}")
+    if asked == "cpu":
+        return "cpu"
+    problem = cuda_problem(num_devices)
+    if problem is None:
+        return "cuda"
+    if asked == "cuda":
+        raise ValueError(f"device='cuda', but {problem}")
+    if _hidden_devices() is None and any(Path(file).exists() for file in _GPU_FILES):
+        warn_once(logger, "there is a GPU, but the model runs on the CPU: %s", problem)
+    return "cpu"
+
+
+def cuda_problem(num_devices: int = 1) -> str | None:
+    """Why the first `num_devices` GPUs cannot be used; None if they can be."""
+    import torch
+
+    if torch.version.cuda is None:
+        built_for = "ROCm" if torch.version.hip else "the CPU only"
+        return f"the installed torch {torch.__version__} is built for {built_for}: install one that is built for CUDA"
+    if not torch.cuda.is_available():
+        hidden = _hidden_devices()
+        if hidden is not None:
+            return f"CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU"
+        return f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, finds none it can use: {_init_error()}"
+    for index in range(min(num_devices, torch.cuda.device_count())):
+        problem = _capability_problem(index)
+        if problem is not None:
+            return problem
+    return None
+
+
+def cuda_has_bfloat16() -> bool:
+    """Whether the first GPU multiplies bfloat16."""
+    import torch
+
+    return torch.cuda.get_device_capability(0) >= _BFLOAT16_CAPABILITY
+
+
+def _hidden_devices() -> str | None:
+    """CUDA_VISIBLE_DEVICES, where it hides all of them."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return value if value is not None and value.strip() in ("", "-1") else None
+
+
+def _init_error() -> str:
+    """What CUDA says when it is started: of a driver that is not there, or too old."""
+    import torch
+
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return " ".join(str(error).split())
+    return "the driver reports no device"
+
+
+def _capability_problem(index: int) -> str | None:
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(index)
+    which = f"GPU {index} ({torch.cuda.get_device_name(index)}) has compute capability {major}.{minor}"
+    if (major, minor) < MIN_CAPABILITY:
+        return f"{which}, and {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} is the least that is supported"
+    archs = torch.cuda.get_arch_list()
+    if archs and not any(_runs_on(arch, major, minor) for arch in archs):
+        return f"{which}, and the installed torch has code for {', '.join(archs)} only"
+    return None
+
+
+def _runs_on(arch: str, major: int, minor: int) -> bool:
+    """Machine code ("sm_90", "sm_90a") runs on GPUs of its major version, from its minor one on; PTX ("compute_90") on
+    all from its version on."""
+    kind, _, version = arch.partition("_")
+    own = divmod(int(version.rstrip("af")), 10)
+    return own <= (major, minor) and (kind == "compute" or own[0] == major)

@@ -1,0 +1,123 @@
+"""Copies of KV blocks in host memory: a step's evicted blocks go there, and others come back."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vllm.logger import init_logger
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.worker.gpu.buffer_utils import upload
+
+logger = init_logger(__name__)
+
+STAGING_BYTES = 64 * 2**20
+"""Of device memory, through which blocks go on CUDA: more of them are copied in several turns."""
+
+# Torch rounds pinned memory up to a power of two, so it is had in pieces just below one.
+_PIECE_BYTES = 2**30
+
+
+class KVSwap:
+    """This rank's host blocks and the copies to and from them.
+
+    A host block is one piece of memory, [2 * layers, E], where E is what a block has of one layer's keys or values.
+    On CUDA a block's pieces are gathered on the device, so that a block is one transfer. Transfers run on a stream of
+    their own: the step's kernels do not wait while blocks leave.
+    """
+
+    def __init__(self, kv_caches: list[tuple[Tensor, Tensor]], num_host_blocks: int) -> None:
+        """Allocates the host blocks, pinned when the caches are CUDA's.
+
+        Args:
+            kv_caches: of each layer keys and values, contiguous, blocks first.
+            num_host_blocks: N; 0 = none, and no step may ask for copies.
+
+        Raises:
+            ValueError: the host does not give the memory.
+        """
+        self._caches = [cache.view(len(cache), -1) for pair in kv_caches for cache in pair]  # 2 * layers of [B, E]
+        first = self._caches[0]
+        self._device = first.device
+        self._stream: torch.cuda.Stream | None = None
+        self._pieces: list[Tensor] = []  # [blocks of the piece, 2 * layers, E]
+        if not num_host_blocks:
+            return
+        shape = (len(self._caches), first.shape[1])
+        block_bytes = shape[0] * shape[1] * first.element_size()
+        on_cuda = self._device.type == "cuda"
+        self._blocks_a_piece = max(_PIECE_BYTES // block_bytes, 1)
+        self._blocks_a_turn = min(max(STAGING_BYTES // block_bytes, 1), num_host_blocks)
+        self._staging = torch.empty((self._blocks_a_turn, *shape), dtype=first.dtype, device=self._device)
+        started = time.perf_counter()
+        gib = num_host_blocks * block_bytes / 2**30
+        try:
+            for begin in range(0, num_host_blocks, self._blocks_a_piece):
+                count = min(self._blocks_a_piece, num_host_blocks - begin)
+                self._pieces.append(torch.empty((count, *shape), dtype=first.dtype, pin_memory=on_cuda))
+        except RuntimeError as error:
+            raise ValueError(f"swap_space: the host does not give {gib:.2f} GiB, lower it: {error}") from error
+        if on_cuda:
+            self._stream = torch.cuda.Stream(self._device)
+        seconds = time.perf_counter() - started
+        logger.info("swap space: %d blocks, %.2f GiB of host memory, in %.1f s", num_host_blocks, gib, seconds)
+
+    def run(self, step: SchedulerOutput) -> None:
+        """Make the step's copies. What the step does later on the current stream comes after them, and they come after
+        what earlier steps did there."""
+        if step.swap_out:
+            self._swap_out(step.swap_out)
+        if step.swap_in:
+            self._swap_in(step.swap_in)
+
+    def _swap_out(self, pairs: list[tuple[int, int]]) -> None:
+        for turn in self._turns(pairs):
+            device_blocks = self._ids([device_block for device_block, _ in turn])
+            staged = self._staging[: len(turn)]
+            self._await_copies()
+            torch.stack([cache.index_select(0, device_blocks) for cache in self._caches], dim=1, out=staged)
+            with self._copying():
+                for row, (_, host_block) in enumerate(turn):
+                    self._host_block(host_block).copy_(staged[row], non_blocking=True)
+
+    def _swap_in(self, pairs: list[tuple[int, int]]) -> None:
+        for turn in self._turns(pairs):
+            device_blocks = self._ids([device_block for _, device_block in turn])
+            staged = self._staging[: len(turn)]
+            with self._copying():
+                for row, (host_block, _) in enumerate(turn):
+                    staged[row].copy_(self._host_block(host_block), non_blocking=True)
+            self._await_copies()
+            for index, cache in enumerate(self._caches):
+                cache.index_copy_(0, device_blocks, staged[:, index])
+
+    def _turns(self, pairs: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+        for begin in range(0, len(pairs), self._blocks_a_turn):
+            yield pairs[begin : begin + self._blocks_a_turn]
+
+    def _ids(self, block_ids: list[int]) -> Tensor:
+        return upload(np.array(block_ids, dtype=np.int64), self._device)
+
+    def _host_block(self, block_id: int) -> Tensor:
+        piece, row = divmod(block_id, self._blocks_a_piece)
+        return self._pieces[piece][row]
+
+    @contextlib.contextmanager
+    def _copying(self) -> Iterator[None]:
+        """What is queued inside runs on the copy stream, after all that the step's stream has been given so far."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def _await_copies(self) -> None:
+        """What the step's stream is given from now on runs after all copies so far."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)

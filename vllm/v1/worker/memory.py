@@ -1,0 +1,181 @@
+"""How many KV blocks fit: on the device by gpu_memory_utilization, in the host's memory by swap_space."""
+
+from __future__ import annotations
+
+import gc
+import math
+from typing import NamedTuple
+
+import torch
+
+from vllm.config import VllmConfig
+from vllm.distributed.communicator import Communicator, split_kv_heads
+
+# What CUDA keeps for the nodes of recorded steps, over their intermediates.
+_GRAPH_BYTES = 256 * 2**20
+
+
+class DeviceMemory(NamedTuple):
+    """A CUDA device's memory at one time, in bytes."""
+
+    total: int
+    free: int  # for anybody
+    reserved: int  # by this process's allocator
+    peak_reserved: int  # the most of it since `device_memory` was last asked to begin anew
+
+
+def device_memory(device: torch.device, begin_peak: bool = False) -> DeviceMemory:
+    """Look at a CUDA device.
+
+    Args:
+        begin_peak: give back what the allocator holds in reserve, and measure its peak from here on.
+    """
+    torch.cuda.synchronize(device)
+    if begin_peak:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return DeviceMemory(total, free, torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device))
+
+
+class MemoryProfile(NamedTuple):
+    """A CUDA device's memory when the worker came, with the weights there, and after the largest steps."""
+
+    start: DeviceMemory
+    loaded: DeviceMemory
+    stepped: DeviceMemory
+
+    @property
+    def step_bytes(self) -> int:
+        """What the step needed over the weights."""
+        return self.stepped.peak_reserved - self.loaded.reserved
+
+    @property
+    def engine_bytes(self) -> int:
+        """The most that the engine had: weights, the step, and what CUDA, cuBLAS and NCCL keep outside of the
+        allocator."""
+        used = self.start.free - self.stepped.free
+        return used - self.stepped.reserved + self.stepped.peak_reserved
+
+
+def check_free_memory(memory: DeviceMemory, utilization: float) -> None:
+    """
+    Raises:
+        ValueError: less is free than the engine may use.
+    """
+    if memory.free < utilization * memory.total:
+        share = memory.free / memory.total
+        raise ValueError(
+            f"gpu_memory_utilization={utilization:g} is {_gib(utilization * memory.total)} of the GPU's "
+            f"{_gib(memory.total)}, but {_gib(memory.free)} are free: lower it to at most "
+            f"{math.floor(share * 100) / 100:g}, or end what else uses the GPU"
+        )
+
+
+def device_block_count(config: VllmConfig, profile: MemoryProfile, block_bytes: int, staging_bytes: int = 0) -> int:
+    """How many KV blocks of `block_bytes` a CUDA device holds beside what the profile has found: gpu_memory_utilization
+    is the engine's share of the memory, whatever others use of the rest. Steps that CUDA graphs record keep their
+    intermediates, for which the profiled step's are allowed once more.
+
+    Args:
+        staging_bytes: that the engine will take beside.
+
+    Raises:
+        ValueError: one request of max_model_len does not fit; the message says what to lower and to what.
+    """
+    model, cache = config.model_config, config.cache_config
+    total, utilization = profile.start.total, cache.gpu_memory_utilization
+    graph_bytes = 0 if model.enforce_eager else profile.step_bytes + _GRAPH_BYTES
+    # One block more than asked for is where the padding of recorded steps goes.
+    taken = profile.engine_bytes + graph_bytes + staging_bytes + block_bytes
+    budget = max(int(utilization * total) - taken, 0)
+    num_blocks = budget // block_bytes
+    needed = -(-model.max_model_len // cache.block_size)
+    if num_blocks >= needed:
+        return num_blocks
+    weights = profile.engine_bytes - profile.step_bytes
+    ways = []
+    if num_blocks:
+        ways.append(f"lower max_model_len to at most {num_blocks * cache.block_size}")
+    enough = (taken + needed * block_bytes) / total
+    if enough <= 0.99:
+        ways.append(f"raise gpu_memory_utilization to at least {math.ceil(enough * 100) / 100:g}")
+    ways.append(
+        f"lower max_num_batched_tokens={config.scheduler_config.max_num_batched_tokens} and "
+        f"max_num_seqs={config.scheduler_config.max_num_seqs} (they make a step as large as it is)"
+    )
+    if graph_bytes:
+        ways.append("set enforce_eager (no CUDA graphs)")
+    raise ValueError(
+        f"gpu_memory_utilization={utilization:g} of the GPU's {_gib(total)} is {_gib(utilization * total)}: the "
+        f"weights take {_gib(weights)}, a step {_gib(profile.step_bytes)}, CUDA graphs {_gib(graph_bytes)}. The "
+        f"{_gib(budget)} left do not hold the KV cache of one request of max_model_len={model.max_model_len}, "
+        f"{_gib(needed * block_bytes)}; missing: {_gib(needed * block_bytes + taken - int(utilization * total))}. "
+        f"Ways out: {'; '.join(ways)}."
+    )
+
+
+def kv_block_bytes(config: VllmConfig, group: Communicator) -> int:
+    """Bytes of this rank's keys and values in a block."""
+    hf = config.model_config.hf_config
+    num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, group.world_size)[group.rank])
+    width = 2 * hf.num_hidden_layers * num_kv_heads * hf.head_dim
+    return width * config.cache_config.block_size * _item_bytes(config)
+
+
+def hidden_block_bytes(config: VllmConfig) -> int:
+    """Bytes of a block's final hidden states, which prompt readings keep beside keys and values."""
+    if not config.cache_config.enable_prefix_caching:
+        return 0
+    return config.model_config.hf_config.hidden_size * config.cache_config.block_size * _item_bytes(config)
+
+
+def host_block_count(config: VllmConfig, block_bytes: int, available_bytes: int) -> int:
+    """How many host blocks of `block_bytes` a rank gets by `swap_space`.
+
+    Args:
+        available_bytes: of the host's memory, for all ranks and replicas.
+
+    Raises:
+        ValueError: they do not fit there, or swap_space does not hold one block.
+    """
+    cache, parallel = config.cache_config, config.parallel_config
+    if not cache.swap_space or not cache.enable_prefix_caching:
+        return 0
+    num_devices = parallel.tensor_parallel_size * parallel.data_parallel_size
+    asked_gib, available_gib = num_devices * cache.swap_space, available_bytes / 2**30
+    if asked_gib > available_gib:
+        raise ValueError(
+            f"swap_space={cache.swap_space:g} GiB for each of {num_devices} devices is {asked_gib:g} GiB, and "
+            f"{available_gib:.2f} GiB of the host's memory are available: lower it to at most "
+            f"{available_gib / num_devices:.2f}"
+        )
+    num_blocks = int(cache.swap_space * 2**30) // block_bytes
+    if not num_blocks:
+        raise ValueError(
+            f"swap_space={cache.swap_space:g} GiB does not hold one KV block of {block_bytes / 2**30:.3g} GiB: raise "
+            "it, or set it to 0 to do without"
+        )
+    return num_blocks
+
+
+def available_host_bytes() -> int:
+    """Memory that can be had without swapping, from /proc/meminfo; 8 GiB where there is none."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 8 * 2**30
+
+
+def _item_bytes(config: VllmConfig) -> int:
+    dtype: torch.dtype = getattr(torch, config.model_config.dtype)
+    return dtype.itemsize
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
