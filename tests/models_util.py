@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from vllm.config import ModelConfig
 from vllm.model_executor.model_loader import get_model
 from vllm.ops.kv_cache import kv_cache_shape
 from vllm.transformers_utils.config import HFConfig, load_hf_config
@@ -95,15 +96,13 @@ def make_random_model(arch: str, size: str, folder: Path, seed: int = 0, **overr
     return folder, model
 
 
-def load_model(
-    folder: Path, dtype: str = "float32", max_model_len: int = 256, quantization: str | None = None
-) -> tuple[torch.nn.Module, HFConfig]:
-    """The folder's model by the code under test, on the CPU."""
+def load_model(folder: Path, dtype: str = "float32", device: str = "cpu", **fields: Any) -> tuple[nn.Module, HFConfig]:
+    """The folder's model by the code under test; `fields` replace those of its ModelConfig."""
     config = load_hf_config(folder)
-    wanted = SimpleNamespace(
-        hf_config=config, path=str(folder), dtype=dtype, max_model_len=max_model_len, quantization=quantization
+    wanted = ModelConfig(
+        model=folder.name, path=str(folder), tokenizer="", hf_config=config, dtype=dtype, max_model_len=256
     )
-    return get_model(wanted, "cpu"), config
+    return get_model(replace(wanted, **fields), device), config
 
 
 def random_prompts(vocab_size: int, lengths: tuple[int, ...] = (1, 16, 5, 37, 2), seed: int = 0) -> list[list[int]]:

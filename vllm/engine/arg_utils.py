@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from vllm import envs
 from vllm.config import (
+    LOAD_FORMATS,
     QUANTIZATIONS,
     CacheConfig,
     DeviceConfig,
@@ -50,6 +51,9 @@ class EngineArgs:
     dtype: str = _arg("auto", "auto, float32, float16 (half) or bfloat16; auto is the checkpoint's own")
     quantization: str | None = _arg(
         None, "int8: linear layers and head with 8-bit weights; gguf changes nothing: such files are always read"
+    )
+    load_format: Literal["auto", "dummy"] = _arg(
+        "auto", "auto: the model's weights; dummy: random ones made up from the seed, for measuring"
     )
     revision: str | None = _arg(None, "revision of a hub model")
     tokenizer_revision: str | None = _arg(None, "revision of a hub tokenizer")
@@ -110,6 +114,7 @@ class EngineArgs:
             device=device,
             revision=self.revision,
             hf_overrides=self.hf_overrides,
+            needs_weights=self.load_format != "dummy",
         )
         max_model_len = self._resolve_max_model_len(source.hf_config.max_context_len)
         model_config = ModelConfig(
@@ -130,6 +135,7 @@ class EngineArgs:
             logprobs_mode=self.logprobs_mode,
             enforce_eager=self.enforce_eager,
             quantization=self.quantization,
+            load_format=self.load_format,
             logits_processors=logits_processors,
         )
         scheduler_config = self._scheduler_config(max_model_len)
@@ -195,6 +201,8 @@ class EngineArgs:
         if self.quantization not in QUANTIZATIONS:
             names = ", ".join(map(repr, QUANTIZATIONS))
             raise ValueError(f"quantization must be one of {names}, got {self.quantization!r}")
+        if self.load_format not in LOAD_FORMATS:
+            raise ValueError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {self.load_format!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
         for name in ("max_context_len_to_capture", "max_seq_len_to_capture"):
