@@ -1,0 +1,97 @@
+"""The tests that need a device, in a pytest of their own, with whatever packages there are."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from gpu.supervise import ROOT, Process
+
+# Marked by themselves, or by the `device` they are given.
+_NEEDS_DEVICE = re.compile(r"\bmark\.gpu\b|\bdevice\b")
+_OUTCOME = re.compile(r"^(\S+\.py::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
+_TAIL_CHARACTERS = 6000
+
+
+def find_tests(folder: Path) -> tuple[list[Path], dict[str, str]]:
+    """Test files that may hold a test for a device, and those among them that cannot be imported here, with the package
+    that they lack."""
+    files: list[Path] = []
+    left_out: dict[str, str] = {}
+    for path in sorted(folder.rglob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        if not _NEEDS_DEVICE.search(text):
+            continue
+        missing = next((name for name in _imported_at_once(text) if not _is_here(name, path)), None)
+        if missing is None:
+            files.append(path)
+        else:
+            left_out[path.relative_to(folder).as_posix()] = missing
+    return files, left_out
+
+
+def _imported_at_once(text: str) -> list[str]:
+    """Top-level packages that importing the module imports."""
+    names: list[str] = []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Import):
+            names += [alias.name.split(".")[0] for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.append(node.module.split(".")[0])
+    return names
+
+
+def _is_here(name: str, path: Path) -> bool:
+    helpers = (path.parent, ROOT / "tests", ROOT)
+    if any((folder / name).is_dir() or (folder / f"{name}.py").is_file() for folder in helpers):
+        return True
+    return importlib.util.find_spec(name) is not None
+
+
+class TestRun:
+    """pytest in the background.
+
+    Args:
+        log: where its output goes.
+    """
+
+    # Not itself a test.
+    __test__ = False
+
+    def __init__(self, log: Path) -> None:
+        files, self._left_out = find_tests(ROOT / "tests")
+        self._log = log
+        self._began = time.monotonic()
+        options = ["-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider", "--rootdir", str(ROOT)]
+        command = [sys.executable, "-u", "-m", "pytest", *options, *map(str, files)]
+        with log.open("wb") as output:
+            self.process = Process(command, {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}, output)
+
+    def finish(self, deadline: float) -> dict[str, Any]:
+        """Wait for the end, or end it, and count.
+
+        Returns:
+            counts by outcome, the failed tests' names, the end of the output where something failed, the seconds, and
+            "ok": whether pytest ran to its end and no test failed. No test at all is ok where there is no device.
+        """
+        status = self.process.wait(deadline)
+        text = self._log.read_text(encoding="utf-8", errors="replace")
+        outcomes = dict(match.groups() for match in map(_OUTCOME.match, text.splitlines()) if match)
+        failed = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
+        # 5: every test was deselected.
+        ok = status in (0, 5) and not failed
+        return {
+            "ok": ok,
+            "status": status,
+            "counts": dict(Counter(outcomes.values())),
+            "failed": failed,
+            "left_out": self._left_out,
+            "seconds": time.monotonic() - self._began,
+            "output": "" if ok else text[-_TAIL_CHARACTERS:],
+        }
