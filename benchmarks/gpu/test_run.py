@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import sys
 import time
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from gpu.supervise import ROOT, Process
 
-# Marked by themselves, or by the `device` they are given.
-_NEEDS_DEVICE = re.compile(r"\bmark\.gpu\b|\bdevice\b")
 _OUTCOME = re.compile(r"^(\S+\.py::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
 _TAIL_CHARACTERS = 6000
 
@@ -26,9 +24,10 @@ def find_tests(folder: Path) -> tuple[list[Path], dict[str, str]]:
     left_out: dict[str, str] = {}
     for path in sorted(folder.rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
-        if not _NEEDS_DEVICE.search(text):
+        module = ast.parse(text)
+        if "mark.gpu" not in text and not _asks_for_device(module):
             continue
-        missing = next((name for name in _imported_at_once(text) if not _is_here(name, path)), None)
+        missing = next((name for name in _imported_at_once(module) if not _is_here(name, path)), None)
         if missing is None:
             files.append(path)
         else:
@@ -36,10 +35,19 @@ def find_tests(folder: Path) -> tuple[list[Path], dict[str, str]]:
     return files, left_out
 
 
-def _imported_at_once(text: str) -> list[str]:
+def _asks_for_device(module: ast.Module) -> bool:
+    """Whether a test or a fixture uses the fixture `device`, whose "cuda" is marked gpu."""
+    functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
+    return any(
+        (one.name.startswith("test_") or one.decorator_list) and any(arg.arg == "device" for arg in one.args.args)
+        for one in functions
+    )
+
+
+def _imported_at_once(module: ast.Module) -> list[str]:
     """Top-level packages that importing the module imports."""
     names: list[str] = []
-    for node in ast.parse(text).body:
+    for node in module.body:
         if isinstance(node, ast.Import):
             names += [alias.name.split(".")[0] for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -51,7 +59,7 @@ def _is_here(name: str, path: Path) -> bool:
     helpers = (path.parent, ROOT / "tests", ROOT)
     if any((folder / name).is_dir() or (folder / f"{name}.py").is_file() for folder in helpers):
         return True
-    return importlib.util.find_spec(name) is not None
+    return find_spec(name) is not None
 
 
 class TestRun:

@@ -1,0 +1,178 @@
+"""The GPU check where there is none: each case at tiny sizes, and what becomes of cases that fail, hang or die."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+Import = Callable[[str], ModuleType]
+# Names of rows that have a target: those of the table in docs/performance.md.
+ROWS = {
+    "readings": {
+        *(f"readings_{dtype}{against}" for dtype in ("fp32", "bf16") for against in ("", "_torch", "_passes")),
+        "prompt_readings",
+        "prompt_readings_memory",
+    },
+    "attention": {"prefill_paged", "decode_paged"},
+    "engine": {"decode_ids", "generate_2", "generate_3"},
+}
+
+
+@pytest.fixture
+def check_module(benchmark_module: Import, monkeypatch: pytest.MonkeyPatch) -> Import:
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "ops"))
+    return benchmark_module
+
+
+@pytest.mark.parametrize("part", ["card", "kernels", *ROWS])
+def test_every_case_runs_at_tiny_sizes(part: str, check_module: Import, tmp_path: Path) -> None:
+    setting = check_module("gpu.setting").Setting(
+        torch.device("cpu"),
+        check_module("gpu.sizes").TINY,
+        5,
+        tmp_path,
+        {"copy_bytes_per_second": 1e9, "matrix_flops_per_second": 1e9},
+    )
+    cases = check_module(check_module("gpu.child").PARTS[part]).make_cases(setting)
+    results = {name: case() for name, case in cases.items()}
+    json.dumps(results)
+    rows = [row for result in results.values() for row in result.get("rows", ())]
+    assert {row["row"] for row in rows} == ROWS.get(part, set())
+    for row in rows:
+        assert row["target"] is not None
+        assert (row["value"] > 0) == (row["row"] != "prompt_readings_memory")
+
+
+def test_a_kernel_that_is_wrong_is_found(check_module: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kernels = check_module("gpu.kernels")
+    setting = check_module("gpu.setting").Setting(torch.device("cpu"), check_module("gpu.sizes").TINY, 5, tmp_path, {})
+    right = kernels.silu_and_mul
+    monkeypatch.setattr(kernels, "silu_and_mul", lambda x: right(x) * (1 + 1e-4))
+    with pytest.raises(AssertionError, match="off by"):
+        kernels.make_cases(setting)["silu_and_mul 0.6B float32"]()
+
+
+def test_the_command(tmp_path: Path) -> None:
+    output = tmp_path / "check.json"
+    command = [sys.executable, "benchmarks/gpu_check.py", "--device", "cpu", "--scale", "tiny", "--parts", "card"]
+    done = subprocess.run([*command, "--output", output], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result == json.loads(output.read_text())
+    assert set(result["parts"]["card"]) == {"facts", "copy", "matrix"}
+    assert "Copy bandwidth" in done.stdout
+
+
+CHILD = """
+import json, os, sys, time
+options = json.loads(sys.argv[1])
+with open(options["events"], "a") as events:
+    def tell(**fields):
+        print(json.dumps(fields), file=events, flush=True)
+    for name in ("sound", "dies", "hangs", "broken", "last"):
+        if name in options["done"]:
+            continue
+        tell(began=name)
+        if name == "dies":
+            os._exit(9)
+        if name == "hangs":
+            time.sleep(60)
+        if name == "broken":
+            tell(case=name, error="RuntimeError: illegal access", seconds=0)
+            sys.exit(75)
+        tell(case=name, result={}, seconds=0)
+"""
+
+
+@pytest.fixture
+def supervise(benchmark_module: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The module, with the child above."""
+    module = benchmark_module("gpu.supervise")
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "__init__.py").touch()
+    (tmp_path / "gpu" / "child.py").write_text(CHILD)
+    monkeypatch.setattr(module, "_IMPORTABLE", (tmp_path,))
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.02)
+    return module
+
+
+def run_part(module: ModuleType, folder: Path, seconds: float) -> dict[str, Any]:
+    cases: dict[str, Any] = {}
+    module.run_part("part", {"folder": str(folder)}, {}, time.monotonic() + seconds, cases, lambda: None)
+    return cases
+
+
+def test_what_fails_hangs_or_dies_costs_its_own_case(
+    supervise: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(supervise, "_CASE_SECONDS", 1.0)
+    cases = run_part(supervise, tmp_path, 60)
+    assert [name for name, case in cases.items() if "result" in case] == ["sound", "last"]
+    assert cases["dies"]["error"] == "ended its process with status 9"
+    assert cases["hangs"]["error"] == "took too long"
+    assert "illegal access" in cases["broken"]["error"]
+
+
+def test_a_part_ends_at_its_deadline(supervise: ModuleType, tmp_path: Path) -> None:
+    began = time.monotonic()
+    cases = run_part(supervise, tmp_path, 1.5)
+    assert time.monotonic() - began < 20
+    assert cases["hangs"]["error"] == "took too long"
+    assert cases["(rest)"]["error"] == "not run: out of time"
+    assert "last" not in cases
+
+
+def make_result(**changes: Any) -> dict[str, Any]:
+    row = {"row": "r", "work": "w", "value": 0.5, "target": 0.8, "unit": "x", "at_least": True, "met": False}
+    parts = {"card": {"facts": {"result": {"card": "a card"}}}, "engine": {"a": {"result": {"rows": [row]}}}}
+    return {"parts": parts | changes, "seconds": 12.0, "seed": 1, "date": "today", "command": "c"}
+
+
+def test_a_missed_target_is_no_failure_and_a_failure_is(benchmark_module: Import) -> None:
+    tables = benchmark_module("gpu.tables")
+    assert tables.missed(make_result()) == ["r"]
+    assert tables.failures(make_result()) == []
+    assert "| r | w | 0.5x | at least 0.8x | NO |" in tables.make_table(make_result())
+    assert "a card" in tables.make_section(make_result())
+    broken = make_result(
+        kernels={"k": {"error": "Traceback\n  line\nAssertionError: off"}},
+        readings={},
+        tests={"ok": False, "failed": ["t.py::t"]},
+    )
+    assert tables.failures(broken) == ["kernels, k: AssertionError: off", "readings: not run", "tests: t.py::t"]
+
+
+def test_tests_for_a_device_need_no_package_that_its_machine_lacks(
+    benchmark_module: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = benchmark_module("gpu.test_run")
+    has = {"numpy", "torch", "triton", "transformers", "pytest", "safetensors", "tokenizers"} | sys.stdlib_module_names
+    monkeypatch.setattr(module, "find_spec", lambda name: name if name in has else None)
+    files, left_out = module.find_tests(ROOT / "tests")
+    assert left_out == {}
+    assert {"test_token_readings.py", "test_models.py"} <= {path.name for path in files}
+
+
+def test_pytest_is_counted(benchmark_module: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = benchmark_module("gpu.test_run")
+    path = tmp_path / "test_some.py"
+    path.write_text(
+        "import pytest\npytestmark = pytest.mark.gpu\n"
+        "@pytest.mark.parametrize('a', ['b c'])\ndef test_good(a): pass\n"
+        "def test_bad(): assert 0, 'because'\n"
+    )
+    monkeypatch.setattr(module, "find_tests", lambda folder: ([path], {}))
+    result = module.TestRun(tmp_path / "log").finish(time.monotonic() + 120)
+    assert (result["ok"], result["counts"]) == (False, {"PASSED": 1, "FAILED": 1})
+    assert result["failed"][0].endswith("test_some.py::test_bad")
+    assert "because" in result["output"]
