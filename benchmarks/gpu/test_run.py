@@ -13,7 +13,7 @@ from typing import Any
 
 from gpu.supervise import ROOT, Process
 
-_OUTCOME = re.compile(r"^(\S+\.py::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
+_OUTCOME = re.compile(r"^(\S*::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
 _TAIL_CHARACTERS = 6000
 
 
@@ -36,10 +36,11 @@ def find_tests(folder: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def _asks_for_device(module: ast.Module) -> bool:
-    """Whether a test or a fixture uses the fixture `device`, whose "cuda" is marked gpu."""
+    """Whether a test or a fixture is given a device, or a twin: "cuda" and, on a device, "triton" are marked gpu."""
     functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
     return any(
-        (one.name.startswith("test_") or one.decorator_list) and any(arg.arg == "device" for arg in one.args.args)
+        (one.name.startswith("test_") or one.decorator_list)
+        and any(arg.arg in ("device", "twin") for arg in one.args.args)
         for one in functions
     )
 
@@ -76,7 +77,7 @@ class TestRun:
         files, self._left_out = find_tests(ROOT / "tests")
         self._log = log
         self._began = time.monotonic()
-        options = ["-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider", "--rootdir", str(ROOT)]
+        options = ["-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
         command = [sys.executable, "-u", "-m", "pytest", *options, *map(str, files)]
         with log.open("wb") as output:
             self.process = Process(command, {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}, output)

@@ -174,5 +174,5 @@ def test_pytest_is_counted(benchmark_module: Import, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "find_tests", lambda folder: ([path], {}))
     result = module.TestRun(tmp_path / "log").finish(time.monotonic() + 120)
     assert (result["ok"], result["counts"]) == (False, {"PASSED": 1, "FAILED": 1})
-    assert result["failed"][0].endswith("test_some.py::test_bad")
+    assert result["failed"][0].endswith("::test_bad")
     assert "because" in result["output"]
