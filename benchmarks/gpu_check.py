@@ -31,7 +31,7 @@ from typing import Any
 from flags import some_of
 from gpu.supervise import ROOT, START, run_part
 from gpu.tables import failures, make_section, make_table, missed
-from gpu.test_run import TestRun
+from gpu.suite import Suite
 from report import DOCUMENT, replace_section
 
 # Parts in their order, each with the share of the budget that it may take; what one leaves is the next ones'.
@@ -71,7 +71,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         # Beside the tests only what is not timed.
         order = sorted(args.parts, key=("card", "tests", *_SHARES).index)
-        tests: TestRun | None = None
+        tests: Suite | None = None
         try:
             for part in order:
                 left = args.budget_seconds - (time.monotonic() - began)
@@ -85,7 +85,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
                     )
                 )
                 if part == "tests":
-                    tests = TestRun(Path(folder) / "pytest.log")
+                    tests = Suite(Path(folder) / "pytest.log", args.device == "cuda")
                     continue
                 _say(f"{part}, at most {deadline - time.monotonic():.0f} s")
                 options = _options(args, folder, result)

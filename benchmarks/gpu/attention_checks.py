@@ -35,7 +35,7 @@ def _check(
         backend = find_backend(name, shape, dtype, setting.device)
     except ValueError as error:
         return {"not_here": str(error)}
-    batch = make_batch(lengths, shape, dtype, generator)
+    batch = make_batch(lengths, shape, dtype, BACKENDS[name], generator)
     size = (len(batch.slots), shape.num_key_value_heads, shape.head_dim)
     keys, values = (torch.randn(size, device=setting.device, generator=generator).to(dtype) for _ in range(2))
     caches = empty_caches(backend, batch, shape)

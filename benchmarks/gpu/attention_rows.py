@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpu.paged_batch import BACKENDS, BLOCK_SIZE, PagedBatch, find_backend, make_batch
+from gpu.paged_batch import BACKENDS, PagedBatch, find_backend, make_batch
 from gpu.setting import Case, Setting, make_row
 from gpu.timing import time_in_turns
 from vllm.ops._dispatch import force
@@ -101,8 +101,8 @@ def _random_batch(
 ) -> tuple[PagedBatch, tuple[Tensor, Tensor]]:
     """Any numbers do for a cache whose layout is the backend's own."""
     shape, generator = setting.sizes.shape, setting.generator()
-    batch = make_batch(lengths, shape, _DTYPE, generator)
-    size = backend.kv_cache_shape(batch.num_blocks, BLOCK_SIZE, shape.num_key_value_heads, shape.head_dim)
+    batch = make_batch(lengths, shape, _DTYPE, BACKENDS[backend.name], generator)
+    size = backend.kv_cache_shape(batch.num_blocks, batch.block_size, shape.num_key_value_heads, shape.head_dim)
     keys, values = (
         torch.empty(size, dtype=_DTYPE, device=setting.device).normal_(generator=generator) for _ in range(2)
     )

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from vllm.v1.attention.metadata import AttentionMetadata
 
-BLOCK_SIZE = 16
-# None of them needs every other one to be installed.
-BACKENDS = ("paged", "varlen", "flashinfer")
+# Tokens a block of the cache, by backend; FlashAttention 2 reads none smaller than that.
+BACKENDS = {"paged": 16, "varlen": 256, "flashinfer": 16}
 
 
 @dataclass(frozen=True)
@@ -34,19 +33,24 @@ class PagedBatch:
     slots: Tensor
     metadata: AttentionMetadata
     num_blocks: int
+    block_size: int
     scale: float
 
 
 def make_batch(
-    lengths: Sequence[tuple[int, int]], shape: ModelShape, dtype: torch.dtype, generator: torch.Generator
+    lengths: Sequence[tuple[int, int]],
+    shape: ModelShape,
+    dtype: torch.dtype,
+    block_size: int,
+    generator: torch.Generator,
 ) -> PagedBatch:
     """Random queries of these (queries, tokens)."""
     device = generator.device
-    counts = [-(-tokens // BLOCK_SIZE) for _, tokens in lengths]
+    counts = [-(-tokens // block_size) for _, tokens in lengths]
     order = torch.randperm(sum(counts), device=device, generator=generator)
     blocks = torch.nn.utils.rnn.pad_sequence(list(order.split(counts)), batch_first=True)
     slots = [
-        (blocks[row][:, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE, device=device)).flatten()[:tokens]
+        (blocks[row][:, None] * block_size + torch.arange(block_size, device=device)).flatten()[:tokens]
         for row, (_, tokens) in enumerate(lengths)
     ]
     queries = torch.tensor([count for count, _ in lengths])
@@ -61,12 +65,14 @@ def make_batch(
         max_query_len=int(queries.max()),
         max_seq_len=max(tokens for _, tokens in lengths),
     )
-    return PagedBatch(q.to(dtype), tuple(lengths), torch.cat(slots), metadata, sum(counts), shape.head_dim**-0.5)
+    return PagedBatch(
+        q.to(dtype), tuple(lengths), torch.cat(slots), metadata, sum(counts), block_size, shape.head_dim**-0.5
+    )
 
 
 def empty_caches(backend: Any, batch: PagedBatch, shape: ModelShape) -> tuple[Tensor, Tensor]:
     """Keys and values of NaN, which show where something is read that was never written."""
-    size = backend.kv_cache_shape(batch.num_blocks, BLOCK_SIZE, shape.num_key_value_heads, shape.head_dim)
+    size = backend.kv_cache_shape(batch.num_blocks, batch.block_size, shape.num_key_value_heads, shape.head_dim)
     keys, values = (torch.full(size, torch.nan, dtype=batch.q.dtype, device=batch.q.device) for _ in range(2))
     return keys, values
 
@@ -79,7 +85,7 @@ def find_backend(name: str, shape: ModelShape, dtype: torch.dtype, device: torch
     """
     from vllm.v1.attention.select import select_backend
 
-    return select_backend(name, device, dtype, shape.head_dim, BLOCK_SIZE)
+    return select_backend(name, device, dtype, shape.head_dim, BACKENDS[name])
 
 
 def dense_attention(batch: PagedBatch, keys: Tensor, values: Tensor) -> Tensor:

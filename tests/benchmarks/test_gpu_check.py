@@ -155,7 +155,7 @@ def test_a_missed_target_is_no_failure_and_a_failure_is(benchmark_module: Import
 def test_tests_for_a_device_need_no_package_that_its_machine_lacks(
     benchmark_module: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = benchmark_module("gpu.test_run")
+    module = benchmark_module("gpu.suite")
     has = {"numpy", "torch", "triton", "transformers", "pytest", "safetensors", "tokenizers"} | sys.stdlib_module_names
     monkeypatch.setattr(module, "find_spec", lambda name: name if name in has else None)
     files, left_out = module.find_tests(ROOT / "tests")
@@ -164,7 +164,7 @@ def test_tests_for_a_device_need_no_package_that_its_machine_lacks(
 
 
 def test_pytest_is_counted(benchmark_module: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    module = benchmark_module("gpu.test_run")
+    module = benchmark_module("gpu.suite")
     path = tmp_path / "test_some.py"
     path.write_text(
         "import pytest\npytestmark = pytest.mark.gpu\n"
@@ -172,7 +172,7 @@ def test_pytest_is_counted(benchmark_module: Import, monkeypatch: pytest.MonkeyP
         "def test_bad(): assert 0, 'because'\n"
     )
     monkeypatch.setattr(module, "find_tests", lambda folder: ([path], {}))
-    result = module.TestRun(tmp_path / "log").finish(time.monotonic() + 120)
+    result = module.Suite(tmp_path / "log", True).finish(time.monotonic() + 120)
     assert (result["ok"], result["counts"]) == (False, {"PASSED": 1, "FAILED": 1})
     assert result["failed"][0].endswith("::test_bad")
     assert "because" in result["output"]

@@ -7,7 +7,7 @@ import os
 import types
 import typing
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vllm import envs
 from vllm.config import (
@@ -22,6 +22,9 @@ from vllm.config import (
 )
 from vllm.logger import init_logger, warn_once
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
+
+if TYPE_CHECKING:
+    from vllm.model_executor.model_loader import ResolvedModel
 
 logger = init_logger(__name__)
 
@@ -99,8 +102,7 @@ class EngineArgs:
             ValueError: an argument that cannot be honoured; the message names it, its value and the limit.
             FileNotFoundError: the model is not there.
         """
-        # Loading code needs torch; flags and checks elsewhere should not wait for it.
-        from vllm.model_executor.model_loader import resolve_model
+        # Needs torch; flags and checks elsewhere should not wait for it.
         from vllm.v1.sample.logits_processor import load_logits_processors
 
         self._check_supported()
@@ -108,14 +110,7 @@ class EngineArgs:
         parallel_config = self.create_parallel_config()
         device = self._resolve_device(parallel_config)
         self._check_invariance(device)
-        source = resolve_model(
-            self.model,
-            requested_dtype=self._requested_dtype(),
-            device=device,
-            revision=self.revision,
-            hf_overrides=self.hf_overrides,
-            needs_weights=self.load_format != "dummy",
-        )
+        source = self._find_model(device)
         max_model_len = self._resolve_max_model_len(source.hf_config.max_context_len)
         model_config = ModelConfig(
             model=self.model or source.name,
@@ -160,6 +155,18 @@ class EngineArgs:
         if device != "cpu" or self.num_gpu_blocks_override is not None or envs.cpu_kvcache_space_bytes() is not None:
             return None
         return max(_IDLE_STEPS * scheduler_config.max_num_batched_tokens, max_model_len)
+
+    def _find_model(self, device: str) -> ResolvedModel:
+        from vllm.model_executor.model_loader import resolve_model
+
+        return resolve_model(
+            self.model,
+            requested_dtype=self._requested_dtype(),
+            device=device,
+            revision=self.revision,
+            hf_overrides=self.hf_overrides,
+            needs_weights=self.load_format != "dummy",
+        )
 
     def create_parallel_config(self) -> ParallelConfig:
         """How many devices and processes there are to be; reads no model.

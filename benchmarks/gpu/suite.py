@@ -63,19 +63,19 @@ def _is_here(name: str, path: Path) -> bool:
     return find_spec(name) is not None
 
 
-class TestRun:
+class Suite:
     """pytest in the background.
 
     Args:
         log: where its output goes.
+        has_device: whether there is a device, so that there are tests to run.
     """
 
-    # Not itself a test.
-    __test__ = False
-
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, has_device: bool) -> None:
         files, self._left_out = find_tests(ROOT / "tests")
         self._log = log
+        # 5: every test was left out.
+        self._sound_statuses = (0,) if has_device else (0, 5)
         self._began = time.monotonic()
         options = ["-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
         command = [sys.executable, "-u", "-m", "pytest", *options, *map(str, files)]
@@ -87,14 +87,13 @@ class TestRun:
 
         Returns:
             counts by outcome, the failed tests' names, the end of the output where something failed, the seconds, and
-            "ok": whether pytest ran to its end and no test failed. No test at all is ok where there is no device.
+            "ok": whether pytest ran to its end and no test failed.
         """
         status = self.process.wait(deadline)
         text = self._log.read_text(encoding="utf-8", errors="replace")
         outcomes = dict(match.groups() for match in map(_OUTCOME.match, text.splitlines()) if match)
         failed = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
-        # 5: every test was deselected.
-        ok = status in (0, 5) and not failed
+        ok = status in self._sound_statuses and not failed
         return {
             "ok": ok,
             "status": status,
