@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from flags import some_of
+from gpu.suite import Suite
 from gpu.supervise import ROOT, START, run_part
 from gpu.tables import failures, make_section, make_table, missed
-from gpu.suite import Suite
 from report import DOCUMENT, replace_section
 
 # Parts in their order, each with the share of the budget that it may take; what one leaves is the next ones'.
