@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from flags import some_of
+from gpu import arithmetic
+from gpu.sizes import FULL
 from gpu.suite import Suite
 from gpu.supervise import ROOT, START, run_part
 from gpu.tables import failures, make_section, make_table, missed
@@ -46,6 +48,7 @@ def main() -> int:
     print(make_table(result))
     if args.docs:
         page = replace_section(DOCUMENT.read_text(encoding="utf-8"), "gpu", make_section(result))
+        page = replace_section(page, "gpu bounds", arithmetic.make_table(FULL, arithmetic.H200))
         DOCUMENT.write_text(page, encoding="utf-8")
     print(json.dumps(result))
     return int(bool(failures(result) or (args.strict and missed(result))))

@@ -79,6 +79,7 @@ def _decode(setting: Setting, name: str, backend: Any) -> dict[str, Any]:
         {name: [lambda: backend.attend(batch.q, caches, batch.metadata, batch.scale)]},
         setting.device,
         setting.sizes.repeats,
+        backend.can_be_captured,
     )[name]
     num_bytes = 2 * num_seqs * context * shape.num_key_value_heads * shape.head_dim * _DTYPE.itemsize
     return {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import subprocess
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -28,7 +30,8 @@ def describe_card(device: torch.device) -> dict[str, Any]:
     """The card, its driver and clocks, the versions of what runs on it."""
     facts: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
     for name in ("triton", "transformers"):
-        facts[name] = _version(name)
+        with contextlib.suppress(PackageNotFoundError):
+            facts[name] = version(name)
     if device.type != "cuda":
         return {**facts, "card": str(describe_machine()["cpu"])}
     properties = torch.cuda.get_device_properties(device)
@@ -40,24 +43,17 @@ def describe_card(device: torch.device) -> dict[str, Any]:
         l2_bytes=properties.L2_cache_size,
         cuda=torch.version.cuda,
     )
+    return {**facts, "nvidia_smi": _ask_driver()}
+
+
+def _ask_driver() -> dict[str, str] | str:
+    """Version, clocks, power and temperature; in words why there are none."""
     try:
         asked = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]
         answer = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout
-        facts["nvidia_smi"] = dict(
-            zip(_QUERY.split(","), map(str.strip, answer.splitlines()[0].split(",")), strict=True)
-        )
+        return dict(zip(_QUERY.split(","), map(str.strip, answer.splitlines()[0].split(",")), strict=True))
     except (OSError, subprocess.SubprocessError, IndexError, ValueError) as error:
-        facts["nvidia_smi"] = f"did not answer: {error!r}"
-    return facts
-
-
-def _version(module: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(module)
-    except PackageNotFoundError:
-        return None
+        return f"nvidia-smi did not answer: {error!r}"
 
 
 def _copy_rate(setting: Setting) -> dict[str, Any]:
@@ -75,4 +71,6 @@ def _matrix_rate(setting: Setting) -> dict[str, Any]:
     out = torch.empty_like(a)
     calls = [lambda: torch.mm(a, b, out=out)] * setting.sizes.copies
     seconds = time_in_turns({"mm": calls}, setting.device, setting.sizes.repeats)["mm"]
-    return {"matrix_flops_per_second": 2 * size**3 / seconds, "seconds": seconds}
+    rate = {"matrix_flops_per_second": 2 * size**3 / seconds, "seconds": seconds}
+    # While they are still those of a card at work.
+    return {**rate, "nvidia_smi": _ask_driver()} if setting.device.type == "cuda" else rate

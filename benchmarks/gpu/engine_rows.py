@@ -130,7 +130,6 @@ def _generate_in_transformers(setting: Setting, model: Any, prompts: list[list[i
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=max_tokens,
-            min_new_tokens=max_tokens,
             do_sample=False,
             pad_token_id=0,
         )

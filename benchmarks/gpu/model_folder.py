@@ -47,4 +47,6 @@ def load_in_transformers(folder: Path, device: torch.device, seed: int, dtype: t
     for name, parameter in model.named_parameters():
         weight = dummy_weight(name, tuple(parameter.shape), torch.bfloat16, device, seed)
         parameter.data = weight.to(dtype)
+    # As the engine's ignore_eos: outputs have the length that is asked for.
+    model.generation_config.eos_token_id = None
     return model.to(device)

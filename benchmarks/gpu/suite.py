@@ -15,6 +15,8 @@ from gpu.supervise import ROOT, Process
 
 _OUTCOME = re.compile(r"^(\S*::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
 _TAIL_CHARACTERS = 6000
+# No test wants a plugin, and some take seconds to load.
+_ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def find_tests(folder: Path) -> tuple[list[Path], dict[str, str]]:
@@ -80,7 +82,7 @@ class Suite:
         options = ["-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
         command = [sys.executable, "-u", "-m", "pytest", *options, *map(str, files)]
         with log.open("wb") as output:
-            self.process = Process(command, {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}, output)
+            self.process = Process(command, _ENVIRONMENT, output)
 
     def finish(self, deadline: float) -> dict[str, Any]:
         """Wait for the end, or end it, and count.

@@ -24,7 +24,7 @@ def time_in_turns(
     Args:
         contenders: name -> the same work on different inputs, done one after another.
         graphs: replay the calls as one CUDA graph, as a decode step would: what the host takes to launch them is not
-            timed. For calls that wait for nothing on the host.
+            timed. For calls that do nothing on the host but launch.
     """
     runs = {name: _prepare(calls, device, graphs) for name, calls in contenders.items()}
     watch = _time_on_cuda if device.type == "cuda" else _time_on_cpu

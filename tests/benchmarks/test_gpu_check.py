@@ -152,6 +152,18 @@ def test_a_missed_target_is_no_failure_and_a_failure_is(benchmark_module: Import
     assert tables.failures(broken) == ["kernels, k: AssertionError: off", "readings: not run", "tests: t.py::t"]
 
 
+def test_the_page_has_the_bounds_of_the_sizes_measured(benchmark_module: Import) -> None:
+    arithmetic, full = benchmark_module("gpu.arithmetic"), benchmark_module("gpu.sizes").FULL
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    replace_section = benchmark_module("report").replace_section
+    assert replace_section(page, "gpu bounds", arithmetic.make_table(full, arithmetic.H200)) == page
+    assert replace_section(page, "gpu", "") != page
+    # The parameters of a known model of this shape, Qwen3-0.6B, less the vectors that scale its norms.
+    assert arithmetic.count_parameters(full.shape) == 596_049_920 - 28 * (2 * 1024 + 2 * 128) - 1024
+    bounds = {bound.row: bound for bound in arithmetic.make_bounds(full)}
+    assert bounds["readings_bf16"].seconds(arithmetic.Rates("one", 1.0, 1.0)) == 256 * 151_936 * 2
+
+
 def test_tests_for_a_device_need_no_package_that_its_machine_lacks(
     benchmark_module: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:
