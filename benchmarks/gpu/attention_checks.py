@@ -13,7 +13,6 @@ from torch import Tensor
 from gpu.paged_batch import BACKENDS, PagedBatch, dense_attention, empty_caches, find_backend, make_batch
 from gpu.setting import Setting
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _NUM_POSITIONS = 8192
 
 
@@ -21,10 +20,10 @@ def attention_checks(setting: Setting) -> Iterator[tuple[str, Callable[[], dict[
     """Ragged batches of prefills and decodes, and of decodes alone."""
     sizes, shape = setting.sizes, setting.sizes.shape
     decodes = tuple((1, tokens) for _, tokens in sizes.ragged)
-    for name, dtype in product(BACKENDS, _DTYPES):
+    for name, dtype in product(BACKENDS, sizes.ragged_dtypes):
         for kind, lengths in (("ragged", sizes.ragged), ("decode", decodes)):
-            label = f"attention {name} {kind} {str(dtype).removeprefix('torch.')}"
-            yield label, lambda args=(name, dtype, lengths): _check(setting, shape, *args)
+            arguments = (name, getattr(torch, dtype), lengths)
+            yield f"attention {name} {kind} {dtype}", lambda args=arguments: _check(setting, shape, *args)
 
 
 def _check(

@@ -20,6 +20,7 @@ class Sizes:
         batches: sequences of the engine's rows.
         prompt_len, max_tokens: of each of those sequences.
         ragged: (queries, context) of the sequences that attention is checked with.
+        ragged_dtypes: and of which dtypes.
         copy_bytes: of the tensor whose copy tells the memory's bandwidth.
         matrix: rows, columns and inner size of the product that tells the matrix rate.
         repeats: timed runs of a kernel row.
@@ -37,6 +38,7 @@ class Sizes:
     prompt_len: int
     max_tokens: int
     ragged: tuple[tuple[int, int], ...]
+    ragged_dtypes: tuple[str, ...]
     copy_bytes: int
     matrix: int
     repeats: int
@@ -65,6 +67,7 @@ FULL = Sizes(
     prompt_len=128,
     max_tokens=128,
     ragged=((1, 1000), (300, 300), (64, 700), (1, 17), (1, 1), (5, 4000), *((1, 50 + 13 * row) for row in range(20))),
+    ragged_dtypes=("bfloat16", "float16", "float32"),
     copy_bytes=2**31,
     matrix=8192,
     repeats=30,
@@ -83,6 +86,7 @@ TINY = Sizes(
     prompt_len=7,
     max_tokens=4,
     ragged=((2, 17),),
+    ragged_dtypes=("float16",),
     copy_bytes=2**16,
     matrix=64,
     repeats=2,
