@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -57,11 +58,20 @@ def _prepare(calls: Sequence[Call], device: torch.device, graphs: bool) -> Call:
             run()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
-    if not graphs:
+    return _capture(run) if graphs else run
+
+
+def _capture(run: Call) -> Call:
+    """The calls as a graph; themselves where one of them cannot be captured."""
+    before, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            run()
+    except RuntimeError as error:
+        print(f"not captured, so launches are timed, too: {error}", file=sys.stderr)
+        torch.cuda.set_stream(before)
+        torch.cuda.synchronize()
         return run
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
     graph.replay()
     torch.cuda.synchronize()
     return graph.replay

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,6 +72,61 @@ def test_the_command(tmp_path: Path) -> None:
     assert result == json.loads(output.read_text())
     assert set(result["parts"]["card"]) == {"facts", "copy", "matrix"}
     assert "Copy bandwidth" in done.stdout
+
+
+class FakeCuda(SimpleNamespace):
+    """As much of torch.cuda as timing takes. Work, which adds to `clock`, is done when it is replayed, not captured."""
+
+    def __init__(self, can_capture: bool) -> None:
+        super().__init__(clock=0.0, streams=[], can_capture=can_capture, capturing=False)
+
+    def work(self, seconds: float) -> None:
+        if self.capturing:
+            self.captured += seconds
+        else:
+            self.clock += seconds
+
+    @contextlib.contextmanager
+    def graph(self, graph: Any) -> Iterator[None]:
+        if not self.can_capture:
+            raise RuntimeError("not permitted when stream is capturing")
+        self.capturing, self.captured = True, 0.0
+        yield
+        self.capturing, seconds = False, self.captured
+        graph.replay = lambda: self.work(seconds)
+
+    def Event(self, enable_timing: bool) -> SimpleNamespace:
+        event = SimpleNamespace(synchronize=lambda: None, at=None)
+        event.record = lambda: setattr(event, "at", self.clock)
+        event.elapsed_time = lambda end: 1000 * (end.at - event.at)
+        return event
+
+    def Stream(self) -> SimpleNamespace:
+        return SimpleNamespace(wait_stream=self.streams.append)
+
+    current_stream = Stream
+    CUDAGraph = SimpleNamespace
+
+    def stream(self, stream: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def synchronize(self) -> None:
+        pass
+
+    def set_stream(self, stream: Any) -> None:
+        self.restored = stream
+
+
+@pytest.mark.parametrize("can_capture", [True, False])
+def test_timing_on_a_stream(can_capture: bool, benchmark_module: Import, monkeypatch: pytest.MonkeyPatch) -> None:
+    timing = benchmark_module("gpu.timing")
+    cuda = FakeCuda(can_capture)
+    monkeypatch.setattr(timing, "_flush_cache", lambda: cuda.work(50.0))
+    monkeypatch.setattr(torch, "cuda", cuda)
+    calls = {"one": [lambda: cuda.work(2.0)], "three": [lambda: cuda.work(3.0), lambda: cuda.work(5.0)]}
+    seconds = timing.time_in_turns(calls, torch.device("cuda"), 3)
+    assert seconds == pytest.approx({"one": 2.0, "three": 4.0})
+    assert hasattr(cuda, "restored") is not can_capture
 
 
 CHILD = """
