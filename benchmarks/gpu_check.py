@@ -88,7 +88,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
                     )
                 )
                 if part == "tests":
-                    tests = Suite(Path(folder) / "pytest.log", args.device == "cuda")
+                    tests = Suite(Path(folder), args.device == "cuda")
                     continue
                 _say(f"{part}, at most {deadline - time.monotonic():.0f} s")
                 options = _options(args, folder, result)
@@ -103,7 +103,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
                 result["parts"]["tests"] = tests.finish(began + args.budget_seconds)
         finally:
             if tests is not None:
-                tests.process.kill()
+                tests.kill()
     save()
     return result
 

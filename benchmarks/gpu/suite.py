@@ -1,4 +1,4 @@
-"""The tests that need a device, in a pytest of their own, with whatever packages there are."""
+"""The tests that need a device, in pytests of their own, with whatever packages there are."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from machine import usable_cores
+
 from gpu.supervise import ROOT, Process
 
 _OUTCOME = re.compile(r"^(\S*::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
 _TAIL_CHARACTERS = 6000
+_MAX_PROCESSES = 8
+# All tests passed, or all were left out.
+_SOUND = (0, 5)
 # No test wants a plugin, and some take seconds to load.
 _ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
@@ -66,42 +71,64 @@ def _is_here(name: str, path: Path) -> bool:
 
 
 class Suite:
-    """pytest in the background.
+    """pytest in the background, the files dealt out to a few processes: they mostly wait for compilers.
 
     Args:
-        log: where its output goes.
+        folder: where the processes' output goes.
         has_device: whether there is a device, so that there are tests to run.
     """
 
-    def __init__(self, log: Path, has_device: bool) -> None:
+    def __init__(self, folder: Path, has_device: bool) -> None:
         files, self._left_out = find_tests(ROOT / "tests")
-        self._log = log
-        # 5: every test was left out.
-        self._sound_statuses = (0,) if has_device else (0, 5)
+        self._has_device = has_device
         self._began = time.monotonic()
         options = ["-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
-        command = [sys.executable, "-u", "-m", "pytest", *options, *map(str, files)]
-        with log.open("wb") as output:
-            self.process = Process(command, _ENVIRONMENT, output)
+        self._runs: list[tuple[Process, Path]] = []
+        for number, share in enumerate(_deal(files, max(1, min(_MAX_PROCESSES, usable_cores() // 2)))):
+            log = folder / f"pytest-{number}.log"
+            command = [sys.executable, "-u", "-m", "pytest", *options, *map(str, share)]
+            with log.open("wb") as output:
+                self._runs.append((Process(command, _ENVIRONMENT, output), log))
 
     def finish(self, deadline: float) -> dict[str, Any]:
         """Wait for the end, or end it, and count.
 
         Returns:
-            counts by outcome, the failed tests' names, the end of the output where something failed, the seconds, and
-            "ok": whether pytest ran to its end and no test failed.
+            counts by outcome, the failed tests' names, the end of the output where something failed, the seconds, the
+            processes' exit statuses, and "ok": whether all ran to their end and no test failed, and some
+            ran where there is a device.
         """
-        status = self.process.wait(deadline)
-        text = self._log.read_text(encoding="utf-8", errors="replace")
-        outcomes = dict(match.groups() for match in map(_OUTCOME.match, text.splitlines()) if match)
+        statuses = [process.wait(deadline) for process, _ in self._runs]
+        outcomes: dict[str, str] = {}
+        tails: list[str] = []
+        for status, (_, log) in zip(statuses, self._runs, strict=True):
+            text = log.read_text(encoding="utf-8", errors="replace")
+            outcomes.update(match.groups() for match in map(_OUTCOME.match, text.splitlines()) if match)
+            if status not in _SOUND:
+                tails.append(text[-_TAIL_CHARACTERS:])
         failed = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
-        ok = status in self._sound_statuses and not failed
         return {
-            "ok": ok,
-            "status": status,
+            "ok": not tails and (bool(outcomes) or not self._has_device),
+            "statuses": statuses,
             "counts": dict(Counter(outcomes.values())),
             "failed": failed,
             "left_out": self._left_out,
             "seconds": time.monotonic() - self._began,
-            "output": "" if ok else text[-_TAIL_CHARACTERS:],
+            "output": tails,
         }
+
+    def kill(self) -> None:
+        """End what still runs."""
+        for process, _ in self._runs:
+            process.kill()
+
+
+def _deal(files: list[Path], num_shares: int) -> list[list[Path]]:
+    """Shares of about equal size in bytes, none empty; each file goes to the share that is smallest then."""
+    shares: list[list[Path]] = [[] for _ in range(min(num_shares, len(files)))]
+    sizes = [0] * len(shares)
+    for path in sorted(files, key=lambda path: path.stat().st_size, reverse=True):
+        smallest = sizes.index(min(sizes))
+        shares[smallest].append(path)
+        sizes[smallest] += path.stat().st_size
+    return shares

@@ -35,7 +35,7 @@ def _failures(result: dict[str, Any]) -> Iterator[str]:
             yield f"{part}: not run"
         elif part == "tests":
             if not cases.get("ok"):
-                named = ", ".join(cases.get("failed", ())) or f"pytest ended with status {cases.get('status')}"
+                named = ", ".join(cases.get("failed", ())) or f"pytest ended with {cases.get('statuses')}"
                 yield f"tests: {named}"
         else:
             for name, case in cases.items():

@@ -233,14 +233,13 @@ def test_tests_for_a_device_need_no_package_that_its_machine_lacks(
 
 def test_pytest_is_counted(benchmark_module: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     module = benchmark_module("gpu.suite")
-    path = tmp_path / "test_some.py"
-    path.write_text(
-        "import pytest\npytestmark = pytest.mark.gpu\n"
-        "@pytest.mark.parametrize('a', ['b c'])\ndef test_good(a): pass\n"
-        "def test_bad(): assert 0, 'because'\n"
-    )
-    monkeypatch.setattr(module, "find_tests", lambda folder: ([path], {}))
-    result = module.Suite(tmp_path / "log", True).finish(time.monotonic() + 120)
-    assert (result["ok"], result["counts"]) == (False, {"PASSED": 1, "FAILED": 1})
-    assert result["failed"][0].endswith("::test_bad")
-    assert "because" in result["output"]
+    good, bad = tmp_path / "test_good.py", tmp_path / "test_bad.py"
+    mark = "import pytest\npytestmark = pytest.mark.gpu\n"
+    good.write_text(mark + "@pytest.mark.parametrize('a', ['b c'])\ndef test_good(a): pass\n" + "# long\n" * 9)
+    bad.write_text(mark + "def test_bad(): assert 0, 'because'\n")
+    monkeypatch.setattr(module, "find_tests", lambda folder: ([bad, good], {}))
+    monkeypatch.setattr(module, "usable_cores", lambda: 4)
+    result = module.Suite(tmp_path, True).finish(time.monotonic() + 120)
+    assert (result["ok"], result["counts"], result["statuses"]) == (False, {"PASSED": 1, "FAILED": 1}, [0, 1])
+    assert [name.rpartition("::")[2] for name in result["failed"]] == ["test_bad"]
+    assert len(result["output"]) == 1 and "because" in result["output"][0]
