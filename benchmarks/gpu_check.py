@@ -17,11 +17,13 @@ misses its target.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
 import random
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -44,6 +46,8 @@ PARTS = ("tests", *_SHARES)
 def main() -> int:
     """Measure, or read what was measured, and report."""
     args = _parse_args()
+    # So that what it started is ended, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     result = json.loads(args.read.read_text(encoding="utf-8")) if args.read else _run(args)
     print(make_table(result))
     if args.docs:
@@ -71,40 +75,26 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         result["seconds"] = time.monotonic() - began
         args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         # Beside the tests only what is not timed.
         order = sorted(args.parts, key=("card", "tests", *_SHARES).index)
         tests: Suite | None = None
-        try:
-            for part in order:
-                left = args.budget_seconds - (time.monotonic() - began)
-                deadline = (
-                    time.monotonic()
-                    + left
-                    - sum(
-                        _SHARES[later] * args.budget_seconds
-                        for later in order[order.index(part) + 1 :]
-                        if later != "tests"
-                    )
-                )
-                if part == "tests":
-                    tests = Suite(Path(folder), args.device == "cuda")
-                    continue
-                _say(f"{part}, at most {deadline - time.monotonic():.0f} s")
-                options = _options(args, folder, result)
-                run_part(part, options, _environment(args), deadline, result["parts"][part], save)
-                if part == "card" and START in result["parts"][part]:
-                    break
-                if tests is not None:
-                    result["parts"]["tests"] = tests.finish(deadline)
-                    tests = None
-                    save()
+        for index, part in enumerate(order):
+            deadline = began + args.budget_seconds * (1 - sum(_SHARES.get(later, 0) for later in order[index + 1 :]))
+            if part == "tests":
+                tests = Suite(Path(folder), args.device == "cuda")
+                stack.callback(tests.kill)
+                continue
+            _say(f"{part}, at most {deadline - time.monotonic():.0f} s")
+            run_part(part, _options(args, folder, result), _environment(args), deadline, result["parts"][part], save)
             if tests is not None:
-                result["parts"]["tests"] = tests.finish(began + args.budget_seconds)
-        finally:
-            if tests is not None:
-                tests.kill()
-    save()
+                result["parts"]["tests"] = tests.finish(deadline)
+                tests = None
+            if part == "card" and START in result["parts"][part]:
+                break
+        if tests is not None:
+            result["parts"]["tests"] = tests.finish(began + args.budget_seconds)
+        save()
     return result
 
 

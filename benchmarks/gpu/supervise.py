@@ -46,14 +46,16 @@ class Process:
     def wait(self, deadline: float, may_go_on: Callable[[], bool] = lambda: True) -> int | None:
         """The exit status; None when it was killed, because `deadline` (time.monotonic) passed or `may_go_on`, which is
         asked again and again, said no."""
-        while time.monotonic() < deadline and may_go_on():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return self._process.wait(_POLL_SECONDS)
-        self.kill()
+        try:
+            while time.monotonic() < deadline and may_go_on():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return self._process.wait(_POLL_SECONDS)
+        finally:
+            self.kill()
         return None
 
     def kill(self) -> None:
-        """End the process and all that it started."""
+        """End the process, if it has not ended, and all that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
