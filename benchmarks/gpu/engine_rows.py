@@ -138,18 +138,22 @@ def _generate_in_transformers(setting: Setting, model: Any, prompts: list[list[i
 
 
 def _compare_logits(setting: Setting, name: str, shape: ModelShape) -> dict[str, Any]:
-    """The next token's logits after ragged prompts, bfloat16: as near to float32 as transformers in bfloat16 is."""
+    """Logits of the first decode step after ragged prompts, bfloat16: as near to float32 as transformers in bfloat16
+    is."""
     sizes = setting.sizes
     folder = write_config(setting.folder / name, shape)
     generator = torch.Generator().manual_seed(setting.seed)
-    lengths = [1 + (sizes.prompt_len * part) // 7 for part in range(1, 8)]
+    lengths = [1 + (sizes.prompt_len * part) // 8 for part in range(1, 8)]
     prompts = [torch.randint(shape.vocab_size, (length,), generator=generator).tolist() for length in lengths]
     llm = _make_engine(setting, folder)
-    params = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, logprobs=-1, detokenize=False)
     ours = torch.empty(len(prompts), shape.vocab_size, dtype=torch.float64)
     for row, output in enumerate(llm.generate(prompts, params, use_tqdm=False)):
-        readings = output.outputs[0].logprobs
-        ours[row, torch.from_numpy(readings.token_ids).long()] = torch.from_numpy(readings.logits).double()
+        (completion,) = output.outputs
+        prompts[row].append(completion.token_ids[0])
+        readings = completion.logprobs
+        last = slice(readings.start_indices[1], readings.end_indices[1])
+        ours[row, torch.from_numpy(readings.token_ids[last]).long()] = torch.from_numpy(readings.logits[last]).double()
     del llm
     truth, theirs = (
         _logits_in_transformers(setting, folder, prompts, dtype) for dtype in (torch.float32, torch.bfloat16)

@@ -107,6 +107,17 @@ class TestSamples:
         ]
         assert runs[0] == runs[1] != runs[2]
 
+    @pytest.mark.gpu
+    def test_a_seed_gives_the_same_tokens_on_every_device(self, folder):
+        on_cpu, on_gpu = (
+            [
+                texts(output)
+                for output in generate(make_tiny_llm(folder, device=device), ["the cat"] * len(MIXED), MIXED)
+            ]
+            for device in ("cpu", "cuda")
+        )
+        assert on_cpu == on_gpu
+
 
 class TestEnds:
     def test_abort_frees_everything_at_once(self, engine):
