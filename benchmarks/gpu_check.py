@@ -51,6 +51,8 @@ def main() -> int:
     result = json.loads(args.read.read_text(encoding="utf-8")) if args.read else _run(args)
     print(make_table(result))
     if args.docs:
+        if (result["device"], result["scale"]) != ("cuda", "full"):
+            raise SystemExit("--docs is for a run on a GPU at full scale")
         page = replace_section(DOCUMENT.read_text(encoding="utf-8"), "gpu", make_section(result))
         page = replace_section(page, "gpu bounds", arithmetic.make_table(FULL, arithmetic.H200))
         DOCUMENT.write_text(page, encoding="utf-8")
@@ -61,7 +63,7 @@ def main() -> int:
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     result: dict[str, Any] = {
-        "command": shlex.join(["python", "benchmarks/gpu_check.py", *sys.argv[1:]]),
+        "command": _command(args),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "scale": args.scale,
         "device": args.device,
@@ -108,6 +110,12 @@ def _options(args: argparse.Namespace, folder: str, result: dict[str, Any]) -> d
 def _environment(args: argparse.Namespace) -> dict[str, str]:
     interpreted = {"TRITON_INTERPRET": "1"} if args.device == "cpu" else {}
     return {"HF_HUB_OFFLINE": "1", **interpreted}
+
+
+def _command(args: argparse.Namespace) -> str:
+    """The command line; where the output lies is the machine's own affair."""
+    words = [args.output.name if word == str(args.output) else word for word in sys.argv[1:]]
+    return shlex.join(["python", "benchmarks/gpu_check.py", *words])
 
 
 def _say(text: str) -> None:

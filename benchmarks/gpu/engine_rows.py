@@ -74,7 +74,7 @@ def _generate(llm: LLM, prompts: list[list[int]], max_tokens: int, **fields: Any
     """Seconds for exactly so many tokens a prompt."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, **fields)
     began = time.perf_counter()
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - began
     assert all(len(output.outputs[0].token_ids) == max_tokens for output in outputs)
     return seconds
@@ -152,6 +152,7 @@ def _compare_logits(setting: Setting, name: str, shape: ModelShape) -> dict[str,
         (completion,) = output.outputs
         prompts[row].append(completion.token_ids[0])
         readings = completion.logprobs
+        assert readings is not None
         last = slice(readings.start_indices[1], readings.end_indices[1])
         ours[row, torch.from_numpy(readings.token_ids[last]).long()] = torch.from_numpy(readings.logits[last]).double()
     del llm

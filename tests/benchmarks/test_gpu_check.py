@@ -72,6 +72,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert result == json.loads(output.read_text())
     assert set(result["parts"]["card"]) == {"facts", "copy", "matrix"}
     assert "Copy bandwidth" in done.stdout
+    assert str(tmp_path) not in done.stdout
+    report = [sys.executable, "benchmarks/gpu_check.py", "--from", output, "--docs"]
+    refused = subprocess.run(report, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 1 and "on a GPU at full scale" in refused.stderr
 
 
 class FakeCuda(SimpleNamespace):
