@@ -4,6 +4,9 @@
 # make clean  remove what the others made
 #
 # Each makes .venv first when it is missing or older than what it is made from. PYTHON chooses the interpreter.
+#
+# make gpu-check  tests, kernels and figures of the CUDA path on this machine's GPU, with PYTHON itself: it needs torch,
+#                 triton, transformers and pytest, and installs nothing. GPU_CHECK holds further arguments
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +15,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH := torch==2.13.0
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: run test lint clean
+.PHONY: run test lint clean gpu-check
 
 run: $(VENV)/.package
 	@mkdir -p results
@@ -45,6 +48,9 @@ $(VENV)/.test: $(VENV)/.package
 $(VENV)/.dev: $(VENV)/.package
 	$(PIP) $(TORCH) --no-build-isolation --editable ".[plot,dev]"
 	@touch $@
+
+gpu-check:
+	$(PYTHON) benchmarks/gpu_check.py $(GPU_CHECK)
 
 clean:
 	rm -rf $(VENV) build results vllm/_cpu_ops.so *.egg-info

@@ -12,6 +12,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # torch is first imported.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -25,3 +26,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from embedded_reference import embedded_reference  # noqa: F401 - a fixture
 from ray_cluster import ray_cluster  # noqa: F401 - a fixture
+
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where the engine runs: for tests that state what is right on any device."""
+    return request.param
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests out that need a CUDA device where there is none."""
+    if torch.cuda.is_available():
+        return
+    without = [item for item in items if "gpu" in item.keywords]
+    if without:
+        config.hook.pytest_deselected(items=without)
+        items[:] = [item for item in items if "gpu" not in item.keywords]

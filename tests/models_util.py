@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from vllm.config import ModelConfig
 from vllm.model_executor.model_loader import get_model
 from vllm.ops.kv_cache import kv_cache_shape
 from vllm.transformers_utils.config import HFConfig, load_hf_config
@@ -95,15 +96,13 @@ def make_random_model(arch: str, size: str, folder: Path, seed: int = 0, **overr
     return folder, model
 
 
-def load_model(
-    folder: Path, dtype: str = "float32", max_model_len: int = 256, quantization: str | None = None
-) -> tuple[torch.nn.Module, HFConfig]:
-    """The folder's model by the code under test, on the CPU."""
+def load_model(folder: Path, dtype: str = "float32", device: str = "cpu", **fields: Any) -> tuple[nn.Module, HFConfig]:
+    """The folder's model by the code under test; `fields` replace those of its ModelConfig."""
     config = load_hf_config(folder)
-    wanted = SimpleNamespace(
-        hf_config=config, path=str(folder), dtype=dtype, max_model_len=max_model_len, quantization=quantization
+    wanted = ModelConfig(
+        model=folder.name, path=str(folder), tokenizer="", hf_config=config, dtype=dtype, max_model_len=256
     )
-    return get_model(wanted, "cpu"), config
+    return get_model(replace(wanted, **fields), device), config
 
 
 def random_prompts(vocab_size: int, lengths: tuple[int, ...] = (1, 16, 5, 37, 2), seed: int = 0) -> list[list[int]]:
@@ -126,6 +125,7 @@ def paged_logits(
     chunk: int | None = None,
     last_only: bool = False,
     dtype: str = "float32",
+    device: str = "cpu",
 ) -> list[Tensor]:
     """Logits of ragged prompts, run in one batch over a cache whose blocks lie in a scrambled order.
 
@@ -134,16 +134,16 @@ def paged_logits(
         last_only: ask the model for each prompt's last row only (through logits_rows, in every step).
 
     Returns:
-        [length, V] for each prompt, or [1, V] with last_only.
+        [length, V] for each prompt, or [1, V] with last_only, on the CPU.
     """
     tables = _scrambled_tables(prompts)
-    caches = _make_caches(config, sum(len(table) for table in tables), getattr(torch, dtype))
+    caches = _make_caches(config, sum(len(table) for table in tables), getattr(torch, dtype), device)
     results: list[list[Tensor]] = [[] for _ in prompts]
     done = [0] * len(prompts)
     while any(count < len(prompt) for count, prompt in zip(done, prompts, strict=True)):
         rows = [r for r, prompt in enumerate(prompts) if done[r] < len(prompt)]
         spans = [(done[r], min(len(prompts[r]), done[r] + (chunk or len(prompts[r])))) for r in rows]
-        ids, positions, attn = _step_inputs([prompts[r] for r in rows], [tables[r] for r in rows], spans)
+        ids, positions, attn = _step_inputs([prompts[r] for r in rows], [tables[r] for r in rows], spans, device)
         ends = attn.query_start_loc[1:].long() - 1
         finished = [i for i, r in enumerate(rows) if spans[i][1] == len(prompts[r])]
         hidden = model(ids, positions, caches, attn, ends[finished] if last_only else None)
@@ -156,7 +156,7 @@ def paged_logits(
                 results[r].append(logits[attn.query_start_loc[i] : attn.query_start_loc[i + 1]])
         for r, (_, end) in zip(rows, spans, strict=True):
             done[r] = end
-    return [torch.cat(parts) for parts in results]
+    return [torch.cat(parts).cpu() for parts in results]
 
 
 def _scrambled_tables(prompts: list[list[int]]) -> list[list[int]]:
@@ -165,17 +165,17 @@ def _scrambled_tables(prompts: list[list[int]]) -> list[list[int]]:
     return [[next(order) for _ in range(count)] for count in counts]
 
 
-def _make_caches(config: HFConfig, num_blocks: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+def _make_caches(config: HFConfig, num_blocks: int, dtype: torch.dtype, device: str) -> list[tuple[Tensor, Tensor]]:
     shape = kv_cache_shape(num_blocks, BLOCK_SIZE, config.num_key_value_heads, config.head_dim)
     # NaN shows when something is read that was never written.
     return [
-        (torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))
+        tuple(torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in range(2))
         for _ in range(config.num_hidden_layers)
     ]
 
 
 def _step_inputs(
-    prompts: list[list[int]], tables: list[list[int]], spans: list[tuple[int, int]]
+    prompts: list[list[int]], tables: list[list[int]], spans: list[tuple[int, int]], device: str
 ) -> tuple[Tensor, Tensor, AttentionMetadata]:
     ids: list[int] = []
     positions: list[int] = []
@@ -188,13 +188,13 @@ def _step_inputs(
         starts.append(len(ids))
     seq_lens = [end for _, end in spans]
     width = -(-max(seq_lens) // BLOCK_SIZE)
-    block_table = torch.tensor([(table + [0] * width)[:width] for table in tables], dtype=torch.int32)
-    attn = AttentionMetadata(
-        slot_mapping=torch.tensor(slots),
-        block_table=block_table,
-        query_start_loc=torch.tensor(starts, dtype=torch.int32),
-        seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
-        max_query_len=max(end - start for start, end in spans),
-        max_seq_len=max(seq_lens),
-    )
-    return torch.tensor(ids, dtype=torch.int32), torch.tensor(positions), attn
+    with torch.device(device):
+        attn = AttentionMetadata(
+            slot_mapping=torch.tensor(slots),
+            block_table=torch.tensor([(table + [0] * width)[:width] for table in tables], dtype=torch.int32),
+            query_start_loc=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+            max_query_len=max(end - start for start, end in spans),
+            max_seq_len=max(seq_lens),
+        )
+        return torch.tensor(ids, dtype=torch.int32), torch.tensor(positions), attn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,21 @@ def assert_matches(output: RequestOutput, params: SamplingParams, logits: np.nda
         threshold = np.sort(row)[::-1][num_topk - 1] if num_topk else np.inf
         assert all(row[token_id] >= threshold - TIE_DISTANCE for token_id in ranked)
         assert len(entries) <= 1 + num_topk + len(asked)
+
+
+def assert_same_prompts(one: Sequence[Any], other: Sequence[Any], device: str) -> None:
+    """Two runs read the same from a prompt: every bit on the CPU, where a row does not depend on its batch; elsewhere
+    all but the last bits of a logprob."""
+    if device == "cpu":
+        assert one == other
+        return
+    for first, second in zip(one, other, strict=True):
+        assert (first is None) == (second is None)
+        if first is not None:
+            assert list(first) == list(second)
+            for token, entry in first.items():
+                assert entry.rank == second[token].rank
+                assert abs(entry.logprob - second[token].logprob) < 1e-5
 
 
 def assert_same_readings(one: RequestOutput, other: RequestOutput, tolerance: float) -> None:

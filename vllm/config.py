@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = (None, "gguf", "int8")
+LOAD_FORMATS = ("auto", "dummy")
 EXECUTOR_BACKENDS = ("uni", "mp", "ray")
 POLICIES = ("fcfs", "priority")
 ATTENTION_BACKENDS = ("auto", "paged", "varlen", "flashinfer")
@@ -30,6 +31,7 @@ class ModelConfig:
         dtype: "float32", "bfloat16" or "float16": weights and activations; logits are read in float32.
         attention_backend: "paged" (our kernels), "varlen" (FlashAttention by way of torch), "flashinfer" or "auto".
         quantization: "int8" multiplies with 8-bit weights (docs/quantization.md); None and "gguf" as `dtype` says.
+        load_format: "auto" loads the folder's weights, "dummy" makes random ones up.
         max_model_len: longest prompt plus output, in tokens.
         max_logprobs: cap on `logprobs`; -1 = the vocabulary.
         max_logprob_token_ids: cap on the length of `logprob_token_ids`; -1 = the vocabulary.
@@ -56,6 +58,7 @@ class ModelConfig:
     logprobs_mode: str = "raw_logprobs"
     enforce_eager: bool = False
     quantization: str | None = None
+    load_format: str = "auto"
     logits_processors: tuple[type, ...] = ()
     max_seq_len_to_capture: int | None = None
     attention_backend: str = "auto"
@@ -63,6 +66,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
+        _one_of("load_format", self.load_format, LOAD_FORMATS)
         _one_of("tokenizer_mode", self.tokenizer_mode, ("auto", "slow"))
         _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         _at_least("max_model_len", self.max_model_len, 1)

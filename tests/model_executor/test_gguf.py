@@ -290,6 +290,7 @@ def _load(resolved: Any) -> torch.nn.Module:
         path=str(resolved.path),
         dtype=resolved.dtype,
         quantization=None,
+        load_format="auto",
         max_model_len=256,
     )
     return get_model(wanted, "cpu")

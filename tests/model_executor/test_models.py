@@ -22,21 +22,22 @@ from tests.models_util import (
 TOLERANCE = 1e-4
 
 
-def check_against_transformers(folder: Path, hf_model: Any) -> None:
-    model, config = load_model(folder)
+def check_against_transformers(folder: Path, hf_model: Any, device: str) -> None:
+    model, config = load_model(folder, device=device)
     prompts = random_prompts(config.vocab_size)
     expected = hf_logits(hf_model, prompts)
     for chunk in (1, 7, None):
-        for got, want in zip(paged_logits(model, config, prompts, chunk), expected, strict=True):
+        for got, want in zip(paged_logits(model, config, prompts, chunk, device=device), expected, strict=True):
             torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCE)
-        for got, want in zip(paged_logits(model, config, prompts, chunk, last_only=True), expected, strict=True):
+        last = paged_logits(model, config, prompts, chunk, last_only=True, device=device)
+        for got, want in zip(last, expected, strict=True):
             torch.testing.assert_close(got, want[-1:], rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_logits_equal_transformers(arch: str, size: str, tmp_path: Path) -> None:
-    check_against_transformers(*make_random_model(arch, size, tmp_path))
+def test_logits_equal_transformers(arch: str, size: str, tmp_path: Path, device: str) -> None:
+    check_against_transformers(*make_random_model(arch, size, tmp_path), device)
 
 
 @pytest.mark.parametrize(
@@ -51,14 +52,15 @@ def test_logits_equal_transformers(arch: str, size: str, tmp_path: Path) -> None
     ],
     ids=lambda overrides: "-".join(overrides),
 )
-def test_opt_variants(overrides: dict[str, Any], tmp_path: Path) -> None:
-    check_against_transformers(*make_random_model("opt", "small", tmp_path, **overrides))
+def test_opt_variants(overrides: dict[str, Any], tmp_path: Path, device: str) -> None:
+    check_against_transformers(*make_random_model("opt", "small", tmp_path, **overrides), device)
 
 
 @pytest.mark.parametrize("arch", ["qwen2", "qwen3", "opt"])
-def test_tied_and_untied(arch: str, tmp_path: Path) -> None:
+def test_tied_and_untied(arch: str, tmp_path: Path, device: str) -> None:
     for tied in (True, False):
-        check_against_transformers(*make_random_model(arch, "small", tmp_path / str(tied), tie_word_embeddings=tied))
+        folder, hf_model = make_random_model(arch, "small", tmp_path / str(tied), tie_word_embeddings=tied)
+        check_against_transformers(folder, hf_model, device)
 
 
 ROPES: dict[str, dict[str, Any]] = {
@@ -94,23 +96,23 @@ ROPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ROPES)
-def test_rope_scalings(name: str, tmp_path: Path) -> None:
+def test_rope_scalings(name: str, tmp_path: Path, device: str) -> None:
     folder, hf_model = make_random_model("llama", "small", tmp_path, rope_parameters=dict(ROPES[name]))
-    model, config = load_model(folder)
+    model, config = load_model(folder, device=device)
     prompts = random_prompts(config.vocab_size, (200, 3))
-    got = paged_logits(model, config, prompts)
+    got = paged_logits(model, config, prompts, device=device)
     for mine, theirs in zip(got, hf_logits(hf_model, prompts), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precisions_stay_near(dtype: str, tmp_path: Path) -> None:
+def test_half_precisions_stay_near(dtype: str, tmp_path: Path, device: str) -> None:
     folder, hf_model = make_random_model("llama", "odd", tmp_path)
-    model, config = load_model(folder, dtype)
+    model, config = load_model(folder, dtype, device)
     prompts = random_prompts(config.vocab_size)
     half = make_hf_model("llama", "odd").to(getattr(torch, dtype))
     for mine, half_theirs, truth in zip(
-        paged_logits(model, config, prompts, 7, dtype=dtype),
+        paged_logits(model, config, prompts, 7, dtype=dtype, device=device),
         hf_logits(half, prompts),
         hf_logits(hf_model, prompts),
         strict=True,
@@ -120,10 +122,10 @@ def test_half_precisions_stay_near(dtype: str, tmp_path: Path) -> None:
         assert my_error <= 1.5 * their_error + 1e-3
 
 
-def test_a_step_without_logits_rows_writes_the_cache_only(tmp_path: Path) -> None:
+def test_a_step_without_logits_rows_writes_the_cache_only(tmp_path: Path, device: str) -> None:
     folder, hf_model = make_random_model("qwen3", "odd", tmp_path)
-    model, config = load_model(folder)
+    model, config = load_model(folder, device=device)
     prompts = random_prompts(config.vocab_size, (30,))
     # With chunks of 7 only the last of five steps has a row to compute.
-    (got,) = paged_logits(model, config, prompts, 7, last_only=True)
+    (got,) = paged_logits(model, config, prompts, 7, last_only=True, device=device)
     torch.testing.assert_close(got, hf_logits(hf_model, prompts)[0][-1:], rtol=0, atol=TOLERANCE)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vllm import envs
 from vllm.config import (
     ATTENTION_BACKENDS,
+    LOAD_FORMATS,
     QUANTIZATIONS,
     CacheConfig,
     DeviceConfig,
@@ -58,6 +59,9 @@ class EngineArgs:
     )
     quantization: str | None = _arg(
         None, "int8: linear layers and head with 8-bit weights; gguf changes nothing: such files are always read"
+    )
+    load_format: Literal["auto", "dummy"] = _arg(
+        "auto", "auto: the model's weights; dummy: random ones made up from the seed, for measuring"
     )
     revision: str | None = _arg(None, "revision of a hub model")
     tokenizer_revision: str | None = _arg(None, "revision of a hub tokenizer")
@@ -115,8 +119,7 @@ class EngineArgs:
             ValueError: an argument that cannot be honoured; the message names it, its value and the limit.
             FileNotFoundError: the model is not there.
         """
-        # Loading code needs torch; flags and checks elsewhere should not wait for it.
-        from vllm.model_executor.model_loader import resolve_model
+        # Needs torch; flags and checks elsewhere should not wait for it.
         from vllm.v1.sample.logits_processor import load_logits_processors
 
         self._check_supported()
@@ -124,13 +127,7 @@ class EngineArgs:
         parallel_config = self.create_parallel_config()
         device = self._resolve_device(parallel_config)
         self._check_invariance(device)
-        source = resolve_model(
-            self.model,
-            requested_dtype=self._requested_dtype(),
-            device=device,
-            revision=self.revision,
-            hf_overrides=self.hf_overrides,
-        )
+        source = self._find_model(device)
         max_model_len = self._resolve_max_model_len(source.hf_config.max_context_len)
         model_config = ModelConfig(
             model=self.model or source.name,
@@ -150,6 +147,7 @@ class EngineArgs:
             logprobs_mode=self.logprobs_mode,
             enforce_eager=self.enforce_eager,
             quantization=self.quantization,
+            load_format=self.load_format,
             logits_processors=logits_processors,
             max_seq_len_to_capture=self._max_seq_len_to_capture(),
             attention_backend=self._resolve_attention_backend(device, source),
@@ -176,6 +174,18 @@ class EngineArgs:
         if device != "cpu" or self.num_gpu_blocks_override is not None or envs.cpu_kvcache_space_bytes() is not None:
             return None
         return max(_IDLE_STEPS * scheduler_config.max_num_batched_tokens, max_model_len)
+
+    def _find_model(self, device: str) -> ResolvedModel:
+        from vllm.model_executor.model_loader import resolve_model
+
+        return resolve_model(
+            self.model,
+            requested_dtype=self._requested_dtype(),
+            device=device,
+            revision=self.revision,
+            hf_overrides=self.hf_overrides,
+            needs_weights=self.load_format != "dummy",
+        )
 
     def create_parallel_config(self) -> ParallelConfig:
         """How many devices and processes there are to be; reads no model.
@@ -231,6 +241,8 @@ class EngineArgs:
         if self.quantization not in QUANTIZATIONS:
             names = ", ".join(map(repr, QUANTIZATIONS))
             raise ValueError(f"quantization must be one of {names}, got {self.quantization!r}")
+        if self.load_format not in LOAD_FORMATS:
+            raise ValueError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {self.load_format!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
         if self.swap_space and not self.enable_prefix_caching:

@@ -22,7 +22,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tiny(folder):
-    return make_tiny_llm(folder)
+    return make_tiny_llm(folder, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def tiny_on_device(folder, device):
+    return make_tiny_llm(folder, device=device)
 
 
 @pytest.fixture
@@ -59,14 +64,14 @@ MIXED = [
 
 
 class TestSamples:
-    def test_n_samples_are_as_many_seeds(self, tiny):
+    def test_n_samples_are_as_many_seeds(self, tiny_on_device):
         params = SamplingParams(n=4, seed=11, max_tokens=8, ignore_eos=True)
-        (output,) = generate(tiny, ["ab"], params)
+        (output,) = generate(tiny_on_device, ["ab"], params)
         assert [completion.index for completion in output.outputs] == [0, 1, 2, 3]
         assert len({tuple(tokens) for tokens in texts(output)}) == 4
         for index in range(4):
             one = SamplingParams(seed=11 + index, max_tokens=8, ignore_eos=True)
-            assert texts(generate(tiny, ["ab"], one)[0]) == [texts(output)[index]]
+            assert texts(generate(tiny_on_device, ["ab"], one)[0]) == [texts(output)[index]]
 
     def test_samples_share_their_prompts_blocks(self, tiny):
         tiny.reset_prefix_cache()
@@ -80,27 +85,38 @@ class TestSamples:
         assert len({table[3] for table in tables}) == 3
         run_all(tiny.llm_engine)
 
-    def test_a_seed_needs_no_company(self, tiny):
-        alone = [generate(tiny, ["the cat"], params)[0] for params in MIXED]
-        tiny.reset_prefix_cache()
+    def test_a_seed_needs_no_company(self, tiny_on_device):
+        alone = [generate(tiny_on_device, ["the cat"], params)[0] for params in MIXED]
+        tiny_on_device.reset_prefix_cache()
         neighbours = random_prompts(VOCAB_SIZE, (3, 40, 17), seed=8)
         others = SamplingParams(max_tokens=5, temperature=1.5)
-        together = generate(tiny, [*neighbours, *["the cat"] * len(MIXED)], [others] * 3 + MIXED)[3:]
+        together = generate(tiny_on_device, [*neighbours, *["the cat"] * len(MIXED)], [others] * 3 + MIXED)[3:]
         for one, other in zip(alone, together, strict=True):
             assert_same_readings(one, other, 1e-5)
 
-    def test_without_a_seed_every_request_draws_afresh(self, tiny):
+    def test_without_a_seed_every_request_draws_afresh(self, tiny_on_device):
         params = SamplingParams(max_tokens=10, ignore_eos=True)
-        outputs = [*generate(tiny, ["a", "a"], params), *generate(tiny, ["a"], params)]
+        outputs = [*generate(tiny_on_device, ["a", "a"], params), *generate(tiny_on_device, ["a"], params)]
         assert len({tuple(texts(output)[0]) for output in outputs}) == 3
 
-    def test_the_engines_seed_makes_a_run_repeatable(self, folder):
+    def test_the_engines_seed_makes_a_run_repeatable(self, folder, device):
         params = SamplingParams(n=2, max_tokens=10, ignore_eos=True)
         runs = [
-            [texts(output) for output in generate(make_tiny_llm(folder, seed=seed), ["a", "b"], params)]
+            [texts(output) for output in generate(make_tiny_llm(folder, device=device, seed=seed), ["a", "b"], params)]
             for seed in (5, 5, 6)
         ]
         assert runs[0] == runs[1] != runs[2]
+
+    @pytest.mark.gpu
+    def test_a_seed_gives_the_same_tokens_on_every_device(self, folder):
+        on_cpu, on_gpu = (
+            [
+                texts(output)
+                for output in generate(make_tiny_llm(folder, device=device), ["the cat"] * len(MIXED), MIXED)
+            ]
+            for device in ("cpu", "cuda")
+        )
+        assert on_cpu == on_gpu
 
 
 class TestEnds:
@@ -220,10 +236,11 @@ PROMPTS = random_prompts(VOCAB_SIZE, (30, 45, 17, 60, 33, 5), seed=2)
 class TestBlocks:
     @pytest.mark.parametrize("caching", [True, False])
     @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-    def test_a_tiny_cache_gives_what_a_roomy_one_gives(self, tiny, folder, policy, caching):
-        expected = generate(tiny, PROMPTS, MIXED)
+    def test_a_tiny_cache_gives_what_a_roomy_one_gives(self, tiny_on_device, folder, device, policy, caching):
+        expected = generate(tiny_on_device, PROMPTS, MIXED)
         cramped = make_tiny_llm(
             folder,
+            device=device,
             num_gpu_blocks_override=6,
             scheduling_policy=policy,
             enable_prefix_caching=caching,
@@ -249,18 +266,18 @@ class TestBlocks:
         for output in outputs[1:]:
             assert_same_readings(output, outputs[0], 1e-5)
 
-    def test_num_cached_tokens_and_reset(self, tiny):
-        assert tiny.reset_prefix_cache()
+    def test_num_cached_tokens_and_reset(self, tiny_on_device):
+        assert tiny_on_device.reset_prefix_cache()
         prompt = random_prompts(VOCAB_SIZE, (49,), seed=7)[0]
         params = SamplingParams(temperature=0, max_tokens=1)
         cached = []
         for _ in range(2):
-            cached.append(generate(tiny, [prompt], params)[0].num_cached_tokens)
+            cached.append(generate(tiny_on_device, [prompt], params)[0].num_cached_tokens)
         for salt in ("s", "s", "t"):
             salted = {"prompt_token_ids": prompt, "cache_salt": salt}
-            cached.append(generate(tiny, [salted], params)[0].num_cached_tokens)
-        assert tiny.reset_prefix_cache()
-        cached.append(generate(tiny, [prompt], params)[0].num_cached_tokens)
+            cached.append(generate(tiny_on_device, [salted], params)[0].num_cached_tokens)
+        assert tiny_on_device.reset_prefix_cache()
+        cached.append(generate(tiny_on_device, [prompt], params)[0].num_cached_tokens)
         assert cached == [0, 48, 0, 48, 0, 0]
 
     def test_no_reset_while_requests_run(self, engine):
@@ -281,9 +298,11 @@ class TestBlocks:
         assert order == ["1", "3", "2", "0"]
 
     @pytest.mark.parametrize("fields", [{"max_num_seqs": 1}, {"max_num_seqs": 3}, {"block_size": 4}, {"block_size": 7}])
-    def test_the_shape_of_steps_changes_nothing(self, tiny, folder, fields):
-        expected = generate(tiny, PROMPTS, MIXED)
-        for output, whole in zip(generate(make_tiny_llm(folder, **fields), PROMPTS, MIXED), expected, strict=True):
+    def test_the_shape_of_steps_changes_nothing(self, tiny_on_device, folder, device, fields):
+        expected = generate(tiny_on_device, PROMPTS, MIXED)
+        for output, whole in zip(
+            generate(make_tiny_llm(folder, device=device, **fields), PROMPTS, MIXED), expected, strict=True
+        ):
             assert_same_readings(output, whole, 1e-5)
 
 
@@ -305,9 +324,9 @@ class TestLogits:
         assert tokens == again
         return raw, processed, tokens
 
-    def test_penalties(self, tiny):
+    def test_penalties(self, tiny_on_device):
         fields = {"repetition_penalty": 1.5, "frequency_penalty": 0.25, "presence_penalty": 0.75}
-        raw, processed, tokens = self.both(tiny, **fields, logit_bias={9: 6.0, 30: 5.0})
+        raw, processed, tokens = self.both(tiny_on_device, **fields, logit_bias={9: 6.0, 30: 5.0})
         for position, row in enumerate(raw.astype(np.float64)):
             generated = tokens[:position]
             row[9] += 6.0
@@ -319,36 +338,38 @@ class TestLogits:
             np.testing.assert_allclose(processed[position], row, atol=1e-5)
             assert tokens[position] == row.argmax()
 
-    def test_allowed_token_ids(self, tiny):
+    def test_allowed_token_ids(self, tiny_on_device):
         allowed = [7, 40, 41]
-        raw, processed, tokens = self.both(tiny, allowed_token_ids=allowed)
+        raw, processed, tokens = self.both(tiny_on_device, allowed_token_ids=allowed)
         others = np.setdiff1d(np.arange(VOCAB_SIZE), allowed)
         assert np.isneginf(processed[:, others]).all()
         np.testing.assert_array_equal(processed[:, allowed], raw[:, allowed])
         assert tokens == [allowed[i] for i in raw[:, allowed].argmax(axis=1)]
 
-    def test_temperature_and_cuts(self, tiny):
-        raw, processed, tokens = self.both(tiny, temperature=0.5, top_k=6, seed=3)
+    def test_temperature_and_cuts(self, tiny_on_device):
+        raw, processed, tokens = self.both(tiny_on_device, temperature=0.5, top_k=6, seed=3)
         for position, row in enumerate(raw):
             kept = np.argsort(-row, kind="stable")[:6]
             assert set(np.flatnonzero(np.isfinite(processed[position]))) == set(kept)
             np.testing.assert_allclose(processed[position, kept], row[kept] / 0.5, rtol=1e-5)
             assert tokens[position] in kept
 
-    def test_nothing_left_to_sample_is_that_requests_error(self, tiny):
+    def test_nothing_left_to_sample_is_that_requests_error(self, tiny_on_device):
         params = SamplingParams(temperature=0, allowed_token_ids=[EOS], min_tokens=2, max_tokens=4)
-        stuck, free = generate(tiny, ["a", "a"], [params, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)])
+        stuck, free = generate(
+            tiny_on_device, ["a", "a"], [params, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)]
+        )
         assert stuck.outputs[0].finish_reason == "error"
         assert "allowed_token_ids and min_tokens" in stuck.outputs[0].error
         assert len(texts(free)[0]) == 3
-        assert is_empty(tiny)
+        assert is_empty(tiny_on_device)
 
-    def test_draws_follow_the_models_distribution(self, tiny):
+    def test_draws_follow_the_models_distribution(self, tiny_on_device):
         bias = dict.fromkeys((40, 41, 42), 60.0)
-        _, processed, _ = self.both(tiny, logit_bias=bias, max_tokens=1)
+        _, processed, _ = self.both(tiny_on_device, logit_bias=bias, max_tokens=1)
         weights = torch.softmax(torch.tensor(processed[0].astype(np.float64)), 0).numpy()
         params = SamplingParams(n=400, seed=0, max_tokens=1, ignore_eos=True, logit_bias=bias)
-        drawn = [tokens[0] for tokens in texts(generate(tiny, [list(self.PROMPT)], params)[0])]
+        drawn = [tokens[0] for tokens in texts(generate(tiny_on_device, [list(self.PROMPT)], params)[0])]
         assert set(drawn) <= set(bias)
         for token in bias:
             # Five standard deviations of a binomial.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from byte_tokenizer import VOCAB_SIZE, byte_ids
 from models_util import hf_logits, make_random_model, random_prompts
-from readings_reference import LOGPROB_TOLERANCE, TIE_DISTANCE
+from readings_reference import LOGPROB_TOLERANCE, TIE_DISTANCE, assert_same_prompts
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
@@ -28,7 +28,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tiny(folder):
-    return make_tiny_llm(folder)
+    return make_tiny_llm(folder, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def tiny_on_device(folder, device):
+    return make_tiny_llm(folder, device=device)
 
 
 def generate(llm, prompts, params):
@@ -99,7 +104,7 @@ def assert_next_matches(output, params, logits: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3", "opt"])
-def test_equal_to_transformers_with_any_chunk_size_cold_and_cached(arch, tmp_path):
+def test_equal_to_transformers_with_any_chunk_size_cold_and_cached(arch, tmp_path, device):
     folder, model = make_random_model(arch, "odd", tmp_path)
     prompts = random_prompts(model.config.vocab_size, LENGTHS)
     prompts[-1] = prompts[-2][:33] + prompts[-1]
@@ -107,7 +112,14 @@ def test_equal_to_transformers_with_any_chunk_size_cold_and_cached(arch, tmp_pat
     expected = [logits.double().numpy() for logits in hf_logits(model, prompts)]
     seen: dict[int, list] = {}
     for chunk in (1, 7, 64, None):
-        llm = LLM(str(folder), dtype="float32", skip_tokenizer_init=True, max_logprobs=-1, max_num_batched_tokens=chunk)
+        llm = LLM(
+            str(folder),
+            device=device,
+            dtype="float32",
+            skip_tokenizer_init=True,
+            max_logprobs=-1,
+            max_num_batched_tokens=chunk,
+        )
         for cache in ("cold", "cached"):
             for index, output in enumerate(generate(llm, prompts, params)):
                 assert_prompt_matches(output, params[index], expected[index])
@@ -121,48 +133,49 @@ def test_equal_to_transformers_with_any_chunk_size_cold_and_cached(arch, tmp_pat
             np.testing.assert_allclose(readings[0], other, rtol=0, atol=1e-5)
 
 
-def test_a_prefix_cached_by_requests_that_read_nothing(tiny):
-    tiny.reset_prefix_cache()
+def test_a_prefix_cached_by_requests_that_read_nothing(tiny_on_device, device):
+    tiny_on_device.reset_prefix_cache()
     (prompt,) = random_prompts(VOCAB_SIZE, (70,), seed=2)
     plain = SamplingParams(temperature=0, max_tokens=1)
     reads = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
-    (cold,) = generate(tiny, [prompt], reads)
-    tiny.reset_prefix_cache()
-    generate(tiny, [prompt], plain)
-    (recomputed,) = generate(tiny, [prompt], reads)
-    (cached,) = generate(tiny, [prompt], reads)
+    (cold,) = generate(tiny_on_device, [prompt], reads)
+    tiny_on_device.reset_prefix_cache()
+    generate(tiny_on_device, [prompt], plain)
+    (recomputed,) = generate(tiny_on_device, [prompt], reads)
+    (cached,) = generate(tiny_on_device, [prompt], reads)
     assert [output.num_cached_tokens for output in (cold, recomputed, cached)] == [0, 0, 64]
-    assert cold.prompt_logprobs == recomputed.prompt_logprobs == cached.prompt_logprobs
+    assert_same_prompts(recomputed.prompt_logprobs, cold.prompt_logprobs, device)
+    assert_same_prompts(cached.prompt_logprobs, recomputed.prompt_logprobs, device)
     # A tail alone needs no more than the tail.
-    tiny.reset_prefix_cache()
-    generate(tiny, [prompt], plain)
+    tiny_on_device.reset_prefix_cache()
+    generate(tiny_on_device, [prompt], plain)
     tail = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1, prompt_logprob_start=50)
-    (output,) = generate(tiny, [prompt], tail)
+    (output,) = generate(tiny_on_device, [prompt], tail)
     assert output.num_cached_tokens == 48
-    assert output.prompt_logprobs[51:] == cold.prompt_logprobs[51:]
+    assert_same_prompts(output.prompt_logprobs[51:], cold.prompt_logprobs[51:], device)
 
 
-def test_preempted_requests_read_each_position_once(folder):
+def test_preempted_requests_read_each_position_once(folder, device):
     params = [SamplingParams(seed=i, max_tokens=30, ignore_eos=True, prompt_logprobs=2) for i in range(5)]
     prompts = random_prompts(VOCAB_SIZE, (60, 40, 50, 33, 20), seed=3)
-    roomy = make_tiny_llm(folder)
+    roomy = make_tiny_llm(folder, device=device)
     expected = generate(roomy, prompts, params)
     for budget in (16, None):
-        tight = make_tiny_llm(folder, num_gpu_blocks_override=9, max_num_batched_tokens=budget)
+        tight = make_tiny_llm(folder, device=device, num_gpu_blocks_override=9, max_num_batched_tokens=budget)
         outputs = generate(tight, prompts, params)
         assert tight.llm_engine.engine_core.scheduler.num_preemptions
         for output, alone in zip(outputs, expected, strict=True):
-            assert output.prompt_logprobs == alone.prompt_logprobs
+            assert_same_prompts(output.prompt_logprobs, alone.prompt_logprobs, device)
             assert output.outputs[0].token_ids == alone.outputs[0].token_ids
         assert is_empty(tight)
 
 
-def test_without_a_prefix_cache(folder, tiny):
-    llm = make_tiny_llm(folder, enable_prefix_caching=False, max_num_batched_tokens=24)
+def test_without_a_prefix_cache(folder, tiny_on_device, device):
+    llm = make_tiny_llm(folder, device=device, enable_prefix_caching=False, max_num_batched_tokens=24)
     prompts = random_prompts(VOCAB_SIZE, LENGTHS, seed=4)
     params = SamplingParams(max_tokens=0, prompt_logprobs=2)
-    for output, other in zip(generate(llm, prompts, params), generate(tiny, prompts, params), strict=True):
-        assert output.prompt_logprobs == other.prompt_logprobs
+    for output, other in zip(generate(llm, prompts, params), generate(tiny_on_device, prompts, params), strict=True):
+        assert_same_prompts(output.prompt_logprobs, other.prompt_logprobs, device)
         assert output.num_cached_tokens == 0
 
 

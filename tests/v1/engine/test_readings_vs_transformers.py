@@ -31,7 +31,7 @@ def mixed_params(vocab_size: int) -> list[SamplingParams]:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_random_models(arch, size, tmp_path):
+def test_random_models(arch, size, tmp_path, device):
     folder, model = make_random_model(arch, size, tmp_path)
     vocab_size = model.config.vocab_size
     prompts = random_prompts(vocab_size, LENGTHS)
@@ -41,6 +41,7 @@ def test_random_models(arch, size, tmp_path):
     for chunked in (False, True):
         llm = LLM(
             str(folder),
+            device=device,
             dtype="float32",
             skip_tokenizer_init=True,
             max_logprobs=-1,

@@ -25,7 +25,12 @@ CPU = torch.device("cpu")
 
 class Harness:
     """Requests live in slots that the caller may choose; a step samples any of them, in any order. With a group, this
-    is one of its ranks: it is handed whole rows of logits like the others, and gives its sampler the rank's slice."""
+    is one of its ranks: it is handed whole rows of logits like the others, and gives its sampler the rank's slice.
+
+    Logits and sampled tokens are on the CPU, the sampler is where `device` says.
+    """
+
+    device = CPU
 
     def __init__(
         self,
@@ -46,8 +51,8 @@ class Harness:
             logits_processors=logits_processors,
         )
         config = SimpleNamespace(model_config=model_config, scheduler_config=SimpleNamespace(max_num_seqs=max_num_reqs))
-        self.states = RequestStates(max_num_reqs, max_model_len, CPU)
-        self.sampler = Sampler(config, CPU, vocab_of(vocab_size, group))
+        self.states = RequestStates(max_num_reqs, max_model_len, self.device)
+        self.sampler = Sampler(config, self.device, vocab_of(vocab_size, group))
 
     def add(
         self,
@@ -68,8 +73,10 @@ class Harness:
 
     def step(self, logits: torch.Tensor, slots: list[int]) -> SamplerOutput:
         self.sampler.apply_staged_writes()
-        own = logits[:, self.own_ids.start : self.own_ids.stop]
-        return self.sampler(own, np.array(slots, dtype=np.int64), self.states)
+        own = logits.to(self.device)[:, self.own_ids.start : self.own_ids.stop]
+        output = self.sampler(own, np.array(slots, dtype=np.int64), self.states)
+        output.sampled_token_ids = output.sampled_token_ids.cpu()
+        return output
 
     def processed(self, logits: torch.Tensor, slot: int) -> np.ndarray:
         """float32 [V]: the processed logits of a request that asked for all of them (`everything`)."""

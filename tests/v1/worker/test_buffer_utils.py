@@ -1,15 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from vllm.v1.worker.gpu.buffer_utils import StagedTensor
 
-DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_rows_are_visible_after_apply(device: str) -> None:
     table = StagedTensor((5, 3), torch.int32, device, fill=-1)
     table.stage(1, np.array([1, 2, 3]))
@@ -22,7 +18,6 @@ def test_rows_are_visible_after_apply(device: str) -> None:
     np.testing.assert_array_equal(table.np, expected)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_one_dimension_and_dtypes(device: str) -> None:
     for dtype, value in (
         (torch.float32, 0.25),
@@ -37,7 +32,6 @@ def test_one_dimension_and_dtypes(device: str) -> None:
         assert table.tensor.tolist() == [0, 0, value, 0]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_growth_keeps_contents_and_pending_rows(device: str) -> None:
     table = StagedTensor((3, 2), torch.int32, device, fill=-1)
     table.stage(0, np.array([1, 2]))

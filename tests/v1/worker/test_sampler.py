@@ -13,6 +13,11 @@ from vllm.v1.worker.gpu.sample import sampler as sampler_module
 GREEDY = {"temperature": 0}
 
 
+@pytest.fixture(autouse=True)
+def on_device(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Harness, "device", torch.device(device))
+
+
 def true_readings(logits: torch.Tensor, token_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """float64 logprobs and ranks of some ids in a float row [V]."""
     x = logits.double().numpy()

@@ -20,6 +20,11 @@ PROMPT = [3, 4, 5, 4, 9]
 GENERATED = [10, 11, 10, 4, 10]
 
 
+@pytest.fixture(autouse=True)
+def on_device(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Harness, "device", torch.device(device))
+
+
 def reference(logits: np.ndarray, params: SamplingParams, prompt: list[int], generated: list[int]) -> np.ndarray:
     """One row, one token at a time, in float64."""
     x = logits.astype(np.float64)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from vllm.model_executor.layers.linear_method import linear_method
+from vllm.model_executor.model_loader.dummy import fill_with_noise
 from vllm.model_executor.model_loader.resolve import (
     NO_EMBEDDED_MODEL,
     ResolvedModel,
@@ -28,7 +29,8 @@ __all__ = ["NO_EMBEDDED_MODEL", "ResolvedModel", "embedded_model_path", "get_mod
 
 
 def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: bool = False) -> nn.Module:
-    """Build the model of `model_config` on `device`, with its weights loaded and packed.
+    """Build the model of `model_config` on `device`, with its weights loaded (or made up: load_format="dummy") and
+    packed.
 
     The module has `forward(input_ids, positions, kv_caches, attn, logits_rows=None)` and
     `compute_logits(hidden)`; see LlamaForCausalLM.
@@ -43,7 +45,10 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
         model = model_class(config, model_config.max_model_len)
     method = linear_method(model_config.quantization)
     with torch.inference_mode():
-        load_weights(model, Path(model_config.path), use_tqdm)
+        if model_config.load_format == "dummy":
+            fill_with_noise(model, model_config.seed)
+        else:
+            load_weights(model, Path(model_config.path), use_tqdm)
         for module in model.modules():
             finish = getattr(module, "process_weights_after_loading", None)
             if finish is not None:

@@ -60,6 +60,7 @@ def resolve_model(
     revision: str | None = None,
     hf_overrides: dict[str, Any] | None = None,
     use_tqdm: bool = False,
+    needs_weights: bool = True,
 ) -> ResolvedModel:
     """Find a model, converting or downloading it first if need be, and read its configuration.
 
@@ -71,6 +72,8 @@ def resolve_model(
         device: "cpu" or "cuda".
         revision: branch, tag or commit of a hub name.
         hf_overrides: entries that replace those of config.json.
+        needs_weights: False for a folder that may hold config.json alone; its dtype is then the one that file names, or
+            float32.
 
     Raises:
         FileNotFoundError: the model is not there.
@@ -89,7 +92,8 @@ def resolve_model(
         config = load_hf_config(folder, hf_overrides)
         dtype = requested_dtype
         if dtype == "auto":
-            dtype = config.dtype or stored_dtype(shard_files(folder)) or "float32"
+            stored = stored_dtype(shard_files(folder)) if needs_weights and config.dtype is None else None
+            dtype = config.dtype or stored or "float32"
         dtype = _dtype_on(device, dtype, requested_dtype)
     resolve_model_class(config.architectures)
     _check_quantization(folder, config)

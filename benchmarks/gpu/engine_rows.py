@@ -1,0 +1,180 @@
+"""The whole engine on random weights: its logits and rows of the table against transformers, and what ids cost."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from bounds import ModelShape
+
+from gpu.model_folder import load_in_transformers, write_config
+from gpu.setting import Case, Setting, make_row
+from gpu.timing import synchronize
+from vllm import LLM, SamplingParams
+
+# Enough for the largest batch's cache beside transformers' own.
+_MEMORY_SHARE = 0.4
+_WARM_UP_TOKENS = 4
+
+
+def make_cases(setting: Setting) -> dict[str, Case]:
+    """First whether the logits are right, then how fast they come."""
+    models = _Models(setting)
+    cases: dict[str, Case] = {
+        f"logits {name}": lambda name=name, shape=shape: _compare_logits(setting, name, shape)
+        for name, shape in setting.sizes.models.items()
+    }
+    cases["decode with ids"] = lambda: _cost_of_ids(setting, models)
+    for batch in setting.sizes.batches:
+        cases[f"decode {batch}"] = lambda batch=batch: _against_transformers(setting, models, batch)
+    return cases
+
+
+class _Models:
+    """The engine and transformers with the smallest model, each made when it is first asked for."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._num_prompts = 0
+        folder = write_config(setting.folder / "rows", setting.sizes.shape)
+        self.engine = cache(lambda: _make_engine(setting, folder))
+        self.transformers = cache(lambda: load_in_transformers(folder, setting.device, setting.seed, torch.bfloat16))
+
+    def prompts(self, batch: int) -> list[list[int]]:
+        """Fresh ones, of which nothing is cached."""
+        self._num_prompts += 1
+        generator = torch.Generator().manual_seed(self._setting.seed + self._num_prompts)
+        sizes = self._setting.sizes
+        return torch.randint(sizes.shape.vocab_size, (batch, sizes.prompt_len), generator=generator).tolist()
+
+
+def _make_engine(setting: Setting, folder: Path) -> LLM:
+    sizes = setting.sizes
+    return LLM(
+        str(folder),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        device=setting.device.type,
+        dtype="bfloat16",
+        seed=setting.seed,
+        max_model_len=sizes.prompt_len + sizes.max_tokens,
+        max_num_seqs=max(sizes.batches),
+        gpu_memory_utilization=_MEMORY_SHARE,
+        max_logprobs=-1,
+    )
+
+
+def _generate(llm: LLM, prompts: list[list[int]], max_tokens: int, **fields: Any) -> float:
+    """Seconds for exactly so many tokens a prompt."""
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, **fields)
+    began = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - began
+    assert all(len(output.outputs[0].token_ids) == max_tokens for output in outputs)
+    return seconds
+
+
+def _cost_of_ids(setting: Setting, models: _Models) -> dict[str, Any]:
+    """Pairs of runs, so that a clock that drifts drifts for both."""
+    sizes, batch = setting.sizes, max(setting.sizes.batches)
+    llm = models.engine()
+    kinds: dict[str, dict[str, Any]] = {"plain": {}, "ids": {"logprob_token_ids": list(range(1, 1 + sizes.num_ids))}}
+    for fields in kinds.values():
+        _generate(llm, models.prompts(batch), sizes.max_tokens, **fields)
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for repeat in range(2 * sizes.engine_repeats):
+        for kind in kinds if repeat % 2 else reversed(kinds):
+            seconds[kind].append(_generate(llm, models.prompts(batch), sizes.max_tokens, **kinds[kind]))
+    ratio = statistics.median(ids / plain for ids, plain in zip(seconds["ids"], seconds["plain"], strict=True))
+    work = f"{batch} sequences, {sizes.num_ids} ids at each token against none"
+    return {
+        "seconds": seconds,
+        "rows": [make_row("decode_ids", work, ratio, 1.01, "x", at_least=False)],
+    }
+
+
+def _against_transformers(setting: Setting, models: _Models, batch: int) -> dict[str, Any]:
+    sizes = setting.sizes
+    llm, theirs = models.engine(), models.transformers()
+    contenders: dict[str, Callable[[list[list[int]], int], float]] = {
+        "ours": lambda prompts, max_tokens: _generate(llm, prompts, max_tokens),
+        "transformers": lambda prompts, max_tokens: _generate_in_transformers(setting, theirs, prompts, max_tokens),
+    }
+    for run in contenders.values():
+        run(models.prompts(batch), min(_WARM_UP_TOKENS, sizes.max_tokens))
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for repeat in range((sizes.engine_repeats + 1) // 2):
+        for name in contenders if repeat % 2 else reversed(contenders):
+            seconds[name].append(contenders[name](models.prompts(batch), sizes.max_tokens))
+    ours, other = (statistics.median(seconds[name]) for name in ("ours", "transformers"))
+    tokens = batch * sizes.max_tokens
+    work = f"{batch} x {sizes.prompt_len} prompt tokens and {sizes.max_tokens} generated, against transformers generate"
+    return {
+        "seconds": seconds,
+        "tokens_per_second": {"ours": tokens / ours, "transformers": tokens / other},
+        "rows": [make_row(f"generate_{batch}", work, other / ours, 5.0, "x")],
+    }
+
+
+def _generate_in_transformers(setting: Setting, model: Any, prompts: list[list[int]], max_tokens: int) -> float:
+    began = time.perf_counter()
+    ids = torch.tensor(prompts, device=setting.device)
+    with torch.inference_mode():
+        out = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    assert len(out.tolist()[0]) == ids.shape[1] + max_tokens
+    return time.perf_counter() - began
+
+
+def _compare_logits(setting: Setting, name: str, shape: ModelShape) -> dict[str, Any]:
+    """Logits of the first decode step after ragged prompts, bfloat16: as near to float32 as transformers in bfloat16
+    is."""
+    sizes = setting.sizes
+    folder = write_config(setting.folder / name, shape)
+    generator = torch.Generator().manual_seed(setting.seed)
+    lengths = [1 + (sizes.prompt_len * part) // 8 for part in range(1, 8)]
+    prompts = [torch.randint(shape.vocab_size, (length,), generator=generator).tolist() for length in lengths]
+    llm = _make_engine(setting, folder)
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, logprobs=-1, detokenize=False)
+    ours = torch.empty(len(prompts), shape.vocab_size, dtype=torch.float64)
+    for row, output in enumerate(llm.generate(prompts, params, use_tqdm=False)):
+        (completion,) = output.outputs
+        prompts[row].append(completion.token_ids[0])
+        readings = completion.logprobs
+        assert readings is not None
+        last = slice(readings.start_indices[1], readings.end_indices[1])
+        ours[row, torch.from_numpy(readings.token_ids[last]).long()] = torch.from_numpy(readings.logits[last]).double()
+    del llm
+    truth, theirs = (
+        _logits_in_transformers(setting, folder, prompts, dtype) for dtype in (torch.float32, torch.bfloat16)
+    )
+    our_error, their_error = ((logits - truth).abs().max().item() for logits in (ours, theirs))
+    assert our_error <= 1.5 * their_error + 1e-3, f"off by {our_error}, transformers by {their_error}"
+    return {"error": our_error, "error_of_transformers": their_error}
+
+
+def _logits_in_transformers(
+    setting: Setting, folder: Path, prompts: list[list[int]], dtype: torch.dtype
+) -> torch.Tensor:
+    """float64 [prompts, V], each prompt by itself."""
+    model = load_in_transformers(folder, setting.device, setting.seed, dtype)
+    with torch.inference_mode():
+        rows = [
+            model(torch.tensor([prompt], device=setting.device), logits_to_keep=1).logits[0, -1].double().cpu()
+            for prompt in prompts
+        ]
+    del model
+    gc.collect()
+    synchronize(setting.device)
+    return torch.stack(rows)

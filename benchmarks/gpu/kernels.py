@@ -1,0 +1,244 @@
+"""Every Triton kernel at real sizes against float64, on fresh random inputs, its outputs in poisoned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from bounds import ModelShape
+from torch import Tensor
+from twins import assert_accurate
+
+from gpu.attention_checks import attention_checks
+from gpu.setting import Case, Setting
+from vllm.ops._dispatch import force
+from vllm.ops.count_above import count_above
+from vllm.ops.fill_token_ids import fill_logprob_token_ids
+from vllm.ops.gumbel_sample import gumbel_sample
+from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
+from vllm.ops.rotary import rotary_embedding_
+from vllm.ops.silu_and_mul import silu_and_mul
+from vllm.ops.token_readings import token_readings
+from vllm.ops.top_p import keep_top_p_
+from vllm.ops.topk import topk
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_EPS = 1e-6
+
+
+def make_cases(setting: Setting) -> dict[str, Case]:
+    """By operation and what it is given."""
+    return {name: lambda run=run: _poisoned(run) for name, run in _all_checks(setting)}
+
+
+def _poisoned(run: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
+    with torch.inference_mode(), force("triton"), poisoned_memory():
+        return run() or {}
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """torch.empty returns NaN, or the greatest integer: a cell that a kernel forgets shows."""
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def _all_checks(setting: Setting) -> Iterator[tuple[str, Callable[[], dict[str, Any] | None]]]:
+    for dtype in _DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        yield f"token_readings {name}", lambda dtype=dtype: _token_readings(setting, dtype)
+        yield f"count_above {name}", lambda dtype=dtype: _count_above(setting, dtype)
+        yield f"topk {name}", lambda dtype=dtype: _topk(setting, dtype)
+        for model, shape in setting.sizes.models.items():
+            yield f"rms_norm {model} {name}", lambda dtype=dtype, shape=shape: _rms_norm(setting, shape, dtype)
+            yield f"silu_and_mul {model} {name}", lambda dtype=dtype, shape=shape: _silu_and_mul(setting, shape, dtype)
+        yield f"rotary {name}", lambda dtype=dtype: _rotary(setting, dtype)
+    yield "gumbel_sample", lambda: _gumbel_sample(setting)
+    yield "keep_top_p", lambda: _keep_top_p(setting)
+    yield "fill_token_ids", lambda: _fill_token_ids(setting)
+    for model, shape in setting.sizes.models.items():
+        yield f"linear_readings {model}", lambda shape=shape: _linear_readings(setting, shape)
+    yield from attention_checks(setting)
+
+
+class _Inputs:
+    """Random tensors on the device."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.device = setting.device
+        self._generator = setting.generator()
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
+        return (torch.randn(shape, device=self.device, generator=self._generator) * scale).to(dtype)
+
+    def integers(self, limit: int, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.randint(limit, shape, device=self.device, generator=self._generator, dtype=dtype)
+
+
+def _logits(setting: Setting, dtype: torch.dtype) -> tuple[_Inputs, Tensor]:
+    """Rows with NaN between them, which no kernel may look at, and with ties."""
+    make, sizes = _Inputs(setting), setting.sizes
+    wide = torch.full((sizes.reading_rows, sizes.shape.vocab_size + 8), torch.nan, dtype=dtype, device=make.device)
+    logits = wide[:, : sizes.shape.vocab_size]
+    logits.copy_(make.normal(*logits.shape, scale=4.0))
+    logits[:, 7] = logits[:, 3] = logits.amax(dim=1) + 1
+    return make, logits
+
+
+def _ids(make: _Inputs, setting: Setting) -> tuple[Tensor, Tensor]:
+    rows, num_ids = setting.sizes.reading_rows, setting.sizes.num_ids
+    return make.integers(setting.sizes.shape.vocab_size, rows, num_ids), make.integers(num_ids + 1, rows)
+
+
+def _token_readings(setting: Setting, dtype: torch.dtype) -> None:
+    make, logits = _logits(setting, dtype)
+    ids, counts = _ids(make, setting)
+    got = token_readings(logits, ids, counts, entropy=True)
+    truth, valid = logits.double(), _columns(ids) < counts[:, None]
+    chosen = truth.gather(1, ids.long())
+    _assert_equal("logits", got.logits, chosen.masked_fill(~valid, 0.0))
+    ranks = torch.stack([1 + (truth > column[:, None]).sum(1) for column in chosen.unbind(1)], dim=1)
+    _assert_equal("ranks", got.ranks, ranks.masked_fill(~valid, 0))
+    _assert_equal("max", got.max, truth.amax(1))
+    _assert_equal("argmax", got.argmax, torch.full_like(got.argmax, 3))
+    lse = truth.logsumexp(1)
+    assert_accurate("triton", got.lse, lse)
+    shifted = truth - lse[:, None]
+    # A sum of as many float32 terms as the vocabulary has.
+    assert_accurate("triton", got.entropy, -(shifted * shifted.exp()).sum(1), slack=2e-5)
+
+
+def _count_above(setting: Setting, dtype: torch.dtype) -> None:
+    make, logits = _logits(setting, dtype)
+    ids, counts = _ids(make, setting)
+    values = logits.gather(1, ids.long()).float()
+    expected = torch.stack([(logits.float() > column[:, None]).sum(1) for column in values.unbind(1)], dim=1)
+    _assert_equal(
+        "counts", count_above(logits, values, counts), expected.masked_fill(_columns(ids) >= counts[:, None], 0)
+    )
+
+
+def _topk(setting: Setting, dtype: torch.dtype) -> None:
+    _, logits = _logits(setting, dtype)
+    values, ids = topk(logits, setting.sizes.num_ids)
+    expected = logits.double().sort(dim=1, descending=True, stable=True)
+    _assert_equal("values", values, expected.values[:, : setting.sizes.num_ids])
+    _assert_equal("ids", ids, expected.indices[:, : setting.sizes.num_ids])
+
+
+def _rms_norm(setting: Setting, shape: ModelShape, dtype: torch.dtype) -> None:
+    make, rows = _Inputs(setting), setting.sizes.reading_rows + 1
+    weight = make.normal(shape.hidden_size, dtype=dtype)
+    x, residual = (make.normal(rows, shape.hidden_size, dtype=dtype, scale=3.0) for _ in range(2))
+    assert_accurate("triton", rms_norm(x, weight, _EPS), _norm(x, weight))
+    heads = make.normal(rows, 3, shape.head_dim, dtype=dtype)
+    assert_accurate("triton", rms_norm(heads, weight[: shape.head_dim], _EPS), _norm(heads, weight[: shape.head_dim]))
+    total = (residual.double() + x.double()).to(dtype)
+    got = fused_add_rms_norm_(x, residual, weight, _EPS)
+    assert_accurate("triton", residual, total.double())
+    assert_accurate("triton", got, _norm(residual, weight))
+
+
+def _norm(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.double()
+    return wide * (wide.square().mean(-1, keepdim=True) + _EPS).rsqrt() * weight.double()
+
+
+def _silu_and_mul(setting: Setting, shape: ModelShape, dtype: torch.dtype) -> None:
+    x = _Inputs(setting).normal(setting.sizes.reading_rows, 2 * shape.intermediate_size, dtype=dtype, scale=3.0)
+    gate, up = x.double().chunk(2, dim=1)
+    assert_accurate("triton", silu_and_mul(x), torch.nn.functional.silu(gate) * up)
+
+
+def _rotary(setting: Setting, dtype: torch.dtype) -> None:
+    make, shape, rows = _Inputs(setting), setting.sizes.shape, setting.sizes.reading_rows
+    angles = make.normal(64, shape.head_dim // 2)
+    table = torch.cat([angles.cos(), angles.sin()], dim=1)
+    positions = make.integers(64, rows, dtype=torch.int64)
+    heads = shape.num_attention_heads + shape.num_key_value_heads
+    qk = make.normal(rows, heads, shape.head_dim, dtype=dtype)
+    cos, sin = table.double()[positions].unsqueeze(1).chunk(2, dim=-1)
+    first, second = qk.double().chunk(2, dim=-1)
+    truth = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    rotary_embedding_(positions, *qk.split([shape.num_attention_heads, shape.num_key_value_heads], dim=1), table)
+    assert_accurate("triton", qk, truth)
+
+
+def _gumbel_sample(setting: Setting) -> None:
+    make, logits = _logits(setting, torch.float32)
+    rows = len(logits)
+    temperature = make.normal(rows).abs() + 0.2
+    temperature[::3] = 0.0
+    seeds, positions = (make.integers(2**40, rows, dtype=torch.int64) for _ in range(2))
+    slots = torch.randperm(rows, device=make.device, generator=setting.generator(1)).int()
+    arguments = (logits, temperature, seeds, positions, slots)
+    tokens, scores = gumbel_sample(*arguments)
+    with force("reference"):
+        expected, expected_scores = gumbel_sample(*arguments)
+    # The noise is a logarithm of a logarithm: its last bits are the library's.
+    torch.testing.assert_close(scores, expected_scores, rtol=1e-5, atol=1e-4)
+    assert (tokens == expected).float().mean() > 0.99, "other tokens than the reference draws"
+    _assert_equal("greedy tokens", tokens[temperature[slots.long()] == 0], 3)
+
+
+def _keep_top_p(setting: Setting) -> None:
+    make, logits = _logits(setting, torch.float32)
+    top_p = torch.rand(len(logits), device=make.device, generator=setting.generator(1)) * 0.9 + 0.05
+    values, order = logits.double().sort(dim=1, descending=True, stable=True)
+    probs = values.softmax(dim=1)
+    before = torch.empty_like(probs).scatter_(1, order, probs.cumsum(1) - probs)
+    kept = logits.clone()
+    keep_top_p_(kept, top_p)
+    stays = kept != -torch.inf
+    _assert_equal("kept logits", kept[stays], logits[stays].double())
+    # Where the nucleus ends is known as well as the sum of the probabilities before.
+    assert not (stays & (before > top_p[:, None] + 1e-5)).any(), "kept a token outside the nucleus"
+    assert not (~stays & (before < top_p[:, None] - 1e-5)).any(), "ruled out a token inside the nucleus"
+
+
+def _fill_token_ids(setting: Setting) -> None:
+    make, sizes = _Inputs(setting), setting.sizes
+    lists = make.integers(sizes.shape.vocab_size, sizes.reading_rows, sizes.num_ids)
+    list_idx, counts = make.integers(len(lists), len(lists)), make.integers(sizes.num_ids + 1, len(lists))
+    slots = torch.randperm(len(lists), device=make.device, generator=setting.generator(1))
+    columns = torch.full((len(lists), 2 + sizes.num_ids), -5, dtype=torch.int32, device=make.device)
+    _assert_equal("counts", fill_logprob_token_ids(columns, 2, slots, lists, list_idx, counts), counts[slots])
+    _assert_equal("earlier columns", columns[:, :2], -5)
+    expected = lists[list_idx[slots].long()].masked_fill(_columns(lists) >= counts[slots, None], 0)
+    _assert_equal("ids", columns[:, 2:], expected)
+
+
+def _linear_readings(setting: Setting, shape: ModelShape) -> None:
+    from vllm.ops.linear_readings import linear_readings
+
+    make = _Inputs(setting)
+    ids, counts = _ids(make, setting)
+    hidden = make.normal(len(ids), shape.hidden_size, dtype=torch.bfloat16)
+    weight = make.normal(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16, scale=shape.hidden_size**-0.5)
+    got = linear_readings(hidden, weight, ids, counts)
+    truth, valid = hidden.double() @ weight.double().T, _columns(ids) < counts[:, None]
+    chosen = truth.gather(1, ids.long())
+    # Products of bfloat16 are exact in float32; their sums are not, and matrix units cut off where others round.
+    near = 3e-5 * truth.abs().max().item()
+    torch.testing.assert_close(got.logits.double(), chosen.masked_fill(~valid, 0.0), rtol=0, atol=near)
+    torch.testing.assert_close(got.lse.double(), truth.logsumexp(1), rtol=0, atol=near)
+    for column, values in enumerate(chosen.unbind(1)):
+        fewest, most = (1 + (truth > values[:, None] + sign * near).sum(1) for sign in (1, -1))
+        ranks = got.ranks[:, column]
+        right = torch.where(valid[:, column], (fewest <= ranks) & (ranks <= most), ranks == 0)
+        assert right.all(), f"{int((~right).sum())} wrong ranks in column {column}"
+
+
+def _columns(table: Tensor) -> Tensor:
+    return torch.arange(table.shape[1], device=table.device)
+
+
+def _assert_equal(name: str, got: Tensor, expected: Tensor | float) -> None:
+    wrong = int((got != expected).sum())
+    assert not wrong, f"{name}: {wrong} of {got.numel()} are wrong"

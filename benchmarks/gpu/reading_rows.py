@@ -1,0 +1,155 @@
+"""Rows of the table: the reading kernel, and prompt readings through the head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu.setting import Case, Setting, make_row
+from gpu.timing import synchronize, time_in_turns
+from vllm.ops._dispatch import force
+from vllm.ops.count_above import count_above
+from vllm.ops.token_readings import token_readings
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_MIB = 2**20
+
+
+def make_cases(setting: Setting) -> dict[str, Case]:
+    """The reading kernel by dtype, then prompt readings."""
+    cases: dict[str, Case] = {f"readings {name}": lambda name=name: _readings(setting, name) for name in _DTYPES}
+    return {**cases, "prompt readings": lambda: _prompt_readings(setting)}
+
+
+@torch.inference_mode()
+def _readings(setting: Setting, name: str) -> dict[str, Any]:
+    sizes, generator = setting.sizes, setting.generator()
+    rows, vocab_size = sizes.reading_rows, sizes.shape.vocab_size
+    inputs = []
+    for _ in range(sizes.copies):
+        logits = torch.randn(rows, vocab_size, device=setting.device, generator=generator).to(_DTYPES[name])
+        ids = torch.randint(vocab_size, (rows, sizes.num_ids), device=setting.device, generator=generator)
+        inputs.append((logits, ids.int()))
+
+    def on_each(read: Callable[[Tensor, Tensor], object]) -> list[Callable[[], object]]:
+        return [lambda logits=logits, ids=ids: read(logits, ids) for logits, ids in inputs]
+
+    with force("triton"):
+        seconds = time_in_turns(
+            {
+                "kernel": on_each(token_readings),
+                "torch": on_each(_read_with_torch),
+                "passes": on_each(_read_in_passes),
+            },
+            setting.device,
+            sizes.repeats,
+        )
+    num_bytes = inputs[0][0].nbytes
+    work = f"{sizes.num_ids} ids and ranks of [{rows}, {vocab_size:,}] {name}"
+    share = num_bytes / seconds["kernel"] / setting.rates["copy_bytes_per_second"]
+    return {
+        **{f"{each}_seconds": value for each, value in seconds.items()},
+        "bytes": num_bytes,
+        "rows": [
+            make_row(f"readings_{name}", work, share, 0.85, "of copy bandwidth"),
+            make_row(
+                f"readings_{name}_torch",
+                f"{work}, against log_softmax, gather, topk and rank counting in torch",
+                seconds["torch"] / seconds["kernel"],
+                5.0,
+                "x",
+            ),
+            make_row(
+                f"readings_{name}_passes",
+                f"{work}, against a pass each for max, sum-exp and ranks",
+                seconds["passes"] / seconds["kernel"],
+                2.5,
+                "x",
+            ),
+        ],
+    }
+
+
+def _read_with_torch(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+    """What an engine without a kernel of its own does; the kernel gives the most likely token as well."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    chosen = logprobs.gather(1, ids.long())
+    best = logprobs.topk(1, dim=-1)
+    ranks = torch.stack([(logprobs > column[:, None]).sum(dim=-1) for column in chosen.unbind(1)], dim=1)
+    return chosen, best.values, best.indices, ranks + 1
+
+
+def _read_in_passes(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+    """Each result by the kernel that is best at it alone."""
+    highest = logits.amax(dim=-1)
+    lse = logits.logsumexp(dim=-1)
+    chosen = logits.gather(1, ids.long()).float()
+    return highest, lse, chosen, count_above(logits, chosen)
+
+
+@torch.inference_mode()
+def _prompt_readings(setting: Setting) -> dict[str, Any]:
+    from vllm.ops.linear_readings import linear_readings
+
+    sizes, shape, generator = setting.sizes, setting.sizes.shape, setting.generator()
+    weight = torch.randn(shape.vocab_size, shape.hidden_size, device=setting.device, generator=generator)
+    weight = (weight * shape.hidden_size**-0.5).bfloat16()
+    hidden = torch.randn(sizes.prompt_tokens, shape.hidden_size, device=setting.device, generator=generator).bfloat16()
+    ids = torch.randint(
+        shape.vocab_size, (sizes.prompt_tokens, 1), device=setting.device, generator=generator, dtype=torch.int32
+    )
+    out = torch.empty(sizes.prompt_tokens, shape.vocab_size, dtype=torch.bfloat16, device=setting.device)
+    with force("triton"):
+        largest = _largest_allocation(setting, lambda: linear_readings(hidden, weight, ids))
+        seconds = time_in_turns(
+            {
+                "readings": [lambda: linear_readings(hidden, weight, ids)],
+                "gemm": [lambda: torch.mm(hidden, weight.T, out=out)],
+            },
+            setting.device,
+            sizes.repeats,
+            # Products of this size keep the host far ahead of the device.
+            graphs=False,
+        )
+    work = f"the prompt token of {sizes.prompt_tokens:,} positions x {shape.vocab_size:,}"
+    flops = 2 * sizes.prompt_tokens * shape.vocab_size * shape.hidden_size
+    return {
+        **{f"{each}_seconds": value for each, value in seconds.items()},
+        "gemm_of_matrix_rate": flops / seconds["gemm"] / setting.rates["matrix_flops_per_second"],
+        **largest,
+        "rows": [
+            make_row(
+                "prompt_readings",
+                f"{work}, against the product with lm_head alone",
+                seconds["readings"] / seconds["gemm"],
+                1.15,
+                "x",
+                at_least=False,
+            ),
+            make_row(
+                "prompt_readings_memory",
+                f"{work}: memory beside inputs, MiB",
+                largest["peak_bytes"] / _MIB,
+                256.0,
+                "MiB",
+                at_least=False,
+            ),
+        ],
+    }
+
+
+def _largest_allocation(setting: Setting, call: Callable[[], object]) -> dict[str, int]:
+    """Bytes that a call holds at most beside what there was before it: no allocation of its is larger."""
+    call()
+    synchronize(setting.device)
+    if setting.device.type != "cuda":
+        return {"peak_bytes": 0}
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    synchronize(setting.device)
+    return {"peak_bytes": torch.cuda.max_memory_allocated() - before}

@@ -1,0 +1,48 @@
+"""What every case works with, and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu.sizes import Sizes
+
+Case = Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every case works with.
+
+    Attributes:
+        folder: where models' configurations are written.
+        rates: what the card reaches, once it has been measured: copy_bytes_per_second, matrix_flops_per_second.
+    """
+
+    device: torch.device
+    sizes: Sizes
+    seed: int
+    folder: Path
+    rates: dict[str, float]
+
+    def generator(self, salt: int = 0) -> torch.Generator:
+        """Random numbers of this run on the device."""
+        return torch.Generator(self.device).manual_seed(self.seed + salt)
+
+
+def make_row(
+    name: str, work: str, value: float, target: float | None, unit: str, at_least: bool = True
+) -> dict[str, Any]:
+    """A line of the table.
+
+    Args:
+        value: a ratio (unit "x"), a share of the copy bandwidth ("of copy bandwidth") or MiB.
+        target: what `value` is to reach; None = only reported.
+        at_least: whether more is better.
+    """
+    met = None if target is None else (value >= target if at_least else value <= target)
+    return {"row": name, "work": work, "value": value, "target": target, "unit": unit, "at_least": at_least, "met": met}
