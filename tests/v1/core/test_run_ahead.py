@@ -225,3 +225,17 @@ def test_nothing_is_lost_when_the_step_ahead_fails(make_run):
     assert not core.has_unfinished_requests()
     assert core.scheduler.kv.pool.num_free == core.scheduler.kv.pool.num_blocks
     np.testing.assert_equal(len(worker.flying), core._in_flight is not None)
+
+
+def test_content_of_an_aborted_request_whose_step_failed_is_not_found(make_run):
+    core, worker = make_run()
+    core.scheduler.add_request(make_request("r1", [1, 2], max_tokens=40))
+    core.step()
+    prompt = [3] * (2 * BLOCK_SIZE + 1)
+    core.scheduler.add_request(make_request("r2", prompt, max_tokens=4))
+    worker.lose_next = True
+    core.step()
+    core.abort_requests(["r2"])
+    with pytest.raises(Fault):
+        core.step()
+    assert not core.scheduler.kv.find_prefix(make_request("r3", prompt)).blocks

@@ -161,6 +161,11 @@ class BlockPool:
             self._blank.append(block_id)
         return content_hash
 
+    def forget_idle(self) -> None:
+        """Forget the content of blocks that nobody owns."""
+        for block_id in list(self._reusable):
+            self.unregister(block_id)
+
     def reset(self) -> bool:
         """Forget all content; False, and nothing done, while any block is owned."""
         if self.num_free != self.num_blocks:

@@ -77,4 +77,8 @@ def land(scheduler: Scheduler, step: StepInFlight, output: ModelRunnerOutput) ->
 
 def lose(scheduler: Scheduler, step: StepInFlight) -> None:
     """The step failed."""
-    scheduler.discard_step(step.scheduled, step.stale_ids(scheduler))
+    stale = step.stale_ids(scheduler)
+    scheduler.discard_step(step.scheduled, stale)
+    if stale:
+        # Those have given their blocks back already, and what the step was to write into them may not be there.
+        scheduler.kv.pool.forget_idle()
