@@ -12,6 +12,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.ops.embedding import embedding
+from vllm.ops.packed_linear import PackedLinear
 
 
 class Embedding(nn.Module):
@@ -87,6 +88,12 @@ class ParallelLMHead(nn.Module):
         """[L, H] -> [L, V_rank], in float32 where the kernel can: rounding would make ties that are not the
         model's."""
         return self.method.apply(hidden, self.packed, float_out=True)
+
+    @property
+    def plain_weight(self) -> Tensor | None:
+        """The weight [V, H] where this rank has all of it, as the checkpoint has it; else None."""
+        is_plain = isinstance(self.packed, PackedLinear) and self.packed.layout == "plain"
+        return self.packed.weight if is_plain and self.group.world_size == 1 else None
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Where the checkpoint's `weight` goes, unless it is an embedding's."""
