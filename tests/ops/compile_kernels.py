@@ -25,6 +25,7 @@ from vllm.ops.count_above import count_above
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.kv_cache import kv_rows_shape, reshape_and_cache_
+from vllm.ops.linear_readings import linear_readings
 from vllm.ops.paged_attention import paged_attention
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_embedding_
@@ -64,10 +65,13 @@ def _calls(capability: int) -> Iterator[Callable[[], Any]]:
         yield lambda x=logits: count_above(x, torch.empty(4, 20), _int32(4))
         x, weight = torch.empty(8, 4096, dtype=dtype), torch.empty(4096, dtype=dtype)
         yield lambda x=x, weight=weight: fused_add_rms_norm_(x, x.clone(), weight, 1e-5)
+    hidden, head = torch.empty(300, 1024, dtype=torch.bfloat16), torch.empty(49152, 1024, dtype=torch.bfloat16)
+    yield lambda: linear_readings(hidden, head, _int32(300, 5))
     # An odd vocabulary: rows that are not aligned.
     logits = torch.empty(4, 50257, dtype=torch.bfloat16)
-    yield lambda: token_readings(logits, _int32(4, 1))
-    yield lambda: token_readings(logits, _int32(4, 1), entropy=True)
+    yield lambda: token_readings(logits, _int32(4, 0))
+    yield lambda: token_readings(logits, _int32(4, 100))
+    yield lambda: token_readings(logits, _int32(4, 100), entropy=True)
     yield lambda: count_above(logits, torch.empty(4, 1))
     yield lambda: topk(logits, 20)
     yield lambda: rms_norm(x, weight, 1e-5)
