@@ -24,10 +24,11 @@ from vllm.ops._dispatch import force
 from vllm.ops.count_above import count_above
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gumbel_sample import gumbel_sample
-from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
+from vllm.ops.kv_cache import kv_rows_shape, reshape_and_cache_
 from vllm.ops.paged_attention import paged_attention
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_embedding_
+from vllm.ops.rotary_and_cache import rotary_and_cache_
 from vllm.ops.silu_and_mul import silu_and_mul
 from vllm.ops.token_readings import token_readings
 from vllm.ops.topk import topk
@@ -83,12 +84,15 @@ def _calls() -> Iterator[Callable[[], Any]]:
 def _attention_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> Iterator[Callable[[], Any]]:
     qkv = torch.empty(8, heads + 2 * kv_heads, head_dim, dtype=dtype)
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
-    caches = [torch.empty(kv_cache_shape(4, 16, kv_heads, head_dim), dtype=dtype) for _ in range(2)]
+    caches = [torch.empty(kv_rows_shape(64, 16, kv_heads, head_dim), dtype=dtype) for _ in range(2)]
     positions = torch.zeros(8, dtype=torch.int64)
-    yield lambda: paged_attention(q, *caches, _int32(2, 4), _int32(3), _int32(2), 0.125)
+    # Contexts that may be split, and requests of several queries.
+    yield lambda: paged_attention(q, *caches, _int32(2, 64), _int32(3), _int32(2), 0.125)
     if dtype == torch.bfloat16:
-        yield lambda: rotary_embedding_(positions, q, k, torch.empty(64, head_dim))
+        table = torch.empty(64, head_dim)
+        yield lambda: rotary_embedding_(positions, q, k, table)
         yield lambda: reshape_and_cache_(k, v, *caches, positions)
+        yield lambda: rotary_and_cache_(positions, q, k, v, table, *caches, positions)
 
 
 def _compile(capability: int) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from twins import DTYPES, run, twins
 
-from vllm.ops.kv_cache import cache_views, kv_cache_shape, reshape_and_cache_
+from vllm.ops.kv_cache import cache_rows, kv_cache_shape, reshape_and_cache_
 
 NUM_BLOCKS = 6
 
@@ -34,12 +34,12 @@ def test_writes_slots(
     slots = torch.randperm(NUM_BLOCKS * block_size)[:tokens].to(slots_dtype)
     slots[1::3] = -1
     run(twin, reshape_and_cache_, k, v, *caches, slots)
-    keys, values = cache_views(*caches, head_dim)
+    keys, values = cache_rows(*caches, head_dim)
     expected_keys, expected_values = torch.full_like(keys, 777.0), torch.full_like(values, 777.0)
     for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
             block, offset = divmod(slot, block_size)
-            expected_keys[block, :, :, offset] = k[token]
+            expected_keys[block, :, offset] = k[token]
             expected_values[block, :, offset] = v[token]
     assert torch.equal(keys, expected_keys)
     assert torch.equal(values, expected_values)

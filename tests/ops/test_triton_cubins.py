@@ -25,7 +25,10 @@ KERNELS = sorted(
         "_silu_and_mul_kernel",
         "_rotary_kernel",
         "_write_cache_kernel",
-        "_paged_attention_kernel",
+        "_rotary_and_cache_kernel",
+        "_decode_kernel",
+        "_merge_splits_kernel",
+        "_prefill_kernel",
     }
 )
 

@@ -1,10 +1,14 @@
-"""The paged key/value cache: its layout, and the writing of new tokens.
+"""The paged key/value cache: its layouts, and the writing of new tokens.
 
-A cache is [num_blocks, num_kv_heads, block_size * head_dim]: one cell a (block, head). In the key cache a
-cell is [head_dim, block_size], in the value cache [block_size, head_dim]. So attention reads both along
-memory: scores of neighbouring tokens come from one vector of keys for each dimension, with no reduction
-across lanes, and outputs from one vector of dimensions for each token. A slot is block * block_size + offset
-in the block.
+A slot is block * block_size + offset in the block. There are two layouts, and every operation takes both:
+
+- Cells, what the CPU's kernels are fast with: [num_blocks, num_kv_heads, block_size * head_dim], one cell a (block,
+  head). In the key cache a cell is [head_dim, block_size], in the value cache [block_size, head_dim]. So attention
+  reads both along memory: scores of neighbouring tokens come from one vector of keys for each dimension, with no
+  reduction across lanes, and outputs from one vector of dimensions for each token.
+- Rows, what a GPU loads in whole lines: [num_blocks, num_kv_heads, block_size, head_dim], keys and values alike. Only
+  the last dimension has to be contiguous, so a cache made as [num_blocks, block_size, num_kv_heads, head_dim] is one
+  too, with its middle dimensions exchanged.
 """
 
 from __future__ import annotations
@@ -16,8 +20,13 @@ from vllm.ops._dispatch import implementation
 
 
 def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, int, int]:
-    """Shape of a layer's key cache, and of its value cache."""
+    """Shape of a layer's key cache, and of its value cache, in cells."""
     return (num_blocks, num_kv_heads, block_size * head_dim)
+
+
+def kv_rows_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, int, int, int]:
+    """Shape of a layer's key cache, and of its value cache, in rows."""
+    return (num_blocks, num_kv_heads, block_size, head_dim)
 
 
 def reshape_and_cache_(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -25,27 +34,29 @@ def reshape_and_cache_(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, s
 
     Args:
         k, v: [T, Hkv, D], of the caches' dtype; may be views whose last dimension is contiguous.
-        k_cache, v_cache: contiguous, of `kv_cache_shape`.
+        k_cache, v_cache: contiguous and of `kv_cache_shape`, or of `kv_rows_shape` (not in C++).
         slot_mapping: int32 or int64 [T], distinct; a negative slot is skipped.
     """
     which = implementation(k)
     if which == "cpp":
         torch.ops.vllm_cpu.reshape_and_cache_(k, v, k_cache, v_cache, slot_mapping)
         return
+    keys, values = cache_rows(k_cache, v_cache, k.shape[-1])
     if which == "triton":
         from vllm.ops.triton import kv_cache as kernels
 
-        kernels.reshape_and_cache_(k, v, k_cache, v_cache, slot_mapping)
+        kernels.reshape_and_cache_(k, v, keys, values, slot_mapping)
         return
-    keys, values = cache_views(k_cache, v_cache, k.shape[-1])
     kept = slot_mapping >= 0
     slots = slot_mapping[kept].long()
-    block_size = keys.shape[-1]
+    block_size = keys.shape[2]
     blocks, offsets = slots // block_size, slots % block_size
-    keys[blocks, :, :, offsets] = k[kept]
+    keys[blocks, :, offsets] = k[kept]
     values[blocks, :, offsets] = v[kept]
 
 
-def cache_views(k_cache: Tensor, v_cache: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """The caches with their cells unfolded: keys [N, Hkv, D, block_size], values [N, Hkv, block_size, D]."""
-    return k_cache.unflatten(-1, (head_dim, -1)), v_cache.unflatten(-1, (-1, head_dim))
+def cache_rows(k_cache: Tensor, v_cache: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Views of the caches as [num_blocks, num_kv_heads, block_size, head_dim], whatever their layout."""
+    if k_cache.dim() == 4:
+        return k_cache, v_cache
+    return k_cache.unflatten(-1, (head_dim, -1)).transpose(2, 3), v_cache.unflatten(-1, (-1, head_dim))

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vllm.ops._dispatch import implementation
-from vllm.ops.kv_cache import cache_views
+from vllm.ops.kv_cache import cache_rows
 
 
 def paged_attention(
@@ -19,23 +19,26 @@ def paged_attention(
     seq_lens: Tensor,
     scale: float,
     out: Tensor | None = None,
+    max_query_len: int | None = None,
 ) -> Tensor:
     """Attend. The queries of row r are the last tokens of its sequence, whose keys and values are all cached.
 
     Args:
         q: float32, bfloat16 or float16 [T, Hq, D]; may be a view whose last dimension is contiguous. Hq is a
             multiple of Hkv; query head h reads key head h // (Hq / Hkv).
-        k_cache, v_cache: contiguous, of `kv_cache_shape`, of q's dtype.
+        k_cache, v_cache: of q's dtype, contiguous and of `kv_cache_shape`, or of `kv_rows_shape` (not in C++).
         block_table: int32 [R, max_blocks]; the first ceil(seq_lens[r] / block_size) entries of row r are
-            read.
+            read. On CUDA max_blocks * block_size bounds seq_lens.
         query_start_loc: int32 [R + 1]; row r owns the tokens query_start_loc[r] to query_start_loc[r + 1]
             of q.
         seq_lens: int32 [R], tokens of each sequence, this step's included.
-        scale: factor on the scores.
+        scale: factor on the scores, positive.
         out: contiguous [T, Hq, D] of q's dtype to write into; allocated when None.
+        max_query_len: the most queries of a row, None = unknown; 1 spares CUDA the launch for longer ones.
 
     Returns:
-        [T, Hq, D], computed in float32. A row's values do not depend on the other rows of the batch.
+        [T, Hq, D], summed in float32. A row's values do not depend on the other rows of the batch. On CUDA nothing
+        waits for the device, and what is launched follows from shapes and max_query_len alone.
     """
     if out is None:
         out = q.new_empty(q.shape)
@@ -46,7 +49,10 @@ def paged_attention(
     if which == "triton":
         from vllm.ops.triton import paged_attention as kernels
 
-        return kernels.paged_attention(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, out)
+        keys, values = cache_rows(k_cache, v_cache, q.shape[-1])
+        return kernels.paged_attention(
+            q, keys, values, block_table, query_start_loc, seq_lens, scale, out, max_query_len
+        )
     return _reference(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, out)
 
 
@@ -60,8 +66,8 @@ def _reference(
     scale: float,
     out: Tensor,
 ) -> Tensor:
-    keys, values = cache_views(k_cache, v_cache, q.shape[-1])
-    block_size = keys.shape[-1]
+    keys, values = cache_rows(k_cache, v_cache, q.shape[-1])
+    block_size = keys.shape[2]
     starts = query_start_loc.tolist()
     for row, seq_len in enumerate(seq_lens.tolist()):
         start, end = starts[row], starts[row + 1]
@@ -69,7 +75,7 @@ def _reference(
             continue
         blocks = block_table[row, : -(-seq_len // block_size)]
         # [Hkv, tokens, D]
-        row_keys = keys[blocks].permute(1, 0, 3, 2).flatten(1, 2)[:, :seq_len].float()
+        row_keys = keys[blocks].transpose(0, 1).flatten(1, 2)[:, :seq_len].float()
         row_values = values[blocks].transpose(0, 1).flatten(1, 2)[:, :seq_len].float()
         mask = None
         if end - start > 1:

@@ -1,8 +1,6 @@
 """Triton twin of `reshape_and_cache_`: a program writes one token's keys and values for a few heads.
 
-A token's keys land block_size apart (see the layout in `vllm.ops.kv_cache`); neighbouring tokens of a step
-fill the gaps while the lines are in the L2 cache. Negative slots are skipped on the device: filtering them
-in the wrapper would wait for it.
+Negative slots are skipped on the device: filtering them in the wrapper would wait for it.
 """
 
 from __future__ import annotations
@@ -11,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_HEADS = 4
+_HEADS = 8
 
 
-def reshape_and_cache_(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Run the kernel. Arguments: `vllm.ops.kv_cache.reshape_and_cache_`."""
+def reshape_and_cache_(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
+    """Run the kernel. Arguments: `vllm.ops.kv_cache.reshape_and_cache_`, the caches as `cache_rows` views them."""
     tokens, num_heads, head_dim = k.shape
     if not tokens:
         return
@@ -26,14 +24,16 @@ def reshape_and_cache_(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, s
         v,
         v.stride(0),
         v.stride(1),
-        k_cache,
-        v_cache,
+        keys,
+        *keys.stride(),
+        values,
+        *values.stride()[:3],
         slot_mapping,
         num_heads,
-        head_dim,
-        BLOCK_SIZE=k_cache.shape[2] // head_dim,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=keys.shape[2],
         HEADS=_HEADS,
-        BLOCK=triton.next_power_of_2(head_dim),
+        DIMS=triton.next_power_of_2(head_dim),
     )
 
 
@@ -45,24 +45,32 @@ def _write_cache_kernel(
     v_ptr,  # [T, heads, D]
     v_token_stride,
     v_head_stride,
-    k_cache_ptr,  # [blocks, heads, D * BLOCK_SIZE]
-    v_cache_ptr,  # [blocks, heads, BLOCK_SIZE * D]
+    keys_ptr,  # [blocks, heads, BLOCK_SIZE, D]
+    keys_block_stride,
+    keys_head_stride,
+    keys_row_stride,
+    keys_dim_stride,
+    values_ptr,  # [blocks, heads, BLOCK_SIZE, D]
+    values_block_stride,
+    values_head_stride,
+    values_row_stride,
     slot_mapping_ptr,  # int [T]
     num_heads,
-    head_dim,
+    HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    DIMS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
     if slot >= 0:
+        block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
         head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
-        dim = tl.arange(0, BLOCK)[None, :]
-        mask = (head < num_heads) & (dim < head_dim)
-        cell = (slot // BLOCK_SIZE * num_heads + head) * (head_dim * BLOCK_SIZE)
-        offset = slot % BLOCK_SIZE
-        keys = tl.load(k_ptr + token * k_token_stride + head * k_head_stride + dim, mask=mask)
-        tl.store(k_cache_ptr + cell + dim * BLOCK_SIZE + offset, keys, mask=mask)
-        values = tl.load(v_ptr + token * v_token_stride + head * v_head_stride + dim, mask=mask)
-        tl.store(v_cache_ptr + cell + offset * head_dim + dim, values, mask=mask)
+        dim = tl.arange(0, DIMS)[None, :]
+        mask = (head < num_heads) & (dim < HEAD_DIM)
+        k = tl.load(k_ptr + token * k_token_stride + head * k_head_stride + dim, mask=mask)
+        key_ptr = keys_ptr + block * keys_block_stride + offset * keys_row_stride
+        tl.store(key_ptr + head * keys_head_stride + dim * keys_dim_stride, k, mask=mask)
+        v = tl.load(v_ptr + token * v_token_stride + head * v_head_stride + dim, mask=mask)
+        value_ptr = values_ptr + block * values_block_stride + offset * values_row_stride
+        tl.store(value_ptr + head * values_head_stride + dim, v, mask=mask)

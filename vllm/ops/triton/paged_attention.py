@@ -1,16 +1,28 @@
-"""Triton twin of `paged_attention`: online softmax over tiles of the paged cache, read once a program.
+"""Triton twin of `paged_attention`: online softmax over tiles of the paged cache.
 
-A program owns one key head and a tile of query rows: consecutive tokens of one request, each with all
-the query heads that share the key head, so grouped heads share the reads. Which tile it owns follows from
-its number: request r's tiles start at query_start_loc[r] // tokens + r, a bound the grid can be sized by
-without looking at the lengths on the device (programs beyond a request's last tile leave at once).
+Requests with one query are decoded: a program owns one key head of one request, with all the query heads that share
+it, and reads one split of the context at a time, or several one after the other where there are more requests than
+the device can run at once. What a split comes to is kept in float32, and a second kernel adds the splits up in their
+order. How a context is split follows from its own length alone.
 
-The tile's shape depends on the model alone, never on the batch, so a row's result does not either. Products
-run in the tensors' dtype (float32 without TF32) and are summed in float32. The kernel masks the ends of all
-tiles.
+Other requests are prefilled: a program owns one key head and a tile of rows: consecutive tokens of one request, each
+with all the query heads that share the key head. Which tile it owns follows from its number: request r's tiles start
+at query_start_loc[r] // tokens + r, a bound that the grid can be sized by without looking at the lengths on the
+device. Long tiles start first.
+
+Both read keys and values once a program. Tiles that every row sees in full have no mask; the masked ones come last.
+
+What holds of a row's bits: shapes depend on the model and the device alone, so they do not depend on the other
+requests of the batch. Nor do they depend on where a prompt was cut, but for pieces of one token, which are decoded.
+
+The grids depend on shapes alone: the number of requests, of tokens and of the block table's columns. Programs that
+have nothing to do leave at once. Products run in the tensors' dtype (float32 without TF32) and are summed in float32.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -19,146 +31,451 @@ from torch import Tensor
 
 _LOG2_E = 1.4426950408889634
 
+# Contexts are split from this length on: below it the second kernel costs more than is won.
+_SPLIT_TOKENS = 512
+# Splits of a long context times key heads: as many programs for one request as the largest devices have processors.
+_SPLITS_OF_ALL_HEADS = 128
+# Programs of a decode step: several times what a device holds at once, so that the last ones fill it well.
+_DECODE_PROGRAMS = 4096
+# Splits added up at once.
+_MERGED_SPLITS = 8
+
+
+class _Tile(NamedTuple):
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
 
 def paged_attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    keys: Tensor,
+    values: Tensor,
     block_table: Tensor,
     query_start_loc: Tensor,
     seq_lens: Tensor,
     scale: float,
     out: Tensor,
+    max_query_len: int | None,
 ) -> Tensor:
-    """Run the kernel. Arguments and result: `vllm.ops.paged_attention.paged_attention`."""
-    tokens, num_heads, head_dim = q.shape
-    num_kv_heads = k_cache.shape[1]
-    requests = len(seq_lens)
-    if not tokens or not requests:
+    """Run the kernels. Arguments and result: `vllm.ops.paged_attention.paged_attention`, the caches as `cache_rows`
+    views them."""
+    if not q.shape[0] or not len(seq_lens):
         return out
-    group = num_heads // num_kv_heads
-    dims = max(16, triton.next_power_of_2(head_dim))
-    rows, keys, num_warps = _tile(dims, q.element_size())
-    rows = max(rows, triton.next_power_of_2(group))
-    _paged_attention_kernel[(tokens // (rows // group) + requests, num_kv_heads)](
+    inputs = (
         q,
         q.stride(0),
         q.stride(1),
-        k_cache,
-        v_cache,
+        keys,
+        *keys.stride(),
+        values,
+        *values.stride()[:3],
         block_table,
         block_table.stride(0),
         query_start_loc,
         seq_lens,
-        requests,
         scale * _LOG2_E,
         out,
-        head_dim,
-        GROUP=group,
-        BLOCK_SIZE=k_cache.shape[2] // head_dim,
-        ROWS=rows,
-        # The interpreter computes with NumPy, which has no bfloat16.
-        WIDEN=triton.knobs.runtime.interpret and q.dtype == torch.bfloat16,
-        KEYS=keys,
-        DIMS=dims,
-        num_warps=num_warps,
-        num_stages=2,
     )
+    head_dim = q.shape[2]
+    shapes = {
+        "HEAD_DIM": head_dim,
+        "GROUP": q.shape[1] // keys.shape[1],
+        "BLOCK_SIZE": keys.shape[2],
+        "DIMS": max(16, triton.next_power_of_2(head_dim)),
+        # The interpreter computes with NumPy, which has no bfloat16.
+        "WIDEN": triton.knobs.runtime.interpret and q.dtype == torch.bfloat16,
+    }
+    _decode(inputs, shapes)
+    if max_query_len != 1:
+        _prefill(inputs, shapes)
     return out
 
 
-def _tile(dims: int, element_size: int) -> tuple[int, int, int]:
-    """Query rows, keys and warps: as many as spill no register. float32 is multiplied without tensor cores,
-    which takes more registers."""
+def _decode(inputs: tuple, shapes: dict[str, int]) -> None:
+    q, keys, block_table, out = inputs[0], inputs[3], inputs[12], inputs[-1]
+    requests, num_heads, kv_heads = len(block_table), q.shape[1], keys.shape[1]
+    tile = _decode_tile(shapes["DIMS"], q.element_size(), shapes["GROUP"])
+    max_splits = max(1, min(64, _SPLITS_OF_ALL_HEADS // kv_heads))
+    longest = block_table.shape[1] * shapes["BLOCK_SIZE"]
+    splits = max(1, min(max_splits, triton.cdiv(longest, _SPLIT_TOKENS)))
+    programs = min(splits, triton.cdiv(_DECODE_PROGRAMS, requests * kv_heads))
+    scratch = (requests, splits, num_heads) if splits > 1 else (0, 0, 0)
+    sums = torch.empty((*scratch, shapes["HEAD_DIM"]), dtype=torch.float32, device=q.device)
+    highest, total = torch.empty((2, *scratch), dtype=torch.float32, device=q.device)
+    common = {"MAX_SPLITS": max_splits, "SPLIT_TOKENS": _SPLIT_TOKENS, "KEYS": tile.keys}
+    _decode_kernel[(kv_heads, requests, programs)](
+        *inputs,
+        sums,
+        highest,
+        total,
+        splits,
+        **shapes,
+        **common,
+        ROWS=tile.rows,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    if splits > 1:
+        _merge_splits_kernel[(num_heads, requests)](
+            sums,
+            highest,
+            total,
+            splits,
+            inputs[14],
+            inputs[15],
+            out,
+            HEAD_DIM=shapes["HEAD_DIM"],
+            DIMS=shapes["DIMS"],
+            **common,
+            ALL_SPLITS=triton.next_power_of_2(max_splits),
+            SPLITS=_MERGED_SPLITS,
+        )
+
+
+def _prefill(inputs: tuple, shapes: dict[str, int]) -> None:
+    q, keys, block_table = inputs[0], inputs[3], inputs[12]
+    requests, group = len(block_table), shapes["GROUP"]
+    tile = _prefill_tile(shapes["DIMS"], q.element_size(), _shared_kib(q.device))
+    rows = max(tile.rows, triton.next_power_of_2(group))
+    _prefill_kernel[(keys.shape[1], q.shape[0] // (rows // group) + requests)](
+        *inputs,
+        requests,
+        **shapes,
+        ROWS=rows,
+        KEYS=tile.keys,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
+def _decode_tile(dims: int, element_size: int, group: int) -> _Tile:
+    """Few rows; keys and values of 16 KiB each a tile, in three stages, which two programs on a processor can have."""
+    rows = max(16, triton.next_power_of_2(group))
     if element_size == 2:
-        return 32, 64 if dims <= 128 else 32, 4 if dims <= 64 else 8
+        return _Tile(rows, max(16, min(128, 8192 // dims)), 4, 3)
+    return _Tile(rows, max(16, min(64, 4096 // dims)), 4, 2)
+
+
+def _prefill_tile(dims: int, element_size: int, shared_kib: int) -> _Tile:
+    """As many rows as spill no register. float32 is multiplied without tensor cores, which takes more registers."""
+    if element_size == 2:
+        if dims <= 64:
+            return _Tile(128, 64, 4, 3)
+        if dims <= 128:
+            return _Tile(128, 64, 8, 3 if shared_kib > 160 else 2)
+        return _Tile(64, 32, 8, 2)
     if dims <= 64:
-        return 32, 16, 4
-    return 16, 32 if dims <= 128 else 16, 8
+        return _Tile(32, 16, 4, 2)
+    return _Tile(16, 32 if dims <= 128 else 16, 8, 2)
 
 
-@triton.jit(do_not_specialize=["requests"])
-def _paged_attention_kernel(
+@lru_cache(maxsize=8)
+def _shared_kib(device: torch.device) -> int:
+    """Shared memory that a program can have."""
+    if triton.knobs.runtime.interpret:
+        return 99
+    capability = triton.runtime.driver.active.get_current_target().arch
+    return {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}.get(capability, 99)
+
+
+@triton.jit(do_not_specialize=["table_stride", "splits"])
+def _decode_kernel(
     q_ptr,  # [T, kv_heads * GROUP, D]
     q_token_stride,
     q_head_stride,
-    k_cache_ptr,  # [blocks, kv_heads, D * BLOCK_SIZE]
-    v_cache_ptr,  # [blocks, kv_heads, BLOCK_SIZE * D]
+    keys_ptr,  # [blocks, kv_heads, BLOCK_SIZE, D]
+    keys_block_stride,
+    keys_head_stride,
+    keys_row_stride,
+    keys_dim_stride,
+    values_ptr,  # [blocks, kv_heads, BLOCK_SIZE, D]
+    values_block_stride,
+    values_head_stride,
+    values_row_stride,
     block_table_ptr,  # int32 [R, table_stride]
     table_stride,
     query_start_loc_ptr,  # int32 [R + 1]
     seq_lens_ptr,  # int32 [R]
-    requests,
     scale,  # of the scores, for exponents of 2
     out_ptr,  # [T, kv_heads * GROUP, D]
-    head_dim,
+    sums_ptr,  # float32 [R, splits, kv_heads * GROUP, D], written for contexts of several splits
+    highest_ptr,  # float32 [R, splits, kv_heads * GROUP], likewise
+    total_ptr,  # float32 [R, splits, kv_heads * GROUP], likewise
+    splits,
+    HEAD_DIM: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    DIMS: tl.constexpr,
+    WIDEN: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr,
+    KEYS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    kv_head = tl.program_id(0)
+    request = tl.program_id(1).to(tl.int64)
+    num_heads = tl.num_programs(0) * GROUP
+    token = tl.load(query_start_loc_ptr + request).to(tl.int64)
+    if tl.load(query_start_loc_ptr + request + 1) - token != 1:
+        return
+    seq_len = tl.load(seq_lens_ptr + request)
+    split_len = _split_len(seq_len, MAX_SPLITS, SPLIT_TOKENS, KEYS)
+    num_splits = tl.cdiv(seq_len, split_len)
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, DIMS)
+    head = kv_head * GROUP + row
+    mask = (row < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    q = tl.load(q_ptr + token * q_token_stride + head[:, None] * q_head_stride + dim[None, :], mask=mask, other=0.0)
+    if WIDEN:
+        q = q.to(tl.float32)
+    last_key = tl.zeros([ROWS], dtype=tl.int32) + (seq_len - 1)
+    for split in range(tl.program_id(2), num_splits, tl.num_programs(2)):
+        first = split * split_len
+        end = tl.minimum(seq_len, first + split_len)
+        whole = first + (end - first) // KEYS * KEYS
+        highest = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], dtype=tl.float32)
+        sums = tl.zeros([ROWS, DIMS], dtype=tl.float32)
+        for MASKED in tl.static_range(2):
+            highest, total, sums = _attend(
+                q,
+                highest,
+                total,
+                sums,
+                whole if MASKED else first,
+                end if MASKED else whole,
+                last_key,
+                block_table_ptr + request * table_stride,
+                keys_ptr + kv_head * keys_head_stride,
+                keys_block_stride,
+                keys_row_stride,
+                keys_dim_stride,
+                values_ptr + kv_head * values_head_stride,
+                values_block_stride,
+                values_row_stride,
+                scale,
+                HEAD_DIM,
+                BLOCK_SIZE,
+                DIMS,
+                WIDEN,
+                KEYS,
+                MASKED,
+            )
+        if num_splits == 1:
+            at = out_ptr + (token * num_heads + head[:, None]) * HEAD_DIM + dim[None, :]
+            tl.store(at, (sums / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
+        else:
+            cell = (request * splits + split) * num_heads + head
+            tl.store(sums_ptr + cell[:, None] * HEAD_DIM + dim[None, :], sums, mask=mask)
+            tl.store(highest_ptr + cell, highest, mask=row < GROUP)
+            tl.store(total_ptr + cell, total, mask=row < GROUP)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def _merge_splits_kernel(
+    sums_ptr,  # float32 [R, splits, heads, D]
+    highest_ptr,  # float32 [R, splits, heads]
+    total_ptr,  # float32 [R, splits, heads]
+    splits,
+    query_start_loc_ptr,  # int32 [R + 1]
+    seq_lens_ptr,  # int32 [R]
+    out_ptr,  # [T, heads, D]
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr,
+    KEYS: tl.constexpr,
+    ALL_SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    head = tl.program_id(0)
+    num_heads = tl.num_programs(0)
+    request = tl.program_id(1).to(tl.int64)
+    token = tl.load(query_start_loc_ptr + request).to(tl.int64)
+    if tl.load(query_start_loc_ptr + request + 1) - token != 1:
+        return
+    seq_len = tl.load(seq_lens_ptr + request)
+    num_splits = tl.cdiv(seq_len, _split_len(seq_len, MAX_SPLITS, SPLIT_TOKENS, KEYS))
+    if num_splits == 1:
+        return
+    first_cell = request * splits * num_heads + head
+    every = tl.arange(0, ALL_SPLITS)
+    highest = tl.load(highest_ptr + first_cell + every * num_heads, mask=every < num_splits, other=float("-inf"))
+    highest = tl.max(highest, axis=0)
+    dim = tl.arange(0, DIMS)
+    total = 0.0
+    sums = tl.zeros([DIMS], dtype=tl.float32)
+    for first in range(0, num_splits, SPLITS):
+        split = first + tl.arange(0, SPLITS)
+        inside = split < num_splits
+        cell = first_cell + split * num_heads
+        weights = tl.exp2(tl.load(highest_ptr + cell, mask=inside, other=float("-inf")) - highest)
+        total += tl.sum(tl.load(total_ptr + cell, mask=inside, other=0.0) * weights, axis=0)
+        part = tl.load(
+            sums_ptr + cell[:, None] * HEAD_DIM + dim[None, :],
+            mask=inside[:, None] & (dim < HEAD_DIM)[None, :],
+            other=0.0,
+        )
+        sums += tl.sum(part * weights[:, None], axis=0)
+    at = out_ptr + (token * num_heads + head) * HEAD_DIM + dim
+    tl.store(at, (sums / total).to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
+
+
+@triton.jit(do_not_specialize=["table_stride", "requests"])
+def _prefill_kernel(
+    q_ptr,  # [T, kv_heads * GROUP, D]
+    q_token_stride,
+    q_head_stride,
+    keys_ptr,  # [blocks, kv_heads, BLOCK_SIZE, D]
+    keys_block_stride,
+    keys_head_stride,
+    keys_row_stride,
+    keys_dim_stride,
+    values_ptr,  # [blocks, kv_heads, BLOCK_SIZE, D]
+    values_block_stride,
+    values_head_stride,
+    values_row_stride,
+    block_table_ptr,  # int32 [R, table_stride]
+    table_stride,
+    query_start_loc_ptr,  # int32 [R + 1]
+    seq_lens_ptr,  # int32 [R]
+    scale,  # of the scores, for exponents of 2
+    out_ptr,  # [T, kv_heads * GROUP, D]
+    requests,
+    HEAD_DIM: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DIMS: tl.constexpr,
     WIDEN: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    DIMS: tl.constexpr,
 ):
     TOKENS: tl.constexpr = ROWS // GROUP
-    kv_head = tl.program_id(1)
-    kv_heads = tl.num_programs(1)
-    request = _request_of_tile(tl.program_id(0), query_start_loc_ptr, requests, TOKENS)
+    kv_head = tl.program_id(0)
+    num_heads = tl.num_programs(0) * GROUP
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    request = _request_of_tile(tile, query_start_loc_ptr, requests, TOKENS)
     first_token = tl.load(query_start_loc_ptr + request)
     num_tokens = tl.load(query_start_loc_ptr + request + 1) - first_token
-    first_query = (tl.program_id(0) - (first_token // TOKENS + request)) * TOKENS
-    if first_query >= num_tokens:
+    first_query = (tile - (first_token // TOKENS + request)) * TOKENS
+    if (num_tokens == 1) | (first_query >= num_tokens):
         return
     seq_len = tl.load(seq_lens_ptr + request)
     row = tl.arange(0, ROWS)
+    dim = tl.arange(0, DIMS)
     query = first_query + row // GROUP
     head = kv_head * GROUP + row % GROUP
-    dim = tl.arange(0, DIMS)
     # Rows past the last whole token of a tile belong to the next tile.
-    mask = ((row < TOKENS * GROUP) & (query < num_tokens))[:, None] & (dim < head_dim)[None, :]
+    mask = ((row < TOKENS * GROUP) & (query < num_tokens))[:, None] & (dim < HEAD_DIM)[None, :]
     token = (first_token + query).to(tl.int64)
     q = tl.load(q_ptr + (token * q_token_stride + head * q_head_stride)[:, None] + dim[None, :], mask=mask, other=0.0)
     if WIDEN:
         q = q.to(tl.float32)
-    position = seq_len - num_tokens + query
+    last_key = seq_len - num_tokens + query
+    whole = (seq_len - num_tokens + first_query + 1) // KEYS * KEYS
     end = tl.minimum(seq_len, seq_len - num_tokens + first_query + TOKENS)
-    table_row_ptr = block_table_ptr + request.to(tl.int64) * table_stride
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], dtype=tl.float32)
     sums = tl.zeros([ROWS, DIMS], dtype=tl.float32)
-    for first_key in range(0, end, KEYS):
+    for MASKED in tl.static_range(2):
+        highest, total, sums = _attend(
+            q,
+            highest,
+            total,
+            sums,
+            whole if MASKED else 0,
+            end if MASKED else whole,
+            last_key,
+            block_table_ptr + request.to(tl.int64) * table_stride,
+            keys_ptr + kv_head * keys_head_stride,
+            keys_block_stride,
+            keys_row_stride,
+            keys_dim_stride,
+            values_ptr + kv_head * values_head_stride,
+            values_block_stride,
+            values_row_stride,
+            scale,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            DIMS,
+            WIDEN,
+            KEYS,
+            MASKED,
+        )
+    at = out_ptr + ((token * num_heads + head) * HEAD_DIM)[:, None] + dim[None, :]
+    tl.store(at, (sums / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _attend(
+    q,  # [ROWS, DIMS]
+    highest,  # float32 [ROWS], of the scaled scores so far
+    total,  # float32 [ROWS]
+    sums,  # float32 [ROWS, DIMS]
+    first,  # key to start at
+    end,  # and to stop before
+    last_key,  # int32 [ROWS], the last one that a row sees, looked at if MASKED
+    table_row_ptr,  # int32 [blocks of the request]
+    keys_ptr,  # one head's
+    keys_block_stride,
+    keys_row_stride,
+    keys_dim_stride,
+    values_ptr,  # one head's
+    values_block_stride,
+    values_row_stride,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DIMS: tl.constexpr,
+    WIDEN: tl.constexpr,
+    KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Take the keys in [first, end) in. Without a mask every row must see all of them, in whole tiles; with it, every
+    row must see one of the first tile or of those before."""
+    dim = tl.arange(0, DIMS)
+    for first_key in range(first, end, KEYS):
         key = first_key + tl.arange(0, KEYS)
         inside = key < end
-        block = tl.load(table_row_ptr + key // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        cell = (block * kv_heads + kv_head) * (head_dim * BLOCK_SIZE)
+        block = tl.load(table_row_ptr + key // BLOCK_SIZE, mask=inside if MASKED else None, other=0 if MASKED else None)
+        block = block.to(tl.int64)
         offset = key % BLOCK_SIZE
-        keys = tl.load(
-            k_cache_ptr + (cell + offset)[None, :] + dim[:, None] * BLOCK_SIZE,
-            mask=inside[None, :] & (dim < head_dim)[:, None],
-            other=0.0,
-        )
-        values = tl.load(
-            v_cache_ptr + (cell + offset * head_dim)[:, None] + dim[None, :],
-            mask=inside[:, None] & (dim < head_dim)[None, :],
-            other=0.0,
-        )
+        key_ptrs = (keys_ptr + block * keys_block_stride + offset * keys_row_stride)[:, None]
+        value_ptrs = (values_ptr + block * values_block_stride + offset * values_row_stride)[:, None]
+        key_ptrs += dim[None, :] * keys_dim_stride
+        value_ptrs += dim[None, :]
+        if MASKED or DIMS > HEAD_DIM:
+            mask = (dim < HEAD_DIM)[None, :]
+            if MASKED:
+                mask = mask & inside[:, None]
+            keys = tl.load(key_ptrs, mask=mask, other=0.0)
+            values = tl.load(value_ptrs, mask=mask, other=0.0)
+        else:
+            keys = tl.load(key_ptrs)
+            values = tl.load(value_ptrs)
         if WIDEN:
             keys = keys.to(tl.float32)
             values = values.to(tl.float32)
-        scores = tl.dot(q, keys, input_precision="ieee") * scale
-        # Key 0 is seen by every row, so no row's maximum stays -inf.
-        scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, axis=1))
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+        if MASKED:
+            scores = tl.where(key[None, :] <= last_key[:, None], scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, axis=1) * scale)
         shrink = tl.exp2(highest - higher)
-        weights = tl.exp2(scores - higher[:, None])
+        # One rounding whether there is a mask or not: a row's bits do not depend on its place in a tile.
+        weights = tl.exp2(tl.fma(scores, scale, -higher[:, None]))
         total = total * shrink + tl.sum(weights, axis=1)
         sums = tl.dot(weights.to(values.dtype), values, sums * shrink[:, None], input_precision="ieee")
         highest = higher
-    attended = sums / total[:, None]
-    tl.store(
-        out_ptr + ((token * kv_heads * GROUP + head) * head_dim)[:, None] + dim[None, :],
-        attended.to(out_ptr.dtype.element_ty),
-        mask=mask,
-    )
+    return highest, total, sums
+
+
+@triton.jit
+def _split_len(seq_len, MAX_SPLITS: tl.constexpr, SPLIT_TOKENS: tl.constexpr, KEYS: tl.constexpr):
+    """Tokens of each split of a context, the last one aside: whole tiles, and at most MAX_SPLITS splits."""
+    num_splits = tl.minimum(MAX_SPLITS, tl.cdiv(seq_len, SPLIT_TOKENS))
+    return tl.cdiv(tl.cdiv(seq_len, num_splits), KEYS) * KEYS
 
 
 @triton.jit

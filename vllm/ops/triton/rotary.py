@@ -64,18 +64,22 @@ def _rotary_kernel(
     sin = tl.load(at + half, mask=angle < half, other=0.0)
     if part < q_programs:
         head = part * HEADS + tl.arange(0, HEADS)
-        _rotate(q_ptr + token * q_token_stride, head, q_head_stride, q_heads, angle, half, cos, sin)
+        rotate_heads(q_ptr + token * q_token_stride, head, q_head_stride, q_heads, angle, half, cos, sin)
     else:
         head = (part - q_programs) * HEADS + tl.arange(0, HEADS)
-        _rotate(k_ptr + token * k_token_stride, head, k_head_stride, k_heads, angle, half, cos, sin)
+        rotate_heads(k_ptr + token * k_token_stride, head, k_head_stride, k_heads, angle, half, cos, sin)
 
 
 @triton.jit
-def _rotate(token_ptr, head, head_stride, num_heads, angle, half, cos, sin):
+def rotate_heads(token_ptr, head, head_stride, num_heads, angle, half, cos, sin):
+    """Rotate one token's heads in place; returns their first and second halves as stored."""
     mask = (head < num_heads)[:, None] & (angle < half)[None, :]
     at = token_ptr + head[:, None] * head_stride + angle[None, :]
     first = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(at + half, mask=mask, other=0.0).to(tl.float32)
     dtype: tl.constexpr = token_ptr.dtype.element_ty
-    tl.store(at, (first * cos[None, :] - second * sin[None, :]).to(dtype), mask=mask)
-    tl.store(at + half, (second * cos[None, :] + first * sin[None, :]).to(dtype), mask=mask)
+    rotated_first = (first * cos[None, :] - second * sin[None, :]).to(dtype)
+    rotated_second = (second * cos[None, :] + first * sin[None, :]).to(dtype)
+    tl.store(at, rotated_first, mask=mask)
+    tl.store(at + half, rotated_second, mask=mask)
+    return rotated_first, rotated_second
