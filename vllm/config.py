@@ -14,6 +14,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = (None, "gguf", "int8")
 EXECUTOR_BACKENDS = ("uni", "mp", "ray")
 POLICIES = ("fcfs", "priority")
+ATTENTION_BACKENDS = ("auto", "paged", "varlen", "flashinfer")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class ModelConfig:
         path: the local folder that holds config.json and the weights (a GGUF file's converted copy).
         tokenizer: folder of the tokenizer.
         dtype: "float32", "bfloat16" or "float16": weights and activations; logits are read in float32.
+        attention_backend: "paged" (our kernels), "varlen" (FlashAttention by way of torch), "flashinfer" or "auto".
         quantization: "int8" multiplies with 8-bit weights (docs/quantization.md); None and "gguf" as `dtype` says.
         max_model_len: longest prompt plus output, in tokens.
         max_logprobs: cap on `logprobs`; -1 = the vocabulary.
@@ -51,11 +53,13 @@ class ModelConfig:
     enforce_eager: bool = False
     quantization: str | None = None
     logits_processors: tuple[type, ...] = ()
+    attention_backend: str = "auto"
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         _one_of("tokenizer_mode", self.tokenizer_mode, ("auto", "slow"))
+        _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         _at_least("max_model_len", self.max_model_len, 1)
         _at_least("max_logprobs", self.max_logprobs, -1)
         _at_least("max_logprob_token_ids", self.max_logprob_token_ids, -1)

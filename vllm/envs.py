@@ -84,6 +84,15 @@ def cpu_gemm() -> str | None:
     return _one_of("VLLM_CPU_GEMM", ("panels", "halves", "onednn"))
 
 
+def attention_backend(backends: tuple[str, ...]) -> str | None:
+    """VLLM_ATTENTION_BACKEND: which of `backends` attends where `attention_backend` is "auto"; None when unset.
+
+    Raises:
+        ValueError: not one of them.
+    """
+    return _one_of("VLLM_ATTENTION_BACKEND", backends)
+
+
 def _positive(name: str, unit: str) -> float | None:
     text = os.environ.get(name)
     if not text:

@@ -7,10 +7,11 @@ import os
 import types
 import typing
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vllm import envs
 from vllm.config import (
+    ATTENTION_BACKENDS,
     QUANTIZATIONS,
     CacheConfig,
     DeviceConfig,
@@ -21,6 +22,9 @@ from vllm.config import (
 )
 from vllm.logger import init_logger, warn_once
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
+
+if TYPE_CHECKING:
+    from vllm.model_executor.model_loader import ResolvedModel
 
 logger = init_logger(__name__)
 
@@ -59,6 +63,11 @@ class EngineArgs:
     swap_space: float = _arg(4.0, "GiB of host memory for evicted blocks; not used on CPU")
     enforce_eager: bool = _arg(
         False, "never replay a recorded step: every module is called at every step, and so are its hooks"
+    )
+    attention_backend: Literal["auto", "paged", "varlen", "flashinfer"] = _arg(
+        "auto",
+        "paged: our own kernels; varlen: FlashAttention by way of torch; flashinfer: that package; auto: varlen where "
+        "it serves, else paged",
     )
     max_context_len_to_capture: int | None = _arg(None, "accepted for older callers; has no effect")
     max_seq_len_to_capture: int | None = _arg(None, "accepted for older callers; has no effect")
@@ -131,6 +140,7 @@ class EngineArgs:
             enforce_eager=self.enforce_eager,
             quantization=self.quantization,
             logits_processors=logits_processors,
+            attention_backend=self._resolve_attention_backend(device, source),
         )
         scheduler_config = self._scheduler_config(max_model_len)
         return VllmConfig(
@@ -232,6 +242,17 @@ class EngineArgs:
         if parallel_config.data_parallel_size > 1:
             _check_device_count(parallel_config, torch.cuda.device_count())
         return "cuda"
+
+    def _resolve_attention_backend(self, device: str, source: ResolvedModel) -> str:
+        import torch
+
+        from vllm.v1.attention.select import check_backend
+
+        name: str = self.attention_backend
+        if name == "auto":
+            name = envs.attention_backend(ATTENTION_BACKENDS) or name
+        check_backend(name, device, getattr(torch, source.dtype), source.hf_config.head_dim)
+        return name
 
     def _resolve_max_model_len(self, longest: int) -> int:
         if self.max_model_len is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.metadata import AttentionMetadata
-from vllm.v1.attention.paged import attend, rotate_and_write_kv, write_kv
+from vllm.v1.attention.paged import PagedAttention
 
 
 class Attention(nn.Module):
@@ -14,14 +15,18 @@ class Attention(nn.Module):
 
     Args:
         head_dim: width of a head.
-        scale: factor on the scores; head_dim ** -0.5 when left out.
+        scale: factor on the scores, positive; head_dim ** -0.5 when left out.
         rotary: rotates queries and keys first.
+
+    Attributes:
+        backend: what writes and attends; `use_backend` chooses another.
     """
 
     def __init__(self, head_dim: int, scale: float | None = None, rotary: RotaryEmbedding | None = None) -> None:
         super().__init__()
         self.rotary = rotary
         self.scale = head_dim**-0.5 if scale is None else scale
+        self.backend: AttentionBackend = PagedAttention()
 
     def forward(
         self,
@@ -47,11 +52,18 @@ class Attention(nn.Module):
             [T or L, Hq * D].
         """
         if self.rotary is None:
-            write_kv(k, v, kv_cache, attn)
+            self.backend.write_kv(k, v, kv_cache, attn)
         else:
             assert positions is not None
-            rotate_and_write_kv(positions, q, k, v, self.rotary.cos_sin_cache, kv_cache, attn)
+            self.backend.rotate_and_write_kv(positions, q, k, v, self.rotary.cos_sin_cache, kv_cache, attn)
         if rows is not None and not rows.shape[0]:
             return q.new_empty(0, q.shape[1] * q.shape[2])
-        out = attend(q, kv_cache, attn, self.scale).flatten(1)
+        out = self.backend.attend(q, kv_cache, attn, self.scale).flatten(1)
         return out if rows is None else out.index_select(0, rows)
+
+
+def use_backend(model: nn.Module, backend: AttentionBackend) -> None:
+    """Let every attention layer of a model attend by `backend`, whose layout its caches must then have."""
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.backend = backend

@@ -48,6 +48,47 @@ class _Tile(NamedTuple):
     num_stages: int
 
 
+class _Inputs(NamedTuple):
+    """What both kernels take, the strides of the first three aside."""
+
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    block_table: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    scale: float
+    out: Tensor
+
+    def arguments(self) -> tuple:
+        """In the kernels' order."""
+        return (
+            self.q,
+            *self.q.stride()[:2],
+            self.keys,
+            *self.keys.stride(),
+            self.values,
+            *self.values.stride()[:3],
+            self.block_table,
+            self.block_table.stride(0),
+            self.query_start_loc,
+            self.seq_lens,
+            self.scale * _LOG2_E,
+            self.out,
+        )
+
+    def constants(self) -> dict[str, int | bool]:
+        num_heads, head_dim = self.q.shape[1:]
+        return {
+            "HEAD_DIM": head_dim,
+            "GROUP": num_heads // self.keys.shape[1],
+            "BLOCK_SIZE": self.keys.shape[2],
+            "DIMS": _padded(head_dim),
+            # The interpreter computes with NumPy, which has no bfloat16.
+            "WIDEN": triton.knobs.runtime.interpret and self.q.dtype == torch.bfloat16,
+        }
+
+
 def paged_attention(
     q: Tensor,
     keys: Tensor,
@@ -61,58 +102,36 @@ def paged_attention(
 ) -> Tensor:
     """Run the kernels. Arguments and result: `vllm.ops.paged_attention.paged_attention`, the caches as `cache_rows`
     views them."""
-    if not q.shape[0] or not len(seq_lens):
-        return out
-    inputs = (
-        q,
-        q.stride(0),
-        q.stride(1),
-        keys,
-        *keys.stride(),
-        values,
-        *values.stride()[:3],
-        block_table,
-        block_table.stride(0),
-        query_start_loc,
-        seq_lens,
-        scale * _LOG2_E,
-        out,
-    )
-    head_dim = q.shape[2]
-    shapes = {
-        "HEAD_DIM": head_dim,
-        "GROUP": q.shape[1] // keys.shape[1],
-        "BLOCK_SIZE": keys.shape[2],
-        "DIMS": max(16, triton.next_power_of_2(head_dim)),
-        # The interpreter computes with NumPy, which has no bfloat16.
-        "WIDEN": triton.knobs.runtime.interpret and q.dtype == torch.bfloat16,
-    }
-    _decode(inputs, shapes)
-    if max_query_len != 1:
-        _prefill(inputs, shapes)
+    if len(q) and len(seq_lens):
+        inputs = _Inputs(q, keys, values, block_table, query_start_loc, seq_lens, scale, out)
+        _decode(inputs)
+        if max_query_len != 1:
+            _prefill(inputs)
     return out
 
 
-def _decode(inputs: tuple, shapes: dict[str, int]) -> None:
-    q, keys, block_table, out = inputs[0], inputs[3], inputs[12], inputs[-1]
-    requests, num_heads, kv_heads = len(block_table), q.shape[1], keys.shape[1]
-    tile = _decode_tile(shapes["DIMS"], q.element_size(), shapes["GROUP"])
-    max_splits = max(1, min(64, _SPLITS_OF_ALL_HEADS // kv_heads))
-    longest = block_table.shape[1] * shapes["BLOCK_SIZE"]
+def _decode(inputs: _Inputs) -> None:
+    q, keys = inputs.q, inputs.keys
+    num_heads, head_dim = q.shape[1:]
+    requests, kv_heads = len(inputs.seq_lens), keys.shape[1]
+    dims = _padded(head_dim)
+    tile = _decode_tile(dims, q.element_size(), num_heads // kv_heads)
+    max_splits = max(8, min(64, _SPLITS_OF_ALL_HEADS // kv_heads))
+    longest = inputs.block_table.shape[1] * keys.shape[2]
     splits = max(1, min(max_splits, triton.cdiv(longest, _SPLIT_TOKENS)))
     programs = min(splits, triton.cdiv(_DECODE_PROGRAMS, requests * kv_heads))
-    scratch = (requests, splits, num_heads) if splits > 1 else (0, 0, 0)
-    sums = torch.empty((*scratch, shapes["HEAD_DIM"]), dtype=torch.float32, device=q.device)
-    highest, total = torch.empty((2, *scratch), dtype=torch.float32, device=q.device)
-    common = {"MAX_SPLITS": max_splits, "SPLIT_TOKENS": _SPLIT_TOKENS, "KEYS": tile.keys}
+    cells = (requests, splits, num_heads) if splits > 1 else (0, 0, 0)
+    sums = torch.empty((*cells, head_dim), dtype=torch.float32, device=q.device)
+    highest, total = torch.empty((2, *cells), dtype=torch.float32, device=q.device)
+    splitting = {"MAX_SPLITS": max_splits, "SPLIT_TOKENS": _SPLIT_TOKENS, "KEYS": tile.keys}
     _decode_kernel[(kv_heads, requests, programs)](
-        *inputs,
+        *inputs.arguments(),
         sums,
         highest,
         total,
         splits,
-        **shapes,
-        **common,
+        **inputs.constants(),
+        **splitting,
         ROWS=tile.rows,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -123,26 +142,26 @@ def _decode(inputs: tuple, shapes: dict[str, int]) -> None:
             highest,
             total,
             splits,
-            inputs[14],
-            inputs[15],
-            out,
-            HEAD_DIM=shapes["HEAD_DIM"],
-            DIMS=shapes["DIMS"],
-            **common,
+            inputs.query_start_loc,
+            inputs.seq_lens,
+            inputs.out,
+            HEAD_DIM=head_dim,
+            DIMS=dims,
+            **splitting,
             ALL_SPLITS=triton.next_power_of_2(max_splits),
             SPLITS=_MERGED_SPLITS,
         )
 
 
-def _prefill(inputs: tuple, shapes: dict[str, int]) -> None:
-    q, keys, block_table = inputs[0], inputs[3], inputs[12]
-    requests, group = len(block_table), shapes["GROUP"]
-    tile = _prefill_tile(shapes["DIMS"], q.element_size(), _shared_kib(q.device))
+def _prefill(inputs: _Inputs) -> None:
+    q, kv_heads, requests = inputs.q, inputs.keys.shape[1], len(inputs.seq_lens)
+    group = q.shape[1] // kv_heads
+    tile = _prefill_tile(_padded(q.shape[2]), q.element_size(), _shared_kib(q.device))
     rows = max(tile.rows, triton.next_power_of_2(group))
-    _prefill_kernel[(keys.shape[1], q.shape[0] // (rows // group) + requests)](
-        *inputs,
+    _prefill_kernel[(kv_heads, len(q) // (rows // group) + requests)](
+        *inputs.arguments(),
         requests,
-        **shapes,
+        **inputs.constants(),
         ROWS=rows,
         KEYS=tile.keys,
         num_warps=tile.num_warps,
@@ -150,22 +169,26 @@ def _prefill(inputs: tuple, shapes: dict[str, int]) -> None:
     )
 
 
+def _padded(head_dim: int) -> int:
+    return max(16, triton.next_power_of_2(head_dim))
+
+
 def _decode_tile(dims: int, element_size: int, group: int) -> _Tile:
-    """Few rows; keys and values of 16 KiB each a tile, in three stages, which two programs on a processor can have."""
+    """Few rows; keys and values of 16 KiB each a tile, of which two are on their way while one is computed with."""
     rows = max(16, triton.next_power_of_2(group))
     if element_size == 2:
-        return _Tile(rows, max(16, min(128, 8192 // dims)), 4, 3)
-    return _Tile(rows, max(16, min(64, 4096 // dims)), 4, 2)
+        return _Tile(rows, max(16, min(128, 8192 // dims)), 4, 5)
+    return _Tile(rows, max(16, min(64, 4096 // dims)), 4, 3)
 
 
 def _prefill_tile(dims: int, element_size: int, shared_kib: int) -> _Tile:
     """As many rows as spill no register. float32 is multiplied without tensor cores, which takes more registers."""
     if element_size == 2:
         if dims <= 64:
-            return _Tile(128, 64, 4, 3)
+            return _Tile(128, 64, 8, 3)
         if dims <= 128:
-            return _Tile(128, 64, 8, 3 if shared_kib > 160 else 2)
-        return _Tile(64, 32, 8, 2)
+            return _Tile(128, 64, 8, 5 if shared_kib > 160 else 3)
+        return _Tile(64, 32, 8, 5 if shared_kib > 160 else 3)
     if dims <= 64:
         return _Tile(32, 16, 4, 2)
     return _Tile(16, 32 if dims <= 128 else 16, 8, 2)

@@ -102,10 +102,12 @@ def _rotary_and_cache_kernel(
     part = tl.program_id(1)
     slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    # No head of a token without a slot is written.
+    kept_heads = tl.where(slot >= 0, kv_heads, 0)
     dim = tl.arange(0, DIMS)
     if part >= q_programs + kv_programs:
         head = (part - q_programs - kv_programs) * HEADS + tl.arange(0, HEADS)
-        mask = (slot >= 0) & (head < kv_heads)[:, None] & (dim < HEAD_DIM)[None, :]
+        mask = (head < kept_heads)[:, None] & (dim < HEAD_DIM)[None, :]
         v = tl.load(v_ptr + token * v_token_stride + head[:, None] * v_head_stride + dim[None, :], mask=mask)
         at = values_ptr + block * values_block_stride + offset * values_row_stride
         tl.store(at + head[:, None] * values_head_stride + dim[None, :], v, mask=mask)
@@ -121,7 +123,7 @@ def _rotary_and_cache_kernel(
     head = (part - q_programs) * HEADS + tl.arange(0, HEADS)
     k_ptr += token * k_token_stride
     first, second = rotate_heads(k_ptr, head, k_head_stride, kv_heads, angle, HALF, cos, sin)
-    is_kept = (slot >= 0) & (head < kv_heads)[:, None]
+    is_kept = (head < kept_heads)[:, None]
     at = keys_ptr + block * keys_block_stride + offset * keys_row_stride + head[:, None] * keys_head_stride
     mask = is_kept & (angle < HALF)[None, :]
     tl.store(at + angle[None, :] * keys_dim_stride, first, mask=mask)

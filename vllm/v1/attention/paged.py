@@ -1,33 +1,38 @@
-"""The paged backend: writes this step's keys and values, then attends over each request's blocks."""
+"""The paged backend: our own operations, C++ on CPU, Triton on CUDA."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from vllm.ops.kv_cache import reshape_and_cache_
+from vllm.ops.kv_cache import kv_cache_shape, kv_rows_shape
 from vllm.ops.paged_attention import paged_attention
-from vllm.ops.rotary_and_cache import rotary_and_cache_
+from vllm.v1.attention.backend import AttentionBackend, KVCache
 from vllm.v1.attention.metadata import AttentionMetadata
 
 
-def write_kv(k: Tensor, v: Tensor, kv_cache: tuple[Tensor, Tensor], attn: AttentionMetadata) -> None:
-    """Put k, v [T, Hkv, D] into the cache's slots."""
-    reshape_and_cache_(k, v, kv_cache[0], kv_cache[1], attn.slot_mapping)
+class PagedAttention(AttentionBackend):
+    """
+    Args:
+        device: its kind decides the layout of the cache; attention takes either.
+    """
 
+    name = "paged"
 
-def rotate_and_write_kv(
-    positions: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cos_sin_cache: Tensor,
-    kv_cache: tuple[Tensor, Tensor],
-    attn: AttentionMetadata,
-) -> None:
-    """Rotate q [T, Hq, D] and k [T, Hkv, D] in place by positions [T], then put k, v into the cache's slots."""
-    rotary_and_cache_(positions, q, k, v, cos_sin_cache, kv_cache[0], kv_cache[1], attn.slot_mapping)
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._shape = kv_cache_shape if torch.device(device).type == "cpu" else kv_rows_shape
 
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return self._shape(num_blocks, block_size, num_kv_heads, head_dim)
 
-def attend(q: Tensor, kv_cache: tuple[Tensor, Tensor], attn: AttentionMetadata, scale: float) -> Tensor:
-    """Causal attention of q [T, Hq, D] over keys and values already in the cache; returns [T, Hq, D]."""
-    return paged_attention(q, kv_cache[0], kv_cache[1], attn.block_table, attn.query_start_loc, attn.seq_lens, scale)
+    def attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, scale: float) -> Tensor:
+        return paged_attention(
+            q,
+            kv_cache[0],
+            kv_cache[1],
+            attn.block_table,
+            attn.query_start_loc,
+            attn.seq_lens,
+            scale,
+            max_query_len=attn.max_query_len,
+        )

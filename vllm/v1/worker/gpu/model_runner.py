@@ -11,8 +11,9 @@ from vllm.config import VllmConfig
 from vllm.distributed.communicator import split_kv_heads
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.logprobs import LogprobsRow
-from vllm.ops.kv_cache import kv_cache_shape
+from vllm.model_executor.layers.attention import use_backend
 from vllm.ops.recording import can_record
+from vllm.v1.attention.select import select_backend
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
 from vllm.v1.worker.gpu.block_table import BlockTables
@@ -58,8 +59,11 @@ class GPUModelRunner:
         """Allocate the paged KV cache of every layer. Pages are touched when first written, not here."""
         hf = self.model_config.hf_config
         num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, self.group.world_size)[self.group.rank])
-        shape = kv_cache_shape(num_blocks, self.block_size, num_kv_heads, hf.head_dim)
         dtype = getattr(torch, self.model_config.dtype)
+        name = self.model_config.attention_backend
+        backend = select_backend(name, self.device, dtype, hf.head_dim, self.block_size)
+        use_backend(self.model, backend)
+        shape = backend.kv_cache_shape(num_blocks, self.block_size, num_kv_heads, hf.head_dim)
         self.kv_caches = [
             (torch.empty(shape, dtype=dtype, device=self.device), torch.empty(shape, dtype=dtype, device=self.device))
             for _ in range(hf.num_hidden_layers)
