@@ -56,7 +56,7 @@ def _int32(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
 
-def _calls() -> Iterator[Callable[[], Any]]:
+def _calls(capability: int) -> Iterator[Callable[[], Any]]:
     for dtype in (torch.float32, torch.bfloat16):
         logits = torch.empty(4, 49152, dtype=dtype)
         yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4))
@@ -64,8 +64,6 @@ def _calls() -> Iterator[Callable[[], Any]]:
         yield lambda x=logits: count_above(x, torch.empty(4, 20), _int32(4))
         x, weight = torch.empty(8, 4096, dtype=dtype), torch.empty(4096, dtype=dtype)
         yield lambda x=x, weight=weight: fused_add_rms_norm_(x, x.clone(), weight, 1e-5)
-        for heads, kv_heads, head_dim in ((9, 3, 64), (32, 8, 128)):
-            yield from _attention_calls(dtype, heads, kv_heads, head_dim)
     # An odd vocabulary: rows that are not aligned.
     logits = torch.empty(4, 50257, dtype=torch.bfloat16)
     yield lambda: token_readings(logits, _int32(4, 1))
@@ -75,6 +73,12 @@ def _calls() -> Iterator[Callable[[], Any]]:
     yield lambda: rms_norm(x, weight, 1e-5)
     yield lambda: rms_norm(x.view(8, 32, 128), weight[:128], 1e-5)
     yield lambda: silu_and_mul(x)
+    yield from _attention_calls(torch.bfloat16, 32, 8, 128)
+    # Neither the group nor the number of heads is a power of two.
+    yield from _attention_calls(torch.bfloat16, 9, 3, 64)
+    if capability == CAPABILITIES[0]:
+        # Without tensor cores, so much the same on every generation, and the slowest to compile.
+        yield from _attention_calls(torch.float32, 32, 8, 128)
     slots = torch.zeros(4, dtype=torch.int64)
     yield lambda: gumbel_sample(logits.float(), torch.ones(8), slots, slots, _int32(4))
     yield lambda: gumbel_sample(logits.float(), torch.ones(8), slots, slots, _int32(4), first_id=50257)
@@ -88,7 +92,7 @@ def _attention_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: in
     positions = torch.zeros(8, dtype=torch.int64)
     # Contexts that may be split, and requests of several queries.
     yield lambda: paged_attention(q, *caches, _int32(2, 64), _int32(3), _int32(2), 0.125)
-    if dtype == torch.bfloat16:
+    if dtype == torch.bfloat16 and head_dim == 128:
         table = torch.empty(64, head_dim)
         yield lambda: rotary_embedding_(positions, q, k, table)
         yield lambda: reshape_and_cache_(k, v, *caches, positions)
@@ -120,7 +124,7 @@ def _compile(capability: int) -> Iterator[dict[str, Any]]:
     run, JITFunction.run = JITFunction.run, compile_only
     try:
         with force("triton"):
-            for call in _calls():
+            for call in _calls(capability):
                 call()
     finally:
         JITFunction.run = run

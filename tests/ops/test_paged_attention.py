@@ -13,7 +13,7 @@ from torch import Tensor
 from twins import DTYPES, assert_accurate, run, twins
 
 from vllm.ops._dispatch import force
-from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
+from vllm.ops.kv_cache import cache_rows, kv_cache_shape, reshape_and_cache_
 from vllm.ops.paged_attention import paged_attention
 
 TWINS = twins("paged_attention")
@@ -33,9 +33,18 @@ class Batch:
     keys: list[Tensor]
     values: list[Tensor]
 
-    def run(self, twin: str, out: Tensor | None = None) -> Tensor:
-        arguments = (self.block_table, self.query_start_loc, self.seq_lens, self.scale, out)
-        return run(twin, paged_attention, self.q, self.k_cache, self.v_cache, *arguments)
+    def run(self, twin: str, out: Tensor | None = None, max_query_len: int | None = None) -> Tensor:
+        caches = self.k_cache, self.v_cache
+        if twin == "triton":
+            caches = tuple(rows.contiguous() for rows in cache_rows(*caches, self.q.shape[2]))
+        return self.run_over(caches, twin, out, max_query_len)
+
+    def run_over(
+        self, caches: tuple[Tensor, Tensor], twin: str, out: Tensor | None = None, max_query_len: int | None = None
+    ) -> Tensor:
+        """The same with the cache in another layout."""
+        arguments = (self.block_table, self.query_start_loc, self.seq_lens, self.scale, out, max_query_len)
+        return run(twin, paged_attention, self.q, *caches, *arguments)
 
     def part(self, row: int, first: int = 0, last: int | None = None) -> Batch:
         """A batch of the queries first to last of one request, as if the later ones were not known yet."""
@@ -243,10 +252,3 @@ def test_requests_that_share_a_prefix(twin: str, dtype: torch.dtype, block_size:
     together, starts = batch.run(twin), batch.query_start_loc.tolist()
     for row in range(len(lengths)):
         assert torch.equal(batch.part(row).run(twin), together[starts[row] : starts[row + 1]])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_real_sizes_on_a_device(dtype: torch.dtype) -> None:
-    lengths = [(1, 1000), (300, 300), (64, 700), *[(1, 50 + row) for row in range(20)]]
-    check("triton", make_batch(lengths, dtype, (32, 8), 128))

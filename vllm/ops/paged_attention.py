@@ -74,9 +74,9 @@ def _reference(
         if start == end:
             continue
         blocks = block_table[row, : -(-seq_len // block_size)]
-        # [Hkv, tokens, D]
-        row_keys = keys[blocks].transpose(0, 1).flatten(1, 2)[:, :seq_len].float()
-        row_values = values[blocks].transpose(0, 1).flatten(1, 2)[:, :seq_len].float()
+        # [Hkv, tokens, D], contiguous: the order of sums must not follow the cache's layout
+        row_keys = keys[blocks].transpose(0, 1).flatten(1, 2)[:, :seq_len].float().contiguous()
+        row_values = values[blocks].transpose(0, 1).flatten(1, 2)[:, :seq_len].float().contiguous()
         mask = None
         if end - start > 1:
             mask = torch.ones(end - start, seq_len, dtype=torch.bool, device=q.device)

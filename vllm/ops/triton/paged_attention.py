@@ -10,7 +10,8 @@ with all the query heads that share the key head. Which tile it owns follows fro
 at query_start_loc[r] // tokens + r, a bound that the grid can be sized by without looking at the lengths on the
 device. Long tiles start first.
 
-Both read keys and values once a program. Tiles that every row sees in full have no mask; the masked ones come last.
+Both read keys and values once a program. Tiles of a prefill that every row sees in full have no mask; the masked ones
+come last.
 
 What holds of a row's bits: shapes depend on the model and the device alone, so they do not depend on the other
 requests of the batch. Nor do they depend on where a prompt was cut, but for pieces of one token, which are decoded.
@@ -257,35 +258,35 @@ def _decode_kernel(
     for split in range(tl.program_id(2), num_splits, tl.num_programs(2)):
         first = split * split_len
         end = tl.minimum(seq_len, first + split_len)
-        whole = first + (end - first) // KEYS * KEYS
         highest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], dtype=tl.float32)
         sums = tl.zeros([ROWS, DIMS], dtype=tl.float32)
-        for MASKED in tl.static_range(2):
-            highest, total, sums = _attend(
-                q,
-                highest,
-                total,
-                sums,
-                whole if MASKED else first,
-                end if MASKED else whole,
-                last_key,
-                block_table_ptr + request * table_stride,
-                keys_ptr + kv_head * keys_head_stride,
-                keys_block_stride,
-                keys_row_stride,
-                keys_dim_stride,
-                values_ptr + kv_head * values_head_stride,
-                values_block_stride,
-                values_row_stride,
-                scale,
-                HEAD_DIM,
-                BLOCK_SIZE,
-                DIMS,
-                WIDEN,
-                KEYS,
-                MASKED,
-            )
+        # One loop, masked throughout: its loads wait for memory anyway, and a second loop would start with none on
+        # their way.
+        highest, total, sums = _attend(
+            q,
+            highest,
+            total,
+            sums,
+            first,
+            end,
+            last_key,
+            block_table_ptr + request * table_stride,
+            keys_ptr + kv_head * keys_head_stride,
+            keys_block_stride,
+            keys_row_stride,
+            keys_dim_stride,
+            values_ptr + kv_head * values_head_stride,
+            values_block_stride,
+            values_row_stride,
+            scale,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            DIMS,
+            WIDEN,
+            KEYS,
+            True,
+        )
         if num_splits == 1:
             at = out_ptr + (token * num_heads + head[:, None]) * HEAD_DIM + dim[None, :]
             tl.store(at, (sums / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)

@@ -1,0 +1,99 @@
+"""What is the Triton twin's own: layouts of the cache, splits of a context, and what a row's bits depend on."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from test_paged_attention import RAGGED, check, make_batch
+
+from vllm.ops.kv_cache import cache_rows
+from vllm.ops.triton import paged_attention as kernels
+
+# Contexts of one and of several splits, with whole and partial tiles, decoded and prefilled.
+LONG = [(1, 700), (1, 512), (3, 513), (1, 1), (0, 600), (1, 513)]
+
+
+@pytest.fixture
+def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More splits than are added up at once, of few tokens."""
+    monkeypatch.setattr(kernels, "_SPLIT_TOKENS", 64)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "head_dim", "block_size"),
+    [
+        (torch.float32, (3, 1), 64, 16),
+        (torch.bfloat16, (2, 2), 80, 32),
+        (torch.bfloat16, (5, 1), 128, 5),
+        (torch.float16, (4, 2), 128, 16),
+        (torch.float32, (1, 1), 256, 16),
+    ],
+    ids=str,
+)
+def test_long_contexts(dtype: torch.dtype, heads: tuple[int, int], head_dim: int, block_size: int) -> None:
+    check("triton", make_batch(LONG, dtype, heads, head_dim, block_size))
+
+
+@pytest.mark.usefixtures("short_splits")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_more_splits_than_are_added_up_at_once(dtype: torch.dtype) -> None:
+    check("triton", make_batch([(1, 700), (1, 130), (1, 64)], dtype, (6, 2), 24, sharpness=3.0), slack=4e-6)
+
+
+@pytest.mark.usefixtures("short_splits")
+def test_a_decoded_row_does_not_depend_on_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = [(1, 300), (4, 90), (1, 64), (1, 65), (1, 200)]
+    batch = make_batch(lengths, torch.bfloat16, (4, 2), 24)
+    together, starts = batch.run("triton"), batch.query_start_loc.tolist()
+    for row in range(len(lengths)):
+        assert torch.equal(batch.part(row).run("triton"), together[starts[row] : starts[row + 1]])
+    # One program for all splits of a request, as where there are many requests.
+    monkeypatch.setattr(kernels, "_DECODE_PROGRAMS", 1)
+    assert torch.equal(batch.run("triton"), together)
+
+
+def test_a_prefilled_row_does_not_depend_on_how_its_prompt_was_cut() -> None:
+    batch = make_batch([(60, 90)], torch.float32, (6, 2), 24)
+    whole = batch.run("triton")
+    pieces = [batch.part(0, first, last).run("triton") for first, last in pairwise([0, 2, 37, 60])]
+    assert torch.equal(torch.cat(pieces), whole)
+
+
+def test_decode_alone_is_told_by_the_longest_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = make_batch([(1, 40), (1, 16), (0, 9), (1, 3)], torch.float32)
+    expected = batch.run("triton")
+    monkeypatch.setattr(kernels, "_prefill", lambda inputs: pytest.fail("nothing to prefill"))
+    assert torch.equal(batch.run("triton", max_query_len=1), expected)
+
+
+@pytest.mark.parametrize("twin", ["reference", "triton"])
+def test_every_layout_of_the_cache(twin: str) -> None:
+    batch = make_batch(RAGGED[:5], torch.float32)
+    expected = batch.run(twin)
+    rows = cache_rows(batch.k_cache, batch.v_cache, batch.q.shape[2])
+    token_major = tuple(each.transpose(1, 2).contiguous().transpose(1, 2) for each in rows)
+    cells = batch.k_cache, batch.v_cache
+    for caches in (cells, token_major, tuple(each.contiguous() for each in rows)):
+        assert torch.equal(batch.run_over(caches, twin), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("heads", "head_dim"), [((32, 8), 128), ((9, 3), 64), ((8, 8), 256), ((28, 4), 80)])
+def test_real_sizes_on_a_device(dtype: torch.dtype, heads: tuple[int, int], head_dim: int) -> None:
+    lengths = [(1, 9000), (300, 300), (64, 700), (513, 2000), *[(1, 50 + 61 * row) for row in range(40)]]
+    check("triton", make_batch(lengths, dtype, heads, head_dim))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bits_of_real_sizes_on_a_device(dtype: torch.dtype) -> None:
+    lengths = [(1, 9000), (1300, 1500), (1, 700), (1, 512), (900, 900)]
+    batch = make_batch(lengths, dtype, (16, 8), 128)
+    together, starts = batch.run("triton"), batch.query_start_loc.tolist()
+    for row in range(len(lengths)):
+        assert torch.equal(batch.part(row).run("triton"), together[starts[row] : starts[row + 1]])
+    pieces = [batch.part(1, first, last).run("triton") for first, last in pairwise([0, 2, 77, 700, 1300])]
+    assert torch.equal(torch.cat(pieces), together[starts[1] : starts[2]])
