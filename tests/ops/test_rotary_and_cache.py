@@ -6,7 +6,7 @@ import pytest
 import torch
 from twins import DTYPES, run, twins
 
-from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
+from vllm.ops.kv_cache import cache_rows, kv_cache_shape, kv_rows_shape, reshape_and_cache_
 from vllm.ops.rotary import rotary_embedding_
 from vllm.ops.rotary_and_cache import rotary_and_cache_
 
@@ -48,4 +48,27 @@ def test_rotates_and_writes(
     run(twin, rotary_embedding_, positions, q, k, table)
     run(twin, reshape_and_cache_, k, v, *apart_caches, slots)
     for one, other in zip([fused, *fused_caches], [apart, *apart_caches], strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("twin", ["reference", "triton"])
+@pytest.mark.parametrize("token_major", [False, True])
+def test_writes_into_every_layout(twin: str, token_major: bool) -> None:
+    torch.manual_seed(0)
+    tokens, kv_heads, head_dim, block_size = 5, 9, 10, 4
+    q, k, v = torch.randn(3, tokens, kv_heads, head_dim)
+    slots = torch.tensor([7, -1, 30, 0, 12])
+    table = torch.randn(20, 6)
+    positions = torch.arange(tokens)
+    cells = [torch.full(kv_cache_shape(NUM_BLOCKS, block_size, kv_heads, head_dim), 777.0) for _ in "kv"]
+    rows = [torch.full(kv_rows_shape(NUM_BLOCKS, block_size, kv_heads, head_dim), 777.0) for _ in "kv"]
+    if token_major:
+        rows = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in rows]
+    for caches in (cells, rows):
+        run(twin, rotary_and_cache_, positions, q.clone(), k.clone(), v, table, *caches, slots)
+    for one, other in zip(cache_rows(cells[0], cells[1], head_dim), rows, strict=True):
+        assert torch.equal(one, other)
+    for caches in (cells, rows):
+        run(twin, reshape_and_cache_, k, v, *caches, slots)
+    for one, other in zip(cache_rows(cells[0], cells[1], head_dim), rows, strict=True):
         assert torch.equal(one, other)
