@@ -163,7 +163,12 @@ def without_pages(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=
         ("flashinfer", (CPU, torch.bfloat16, 64), None, "='flashinfer' cannot be used: it runs on CUDA only"),
         ("varlen", (CUDA, torch.bfloat16, 64), None, "has no torch.nn.attention.varlen"),
         ("varlen", (CUDA, torch.bfloat16, 64), without_pages, "has no seqused_k, block_table, enable_gqa"),
-        ("varlen", (CUDA, torch.float32, 64), stand_ins.varlen_attn, "takes bfloat16 and float16, and dtype is float32"),
+        (
+            "varlen",
+            (CUDA, torch.float32, 64),
+            stand_ins.varlen_attn,
+            "takes bfloat16 and float16, and dtype is float32",
+        ),
         ("varlen", (CUDA, torch.float16, 260), stand_ins.varlen_attn, "up to 256, and the model's head_dim is 260"),
         ("flashinfer", (CUDA, torch.float16, 64), None, "the package flashinfer is not installed"),
     ],
