@@ -125,7 +125,7 @@ def _decode(inputs: _Inputs) -> None:
     programs = min(splits, triton.cdiv(_DECODE_PROGRAMS, requests * kv_heads))
     cells = (requests, splits, num_heads) if splits > 1 else (0, 0, 0)
     sums = torch.empty((*cells, head_dim), dtype=torch.float32, device=q.device)
-    highest, total = torch.empty((2, *cells), dtype=torch.float32, device=q.device)
+    highest, total = (torch.empty(cells, dtype=torch.float32, device=q.device) for _ in range(2))
     splitting = {"MAX_SPLITS": max_splits, "SPLIT_TOKENS": _SPLIT_TOKENS, "KEYS": tile.keys}
     _decode_kernel[(kv_heads, requests, programs)](
         *inputs.arguments(),
