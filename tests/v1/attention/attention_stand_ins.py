@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ def varlen_attn(
     assert block_table.dtype == seqused_k.dtype == cu_seq_q.dtype == torch.int32
     assert enable_gqa or query.shape[1] == key.shape[2]
     starts = cu_seq_q.tolist()
-    assert max_q >= max(end - start for start, end in itertools.pairwise(starts))
+    assert max_q >= max(end - start for start, end in pairwise(starts))
     assert max_k >= int(seqused_k.max())
     page_size = key.shape[1]
     out = torch.full_like(query, torch.nan)
@@ -66,7 +66,7 @@ class _Wrapper:
         indptr, indices, last_page_len, *self._shape = pages
         assert all(each.dtype == torch.int32 for each in (qo_indptr, indptr, indices, last_page_len))
         self._starts, self._scale, self._dtypes = qo_indptr.tolist(), sm_scale, dtypes
-        self._pages = [indices[first:end].tolist() for first, end in itertools.pairwise(indptr)]
+        self._pages = [indices[first:end].tolist() for first, end in pairwise(indptr)]
         self._last = last_page_len.tolist()
 
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:

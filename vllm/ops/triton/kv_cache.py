@@ -37,7 +37,8 @@ def reshape_and_cache_(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slot_
     )
 
 
-@triton.jit
+# A part of one upload, each step at another place in it.
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping_ptr"])
 def _write_cache_kernel(
     k_ptr,  # [T, heads, D]
     k_token_stride,

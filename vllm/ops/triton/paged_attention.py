@@ -40,6 +40,8 @@ _SPLITS_OF_ALL_HEADS = 128
 _DECODE_PROGRAMS = 4096
 # Splits added up at once.
 _MERGED_SPLITS = 8
+# Parts of one upload, each step at other places in it: code for each alignment would be compiled while requests wait.
+_ANY_ALIGNMENT = ["block_table_ptr", "query_start_loc_ptr", "seq_lens_ptr"]
 
 
 class _Tile(NamedTuple):
@@ -123,7 +125,7 @@ def _decode(inputs: _Inputs) -> None:
     programs = min(splits, triton.cdiv(_DECODE_PROGRAMS, requests * kv_heads))
     cells = (requests, splits, num_heads) if splits > 1 else (0, 0, 0)
     sums = torch.empty((*cells, head_dim), dtype=torch.float32, device=q.device)
-    highest, total = torch.empty((2, *cells), dtype=torch.float32, device=q.device)
+    highest, total = (torch.empty(cells, dtype=torch.float32, device=q.device) for _ in range(2))
     splitting = {"MAX_SPLITS": max_splits, "SPLIT_TOKENS": _SPLIT_TOKENS, "KEYS": tile.keys}
     _decode_kernel[(kv_heads, requests, programs)](
         *inputs.arguments(),
@@ -204,7 +206,7 @@ def _shared_kib(device: torch.device) -> int:
     return {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}.get(capability, 99)
 
 
-@triton.jit(do_not_specialize=["table_stride", "splits"])
+@triton.jit(do_not_specialize=["table_stride", "splits"], do_not_specialize_on_alignment=_ANY_ALIGNMENT)
 def _decode_kernel(
     q_ptr,  # [T, kv_heads * GROUP, D]
     q_token_stride,
@@ -297,7 +299,7 @@ def _decode_kernel(
             tl.store(total_ptr + cell, total, mask=row < GROUP)
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=_ANY_ALIGNMENT[1:])
 def _merge_splits_kernel(
     sums_ptr,  # float32 [R, splits, heads, D]
     highest_ptr,  # float32 [R, splits, heads]
@@ -347,7 +349,7 @@ def _merge_splits_kernel(
     tl.store(at, (sums / total).to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
-@triton.jit(do_not_specialize=["table_stride", "requests"])
+@triton.jit(do_not_specialize=["table_stride", "requests"], do_not_specialize_on_alignment=_ANY_ALIGNMENT)
 def _prefill_kernel(
     q_ptr,  # [T, kv_heads * GROUP, D]
     q_token_stride,

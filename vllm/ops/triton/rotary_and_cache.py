@@ -63,7 +63,8 @@ def rotary_and_cache_(
     )
 
 
-@triton.jit
+# Parts of one upload, each step at other places in it.
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slot_mapping_ptr"])
 def _rotary_and_cache_kernel(
     positions_ptr,  # int [T]
     cos_sin_ptr,  # float32 [max positions, 2 * HALF]
