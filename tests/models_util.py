@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from vllm.config import ModelConfig
+from vllm.model_executor.layers.attention import use_backend
 from vllm.model_executor.model_loader import get_model
-from vllm.ops.kv_cache import kv_cache_shape
 from vllm.transformers_utils.config import HFConfig, load_hf_config
 from vllm.v1.attention.metadata import AttentionMetadata
+from vllm.v1.attention.select import select_backend
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "opt")
 SIZES = ("small", "odd")
@@ -137,7 +138,7 @@ def paged_logits(
         [length, V] for each prompt, or [1, V] with last_only, on the CPU.
     """
     tables = _scrambled_tables(prompts)
-    caches = _make_caches(config, sum(len(table) for table in tables), getattr(torch, dtype), device)
+    caches = _make_caches(model, config, sum(len(table) for table in tables), getattr(torch, dtype), device)
     results: list[list[Tensor]] = [[] for _ in prompts]
     done = [0] * len(prompts)
     while any(count < len(prompt) for count, prompt in zip(done, prompts, strict=True)):
@@ -165,8 +166,12 @@ def _scrambled_tables(prompts: list[list[int]]) -> list[list[int]]:
     return [[next(order) for _ in range(count)] for count in counts]
 
 
-def _make_caches(config: HFConfig, num_blocks: int, dtype: torch.dtype, device: str) -> list[tuple[Tensor, Tensor]]:
-    shape = kv_cache_shape(num_blocks, BLOCK_SIZE, config.num_key_value_heads, config.head_dim)
+def _make_caches(
+    model: nn.Module, config: HFConfig, num_blocks: int, dtype: torch.dtype, device: str
+) -> list[tuple[Tensor, Tensor]]:
+    backend = select_backend("auto", device, dtype, config.head_dim, BLOCK_SIZE)
+    use_backend(model, backend)
+    shape = backend.kv_cache_shape(num_blocks, BLOCK_SIZE, config.num_key_value_heads, config.head_dim)
     # NaN shows when something is read that was never written.
     return [
         tuple(torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in range(2))
