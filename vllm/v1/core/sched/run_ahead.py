@@ -23,9 +23,12 @@ class StepInFlight:
     scheduled: SchedulerOutput
     requests: dict[str, Request]
     drawing: list[Request]  # those that draw a token in it
+    num_ended: int  # requests that the scheduler had ended by then
 
     def stale_ids(self, scheduler: Scheduler) -> set[str]:
         """Ids of its requests that have ended since."""
+        if self.num_ended == scheduler.num_ended:
+            return set()
         return {
             request_id
             for request_id, request in self.requests.items()
@@ -56,11 +59,11 @@ def send_off(scheduler: Scheduler, scheduled: SchedulerOutput) -> StepInFlight:
     drawing = [
         request
         for request in requests.values()
-        if request.max_tokens and request.num_computed_tokens == request.num_tokens + request.num_pending_tokens
+        if request.num_computed_tokens == len(request.token_ids) + request.num_pending_tokens and request.max_tokens
     ]
     for request in drawing:
         request.num_pending_tokens += 1
-    return StepInFlight(scheduled, requests, drawing)
+    return StepInFlight(scheduled, requests, drawing, scheduler.num_ended)
 
 
 def land(scheduler: Scheduler, step: StepInFlight, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
@@ -69,8 +72,9 @@ def land(scheduler: Scheduler, step: StepInFlight, output: ModelRunnerOutput) ->
         request.num_pending_tokens -= 1
     stale = step.stale_ids(scheduler)
     outputs = scheduler.update_from_output(step.scheduled, output.without(stale) if stale else output)
+    block_size = scheduler.kv.block_size
     for request in step.drawing:
-        if request.status is RequestStatus.RUNNING and request.num_tokens % scheduler.kv.block_size == 0:
+        if not len(request.token_ids) % block_size and request.status is RequestStatus.RUNNING:
             scheduler.kv.register_known(request)
     return outputs
 

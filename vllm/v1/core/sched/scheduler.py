@@ -70,6 +70,7 @@ class Scheduler:
         self.waiting = make_queue(scheduler_config.policy)
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self.num_ended = 0  # requests, in whatever way
         self._finished_req_ids: list[str] = []
         self._arrivals = itertools.count()
 
@@ -348,6 +349,7 @@ class Scheduler:
 
     def _end(self, request: Request) -> None:
         request.status = RequestStatus.FINISHED
+        self.num_ended += 1
         del self.requests[request.request_id]
         self.kv.free(request)
         self._finished_req_ids.append(request.request_id)
