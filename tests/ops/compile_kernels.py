@@ -79,7 +79,6 @@ def _calls(capability: int) -> Iterator[Callable[[], Any]]:
     yield lambda: silu_and_mul(x)
     yield from _attention_calls(torch.bfloat16, 32, 8, 128)
     # Neither the group nor the number of heads is a power of two.
-    yield from _attention_calls(torch.bfloat16, 9, 3, 64)
     if capability == CAPABILITIES[0]:
         # Without tensor cores, so much the same on every generation, and the slowest to compile.
         yield from _attention_calls(torch.float32, 32, 8, 128)
