@@ -78,7 +78,6 @@ def _calls(capability: int) -> Iterator[Callable[[], Any]]:
     yield lambda: rms_norm(x.view(8, 32, 128), weight[:128], 1e-5)
     yield lambda: silu_and_mul(x)
     yield from _attention_calls(torch.bfloat16, 32, 8, 128)
-    # Neither the group nor the number of heads is a power of two.
     if capability == CAPABILITIES[0]:
         # Without tensor cores, so much the same on every generation, and the slowest to compile.
         yield from _attention_calls(torch.float32, 32, 8, 128)
