@@ -121,6 +121,23 @@ def test_steps_do_overlap(folder):
     assert most == 2
 
 
+def test_the_first_call_has_news_though_a_dead_step_is_in_flight(folder):
+    llm = make_tiny_llm(folder, async_scheduling=True)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=1)
+    first = results(llm, [[5, 6]], [params])
+    engine = llm.llm_engine
+    for _ in range(2):
+        engine.add_request("0", {"prompt_token_ids": [5, 6]}, params)
+        engine.step()
+        engine.abort_request(["0"])
+    engine.add_request("0", {"prompt_token_ids": [5, 6]}, params)
+    (output,) = engine.step()
+    assert output.outputs[0].token_ids == first[0][1][0][:1]
+    while engine.has_unfinished_requests():
+        (output,) = engine.step()
+    assert output.outputs[0].token_ids == first[0][1][0]
+
+
 def test_faults_leave_the_engine_usable_and_empty(folder, monkeypatch):
     llm = make_tiny_llm(folder, async_scheduling=True)
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

@@ -73,8 +73,13 @@ class EngineCore:
         return self.scheduler.update_from_output(scheduler_output, runner_output)
 
     def _step_ahead(self) -> list[EngineCoreOutput]:
-        if self._in_flight is None:
+        last = self._in_flight
+        if last is None or last[0].is_over(self.scheduler):
             self._in_flight = self._begin_step()
+            if last is not None:
+                # All its requests have ended since: nobody waits for its results.
+                self._readings_seconds += last[1].result().readings_seconds
+        assert self._in_flight is not None
         step, pending = self._in_flight
         # Should this raise, the step in flight stays where it is, and the next call takes its results.
         may_run_ahead = self.executor.worker.may_run_ahead and can_run_ahead(self.scheduler)

@@ -35,6 +35,10 @@ class StepInFlight:
             if scheduler.requests.get(request_id) is not request
         }
 
+    def is_over(self, scheduler: Scheduler) -> bool:
+        """Whether all its requests have ended."""
+        return len(self.stale_ids(scheduler)) == len(self.requests)
+
 
 def can_run_ahead(scheduler: Scheduler) -> bool:
     """Whether a step can be scheduled while another one is in flight: no request of it is processed on the host by
