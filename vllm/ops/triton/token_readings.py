@@ -1,29 +1,41 @@
-"""Triton twin of `token_readings`: the logits are read from memory once.
+"""Triton twin of `token_readings`: one launch, and the logits are read from memory once.
 
-A row is cut into chunks of _BLOCK logits and a program keeps one chunk in registers, so even one row fills
-the device. First the program gathers the row's requested logits (a handful of scattered reads, from the L2
-cache for all chunks but one). With the thresholds known in advance, the one read of the chunk yields its
-maximum, sum of exponentials, argmax, if asked the sum that the entropy takes, and, for each requested logit, how
-many are greater. A second kernel merges the chunks' results in a fixed order: no atomics, so equal inputs give
-equal bits.
+A row is cut into chunks of _CHUNK logits, so that even one row fills the device. A program is one warp: it needs no
+barriers, and a decision costs it a vote. It first gathers the row's requested logits (a handful of scattered reads, from
+the L2 cache for all chunks but one) and sorts them. Then it takes its chunk tile by tile, a tile in registers while the
+next one is on its way, and adds up maximum, sum of exponentials, argmax, if asked the sum that the entropy takes, and,
+for each requested logit, how many are greater.
 
-The kernels mask: the last chunk's tail counts as -inf, and padding columns as +inf, which nothing exceeds.
-The wrapper must not look at a value on the device: that would wait for it.
+Comparing every logit with every requested one would take longer than reading the logits. So a tile is compared with
+those alone that are below its maximum. And a lane sees to runs of 4 or 8 logits: once a requested logit is so high that
+no run holds two that are greater, the runs' maxima are compared with it, and with all the higher ones, in place of the
+logits.
+
+The last program of a row to be done merges the chunks' results, always in the order of the chunks: equal inputs give
+equal bits. Which one that is an atomic counter tells, which is 0 again afterwards.
+
+The kernel masks: the last chunk's tail counts as -inf, and padding columns as +inf, which nothing exceeds. The wrapper
+must not look at a value on the device: that would wait for it.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 import triton
 import triton.language as tl
 
-_BLOCK = 4096
-# Thresholds compared at once: their counts share the barriers of one reduction.
-_GROUP = 8
+_CHUNK = 4096
+# What a lane has on its way while it works: 4 KiB a warp.
+_TILE_BYTES = 4096
+# What a lane loads at once: contiguous logits.
+_RUN_BYTES = 16
 # Above this many columns one sort of the row is cheaper than a comparison of the row with each column.
 _SORT_ABOVE = 256
-_MERGED_COLUMNS = 32
-_MERGED_CHUNKS = 32
+# Widths that a kernel is compiled for.
+_WIDTHS = (0, 32, _SORT_ABOVE)
+_MERGED_CHUNKS = 8
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 
@@ -31,7 +43,7 @@ Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Ten
 def token_readings(
     logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None, entropy: bool
 ) -> Result:
-    """Run the kernels. Arguments and the order of the results: `vllm.ops.token_readings`."""
+    """Run the kernel. Arguments and the order of the results: `vllm.ops.token_readings`."""
     num_rows, num_columns = token_ids.shape
     if num_columns <= _SORT_ABOVE:
         return _launch(logits, token_ids, num_token_ids, entropy)
@@ -58,7 +70,7 @@ def _launch(
 ) -> Result:
     num_rows, num_columns = token_ids.shape
     vocab_size = logits.shape[1]
-    num_chunks = triton.cdiv(vocab_size, _BLOCK)
+    num_chunks = triton.cdiv(vocab_size, _CHUNK)
     device = logits.device
 
     def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -66,64 +78,61 @@ def _launch(
 
     chosen = empty(torch.float32, num_rows, num_columns)
     ranks = empty(torch.int32, num_rows, num_columns)
-    lse, highest = empty(torch.float32, num_rows), empty(torch.float32, num_rows)
+    # lse, maximum and entropy.
+    statistics = empty(torch.float32, 3 if with_entropy else 2, num_rows)
     argmax = empty(torch.int32, num_rows)
-    entropy = empty(torch.float32, num_rows) if with_entropy else None
-    result = chosen, ranks, lse, argmax, highest, entropy
+    result = chosen, ranks, statistics[0], argmax, statistics[1], statistics[2] if with_entropy else None
     if not num_rows:
         return result
-    chunk_max = empty(torch.float32, num_rows, num_chunks)
-    chunk_sum = empty(torch.float32, num_rows, num_chunks)
-    chunk_weighted = empty(torch.float32, num_rows, num_chunks) if with_entropy else chunk_sum
-    chunk_argmax = empty(torch.int32, num_rows, num_chunks)
-    chunk_counts = empty(torch.int32, num_rows, num_chunks, num_columns)
+    # Of each chunk: maximum, sum and weighted sum (float32), argmax and the columns' counts (int32).
+    parts = empty(torch.int32, num_rows, 4 + num_columns, num_chunks)
     has_counts = num_token_ids is not None
-    counts = num_token_ids if has_counts else argmax
-    _token_readings_kernel[(num_rows, num_chunks)](
+    _token_readings_kernel[(num_rows * num_chunks,)](
         logits,
         logits.stride(0),
         vocab_size,
         token_ids,
         token_ids.stride(0),
         num_columns,
-        counts,
-        chunk_max,
-        chunk_sum,
-        chunk_weighted,
-        chunk_argmax,
-        chunk_counts,
-        HAS_COUNTS=has_counts,
-        HAS_ENTROPY=with_entropy,
-        BLOCK=_BLOCK,
-        GROUP=_GROUP,
-    )
-    _merge_kernel[(num_rows, max(1, triton.cdiv(num_columns, _MERGED_COLUMNS)))](
-        logits,
-        logits.stride(0),
-        token_ids,
-        token_ids.stride(0),
-        num_columns,
-        counts,
-        chunk_max,
-        chunk_sum,
-        chunk_weighted,
-        chunk_argmax,
-        chunk_counts,
+        num_token_ids if has_counts else argmax,
+        parts,
+        _arrivals(num_rows, device),
         num_chunks,
-        vocab_size,
         chosen,
         ranks,
-        lse,
+        statistics,
         argmax,
-        highest,
-        lse if entropy is None else entropy,
         HAS_COUNTS=has_counts,
         HAS_ENTROPY=with_entropy,
+        WIDTH=next(width for width in _WIDTHS if width >= num_columns),
+        CHUNK=_CHUNK,
+        TILE=_TILE_BYTES // logits.element_size(),
+        RUN=_RUN_BYTES // logits.element_size(),
         ALL_CHUNKS=triton.next_power_of_2(num_chunks),
-        CHUNKS=_MERGED_CHUNKS,
-        COLUMNS=_MERGED_COLUMNS,
+        MERGED_CHUNKS=_MERGED_CHUNKS,
+        num_warps=1,
     )
     return result
+
+
+# Counters of programs that are done, 0 between launches. Calls take regions in turn, so that launches which run at one
+# time, on several streams, count apart.
+_REGION_ROWS = 4096
+_NUM_REGIONS = 256
+_counters: dict[torch.device, torch.Tensor] = {}
+_calls = itertools.count()
+
+
+def _arrivals(num_rows: int, device: torch.device) -> torch.Tensor:
+    """int32 [at least num_rows], zeros; the kernel leaves zeros."""
+    counters = _counters.get(device)
+    if counters is None or num_rows > _REGION_ROWS:
+        fresh = torch.zeros(max(num_rows, _NUM_REGIONS * _REGION_ROWS), dtype=torch.int32, device=device)
+        # What is made while a CUDA graph is captured belongs to the graph.
+        is_kept = counters is None and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+        return _counters.setdefault(device, fresh) if is_kept else fresh
+    start = next(_calls) % _NUM_REGIONS * _REGION_ROWS
+    return counters[start : start + num_rows]
 
 
 @triton.jit
@@ -135,120 +144,168 @@ def _token_readings_kernel(
     token_ids_stride,
     num_columns,
     num_token_ids_ptr,  # int32 [R], looked at if HAS_COUNTS
-    chunk_max_ptr,  # float32 [R, chunks]
-    chunk_sum_ptr,  # float32 [R, chunks]
-    chunk_weighted_ptr,  # float32 [R, chunks], written if HAS_ENTROPY
-    chunk_argmax_ptr,  # int32 [R, chunks]
-    chunk_counts_ptr,  # int32 [R, chunks, W]
+    parts_ptr,  # int32 [R, 4 + W, chunks]
+    arrivals_ptr,  # int32 [R], zeros
+    num_chunks,
+    chosen_ptr,  # float32 [R, W]
+    ranks_ptr,  # int32 [R, W]
+    statistics_ptr,  # float32 [2, R]: lse, maximum; [3, R] with the entropy if HAS_ENTROPY
+    argmax_ptr,  # int32 [R]
     HAS_COUNTS: tl.constexpr,
     HAS_ENTROPY: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
+    RUN: tl.constexpr,
+    ALL_CHUNKS: tl.constexpr,
+    MERGED_CHUNKS: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
-    cell = row * tl.num_programs(1) + chunk
+    program = tl.program_id(0)
+    row = (program // num_chunks).to(tl.int64)
+    chunk = program % num_chunks
     row_ptr = logits_ptr + row * logits_stride
-    column = chunk * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(row_ptr + column, mask=column < vocab_size, other=float("-inf")).to(tl.float32)
-
-    highest = tl.max(x, axis=0)
-    # An infinite maximum must not be subtracted from itself: -inf alone sums to 0, +inf to +inf.
-    base = tl.where(tl.abs(highest) == float("inf"), 0.0, highest)
-    tl.store(chunk_max_ptr + cell, highest)
-    shifted = x - base
-    weights = tl.exp(shifted)
-    tl.store(chunk_sum_ptr + cell, tl.sum(weights, axis=0))
-    if HAS_ENTROPY:
-        # Of -inf it makes a number whose exponential is 0 too: 0 times -inf would be NaN.
-        tl.store(chunk_weighted_ptr + cell, tl.sum(tl.maximum(shifted, -200.0) * weights, axis=0))
-    # A NaN equals nothing; the merging kernel clamps.
-    tl.store(chunk_argmax_ptr + cell, tl.min(tl.where(x == highest, column, vocab_size), axis=0))
+    first = chunk * CHUNK
+    column = first + tl.arange(0, TILE // RUN)[:, None] * RUN + tl.arange(0, RUN)[None, :]
+    coming = tl.load(row_ptr + column, mask=column < vocab_size, other=float("-inf"))
 
     num_valid = num_columns
     if HAS_COUNTS:
         num_valid = tl.load(num_token_ids_ptr + row)
-    for first in range(0, num_valid, GROUP):
-        wanted = first + tl.arange(0, GROUP)
-        valid = wanted < num_valid
-        ids = tl.load(token_ids_ptr + row * token_ids_stride + wanted, mask=valid, other=0)
-        threshold = tl.load(row_ptr + ids, mask=valid, other=float("inf")).to(tl.float32)
-        greater = tl.zeros([GROUP], dtype=tl.int32)
-        # In most chunks of a peaked row nothing exceeds the chosen logits.
-        if highest > tl.min(threshold, axis=0):
-            greater = tl.sum((x[None, :] > threshold[:, None]).to(tl.int32), axis=1)
-        tl.store(chunk_counts_ptr + cell * num_columns + wanted, greater, mask=valid)
+    if WIDTH > 0:
+        place = tl.arange(0, WIDTH)
+        ids = tl.load(token_ids_ptr + row * token_ids_stride + place, mask=place < num_valid, other=0)
+        wanted = tl.load(row_ptr + ids, mask=place < num_valid, other=float("inf")).to(tl.float32)
+        ordered = _ordered(wanted.to(tl.int32, bitcast=True))
+        keys = tl.sort((ordered.to(tl.int64) << 32) | place.to(tl.int64))
+        # Ascending, and of which columns these are.
+        threshold_bits = _ordered((keys >> 32).to(tl.int32))
+        threshold = threshold_bits.to(tl.float32, bitcast=True)
+        wanted_column = (keys & 0xFFFFFFFF).to(tl.int32)
+        counts = tl.zeros([WIDTH], dtype=tl.int32)
+
+    peak = float("-inf")
+    total = 0.0
+    weighted = 0.0
+    argmax = first
+    for tile in range(CHUNK // TILE):
+        x = coming.to(tl.float32)
+        following = column + TILE
+        coming = tl.load(
+            row_ptr + following, mask=(following < vocab_size) & (tile + 1 < CHUNK // TILE), other=float("-inf")
+        )
+        runs = tl.max(x, axis=1)
+        highest = tl.max(runs, axis=0)
+        if highest > peak:
+            argmax = tl.min(tl.min(tl.where(x == highest, column, vocab_size), axis=1), axis=0)
+        before = peak
+        peak = tl.maximum(peak, highest)
+        # An infinite maximum must not be subtracted from itself: -inf alone sums to 0, +inf to +inf.
+        base = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)
+        scale = tl.exp(before - base)
+        shifted = x - base
+        weights = tl.exp(shifted)
+        if HAS_ENTROPY:
+            # Of -inf it makes a number whose exponential is 0 too: 0 times -inf would be NaN.
+            weighted = (weighted + tl.maximum(before - base, -200.0) * total) * scale
+            weighted += tl.sum(tl.sum(tl.maximum(shifted, -200.0) * weights, axis=1), axis=0)
+        total = total * scale + tl.sum(tl.sum(weights, axis=1), axis=0)
+        column = following
+
+        if WIDTH > 0:
+            num_below = tl.sum((threshold < highest).to(tl.int32), axis=0)
+            position = 0
+            num_hidden = 1
+            while (position < num_below) & (num_hidden > 0):
+                value = tl.sum(tl.where(place == position, threshold_bits, 0), axis=0).to(tl.float32, bitcast=True)
+                above = tl.sum(tl.sum((x > value).to(tl.int32), axis=1), axis=0)
+                num_hidden = above - tl.sum((runs > value).to(tl.int32), axis=0)
+                counts += tl.where(place == position, above, 0)
+                position += 1
+            for higher in range(position, num_below):
+                value = tl.sum(tl.where(place == higher, threshold_bits, 0), axis=0).to(tl.float32, bitcast=True)
+                above = tl.sum((runs > value).to(tl.int32), axis=0)
+                counts += tl.where(place == higher, above, 0)
+
+    row_parts_ptr = parts_ptr + row * (4 + num_columns) * num_chunks
+    part_ptr = row_parts_ptr + chunk
+    tl.store(part_ptr, peak.to(tl.int32, bitcast=True))
+    tl.store(part_ptr + num_chunks, total.to(tl.int32, bitcast=True))
+    if HAS_ENTROPY:
+        tl.store(part_ptr + 2 * num_chunks, weighted.to(tl.int32, bitcast=True))
+    tl.store(part_ptr + 3 * num_chunks, argmax)
+    if WIDTH > 0:
+        tl.store(part_ptr + (4 + wanted_column) * num_chunks, counts, mask=wanted_column < num_valid)
+    # The lanes' stores come before the one lane's release.
+    tl.debug_barrier()
+    if tl.atomic_add(arrivals_ptr + row, 1, sem="acq_rel") == num_chunks - 1:
+        tl.store(arrivals_ptr + row, 0)
+        _merge_statistics(
+            row, row_parts_ptr, num_chunks, vocab_size, statistics_ptr, argmax_ptr, HAS_ENTROPY, ALL_CHUNKS
+        )
+        if WIDTH > 0:
+            for first_column in range(0, num_columns, 32):
+                wanted = first_column + tl.arange(0, 32)
+                inside = wanted < num_columns
+                valid = wanted < num_valid
+                ids = tl.load(token_ids_ptr + row * token_ids_stride + wanted, mask=valid & inside, other=0)
+                chosen = tl.load(row_ptr + ids, mask=valid & inside, other=0.0).to(tl.float32)
+                tl.store(chosen_ptr + row * num_columns + wanted, chosen, mask=inside)
+                ranks = valid.to(tl.int32)
+                for first_chunk in range(0, num_chunks, MERGED_CHUNKS):
+                    chunks = first_chunk + tl.arange(0, MERGED_CHUNKS)
+                    ranks += tl.sum(
+                        tl.load(
+                            row_parts_ptr + (4 + wanted[:, None]) * num_chunks + chunks[None, :],
+                            mask=(valid & inside)[:, None] & (chunks < num_chunks)[None, :],
+                            other=0,
+                            cache_modifier=".cg",
+                        ),
+                        axis=1,
+                    )
+                tl.store(ranks_ptr + row * num_columns + wanted, ranks, mask=inside)
 
 
 @triton.jit
-def _merge_kernel(
-    logits_ptr,  # [R, V]
-    logits_stride,
-    token_ids_ptr,  # int32 [R, W]
-    token_ids_stride,
-    num_columns,
-    num_token_ids_ptr,  # int32 [R], looked at if HAS_COUNTS
-    chunk_max_ptr,  # float32 [R, chunks]
-    chunk_sum_ptr,  # float32 [R, chunks]
-    chunk_weighted_ptr,  # float32 [R, chunks], looked at if HAS_ENTROPY
-    chunk_argmax_ptr,  # int32 [R, chunks]
-    chunk_counts_ptr,  # int32 [R, chunks, W]
+def _ordered(bits):
+    """int32 of the order of the float32 with these bits, and back: negative floats grow downwards."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _merge_statistics(
+    row,
+    row_parts_ptr,
     num_chunks,
     vocab_size,
-    chosen_ptr,  # float32 [R, W]
-    ranks_ptr,  # int32 [R, W]
-    lse_ptr,  # float32 [R]
-    argmax_ptr,  # int32 [R]
-    max_ptr,  # float32 [R]
-    entropy_ptr,  # float32 [R], written if HAS_ENTROPY
-    HAS_COUNTS: tl.constexpr,
+    statistics_ptr,
+    argmax_ptr,
     HAS_ENTROPY: tl.constexpr,
     ALL_CHUNKS: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    COLUMNS: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    first_cell = row * num_chunks
-    if tl.program_id(1) == 0:
-        chunk = tl.arange(0, ALL_CHUNKS)
-        inside = chunk < num_chunks
-        maxima = tl.load(chunk_max_ptr + first_cell + chunk, mask=inside, other=float("-inf"))
-        sums = tl.load(chunk_sum_ptr + first_cell + chunk, mask=inside, other=0.0)
-        argmaxima = tl.load(chunk_argmax_ptr + first_cell + chunk, mask=inside, other=vocab_size)
-        highest = tl.max(maxima, axis=0)
-        base = tl.where(tl.abs(highest) == float("inf"), 0.0, highest)
-        shifts = maxima - base
-        scales = tl.exp(shifts)
-        total = tl.sum(sums * scales, axis=0)
-        tl.store(max_ptr + row, highest)
-        log_total = tl.log(total)
-        tl.store(lse_ptr + row, log_total + base)
-        if HAS_ENTROPY:
-            weighted = tl.load(chunk_weighted_ptr + first_cell + chunk, mask=inside, other=0.0)
-            mean = tl.sum((weighted + tl.maximum(shifts, -200.0) * sums) * scales, axis=0) / total
-            entropy = log_total - mean
-            # Not tl.maximum, which drops NaN.
-            tl.store(entropy_ptr + row, tl.where(entropy < 0.0, 0.0, entropy))
-        lowest_id = tl.min(tl.where(maxima == highest, argmaxima, vocab_size), axis=0)
-        tl.store(argmax_ptr + row, tl.minimum(lowest_id, vocab_size - 1))
-
-    wanted = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = wanted < num_columns
-    valid = inside
-    if HAS_COUNTS:
-        valid = inside & (wanted < tl.load(num_token_ids_ptr + row))
-    ids = tl.load(token_ids_ptr + row * token_ids_stride + wanted, mask=valid, other=0)
-    chosen = tl.load(logits_ptr + row * logits_stride + ids, mask=valid, other=0.0).to(tl.float32)
-    tl.store(chosen_ptr + row * num_columns + wanted, chosen, mask=inside)
-    ranks = valid.to(tl.int32)
-    for first_chunk in range(0, num_chunks, CHUNKS):
-        chunk = first_chunk + tl.arange(0, CHUNKS)
-        ranks += tl.sum(
-            tl.load(
-                chunk_counts_ptr + (first_cell + chunk[:, None]) * num_columns + wanted[None, :],
-                mask=(chunk < num_chunks)[:, None] & valid[None, :],
-                other=0,
-            ),
-            axis=0,
-        )
-    tl.store(ranks_ptr + row * num_columns + wanted, ranks, mask=inside)
+    num_rows = tl.num_programs(0) // num_chunks
+    chunk = tl.arange(0, ALL_CHUNKS)
+    inside = chunk < num_chunks
+    part_ptr = row_parts_ptr + chunk
+    # Of other programs, so past the L1 cache.
+    maxima = tl.load(part_ptr, mask=inside, other=0, cache_modifier=".cg").to(tl.float32, bitcast=True)
+    maxima = tl.where(inside, maxima, float("-inf"))
+    sums = tl.load(part_ptr + num_chunks, mask=inside, other=0, cache_modifier=".cg").to(tl.float32, bitcast=True)
+    argmaxima = tl.load(part_ptr + 3 * num_chunks, mask=inside, other=vocab_size, cache_modifier=".cg")
+    highest = tl.max(maxima, axis=0)
+    base = tl.where(tl.abs(highest) == float("inf"), 0.0, highest)
+    shifts = maxima - base
+    scales = tl.exp(shifts)
+    total = tl.sum(sums * scales, axis=0)
+    log_total = tl.log(total)
+    tl.store(statistics_ptr + row, log_total + base)
+    tl.store(statistics_ptr + num_rows + row, highest)
+    if HAS_ENTROPY:
+        weighted = tl.load(part_ptr + 2 * num_chunks, mask=inside, other=0, cache_modifier=".cg")
+        weighted = weighted.to(tl.float32, bitcast=True)
+        mean = tl.sum((weighted + tl.maximum(shifts, -200.0) * sums) * scales, axis=0) / total
+        entropy = log_total - mean
+        # Not tl.maximum, which drops NaN.
+        tl.store(statistics_ptr + 2 * num_rows + row, tl.where(entropy < 0.0, 0.0, entropy))
+    lowest_id = tl.min(tl.where(maxima == highest, argmaxima, vocab_size), axis=0)
+    # A NaN equals nothing.
+    tl.store(argmax_ptr + row, tl.minimum(lowest_id, vocab_size - 1))
