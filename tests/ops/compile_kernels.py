@@ -67,8 +67,9 @@ def _calls() -> Iterator[Callable[[], Any]]:
             yield from _attention_calls(dtype, heads, kv_heads, head_dim)
     # An odd vocabulary: rows that are not aligned.
     logits = torch.empty(4, 50257, dtype=torch.bfloat16)
-    yield lambda: token_readings(logits, _int32(4, 1))
-    yield lambda: token_readings(logits, _int32(4, 1), entropy=True)
+    yield lambda: token_readings(logits, _int32(4, 0))
+    yield lambda: token_readings(logits, _int32(4, 100))
+    yield lambda: token_readings(logits, _int32(4, 100), entropy=True)
     yield lambda: count_above(logits, torch.empty(4, 1))
     yield lambda: topk(logits, 20)
     yield lambda: rms_norm(x, weight, 1e-5)

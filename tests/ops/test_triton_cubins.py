@@ -15,7 +15,6 @@ FOLDER = Path(__file__).parent
 KERNELS = sorted(
     {
         "_token_readings_kernel",
-        "_merge_kernel",
         "_count_above_kernel",
         "_ordered_keys_kernel",
         "_gumbel_kernel",

@@ -2,14 +2,14 @@
 
 A row is cut into chunks of _CHUNK logits, so that even one row fills the device. A program is one warp: it needs no
 barriers, and a decision costs it a vote. It first gathers the row's requested logits (a handful of scattered reads, from
-the L2 cache for all chunks but one) and sorts them. Then it takes its chunk tile by tile, a tile in registers while the
-next one is on its way, and adds up maximum, sum of exponentials, argmax, if asked the sum that the entropy takes, and,
-for each requested logit, how many are greater.
+the L2 cache for all chunks but one). Then it takes its chunk tile by tile, a tile in registers while the next one is on
+its way, and adds up maximum, sum of exponentials, argmax, if asked the sum that the entropy takes, and, for each
+requested logit, how many are greater.
 
 Comparing every logit with every requested one would take longer than reading the logits. So a tile is compared with
-those alone that are below its maximum. And a lane sees to runs of 4 or 8 logits: once a requested logit is so high that
-no run holds two that are greater, the runs' maxima are compared with it, and with all the higher ones, in place of the
-logits.
+those alone that are below its maximum, the lowest first. And a lane sees to runs of 4 or 8 logits: once a requested
+logit is so high that no run holds two that are greater, the higher ones are compared with the runs' maxima in place of
+the logits.
 
 The last program of a row to be done merges the chunks' results, always in the order of the chunks: equal inputs give
 equal bits. Which one that is an atomic counter tells, which is 0 again afterwards.
@@ -27,15 +27,18 @@ import triton
 import triton.language as tl
 
 _CHUNK = 4096
-# What a lane has on its way while it works: 4 KiB a warp.
-_TILE_BYTES = 4096
+# Logits that a warp works at, and as many on their way: what fits its registers.
+_TILE = 1024
 # What a lane loads at once: contiguous logits.
 _RUN_BYTES = 16
 # Above this many columns one sort of the row is cheaper than a comparison of the row with each column.
 _SORT_ABOVE = 256
 # Widths that a kernel is compiled for.
 _WIDTHS = (0, 32, _SORT_ABOVE)
-_MERGED_CHUNKS = 8
+# A lane's counts that are merged at once.
+_MERGED = 32
+# So that 16 warps share a multiprocessor; the widest kernel needs more not to spill.
+_MAX_REGISTERS = {0: 128, 32: 128, _SORT_ABOVE: 168}
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 
@@ -85,7 +88,8 @@ def _launch(
     if not num_rows:
         return result
     # Of each chunk: maximum, sum and weighted sum (float32), argmax and the columns' counts (int32).
-    parts = empty(torch.int32, num_rows, 4 + num_columns, num_chunks)
+    parts = empty(torch.int32, num_rows, num_chunks, 4 + num_columns)
+    width = next(width for width in _WIDTHS if width >= num_columns)
     has_counts = num_token_ids is not None
     _token_readings_kernel[(num_rows * num_chunks,)](
         logits,
@@ -104,13 +108,14 @@ def _launch(
         argmax,
         HAS_COUNTS=has_counts,
         HAS_ENTROPY=with_entropy,
-        WIDTH=next(width for width in _WIDTHS if width >= num_columns),
+        WIDTH=width,
         CHUNK=_CHUNK,
-        TILE=_TILE_BYTES // logits.element_size(),
+        TILE=_TILE,
         RUN=_RUN_BYTES // logits.element_size(),
         ALL_CHUNKS=triton.next_power_of_2(num_chunks),
-        MERGED_CHUNKS=_MERGED_CHUNKS,
+        MERGED_CHUNKS=32 * _MERGED // max(32, width),
         num_warps=1,
+        maxnreg=_MAX_REGISTERS[width],
     )
     return result
 
@@ -144,7 +149,7 @@ def _token_readings_kernel(
     token_ids_stride,
     num_columns,
     num_token_ids_ptr,  # int32 [R], looked at if HAS_COUNTS
-    parts_ptr,  # int32 [R, 4 + W, chunks]
+    parts_ptr,  # int32 [R, chunks, 4 + W]
     arrivals_ptr,  # int32 [R], zeros
     num_chunks,
     chosen_ptr,  # float32 [R, W]
@@ -160,27 +165,27 @@ def _token_readings_kernel(
     ALL_CHUNKS: tl.constexpr,
     MERGED_CHUNKS: tl.constexpr,
 ):
+    NONE_LEFT: tl.constexpr = 2147483647
+    LOG2_E: tl.constexpr = 1.4426950408889634
     program = tl.program_id(0)
     row = (program // num_chunks).to(tl.int64)
     chunk = program % num_chunks
     row_ptr = logits_ptr + row * logits_stride
     first = chunk * CHUNK
-    column = first + tl.arange(0, TILE // RUN)[:, None] * RUN + tl.arange(0, RUN)[None, :]
-    coming = tl.load(row_ptr + column, mask=column < vocab_size, other=float("-inf"))
+    place_in_tile = tl.arange(0, TILE // RUN)[:, None] * RUN + tl.arange(0, RUN)[None, :]
+    coming = tl.load(row_ptr + first + place_in_tile, mask=first + place_in_tile < vocab_size, other=float("-inf"))
 
-    num_valid = num_columns
-    if HAS_COUNTS:
-        num_valid = tl.load(num_token_ids_ptr + row)
     if WIDTH > 0:
+        num_valid = num_columns
+        if HAS_COUNTS:
+            num_valid = tl.load(num_token_ids_ptr + row)
         place = tl.arange(0, WIDTH)
-        ids = tl.load(token_ids_ptr + row * token_ids_stride + place, mask=place < num_valid, other=0)
-        wanted = tl.load(row_ptr + ids, mask=place < num_valid, other=float("inf")).to(tl.float32)
-        ordered = _ordered(wanted.to(tl.int32, bitcast=True))
-        keys = tl.sort((ordered.to(tl.int64) << 32) | place.to(tl.int64))
-        # Ascending, and of which columns these are.
-        threshold_bits = _ordered((keys >> 32).to(tl.int32))
-        threshold = threshold_bits.to(tl.float32, bitcast=True)
-        wanted_column = (keys & 0xFFFFFFFF).to(tl.int32)
+        valid = place < tl.minimum(num_valid, num_columns)
+        ids = tl.load(token_ids_ptr + row * token_ids_stride + place, mask=valid, other=0)
+        wanted = tl.load(row_ptr + ids, mask=valid, other=float("inf")).to(tl.float32)
+        # As integers of the same order: negative floats grow downwards.
+        bits = wanted.to(tl.int32, bitcast=True)
+        ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
         counts = tl.zeros([WIDTH], dtype=tl.int32)
 
     peak = float("-inf")
@@ -189,92 +194,84 @@ def _token_readings_kernel(
     argmax = first
     for tile in range(CHUNK // TILE):
         x = coming.to(tl.float32)
-        following = column + TILE
-        coming = tl.load(
-            row_ptr + following, mask=(following < vocab_size) & (tile + 1 < CHUNK // TILE), other=float("-inf")
-        )
+        start = first + tile * TILE
+        following = start + TILE + place_in_tile
+        is_last = tile + 1 == CHUNK // TILE
+        coming = tl.load(row_ptr + following, mask=(following < vocab_size) & ~is_last, other=float("-inf"))
         runs = tl.max(x, axis=1)
         highest = tl.max(runs, axis=0)
         if highest > peak:
-            argmax = tl.min(tl.min(tl.where(x == highest, column, vocab_size), axis=1), axis=0)
+            where_highest = tl.where(x == highest, start + place_in_tile, vocab_size)
+            argmax = tl.min(where_highest)
         before = peak
         peak = tl.maximum(peak, highest)
         # An infinite maximum must not be subtracted from itself: -inf alone sums to 0, +inf to +inf.
         base = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)
-        scale = tl.exp(before - base)
+        # exp2 takes what is below the normal numbers as 0, in a third of exp's instructions.
+        scale = tl.exp2((before - base) * LOG2_E)
         shifted = x - base
-        weights = tl.exp(shifted)
+        weights = tl.exp2(shifted * LOG2_E)
         if HAS_ENTROPY:
             # Of -inf it makes a number whose exponential is 0 too: 0 times -inf would be NaN.
             weighted = (weighted + tl.maximum(before - base, -200.0) * total) * scale
-            weighted += tl.sum(tl.sum(tl.maximum(shifted, -200.0) * weights, axis=1), axis=0)
-        total = total * scale + tl.sum(tl.sum(weights, axis=1), axis=0)
-        column = following
+            weighted += tl.sum(tl.maximum(shifted, -200.0) * weights)
+        total = total * scale + tl.sum(weights)
 
         if WIDTH > 0:
-            num_below = tl.sum((threshold < highest).to(tl.int32), axis=0)
-            position = 0
+            left = tl.where(wanted < highest, ordered, NONE_LEFT)
+            lowest = tl.min(left, axis=0)
             num_hidden = 1
-            while (position < num_below) & (num_hidden > 0):
-                value = tl.sum(tl.where(place == position, threshold_bits, 0), axis=0).to(tl.float32, bitcast=True)
-                above = tl.sum(tl.sum((x > value).to(tl.int32), axis=1), axis=0)
+            while (lowest < NONE_LEFT) & (num_hidden > 0):
+                value = (lowest ^ ((lowest >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+                above = tl.sum((x > value).to(tl.int32))
                 num_hidden = above - tl.sum((runs > value).to(tl.int32), axis=0)
-                counts += tl.where(place == position, above, 0)
-                position += 1
-            for higher in range(position, num_below):
-                value = tl.sum(tl.where(place == higher, threshold_bits, 0), axis=0).to(tl.float32, bitcast=True)
-                above = tl.sum((runs > value).to(tl.int32), axis=0)
-                counts += tl.where(place == higher, above, 0)
+                counts += tl.where(left == lowest, above, 0)
+                left = tl.where(left == lowest, NONE_LEFT, left)
+                lowest = tl.min(left, axis=0)
+            while lowest < NONE_LEFT:
+                value = (lowest ^ ((lowest >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+                counts += tl.where(left == lowest, tl.sum((runs > value).to(tl.int32), axis=0), 0)
+                left = tl.where(left == lowest, NONE_LEFT, left)
+                lowest = tl.min(left, axis=0)
 
-    row_parts_ptr = parts_ptr + row * (4 + num_columns) * num_chunks
-    part_ptr = row_parts_ptr + chunk
+    part_size = 4 + num_columns
+    row_parts_ptr = parts_ptr + row * num_chunks * part_size
+    part_ptr = row_parts_ptr + chunk * part_size
     tl.store(part_ptr, peak.to(tl.int32, bitcast=True))
-    tl.store(part_ptr + num_chunks, total.to(tl.int32, bitcast=True))
+    tl.store(part_ptr + 1, total.to(tl.int32, bitcast=True))
     if HAS_ENTROPY:
-        tl.store(part_ptr + 2 * num_chunks, weighted.to(tl.int32, bitcast=True))
-    tl.store(part_ptr + 3 * num_chunks, argmax)
+        tl.store(part_ptr + 2, weighted.to(tl.int32, bitcast=True))
+    tl.store(part_ptr + 3, argmax)
     if WIDTH > 0:
-        tl.store(part_ptr + (4 + wanted_column) * num_chunks, counts, mask=wanted_column < num_valid)
+        tl.store(part_ptr + 4 + place, counts, mask=valid)
     # The lanes' stores come before the one lane's release.
     tl.debug_barrier()
     if tl.atomic_add(arrivals_ptr + row, 1, sem="acq_rel") == num_chunks - 1:
         tl.store(arrivals_ptr + row, 0)
-        _merge_statistics(
-            row, row_parts_ptr, num_chunks, vocab_size, statistics_ptr, argmax_ptr, HAS_ENTROPY, ALL_CHUNKS
-        )
         if WIDTH > 0:
-            for first_column in range(0, num_columns, 32):
-                wanted = first_column + tl.arange(0, 32)
-                inside = wanted < num_columns
-                valid = wanted < num_valid
-                ids = tl.load(token_ids_ptr + row * token_ids_stride + wanted, mask=valid & inside, other=0)
-                chosen = tl.load(row_ptr + ids, mask=valid & inside, other=0.0).to(tl.float32)
-                tl.store(chosen_ptr + row * num_columns + wanted, chosen, mask=inside)
-                ranks = valid.to(tl.int32)
-                for first_chunk in range(0, num_chunks, MERGED_CHUNKS):
-                    chunks = first_chunk + tl.arange(0, MERGED_CHUNKS)
-                    ranks += tl.sum(
-                        tl.load(
-                            row_parts_ptr + (4 + wanted[:, None]) * num_chunks + chunks[None, :],
-                            mask=(valid & inside)[:, None] & (chunks < num_chunks)[None, :],
-                            other=0,
-                            cache_modifier=".cg",
-                        ),
-                        axis=1,
-                    )
-                tl.store(ranks_ptr + row * num_columns + wanted, ranks, mask=inside)
-
-
-@triton.jit
-def _ordered(bits):
-    """int32 of the order of the float32 with these bits, and back: negative floats grow downwards."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+            inside = place < num_columns
+            tl.store(chosen_ptr + row * num_columns + place, tl.where(valid, wanted, 0.0), mask=inside)
+            ranks = valid.to(tl.int32)
+            for first_merged in range(0, num_chunks, MERGED_CHUNKS):
+                merged = first_merged + tl.arange(0, MERGED_CHUNKS)[:, None]
+                merged_counts = tl.load(
+                    row_parts_ptr + merged * part_size + 4 + place[None, :],
+                    mask=(merged < num_chunks) & valid[None, :],
+                    other=0,
+                    cache_modifier=".cg",
+                )
+                ranks += tl.sum(merged_counts, axis=0)
+            tl.store(ranks_ptr + row * num_columns + place, ranks, mask=inside)
+        _merge_statistics(
+            row, row_parts_ptr, part_size, num_chunks, vocab_size, statistics_ptr, argmax_ptr, HAS_ENTROPY, ALL_CHUNKS
+        )
 
 
 @triton.jit
 def _merge_statistics(
     row,
     row_parts_ptr,
+    part_size,
     num_chunks,
     vocab_size,
     statistics_ptr,
@@ -285,12 +282,12 @@ def _merge_statistics(
     num_rows = tl.num_programs(0) // num_chunks
     chunk = tl.arange(0, ALL_CHUNKS)
     inside = chunk < num_chunks
-    part_ptr = row_parts_ptr + chunk
+    part_ptr = row_parts_ptr + chunk * part_size
     # Of other programs, so past the L1 cache.
     maxima = tl.load(part_ptr, mask=inside, other=0, cache_modifier=".cg").to(tl.float32, bitcast=True)
     maxima = tl.where(inside, maxima, float("-inf"))
-    sums = tl.load(part_ptr + num_chunks, mask=inside, other=0, cache_modifier=".cg").to(tl.float32, bitcast=True)
-    argmaxima = tl.load(part_ptr + 3 * num_chunks, mask=inside, other=vocab_size, cache_modifier=".cg")
+    sums = tl.load(part_ptr + 1, mask=inside, other=0, cache_modifier=".cg").to(tl.float32, bitcast=True)
+    argmaxima = tl.load(part_ptr + 3, mask=inside, other=vocab_size, cache_modifier=".cg")
     highest = tl.max(maxima, axis=0)
     base = tl.where(tl.abs(highest) == float("inf"), 0.0, highest)
     shifts = maxima - base
@@ -300,8 +297,7 @@ def _merge_statistics(
     tl.store(statistics_ptr + row, log_total + base)
     tl.store(statistics_ptr + num_rows + row, highest)
     if HAS_ENTROPY:
-        weighted = tl.load(part_ptr + 2 * num_chunks, mask=inside, other=0, cache_modifier=".cg")
-        weighted = weighted.to(tl.float32, bitcast=True)
+        weighted = tl.load(part_ptr + 2, mask=inside, other=0, cache_modifier=".cg").to(tl.float32, bitcast=True)
         mean = tl.sum((weighted + tl.maximum(shifts, -200.0) * sums) * scales, axis=0) / total
         entropy = log_total - mean
         # Not tl.maximum, which drops NaN.

@@ -35,7 +35,7 @@ class StagedTensor:
         self._dirty: set[int] = set()
         shape = (shape,) if isinstance(shape, int) else shape
         self._set_host(self._filled(shape))
-        self.tensor = self._host if self._shared else self._host.to(self.device)
+        self.tensor = self._host if self._shared else torch.full(shape, fill, dtype=dtype, device=self.device)
 
     @property
     def _shared(self) -> bool:
@@ -67,7 +67,7 @@ class StagedTensor:
         wider[:, :old] = self._host
         self._set_host(wider)
         # The device's copy starts from the host's, staged rows included.
-        self.tensor = wider if self._shared else wider.to(self.device)
+        self.tensor = upload(self.np, self.device)
         self._dirty.clear()
 
     def apply_staged_writes(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from vllm.v1.worker.gpu.buffer_utils import upload
+
 
 class RequestStates:
     """Token ids and lengths of the requests that own a slot. S = max_num_reqs, N = max_model_len.
@@ -66,4 +68,4 @@ class RequestStates:
     def token_ids_tensor(self, slots: np.ndarray) -> torch.Tensor:
         """Token ids of some slots on the device: int32 [R, max total_len among them]."""
         width = int(self.total_len[slots].max(initial=0))
-        return torch.from_numpy(self.token_ids[slots, :width]).to(self.device)
+        return upload(self.token_ids[slots, :width], self.device)

@@ -308,10 +308,13 @@ def _span(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _take(table: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
     """The rows (ascending) of a [L, ...] tensor; a view when they stand together."""
-    first, last = int(rows[0]), int(rows[-1])
-    if last - first + 1 == len(rows):
-        return table[first : last + 1]
+    if _stand_together(rows):
+        return table[int(rows[0]) : int(rows[-1]) + 1]
     return table[upload(rows, table.device)]
+
+
+def _stand_together(rows: np.ndarray) -> bool:
+    return int(rows[-1]) - int(rows[0]) + 1 == len(rows)
 
 
 def _put(table: torch.Tensor, rows: np.ndarray, values: torch.Tensor) -> None:
@@ -322,9 +325,7 @@ def _put(table: torch.Tensor, rows: np.ndarray, values: torch.Tensor) -> None:
 
 
 def _float32_copy(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-    part = _take(logits, rows)
-    shares_memory = part.untyped_storage().data_ptr() == logits.untyped_storage().data_ptr()
-    return part.to(torch.float32, copy=shares_memory).contiguous()
+    return _take(logits, rows).to(torch.float32, copy=_stand_together(rows)).contiguous()
 
 
 def _on_rows(logits: torch.Tensor, chosen: np.ndarray, apply: Callable[[torch.Tensor, np.ndarray], None]) -> None:
@@ -335,5 +336,5 @@ def _on_rows(logits: torch.Tensor, chosen: np.ndarray, apply: Callable[[torch.Te
         return
     part = _take(logits, rows)
     apply(part, rows)
-    if part.untyped_storage().data_ptr() != logits.untyped_storage().data_ptr():
+    if not _stand_together(rows):
         logits[upload(rows, logits.device)] = part
