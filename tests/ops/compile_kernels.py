@@ -25,6 +25,7 @@ from vllm.ops.count_above import count_above
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
+from vllm.ops.linear_readings import linear_readings
 from vllm.ops.paged_attention import paged_attention
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_embedding_
@@ -65,6 +66,8 @@ def _calls() -> Iterator[Callable[[], Any]]:
         yield lambda x=x, weight=weight: fused_add_rms_norm_(x, x.clone(), weight, 1e-5)
         for heads, kv_heads, head_dim in ((9, 3, 64), (32, 8, 128)):
             yield from _attention_calls(dtype, heads, kv_heads, head_dim)
+    hidden, head = torch.empty(300, 1024, dtype=torch.bfloat16), torch.empty(49152, 1024, dtype=torch.bfloat16)
+    yield lambda: linear_readings(hidden, head, _int32(300, 5))
     # An odd vocabulary: rows that are not aligned.
     logits = torch.empty(4, 50257, dtype=torch.bfloat16)
     yield lambda: token_readings(logits, _int32(4, 0))

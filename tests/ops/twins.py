@@ -23,6 +23,7 @@ OPERATIONS = (
     "rotary_and_cache_",
     "paged_attention",
     "token_readings",
+    "linear_readings",
     "count_above",
     "topk",
     "gumbel_sample",
@@ -35,6 +36,8 @@ _WIDEST = ISA_LEVELS.index("avx512_bf16")
 
 # On CUDA these run their references.
 WITHOUT_TRITON = {"keep_top_p_"}
+# And these on the CPU.
+WITHOUT_CPP = {"linear_readings"}
 
 # float32 sums in another order, relative to the greatest value.
 _SLACK = 2e-6

@@ -104,6 +104,12 @@ class ParallelLMHead(nn.Module):
         model's."""
         return self.method.apply(hidden, self.packed, float_out=True)
 
+    @property
+    def plain_weight(self) -> Tensor | None:
+        """The weight [V, H] where this rank has all of it, as the checkpoint has it; else None."""
+        is_plain = isinstance(self.packed, PackedLinear) and self.packed.layout == "plain"
+        return self.packed.weight if is_plain and self.group.world_size == 1 else None
+
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Where the checkpoint's `weight` goes, unless it is an embedding's."""
         if self.weight is None:

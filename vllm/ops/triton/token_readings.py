@@ -1,9 +1,9 @@
 """Triton twin of `token_readings`: one launch, and the logits are read from memory once.
 
 A row is cut into chunks of _CHUNK logits, so that even one row fills the device. A program is one warp: it needs no
-barriers, and a decision costs it a vote. It first gathers the row's requested logits (a handful of scattered reads, from
-the L2 cache for all chunks but one). Then it takes its chunk tile by tile, a tile in registers while the next one is on
-its way, and adds up maximum, sum of exponentials, argmax, if asked the sum that the entropy takes, and, for each
+barriers, and a decision costs it a vote. It first gathers the row's requested logits (a handful of scattered reads,
+from the L2 cache for all chunks but one). Then it takes its chunk tile by tile, a tile in registers while the next one
+is on its way, and adds up maximum, sum of exponentials, argmax, if asked the sum that the entropy takes, and, for each
 requested logit, how many are greater.
 
 Comparing every logit with every requested one would take longer than reading the logits. So a tile is compared with
@@ -38,7 +38,7 @@ _WIDTHS = (0, 32, _SORT_ABOVE)
 # A lane's counts that are merged at once.
 _MERGED = 32
 # So that 16 warps share a multiprocessor; the widest kernel needs more not to spill.
-_MAX_REGISTERS = {0: 128, 32: 128, _SORT_ABOVE: 168}
+_MAX_REGISTERS = {0: 128, 32: 128, _SORT_ABOVE: 192}
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 

@@ -121,7 +121,8 @@ class GPUModelRunner:
         for source, rows in ((self._hidden_cache, prompts.cached), (hidden, prompts.computed)):
             if len(rows.slots):
                 assert source is not None, "a cached prefix without the cache"
-                self.prompt_logprobs.read(source, rows, self.model.compute_logits, self.states, readings)
+                head = self.model.compute_logits, self.model.lm_head.plain_weight
+                self.prompt_logprobs.read(source, rows, *head, self.states, readings)
         return readings
 
     def _update_states(self, step: SchedulerOutput) -> None:

@@ -1,4 +1,5 @@
-"""Readings of prompt positions: from final hidden states through the head, tile by tile."""
+"""Readings of prompt positions: from final hidden states through the head, tile by tile; on CUDA, where nothing but
+chosen tokens is wanted, in one operation that leaves no logits in memory."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from vllm.logprobs import LogprobsLists, LogprobsRows
+from vllm.ops.linear_readings import has_linear_readings, linear_readings
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.sample.logprob import as_tensors
@@ -25,6 +27,8 @@ UNSOUND_PROMPT = "the model's logits are not finite (NaN or infinity) at a promp
 # Rows that want more than this are read apart from the others, which would otherwise pay for their width.
 _WIDE = 128
 _NONE = np.iinfo(np.int64).max
+# Rows that are read at once where no logits come to be.
+_FUSED_ROWS = 8192
 
 
 def num_tile_rows(vocab_size: int) -> int:
@@ -48,11 +52,19 @@ class PromptReadings:
     unsound: set[str] = field(default_factory=set)  # requests with a position whose logits are not finite
 
 
+class _Kind(NamedTuple):
+    """Requests of one kind are read together."""
+
+    many_topk: bool
+    many_ids: bool
+    entropy: bool
+
+
 class _Request(NamedTuple):
     req_id: str
     params: SamplingParams
     num_topk: int
-    kind: tuple[bool, bool, bool]  # many top-k entries, many ids, entropy: requests of one kind are read together
+    kind: _Kind
 
 
 class PromptLogprobsState:
@@ -89,7 +101,7 @@ class PromptLogprobsState:
         num_topk = self.vocab_size if num_topk == -1 else min(num_topk, self.vocab_size)
         ids = params.prompt_logprob_token_ids or ()
         widest = max(map(len, ids)) if params.has_prompt_ids_a_position else len(ids)  # type: ignore[arg-type]
-        kind = (num_topk > _WIDE, widest > _WIDE, params.logprob_entropy)
+        kind = _Kind(num_topk > _WIDE, widest > _WIDE, params.logprob_entropy)
         self._requests[slot] = _Request(req_id, params, num_topk, kind)
         self._first[slot] = self._next[slot] = next_prompt_row
         self._end[slot] = prompt_len - 1
@@ -126,6 +138,7 @@ class PromptLogprobsState:
         hidden: torch.Tensor,
         rows: PromptRows,
         compute_logits: Callable[[torch.Tensor], torch.Tensor],
+        head_weight: torch.Tensor | None,
         states: RequestStates,
         readings: PromptReadings,
     ) -> None:
@@ -134,30 +147,35 @@ class PromptLogprobsState:
         Args:
             hidden: [M, H] final hidden states.
             compute_logits: [L, H] -> this rank's logits, [L, V] where it is alone.
+            head_weight: [V, H] where logits are its plain product with hidden states; else None.
             states: token ids by slot.
         """
-        for part, num_topk, entropy in self._groups(rows):
-            size = num_tile_rows(self.vocab_size)
+        for part, num_topk, kind in self._groups(rows):
+            weight = head_weight if not (num_topk or any(kind)) and has_linear_readings(hidden) else None
+            size = num_tile_rows(self.vocab_size) if weight is None else _FUSED_ROWS
             for first in range(0, len(part.slots), size):
                 tile = PromptRows(*(column[first : first + size] for column in part))
                 ids, counts = self._ids_to_read(tile, states)
                 chosen = hidden.index_select(0, upload(tile.sources, hidden.device))
-                # No name holds the logits: they are gone before the next tile's are made.
-                lists = self._read_tile(compute_logits(chosen), ids, counts, num_topk, entropy)
+                if weight is None:
+                    # No name holds the logits: they are gone before the next tile's are made.
+                    lists = self._read_tile(compute_logits(chosen), ids, counts, num_topk, kind.entropy)
+                else:
+                    lists = self._read_fused(chosen, weight, ids, counts)
                 self._hand_out(tile.slots, counts, lists, readings)
 
-    def _groups(self, rows: PromptRows) -> Iterator[tuple[PromptRows, int, bool]]:
+    def _groups(self, rows: PromptRows) -> Iterator[tuple[PromptRows, int, _Kind]]:
         """Rows of requests that are read together, with the greatest top-k among them."""
-        members: dict[tuple[bool, bool, bool], list[int]] = {}
+        members: dict[_Kind, list[int]] = {}
         for slot in dict.fromkeys(rows.slots.tolist()):
             members.setdefault(self._requests[slot].kind, []).append(slot)
         for kind, slots in members.items():
             num_topk = max(self._requests[slot].num_topk for slot in slots)
             if len(members) > 1:
                 mine = np.isin(rows.slots, slots)
-                yield PromptRows(*(column[mine] for column in rows)), num_topk, kind[2]
+                yield PromptRows(*(column[mine] for column in rows)), num_topk, kind
             else:
-                yield rows, num_topk, kind[2]
+                yield rows, num_topk, kind
 
     def _ids_to_read(self, tile: PromptRows, states: RequestStates) -> tuple[np.ndarray, np.ndarray]:
         """int32 [L, 1 + M]: each row's prompt token, then its requested ids; int32 [L]: how many of those it has."""
@@ -186,6 +204,19 @@ class PromptLogprobsState:
                 num_valid = upload(counts + np.int32(1 + num_topk), logits.device)
             readings = self._vocab.read(logits, columns, num_topk, num_valid, entropy)
             tensors = as_tensors(readings, columns, num_valid, num_topk)
+        return tensors.tolists()
+
+    def _read_fused(
+        self, hidden: torch.Tensor, weight: torch.Tensor, ids: np.ndarray, counts: np.ndarray
+    ) -> LogprobsLists:
+        """Readings [L, 1 + M] of hidden states [L, H], through the head's weight [V, H]. They are of float32 logits,
+        which a tile's, in the model's dtype, may be rounded from."""
+        with self.reading_clock.running(hidden.device):
+            columns = upload(ids, hidden.device)
+            num_valid = None
+            if counts.min() < ids.shape[1] - 1:
+                num_valid = upload(counts + np.int32(1), hidden.device)
+            tensors = as_tensors(linear_readings(hidden, weight, columns, num_valid), columns, num_valid, 0)
         return tensors.tolists()
 
     def _hand_out(self, slots: np.ndarray, counts: np.ndarray, lists: LogprobsLists, readings: PromptReadings) -> None:

@@ -1,0 +1,143 @@
+"""linear_readings against a float64 product: logits and lse near, ranks exact wherever no other logit is too near."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from twins import run, strided, twins
+
+from vllm.ops.linear_readings import linear_readings
+from vllm.ops.token_readings import Readings
+
+TWINS = twins("linear_readings")
+
+
+def matrices(num_rows: int, vocab_size: int, hidden_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    hidden = torch.randn(num_rows, hidden_size).to(dtype)
+    return hidden, (torch.randn(vocab_size, hidden_size) / hidden_size**0.5).to(dtype)
+
+
+def integers(num_rows: int, vocab_size: int, hidden_size: int) -> tuple[Tensor, Tensor]:
+    """Whose products are exact however they are added up, and often equal."""
+    hidden = torch.randint(-2, 3, (num_rows, hidden_size)).to(torch.bfloat16)
+    return hidden, torch.randint(-2, 3, (vocab_size, hidden_size)).to(torch.bfloat16)
+
+
+def ids_for(num_rows: int, vocab_size: int, width: int) -> Tensor:
+    return torch.randint(0, vocab_size, (num_rows, width), dtype=torch.int32)
+
+
+def assert_near(got: Readings, hidden: Tensor, weight: Tensor, ids: Tensor, tolerance: float) -> None:
+    """`tolerance` is how far a sum of products may be off; 0: ranks are exact, too."""
+    logits = hidden.double() @ weight.double().t()
+    chosen = logits.gather(1, ids.to(torch.int64))
+    assert got.entropy is None
+    dtypes = [part.dtype for part in got[:5]]
+    assert dtypes == [torch.float32, torch.int32, torch.float32, torch.int32, torch.float32]
+    assert ((got.logits.double() - chosen).abs() <= tolerance).all()
+    assert (
+        (got.lse.double() - logits.logsumexp(dim=1)).abs() <= tolerance + 1e-6 * (8 + logits.abs().amax(dim=1))
+    ).all()
+    assert ((got.max.double() - logits.amax(dim=1)).abs() <= tolerance).all()
+    drawn = logits.gather(1, got.argmax[:, None].to(torch.int64))[:, 0]
+    assert (logits.amax(dim=1) - drawn <= 2 * tolerance).all()
+    most = 1 + (logits[:, None, :] > chosen[:, :, None] - 2 * tolerance).sum(dim=2)
+    fewest = 1 + (logits[:, None, :] > chosen[:, :, None] + 2 * tolerance).sum(dim=2)
+    assert ((fewest <= got.ranks) & (got.ranks <= most)).all()
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("num_rows", "vocab_size", "hidden_size", "width"),
+    [(1, 1, 8, 0), (3, 300, 64, 3), (130, 513, 100, 2), (0, 5, 8, 1)],
+)
+def test_shapes(twin: str, dtype: torch.dtype, num_rows: int, vocab_size: int, hidden_size: int, width: int) -> None:
+    if twin == "triton" and dtype == torch.float32:
+        pytest.skip("runs the reference")
+    torch.manual_seed(width)
+    hidden, weight = matrices(num_rows, vocab_size, hidden_size, dtype)
+    ids = ids_for(num_rows, vocab_size, width)
+    got = run(twin, linear_readings, strided(hidden), strided(weight, gap=5), ids, None)
+    # Products of 16-bit numbers are exact in float32, their sums round at each step.
+    assert_near(got, hidden, weight, ids, 1e-5)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_ties_share_the_better_rank(twin: str) -> None:
+    torch.manual_seed(0)
+    hidden, weight = integers(5, 600, 32)
+    weight[[7, 300, 599]] = weight[20].clone()
+    ids = ids_for(5, 600, 4)
+    ids[:, :2] = torch.tensor([300, 7])
+    got = run(twin, linear_readings, hidden, weight, ids, None)
+    assert_near(got, hidden, weight, ids, 0.0)
+    assert torch.equal(got.ranks[:, 0], got.ranks[:, 1])
+    logits = (hidden.float() @ weight.float().t()).numpy()
+    assert got.argmax.tolist() == logits.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_padding_is_not_looked_at(twin: str) -> None:
+    torch.manual_seed(1)
+    hidden, weight = integers(3, 70, 16)
+    ids, counts = ids_for(3, 70, 3), torch.tensor([3, 0, 1], dtype=torch.int32)
+    plain = run(twin, linear_readings, hidden, weight, ids, None)
+    for row, count in enumerate(counts.tolist()):
+        ids[row, count:] = 2**31 - 1
+    got = run(twin, linear_readings, hidden, weight, ids, counts)
+    valid = torch.arange(3) < counts[:, None]
+    assert torch.equal(got.ranks, plain.ranks.masked_fill(~valid, 0))
+    assert torch.equal(got.logits, plain.logits.masked_fill(~valid, 0.0))
+    assert torch.equal(got.lse, plain.lse)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_not_finite_marks_its_own_row_only(twin: str) -> None:
+    torch.manual_seed(2)
+    hidden, weight = integers(3, 300, 16)
+    hidden[1, 3] = torch.nan
+    hidden[2, 3] = torch.inf
+    ids = ids_for(3, 300, 2)
+    got = run(twin, linear_readings, hidden, weight, ids, None)
+    assert got.lse.isfinite().tolist() == [True, False, False]
+    assert ((got.argmax >= 0) & (got.argmax < 300)).all()
+    assert_near(Readings(*(part[:1] for part in got[:5])), hidden[:1], weight, ids[:1], 0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_real_sizes_on_a_device(dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    hidden, weight = matrices(300, 151936, 1024, dtype)
+    weight[151935] = weight[5]
+    ids = ids_for(300, 151936, 5)
+    ids[:, 0], ids[:, 1] = 5, 151935
+    hidden, weight, ids = hidden.cuda(), weight.cuda(), ids.cuda()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    got = linear_readings(hidden, weight, ids)
+    assert torch.cuda.max_memory_allocated() - before < 256 * 2**20
+    # The same weights give the same bits in another tile, and the own column never counts.
+    assert torch.equal(got.ranks[:, 0], got.ranks[:, 1]) and torch.equal(got.logits[:, 0], got.logits[:, 1])
+    assert_near(Readings(*(part[:40] for part in got[:5])), hidden[:40], weight, ids[:40], 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "weight", "ids", "counts", "field"),
+    [
+        (torch.zeros(2, 3).double(), torch.zeros(4, 3), torch.zeros(2, 1, dtype=torch.int32), None, "hidden"),
+        (torch.zeros(3, 2).t(), torch.zeros(4, 3), torch.zeros(2, 1, dtype=torch.int32), None, "hidden"),
+        (torch.zeros(2, 3), torch.zeros(4, 2), torch.zeros(2, 1, dtype=torch.int32), None, "weight"),
+        (torch.zeros(2, 3), torch.zeros(0, 3), torch.zeros(2, 1, dtype=torch.int32), None, "weight"),
+        (torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(2, 1, dtype=torch.int64), None, "token_ids"),
+        (torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(2, 1, dtype=torch.int32), torch.zeros(2), "num_token_ids"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    hidden: Tensor, weight: Tensor, ids: Tensor, counts: Tensor | None, field: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{field}"):
+        linear_readings(hidden, weight, ids, counts)

@@ -1,0 +1,242 @@
+"""Triton twin of `linear_readings`: a matrix product whose tiles are read where they are made, in registers.
+
+First the requested logits: a tile of the product for each column of ids or two, of which the weight rows are gathered
+and the diagonals kept. They come from the very loop that makes the other tiles, so a token with the same weight row has the
+same bits in both, and ties are ties. A token's own column is left out by its id, so it never counts against itself.
+
+Then a program a tile: its rows' maxima, sums of exponentials and argmax, and for each requested logit how many are
+greater. These counts are added by atomics: of integers, so in whatever order they come the sum is the same. Programs
+in a row share a slice of the weight and go through all rows of hidden states, which the L2 cache holds.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_ROWS = 128
+_DEPTH = 64
+_NUM_WARPS = 8
+_NUM_STAGES = 3
+# Hidden states that are in the L2 cache together; of more, the partial results would also be large.
+_MAX_ROWS = 8192
+
+Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def linear_readings(
+    hidden: torch.Tensor, weight: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None
+) -> Result:
+    """Run the kernels. Arguments and the order of the results: `vllm.ops.linear_readings`."""
+    valid = None
+    if num_token_ids is not None:
+        valid = torch.arange(token_ids.shape[1], device=token_ids.device) < num_token_ids[:, None]
+        token_ids = token_ids.masked_fill(~valid, 0)
+    parts = [
+        _read_rows(hidden[first : first + _MAX_ROWS], weight, token_ids[first : first + _MAX_ROWS])
+        for first in range(0, max(1, len(hidden)), _MAX_ROWS)
+    ]
+    chosen, ranks, lse, argmax, highest = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+    if valid is not None:
+        chosen.masked_fill_(~valid, 0.0)
+        ranks.masked_fill_(~valid, 0)
+    return chosen, ranks, lse, argmax, highest
+
+
+def _tile_columns() -> int:
+    """256 keep a Hopper's matrix units fed; others have no registers for the sums beside what is read of them."""
+    if triton.knobs.runtime.interpret:
+        return 128
+    return 256 if triton.runtime.driver.active.get_current_target().arch // 10 == 9 else 128
+
+
+def _read_rows(hidden: torch.Tensor, weight: torch.Tensor, token_ids: torch.Tensor) -> Result:
+    num_rows, hidden_size = hidden.shape
+    vocab_size, num_columns = len(weight), token_ids.shape[1]
+    tile_columns = _tile_columns()
+    num_tiles = triton.cdiv(vocab_size, tile_columns)
+    num_row_tiles = triton.cdiv(num_rows, _ROWS)
+    device = hidden.device
+    # Rows last: neighbouring threads see to neighbouring rows.
+    ids = token_ids.t().contiguous()
+    chosen = torch.empty((num_columns, num_rows), dtype=torch.float32, device=device)
+    counts = torch.zeros((num_columns, num_rows), dtype=torch.int32, device=device)
+    maxima = torch.empty((num_tiles, num_rows), dtype=torch.float32, device=device)
+    sums = torch.empty((num_tiles, num_rows), dtype=torch.float32, device=device)
+    argmaxima = torch.empty((num_tiles, num_rows), dtype=torch.int32, device=device)
+    constants = dict(
+        ROWS=_ROWS,
+        COLUMNS=tile_columns,
+        DEPTH=_DEPTH,
+        IS_EVEN=hidden_size % _DEPTH == 0,
+        # The interpreter computes with NumPy, which has no bfloat16.
+        WIDEN=triton.knobs.runtime.interpret and hidden.dtype == torch.bfloat16,
+        num_warps=_NUM_WARPS,
+        num_stages=_NUM_STAGES,
+    )
+    product = (hidden, hidden.stride(0), num_rows, weight, weight.stride(0), vocab_size, hidden_size)
+    if chosen.numel():
+        grid = (num_row_tiles, triton.cdiv(num_columns, tile_columns // _ROWS))
+        _chosen_logits_kernel[grid](*product, ids, num_columns, chosen, **constants)
+    if num_rows:
+        _linear_readings_kernel[(num_row_tiles, num_tiles)](
+            *product, ids, num_columns, chosen, counts, maxima, sums, argmaxima, **constants
+        )
+    highest = maxima.amax(dim=0)
+    base = torch.where(highest.isinf(), 0.0, highest)
+    lse = (sums * (maxima - base).exp()).sum(dim=0).log() + base
+    # A NaN equals nothing.
+    argmax = torch.where(maxima == highest, argmaxima, vocab_size - 1).amin(dim=0).clamp_(max=vocab_size - 1)
+    return chosen.t().contiguous(), (1 + counts).t().contiguous(), lse, argmax, highest
+
+
+@triton.jit
+def _product(
+    hidden_ptr,
+    hidden_stride,
+    rows,
+    weight_ptr,
+    weight_stride,
+    weight_rows,
+    hidden_size,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """float32 [ROWS, COLUMNS]: hidden[rows] times the transpose of weight[weight_rows]."""
+    depth = tl.arange(0, DEPTH)
+    left_ptr = hidden_ptr + rows.to(tl.int64)[:, None] * hidden_stride + depth[None, :]
+    right_ptr = weight_ptr + weight_rows.to(tl.int64)[None, :] * weight_stride + depth[:, None]
+    sums = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    for first in range(0, hidden_size, DEPTH):
+        if IS_EVEN:
+            left = tl.load(left_ptr)
+            right = tl.load(right_ptr)
+        else:
+            left = tl.load(left_ptr, mask=(first + depth < hidden_size)[None, :], other=0.0)
+            right = tl.load(right_ptr, mask=(first + depth < hidden_size)[:, None], other=0.0)
+        if WIDEN:
+            left = left.to(tl.float32)
+            right = right.to(tl.float32)
+        sums = tl.dot(left, right, sums)
+        left_ptr += DEPTH
+        right_ptr += DEPTH
+    return sums
+
+
+@triton.jit
+def _chosen_logits_kernel(
+    hidden_ptr,  # [R, H]
+    hidden_stride,
+    num_rows,
+    weight_ptr,  # [V, H]
+    weight_stride,
+    vocab_size,
+    hidden_size,
+    ids_ptr,  # int32 [W, R]
+    num_columns,
+    chosen_ptr,  # float32 [W, R]
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    # A tile's columns are the ids of its rows in one column of ids, then in the next.
+    first_row = tl.program_id(0) * ROWS
+    first_wanted = tl.program_id(1) * (COLUMNS // ROWS)
+    place = tl.arange(0, COLUMNS)
+    row_of_place = first_row + place % ROWS
+    wanted = first_wanted + place // ROWS
+    is_valid = (row_of_place < num_rows) & (wanted < num_columns)
+    ids = tl.load(ids_ptr + wanted.to(tl.int64) * num_rows + row_of_place, mask=is_valid, other=0)
+    rows = first_row + tl.arange(0, ROWS)
+    sums = _product(
+        hidden_ptr,
+        hidden_stride,
+        tl.minimum(rows, num_rows - 1),
+        weight_ptr,
+        weight_stride,
+        ids,
+        hidden_size,
+        ROWS,
+        COLUMNS,
+        DEPTH,
+        IS_EVEN,
+        WIDEN,
+    )
+    for each in tl.static_range(COLUMNS // ROWS):
+        is_own = place[None, :] == each * ROWS + tl.arange(0, ROWS)[:, None]
+        own = tl.sum(tl.where(is_own, sums, 0.0), axis=1)
+        column = first_wanted + each
+        num_stored = tl.where(column < num_columns, num_rows, 0)
+        tl.store(chosen_ptr + column.to(tl.int64) * num_rows + rows, own, mask=rows < num_stored)
+
+
+@triton.jit
+def _linear_readings_kernel(
+    hidden_ptr,  # [R, H]
+    hidden_stride,
+    num_rows,
+    weight_ptr,  # [V, H]
+    weight_stride,
+    vocab_size,
+    hidden_size,
+    ids_ptr,  # int32 [W, R]
+    num_columns,
+    chosen_ptr,  # float32 [W, R]
+    counts_ptr,  # int32 [W, R], zeros
+    maxima_ptr,  # float32 [tiles, R]
+    sums_ptr,  # float32 [tiles, R]
+    argmaxima_ptr,  # int32 [tiles, R]
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    tile = tl.program_id(1)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tile * COLUMNS + tl.arange(0, COLUMNS)
+    logits = _product(
+        hidden_ptr,
+        hidden_stride,
+        tl.minimum(rows, num_rows - 1),
+        weight_ptr,
+        weight_stride,
+        tl.minimum(column, vocab_size - 1),
+        hidden_size,
+        ROWS,
+        COLUMNS,
+        DEPTH,
+        IS_EVEN,
+        WIDEN,
+    )
+    logits = tl.where((column < vocab_size)[None, :], logits, float("-inf"))
+    inside = rows < num_rows
+    maxima_ptr += tile.to(tl.int64) * num_rows
+    sums_ptr += tile.to(tl.int64) * num_rows
+    argmaxima_ptr += tile.to(tl.int64) * num_rows
+    highest = tl.max(logits, axis=1)
+    tl.store(maxima_ptr + rows, highest, mask=inside)
+    # An infinite maximum must not be subtracted from itself.
+    base = tl.where(tl.abs(highest) == float("inf"), 0.0, highest)
+    weights = tl.exp2((logits - base[:, None]) * LOG2_E)
+    tl.store(sums_ptr + rows, tl.sum(weights, axis=1), mask=inside)
+    argmax = tl.min(tl.where(logits == highest[:, None], column[None, :], vocab_size), axis=1)
+    tl.store(argmaxima_ptr + rows, argmax, mask=inside)
+    for _ in tl.range(0, num_columns, num_stages=1):
+        own = tl.load(ids_ptr + rows, mask=inside, other=0)
+        threshold = tl.load(chosen_ptr + rows, mask=inside, other=float("inf"))
+        is_greater = logits > threshold[:, None]
+        above = tl.sum(is_greater.to(tl.int32), axis=1)
+        if tl.max((own // COLUMNS == tile).to(tl.int32), axis=0) > 0:
+            above -= tl.sum((is_greater & (column[None, :] == own[:, None])).to(tl.int32), axis=1)
+        tl.atomic_add(counts_ptr + rows, above, mask=inside & (above > 0), sem="relaxed")
+        ids_ptr += num_rows
+        chosen_ptr += num_rows
+        counts_ptr += num_rows
