@@ -1,8 +1,8 @@
 """Triton twin of `linear_readings`: a matrix product whose tiles are read where they are made, in registers.
 
 First the requested logits: a tile of the product for each column of ids or two, of which the weight rows are gathered
-and the diagonals kept. They come from the very loop that makes the other tiles, so a token with the same weight row has the
-same bits in both, and ties are ties. A token's own column is left out by its id, so it never counts against itself.
+and the diagonals kept. They come from the very loop that makes the other tiles, so a token with the same weight row has
+the same bits in both, and ties are ties. A token's own column is left out by its id, so it never counts against itself.
 
 Then a program a tile: its rows' maxima, sums of exponentials and argmax, and for each requested logit how many are
 greater. These counts are added by atomics: of integers, so in whatever order they come the sum is the same. Programs

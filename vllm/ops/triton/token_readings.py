@@ -20,6 +20,7 @@ must not look at a value on the device: that would wait for it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import torch
@@ -68,6 +69,28 @@ def token_readings(
     return chosen, ranks, lse, argmax, highest, row_entropy
 
 
+# Of 4 numbers and 4 values, as pairs: all bits of a half where its number is greater; the sum of both pairs, then zeros.
+_COMPARE_PAIRS = """{{
+    .reg .b32 first, second;
+    set.gt.u32.{pair} first, $4, $6;
+    set.gt.u32.{pair} second, $5, $7;
+    add.u32 $0, first, second;
+    mov.u32 $1, 0;
+    mov.u32 $2, 0;
+    mov.u32 $3, 0;
+}}"""
+_PAIRS = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}
+
+
+@functools.cache
+def _compare_pairs(dtype: torch.dtype) -> str:
+    """How two numbers are compared in one instruction, in a quarter of the time; empty where nothing can."""
+    if dtype not in _PAIRS or triton.knobs.runtime.interpret:
+        return ""
+    has_pairs = triton.runtime.driver.active.get_current_target().arch >= 90
+    return _COMPARE_PAIRS.format(pair=_PAIRS[dtype]) if has_pairs else ""
+
+
 def _launch(
     logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None, with_entropy: bool
 ) -> Result:
@@ -114,6 +137,7 @@ def _launch(
         RUN=_RUN_BYTES // logits.element_size(),
         ALL_CHUNKS=triton.next_power_of_2(num_chunks),
         MERGED_CHUNKS=32 * _MERGED // max(32, width),
+        COMPARE_PAIRS=_compare_pairs(logits.dtype),
         num_warps=1,
         maxnreg=_MAX_REGISTERS[width],
     )
@@ -164,6 +188,7 @@ def _token_readings_kernel(
     RUN: tl.constexpr,
     ALL_CHUNKS: tl.constexpr,
     MERGED_CHUNKS: tl.constexpr,
+    COMPARE_PAIRS: tl.constexpr,
 ):
     NONE_LEFT: tl.constexpr = 2147483647
     LOG2_E: tl.constexpr = 1.4426950408889634
@@ -193,7 +218,8 @@ def _token_readings_kernel(
     weighted = 0.0
     argmax = first
     for tile in range(CHUNK // TILE):
-        x = coming.to(tl.float32)
+        raw = coming
+        x = raw.to(tl.float32)
         start = first + tile * TILE
         following = start + TILE + place_in_tile
         is_last = tile + 1 == CHUNK // TILE
@@ -223,8 +249,20 @@ def _token_readings_kernel(
             num_hidden = 1
             while (lowest < NONE_LEFT) & (num_hidden > 0):
                 value = (lowest ^ ((lowest >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-                above = tl.sum((x > value).to(tl.int32))
-                num_hidden = above - tl.sum((runs > value).to(tl.int32), axis=0)
+                if COMPARE_PAIRS == "":
+                    # Float32 sums, exact here, take the comparison's result as it comes.
+                    above = tl.sum((x > value).to(tl.float32)).to(tl.int32)
+                else:
+                    # All bits of a half are 1 where it is greater, so the sum is 65535 times that many low halves, and
+                    # -65536 times that many high ones.
+                    pairs = tl.inline_asm_elementwise(
+                        COMPARE_PAIRS, "=r,=r,=r,=r,r,r,r,r", [raw, value.to(raw.dtype)], tl.int32, True, 4
+                    )
+                    total_pairs = tl.sum(pairs)
+                    low = -total_pairs & 0xFFFF
+                    above = 2 * low - ((total_pairs + low) >> 16)
+                if above <= TILE // RUN:
+                    num_hidden = above - tl.sum((runs > value).to(tl.int32), axis=0)
                 counts += tl.where(left == lowest, above, 0)
                 left = tl.where(left == lowest, NONE_LEFT, left)
                 lowest = tl.min(left, axis=0)
