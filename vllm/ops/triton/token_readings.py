@@ -20,7 +20,6 @@ must not look at a value on the device: that would wait for it.
 
 from __future__ import annotations
 
-import functools
 import itertools
 
 import torch
@@ -84,7 +83,6 @@ _COMPARE_PAIRS = """{{
 _PAIRS = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}
 
 
-@functools.cache
 def _compare_pairs(dtype: torch.dtype) -> str:
     """How two numbers are compared in one instruction, in a quarter of the time; empty where nothing can."""
     if dtype not in _PAIRS or triton.knobs.runtime.interpret:
