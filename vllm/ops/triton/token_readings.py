@@ -20,7 +20,6 @@ must not look at a value on the device: that would wait for it.
 
 from __future__ import annotations
 
-import functools
 import itertools
 
 import torch
@@ -28,7 +27,7 @@ import triton
 import triton.language as tl
 
 _CHUNK = 4096
-# Logits that a warp works at, and as many on their way: what fits its registers.
+# Logits that a warp works at, and as many on their way, stay in its registers.
 _TILE = 1024
 # What a lane loads at once: contiguous logits.
 _RUN_BYTES = 16
@@ -38,8 +37,10 @@ _SORT_ABOVE = 256
 _WIDTHS = (0, 32, _SORT_ABOVE)
 # A lane's counts that are merged at once.
 _MERGED = 32
-# So that 16 warps share a multiprocessor; the widest kernel needs more not to spill.
-_MAX_REGISTERS = {0: 128, 32: 128, _SORT_ABOVE: 192}
+# With these, 16 warps share a multiprocessor. What is asked more seldom, and rows that are loaded one logit at a time,
+# need more not to spill.
+_REGISTERS = 128
+_MANY_REGISTERS = 224
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 
@@ -69,7 +70,7 @@ def token_readings(
     return chosen, ranks, lse, argmax, highest, row_entropy
 
 
-# Of 4 numbers and 4 values, as pairs: all bits of a half where its number is greater; the sum of both pairs, then zeros.
+# Of 4 numbers and 4 values, as pairs: all bits of a half are 1 where it is greater; both pairs' sum, then zeros.
 _COMPARE_PAIRS = """{{
     .reg .b32 first, second;
     set.gt.u32.{pair} first, $4, $6;
@@ -82,7 +83,6 @@ _COMPARE_PAIRS = """{{
 _PAIRS = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}
 
 
-@functools.cache
 def _compare_pairs(dtype: torch.dtype) -> str:
     """How two numbers are compared in one instruction, in a quarter of the time; empty where nothing can."""
     if dtype not in _PAIRS or triton.knobs.runtime.interpret:
@@ -114,6 +114,7 @@ def _launch(
     parts = empty(torch.int32, num_rows, num_chunks, 4 + num_columns)
     width = next(width for width in _WIDTHS if width >= num_columns)
     has_counts = num_token_ids is not None
+    is_aligned = logits.stride(0) * logits.element_size() % 16 == 0
     _token_readings_kernel[(num_rows * num_chunks,)](
         logits,
         logits.stride(0),
@@ -139,7 +140,7 @@ def _launch(
         MERGED_CHUNKS=32 * _MERGED // max(32, width),
         COMPARE_PAIRS=_compare_pairs(logits.dtype),
         num_warps=1,
-        maxnreg=_MAX_REGISTERS[width],
+        maxnreg=_REGISTERS if is_aligned and width <= 32 and not with_entropy else _MANY_REGISTERS,
     )
     return result
 
@@ -197,7 +198,9 @@ def _token_readings_kernel(
     chunk = program % num_chunks
     row_ptr = logits_ptr + row * logits_stride
     first = chunk * CHUNK
-    place_in_tile = tl.arange(0, TILE // RUN)[:, None] * RUN + tl.arange(0, RUN)[None, :]
+    run = tl.arange(0, TILE // RUN)
+    place_in_run = tl.arange(0, RUN)
+    place_in_tile = run[:, None] * RUN + place_in_run[None, :]
     coming = tl.load(row_ptr + first + place_in_tile, mask=first + place_in_tile < vocab_size, other=float("-inf"))
 
     if WIDTH > 0:
@@ -213,22 +216,26 @@ def _token_readings_kernel(
         ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
         counts = tl.zeros([WIDTH], dtype=tl.int32)
 
-    peak = float("-inf")
-    total = 0.0
-    weighted = 0.0
+    peak = tl.full([], float("-inf"), tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    weighted = tl.full([], 0.0, tl.float32)
     argmax = first
-    for tile in range(CHUNK // TILE):
+    num_tiles = (tl.minimum(vocab_size - first, CHUNK) + TILE - 1) // TILE
+    end = first + num_tiles * TILE
+    for tile in range(num_tiles):
         raw = coming
         x = raw.to(tl.float32)
         start = first + tile * TILE
         following = start + TILE + place_in_tile
-        is_last = tile + 1 == CHUNK // TILE
-        coming = tl.load(row_ptr + following, mask=(following < vocab_size) & ~is_last, other=float("-inf"))
+        # Two comparisons, so that it shows that a run's logits are all there or none is.
+        is_there = (following < vocab_size) & (following < end)
+        coming = tl.load(row_ptr + following, mask=is_there, other=float("-inf"))
         runs = tl.max(x, axis=1)
         highest = tl.max(runs, axis=0)
         if highest > peak:
-            where_highest = tl.where(x == highest, start + place_in_tile, vocab_size)
-            argmax = tl.min(where_highest)
+            first_run = tl.min(tl.where(runs == highest, run, TILE // RUN), axis=0)
+            is_first = (x == highest) & (run == first_run)[:, None]
+            argmax = start + first_run * RUN + tl.min(tl.where(is_first, place_in_run[None, :], RUN))
         before = peak
         peak = tl.maximum(peak, highest)
         # An infinite maximum must not be subtracted from itself: -inf alone sums to 0, +inf to +inf.
