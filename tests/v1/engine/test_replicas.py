@@ -212,7 +212,11 @@ def test_devices_are_given_in_turn():
 
 
 def test_there_must_be_devices_enough(folder, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_90"])
     with pytest.raises(ValueError, match=r"data_parallel_size=2 .* needs 2 CUDA devices, and there are 1"):
         EngineArgs(str(folder), data_parallel_size=2).create_engine_config()
