@@ -75,7 +75,7 @@ def target_of(engine: str, other: str, row: str) -> float | None:
     """
     if other == "upstream":
         return (TARGETS if engine == OURS else INT8_TARGETS).get(row)
-    if engine != OURS or other.startswith(OURS) or row == "peak_memory":
+    if engine != OURS or other.startswith(OURS):
         return None
     return None if (other, row) == ("llama.cpp", "startup") else 1.0
 
