@@ -13,12 +13,13 @@ from torch import Tensor
 
 from vllm.ops._dispatch import force
 from vllm.ops.count_above import count_above
+from vllm.ops.embedding import embedding
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.int8_linear import Int8Linear, int8_linear, pack_int8_linear
 from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
 from vllm.ops.packed_linear import packed_linear
-from vllm.ops.packed_rows import take_packed_rows
+from vllm.ops.packed_rows import packed_embedding, take_packed_rows
 from vllm.ops.paged_attention import paged_attention
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_embedding_
@@ -188,6 +189,20 @@ def _rotary(shape: ModelShape) -> Iterator[Case]:
             lambda q=q, k=k, positions=positions: rotary_embedding_(positions, q, k, table),
             2 * 2 * (q.numel() + k.numel()) + 4 * rows * shape.head_dim,
         )
+
+
+def _embedding(shape: ModelShape) -> Iterator[Case]:
+    vocab_size, hidden_size = shape.vocab_size, shape.hidden_size
+    weight = _random(vocab_size, hidden_size)
+    packed = pack_as(weight, "panels", float_out=True)
+    for rows in ROWS:
+        ids = torch.randint(0, vocab_size, (rows,), dtype=torch.int32)
+        label, num_bytes = f"{rows} of {vocab_size}x{hidden_size}", 2 * 2 * rows * hidden_size
+        plain = lambda ids=ids: embedding(ids, weight)  # noqa: E731
+        yield Case("embedding", label, plain, num_bytes, touched=weight.nbytes)
+        call = lambda ids=ids: packed_embedding(ids, packed)  # noqa: E731
+        reference = lambda ids=ids: F.embedding(ids, weight)  # noqa: E731
+        yield Case("embedding", f"{label} packed", call, num_bytes, reference=reference, touched=weight.nbytes)
 
 
 def _silu_and_mul(shape: ModelShape) -> Iterator[Case]:
@@ -362,6 +377,7 @@ KERNELS: dict[str, Callable[[ModelShape], Iterator[Case]]] = {
     "rms_norm": _rms_norm,
     "fused_add_rms_norm": _fused_add_rms_norm,
     "rotary": _rotary,
+    "embedding": _embedding,
     "silu_and_mul": _silu_and_mul,
     "write_cache": _write_cache,
     "rotary_and_cache": _rotary_and_cache,
