@@ -10,6 +10,7 @@ from test_paged_attention import RAGGED, check, make_batch
 
 from vllm.ops.kv_cache import cache_rows
 from vllm.ops.triton import paged_attention as kernels
+from vllm.ops.triton import paged_decode
 
 # Contexts of one and of several splits, with whole and partial tiles, decoded and prefilled.
 LONG = [(1, 700), (1, 512), (3, 513), (1, 1), (0, 600), (1, 513)]
@@ -18,7 +19,7 @@ LONG = [(1, 700), (1, 512), (3, 513), (1, 1), (0, 600), (1, 513)]
 @pytest.fixture
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """More splits than are added up at once, of few tokens."""
-    monkeypatch.setattr(kernels, "_SPLIT_TOKENS", 64)
+    monkeypatch.setattr(paged_decode, "_SPLIT_TOKENS", 64)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_a_decoded_row_does_not_depend_on_its_batch(monkeypatch: pytest.MonkeyPa
     for row in range(len(lengths)):
         assert torch.equal(batch.part(row).run("triton"), together[starts[row] : starts[row + 1]])
     # One program for all splits of a request, as where there are many requests.
-    monkeypatch.setattr(kernels, "_DECODE_PROGRAMS", 1)
+    monkeypatch.setattr(paged_decode, "_DECODE_PROGRAMS", 1)
     assert torch.equal(batch.run("triton"), together)
 
 

@@ -1,0 +1,220 @@
+"""Decoding, for `paged_attention`: requests with one query, whose context is split; paged_attention.py says how."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from vllm.ops.triton.paged_tiles import ANY_ALIGNMENT, Inputs, Tile, attend, padded
+
+# Contexts are split from this length on: below it the second kernel costs more than is won.
+_SPLIT_TOKENS = 512
+# Splits of a long context times key heads: as many programs for one request as the largest devices have processors.
+_SPLITS_OF_ALL_HEADS = 128
+# Programs of a decode step: several times what a device holds at once, so that the last ones fill it well.
+_DECODE_PROGRAMS = 4096
+# Splits added up at once.
+_MERGED_SPLITS = 8
+
+
+def decode(inputs: Inputs) -> None:
+    """Attend for the requests with one query."""
+    q, keys = inputs.q, inputs.keys
+    num_heads, head_dim = q.shape[1:]
+    requests, kv_heads = len(inputs.seq_lens), keys.shape[1]
+    dims = padded(head_dim)
+    tile = _decode_tile(dims, q.element_size(), num_heads // kv_heads)
+    max_splits = max(8, min(64, _SPLITS_OF_ALL_HEADS // kv_heads))
+    longest = inputs.block_table.shape[1] * keys.shape[2]
+    splits = max(1, min(max_splits, triton.cdiv(longest, _SPLIT_TOKENS)))
+    programs = min(splits, triton.cdiv(_DECODE_PROGRAMS, requests * kv_heads))
+    cells = (requests, splits, num_heads) if splits > 1 else (0, 0, 0)
+    sums = torch.empty((*cells, head_dim), dtype=torch.float32, device=q.device)
+    highest, total = (torch.empty(cells, dtype=torch.float32, device=q.device) for _ in range(2))
+    splitting = {"MAX_SPLITS": max_splits, "SPLIT_TOKENS": _SPLIT_TOKENS, "KEYS": tile.keys}
+    _decode_kernel[(kv_heads, requests, programs)](
+        *inputs.arguments(),
+        sums,
+        highest,
+        total,
+        splits,
+        **inputs.constants(),
+        **splitting,
+        ROWS=tile.rows,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    if splits > 1:
+        _merge_splits_kernel[(num_heads, requests)](
+            sums,
+            highest,
+            total,
+            splits,
+            inputs.query_start_loc,
+            inputs.seq_lens,
+            inputs.out,
+            HEAD_DIM=head_dim,
+            DIMS=dims,
+            **splitting,
+            ALL_SPLITS=triton.next_power_of_2(max_splits),
+            SPLITS=_MERGED_SPLITS,
+        )
+
+
+def _decode_tile(dims: int, element_size: int, group: int) -> Tile:
+    """Few rows; keys and values of 16 KiB each a tile, of which two are on their way while one is computed with."""
+    rows = max(16, triton.next_power_of_2(group))
+    if element_size == 2:
+        return Tile(rows, max(16, min(128, 8192 // dims)), 4, 5)
+    return Tile(rows, max(16, min(64, 4096 // dims)), 4, 3)
+
+
+@triton.jit(do_not_specialize=["table_stride", "splits"], do_not_specialize_on_alignment=ANY_ALIGNMENT)
+def _decode_kernel(
+    q_ptr,  # [T, kv_heads * GROUP, D]
+    q_token_stride,
+    q_head_stride,
+    keys_ptr,  # [blocks, kv_heads, BLOCK_SIZE, D]
+    keys_block_stride,
+    keys_head_stride,
+    keys_row_stride,
+    keys_dim_stride,
+    values_ptr,  # [blocks, kv_heads, BLOCK_SIZE, D]
+    values_block_stride,
+    values_head_stride,
+    values_row_stride,
+    block_table_ptr,  # int32 [R, table_stride]
+    table_stride,
+    query_start_loc_ptr,  # int32 [R + 1]
+    seq_lens_ptr,  # int32 [R]
+    scale,  # of the scores, for exponents of 2
+    out_ptr,  # [T, kv_heads * GROUP, D]
+    sums_ptr,  # float32 [R, splits, kv_heads * GROUP, D], written for contexts of several splits
+    highest_ptr,  # float32 [R, splits, kv_heads * GROUP], likewise
+    total_ptr,  # float32 [R, splits, kv_heads * GROUP], likewise
+    splits,
+    HEAD_DIM: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DIMS: tl.constexpr,
+    WIDEN: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr,
+    KEYS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    kv_head = tl.program_id(0)
+    request = tl.program_id(1).to(tl.int64)
+    num_heads = tl.num_programs(0) * GROUP
+    token = tl.load(query_start_loc_ptr + request).to(tl.int64)
+    if tl.load(query_start_loc_ptr + request + 1) - token != 1:
+        return
+    seq_len = tl.load(seq_lens_ptr + request)
+    split_len = _split_len(seq_len, MAX_SPLITS, SPLIT_TOKENS, KEYS)
+    num_splits = tl.cdiv(seq_len, split_len)
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, DIMS)
+    head = kv_head * GROUP + row
+    mask = (row < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    q = tl.load(q_ptr + token * q_token_stride + head[:, None] * q_head_stride + dim[None, :], mask=mask, other=0.0)
+    if WIDEN:
+        q = q.to(tl.float32)
+    last_key = tl.zeros([ROWS], dtype=tl.int32) + (seq_len - 1)
+    for split in range(tl.program_id(2), num_splits, tl.num_programs(2)):
+        first = split * split_len
+        end = tl.minimum(seq_len, first + split_len)
+        highest = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], dtype=tl.float32)
+        sums = tl.zeros([ROWS, DIMS], dtype=tl.float32)
+        # One loop, masked throughout: its loads wait for memory anyway, and a second loop would start with none on
+        # their way.
+        highest, total, sums = attend(
+            q,
+            highest,
+            total,
+            sums,
+            first,
+            end,
+            last_key,
+            block_table_ptr + request * table_stride,
+            keys_ptr + kv_head * keys_head_stride,
+            keys_block_stride,
+            keys_row_stride,
+            keys_dim_stride,
+            values_ptr + kv_head * values_head_stride,
+            values_block_stride,
+            values_row_stride,
+            scale,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            DIMS,
+            WIDEN,
+            KEYS,
+            True,
+        )
+        if num_splits == 1:
+            at = out_ptr + (token * num_heads + head[:, None]) * HEAD_DIM + dim[None, :]
+            tl.store(at, (sums / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
+        else:
+            cell = (request * splits + split) * num_heads + head
+            tl.store(sums_ptr + cell[:, None] * HEAD_DIM + dim[None, :], sums, mask=mask)
+            tl.store(highest_ptr + cell, highest, mask=row < GROUP)
+            tl.store(total_ptr + cell, total, mask=row < GROUP)
+
+
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=ANY_ALIGNMENT[1:])
+def _merge_splits_kernel(
+    sums_ptr,  # float32 [R, splits, heads, D]
+    highest_ptr,  # float32 [R, splits, heads]
+    total_ptr,  # float32 [R, splits, heads]
+    splits,
+    query_start_loc_ptr,  # int32 [R + 1]
+    seq_lens_ptr,  # int32 [R]
+    out_ptr,  # [T, heads, D]
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr,
+    KEYS: tl.constexpr,
+    ALL_SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    head = tl.program_id(0)
+    num_heads = tl.num_programs(0)
+    request = tl.program_id(1).to(tl.int64)
+    token = tl.load(query_start_loc_ptr + request).to(tl.int64)
+    if tl.load(query_start_loc_ptr + request + 1) - token != 1:
+        return
+    seq_len = tl.load(seq_lens_ptr + request)
+    num_splits = tl.cdiv(seq_len, _split_len(seq_len, MAX_SPLITS, SPLIT_TOKENS, KEYS))
+    if num_splits == 1:
+        return
+    first_cell = request * splits * num_heads + head
+    every = tl.arange(0, ALL_SPLITS)
+    highest = tl.load(highest_ptr + first_cell + every * num_heads, mask=every < num_splits, other=float("-inf"))
+    highest = tl.max(highest, axis=0)
+    dim = tl.arange(0, DIMS)
+    total = 0.0
+    sums = tl.zeros([DIMS], dtype=tl.float32)
+    for first in range(0, num_splits, SPLITS):
+        split = first + tl.arange(0, SPLITS)
+        inside = split < num_splits
+        cell = first_cell + split * num_heads
+        weights = tl.exp2(tl.load(highest_ptr + cell, mask=inside, other=float("-inf")) - highest)
+        total += tl.sum(tl.load(total_ptr + cell, mask=inside, other=0.0) * weights, axis=0)
+        part = tl.load(
+            sums_ptr + cell[:, None] * HEAD_DIM + dim[None, :],
+            mask=inside[:, None] & (dim < HEAD_DIM)[None, :],
+            other=0.0,
+        )
+        sums += tl.sum(part * weights[:, None], axis=0)
+    at = out_ptr + (token * num_heads + head) * HEAD_DIM + dim
+    tl.store(at, (sums / total).to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
+
+
+@triton.jit
+def _split_len(seq_len, MAX_SPLITS: tl.constexpr, SPLIT_TOKENS: tl.constexpr, KEYS: tl.constexpr):
+    """Tokens of each split of a context, the last one aside: whole tiles, and at most MAX_SPLITS splits."""
+    num_splits = tl.minimum(MAX_SPLITS, tl.cdiv(seq_len, SPLIT_TOKENS))
+    return tl.cdiv(tl.cdiv(seq_len, num_splits), KEYS) * KEYS

@@ -1,0 +1,133 @@
+"""What the decode and the prefill kernels of `paged_attention` share: their inputs, and a row's walk over the keys."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_LOG2_E = 1.4426950408889634
+# Parts of one upload, each step at other places in it: code for each alignment would be compiled while requests wait.
+ANY_ALIGNMENT = ["block_table_ptr", "query_start_loc_ptr", "seq_lens_ptr"]
+
+
+class Tile(NamedTuple):
+    """Rows and keys that a program multiplies at once, and how it is launched."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+class Inputs(NamedTuple):
+    """What both kernels take, the strides of the first three aside."""
+
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    block_table: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    scale: float
+    out: Tensor
+
+    def arguments(self) -> tuple:
+        """In the kernels' order."""
+        return (
+            self.q,
+            *self.q.stride()[:2],
+            self.keys,
+            *self.keys.stride(),
+            self.values,
+            *self.values.stride()[:3],
+            self.block_table,
+            self.block_table.stride(0),
+            self.query_start_loc,
+            self.seq_lens,
+            self.scale * _LOG2_E,
+            self.out,
+        )
+
+    def constants(self) -> dict[str, int | bool]:
+        """By the kernels' names."""
+        num_heads, head_dim = self.q.shape[1:]
+        return {
+            "HEAD_DIM": head_dim,
+            "GROUP": num_heads // self.keys.shape[1],
+            "BLOCK_SIZE": self.keys.shape[2],
+            "DIMS": padded(head_dim),
+            # The interpreter computes with NumPy, which has no bfloat16.
+            "WIDEN": triton.knobs.runtime.interpret and self.q.dtype == torch.bfloat16,
+        }
+
+
+def padded(head_dim: int) -> int:
+    """The width that a head has in a product."""
+    return max(16, triton.next_power_of_2(head_dim))
+
+
+@triton.jit
+def attend(
+    q,  # [ROWS, DIMS]
+    highest,  # float32 [ROWS], of the scaled scores so far
+    total,  # float32 [ROWS]
+    sums,  # float32 [ROWS, DIMS]
+    first,  # key to start at
+    end,  # and to stop before
+    last_key,  # int32 [ROWS], the last one that a row sees, looked at if MASKED
+    table_row_ptr,  # int32 [blocks of the request]
+    keys_ptr,  # one head's
+    keys_block_stride,
+    keys_row_stride,
+    keys_dim_stride,
+    values_ptr,  # one head's
+    values_block_stride,
+    values_row_stride,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DIMS: tl.constexpr,
+    WIDEN: tl.constexpr,
+    KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Take the keys in [first, end) in. Without a mask every row must see all of them, in whole tiles; with it, every
+    row must see one of the first tile or of those before."""
+    dim = tl.arange(0, DIMS)
+    for first_key in range(first, end, KEYS):
+        key = first_key + tl.arange(0, KEYS)
+        inside = key < end
+        block = tl.load(table_row_ptr + key // BLOCK_SIZE, mask=inside if MASKED else None, other=0 if MASKED else None)
+        block = block.to(tl.int64)
+        offset = key % BLOCK_SIZE
+        key_ptrs = (keys_ptr + block * keys_block_stride + offset * keys_row_stride)[:, None]
+        value_ptrs = (values_ptr + block * values_block_stride + offset * values_row_stride)[:, None]
+        key_ptrs += dim[None, :] * keys_dim_stride
+        value_ptrs += dim[None, :]
+        if MASKED or DIMS > HEAD_DIM:
+            mask = (dim < HEAD_DIM)[None, :]
+            if MASKED:
+                mask = mask & inside[:, None]
+            keys = tl.load(key_ptrs, mask=mask, other=0.0)
+            values = tl.load(value_ptrs, mask=mask, other=0.0)
+        else:
+            keys = tl.load(key_ptrs)
+            values = tl.load(value_ptrs)
+        if WIDEN:
+            keys = keys.to(tl.float32)
+            values = values.to(tl.float32)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+        if MASKED:
+            scores = tl.where(key[None, :] <= last_key[:, None], scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, axis=1) * scale)
+        shrink = tl.exp2(highest - higher)
+        # One rounding whether there is a mask or not: a row's bits do not depend on its place in a tile.
+        weights = tl.exp2(tl.fma(scores, scale, -higher[:, None]))
+        total = total * shrink + tl.sum(weights, axis=1)
+        sums = tl.dot(weights.to(values.dtype), values, sums * shrink[:, None], input_precision="ieee")
+        highest = higher
+    return highest, total, sums
