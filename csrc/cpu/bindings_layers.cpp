@@ -30,14 +30,14 @@ RmsNormArgs norm_args(const Tensor& x, const Tensor& weight, const Tensor& out, 
 }
 
 Tensor rms_norm(Tensor x, Tensor weight, double eps) {
-  Tensor out = torch::stable::new_empty(x, x.sizes());
+  Tensor out = new_result(x, x.sizes());
   launch([args = norm_args(x, weight, out, eps), kernel = VLLM_KERNEL(rms_norm)] { kernel(args); }, x, weight, out);
   return out;
 }
 
 Tensor fused_add_rms_norm_(Tensor x, Tensor residual, Tensor weight, double eps) {
   check_shape(x, "x", {-1, -1});
-  Tensor out = torch::stable::new_empty(x, x.sizes());
+  Tensor out = new_result(x, x.sizes());
   RmsNormArgs args = norm_args(x, weight, out, eps);
   check_shape(residual, "residual", {x.size(0), x.size(1)});
   check_last_contiguous(residual, "residual");
@@ -57,7 +57,7 @@ Tensor silu_and_mul(Tensor x) {
   args.rows = x.size(0);
   args.width = x.size(1) / 2;
   args.x_stride = x.stride(0);
-  Tensor out = torch::stable::new_empty(x, {args.rows, args.width});
+  Tensor out = new_result(x, {args.rows, args.width});
   args.x = x.data_ptr();
   args.out = out.data_ptr();
   launch([args, kernel = VLLM_KERNEL(silu_and_mul)] { kernel(args); }, x, out);
@@ -77,7 +77,7 @@ Tensor embedding(Tensor weight, Tensor token_ids) {
     const int64_t id = wide ? wide[i] : narrow[i];
     STD_TORCH_CHECK(id >= 0 && id < vocab, "token_ids must be in [0, ", vocab, "), got ", id);
   }
-  Tensor out = torch::stable::new_empty(weight, {tokens, weight.size(1)});
+  Tensor out = new_result(weight, {tokens, weight.size(1)});
   const char* rows = static_cast<const char*>(weight.data_ptr());
   char* copies = static_cast<char*>(out.data_ptr());
   const auto copy = [=] {

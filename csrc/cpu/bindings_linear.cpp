@@ -38,7 +38,7 @@ Tensor panel_rows(Tensor packed, Tensor rows, int64_t columns) {
     const int64_t row = args.rows ? args.rows[i] : args.narrow_rows[i];
     STD_TORCH_CHECK(row >= 0 && row < columns, "rows must be in [0, ", columns, "), got ", row);
   }
-  Tensor out = torch::stable::new_empty(packed, {args.count, args.inner});
+  Tensor out = new_result(packed, {args.count, args.inner});
   args.out = out.data_ptr();
   launch([args, kernel = VLLM_KERNEL(panel_rows)] { kernel(args); }, packed, rows, out);
   return out;
@@ -78,7 +78,7 @@ const float* scales_of(const Tensor& scales, int64_t panels) {
 Tensor multiply(void (*kernel)(const LinearArgs&), LinearArgs args, const Tensor& x, const Tensor& weight,
                 const std::optional<Tensor>& scales, const std::optional<Tensor>& bias) {
   Tensor out = args.float_out ? torch::stable::new_empty(x, {args.rows, args.out_columns}, ScalarType::Float)
-                              : torch::stable::new_empty(x, {args.rows, args.out_columns});
+                              : new_result(x, {args.rows, args.out_columns});
   args.out = out.data_ptr();
   if (args.rows > 0) launch([=] { kernel(args); }, x, weight, scales, bias, out);
   return out;

@@ -93,6 +93,8 @@ struct LinearArgs {
   bool float_out;
   // silu(first half) * second half of each panel: 16 columns of the result.
   bool gated;
+  // The product's own affair: the result is written past the caches.
+  bool streams;
 };
 
 struct Logits {

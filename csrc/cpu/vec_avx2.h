@@ -60,6 +60,10 @@ inline Vec load_n(const BF16* p, int n) { return {widen_bf16(load_halves_n(p, n)
 inline Vec load_n(const F16* p, int n) { return {_mm256_cvtph_ps(load_halves_n(p, n))}; }
 
 inline void store(float* p, Vec x) { _mm256_storeu_ps(p, x.v); }
+// A vector is less than a cache line, and parts of lines are not worth writing past the caches.
+constexpr bool kStreamsLines = false;
+inline void stream(float* p, Vec x) { store(p, x); }
+inline void finish_streams() {}
 inline void store(BF16* p, Vec x) { _mm_storeu_si128((__m128i*)p, narrow_bf16(x.v)); }
 inline void store(F16* p, Vec x) {
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

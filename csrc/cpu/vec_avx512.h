@@ -55,6 +55,10 @@ inline Vec load_n(const F16* p, int n) {
 }
 
 inline void store(float* p, Vec x) { _mm512_storeu_ps(p, x.v); }
+// A whole, aligned cache line past the caches; seen by other threads after finish_streams.
+constexpr bool kStreamsLines = true;
+inline void stream(float* p, Vec x) { _mm512_stream_ps(p, x.v); }
+inline void finish_streams() { _mm_sfence(); }
 inline void store(BF16* p, Vec x) { _mm256_storeu_si256((__m256i*)p, narrow_bf16(x.v)); }
 inline void store(F16* p, Vec x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

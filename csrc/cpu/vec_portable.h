@@ -89,6 +89,10 @@ inline void store(T* p, Vec x) {
   for (int i = 0; i < kLanes; ++i) narrow(x.v[i], p + i);
 }
 inline void store(float* p, Vec x) { std::memcpy(p, &x.v, 16); }
+// A vector is less than a cache line, and parts of lines are not worth writing past the caches.
+constexpr bool kStreamsLines = false;
+inline void stream(float* p, Vec x) { store(p, x); }
+inline void finish_streams() {}
 template <typename T>
 inline void store_n(T* p, Vec x, int n) {
   for (int i = 0; i < n; ++i) narrow(x.v[i], p + i);

@@ -75,6 +75,19 @@ def test_unrounded_sums(twin: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("twin", CPP)
+@pytest.mark.parametrize(("rows", "columns"), [(40, 26240), (130, 8192), (130, 8200)])
+def test_results_that_outgrow_the_caches(twin: str, rows: int, columns: int) -> None:
+    """They are written past them, if every row begins a cache line."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(columns, 8).bfloat16(), torch.randn(rows, 8).bfloat16()
+    bias = torch.randn(columns).bfloat16()
+    with chosen(twin):
+        got = packed_linear(x, panels(weight, bias), float_out=True)
+    assert got.nbytes > 4 * 2**20
+    assert_accurate(twin, got, F.linear(x.double(), weight.double(), bias.double()), slack=4e-6)
+
+
+@pytest.mark.parametrize("twin", CPP)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_does_not_depend_on_its_batch(twin: str, dtype: torch.dtype) -> None:
     torch.manual_seed(1)

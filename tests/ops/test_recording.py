@@ -12,7 +12,7 @@ import torch
 from vllm.ops._dispatch import cpu_ops, force
 from vllm.ops.embedding import embedding
 from vllm.ops.packed_linear import pack_linear, packed_linear
-from vllm.ops.recording import Recording, can_record
+from vllm.ops.recording import RecordedMemory, Recording, can_record
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.silu_and_mul import silu_and_mul
 
@@ -68,6 +68,45 @@ def test_the_memory_between_is_kept():
     assert all(squatter.isnan().all() for squatter in squatters)
 
 
+def test_what_is_gone_makes_room():
+    x, weight = torch.randn(3, 24), torch.randn(24)
+    with Recording() as recording:
+        out = rms_norm(x, weight, 1e-6)
+        places = {rms_norm(out, weight, 1e-6).data_ptr() for _ in range(5)}
+    assert not recording.missed
+    assert len(places) == 1
+    assert out.data_ptr() not in places
+
+
+def test_recordings_that_share_memory_take_turns():
+    layer, memory = Layer(), RecordedMemory()
+    ids = torch.tensor([3, 1, 4])
+    recorded = []
+    for count in (1, 2, 3):
+        recording = Recording(memory)
+        with recording:
+            recorded.append((recording, layer(ids[:count])))
+    # All rows of these fit into a block of the same size.
+    assert len({out.data_ptr() for _, out in recorded}) == 1
+    for others in ([0, 49, 7], [3, 1, 4]):
+        ids.copy_(torch.tensor(others))
+        for count in (3, 1, 2):
+            recording, out = recorded[count - 1]
+            recording.replay()
+            assert torch.equal(out, layer(ids[:count]))
+
+
+def test_memory_outlives_its_recordings_while_a_result_does():
+    layer = Layer()
+    recording, out = record(layer, torch.tensor([8]))
+    expected = layer(torch.tensor([8]))
+    del recording
+    gc.collect()
+    squatters = [torch.full((1, 24), torch.nan) for _ in range(200)]
+    assert torch.equal(out, expected)
+    assert len(squatters) == 200
+
+
 def test_what_is_not_ours_is_noticed():
     layer = Layer()
     with Recording() as recording:
@@ -104,7 +143,7 @@ def test_nothing_heavy_is_loaded():
     """torch.compile's frontend takes seconds to import."""
     program = (
         "import sys, torch\n"
-        "from vllm.ops.recording import Recording, can_record\n"
+        "from vllm.ops.recording import RecordedMemory, Recording, can_record\n"
         "from vllm.ops.rms_norm import rms_norm\n"
         "x, weight = torch.ones(1, 4), torch.ones(4)\n"
         "assert can_record(x)\n"

@@ -6,7 +6,9 @@ good part of its time. The C++ operators write down the calls of their kernels, 
 
 from __future__ import annotations
 
+import math
 import weakref
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,12 +16,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm.ops._dispatch import implementation
 
-# They allocate and write nothing: what an operator fills is kept by its recorded call.
+# They allocate and write nothing.
 _ALLOCATIONS = {torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default}
 
 
+class RecordedMemory:
+    """What recorded calls write their results into, and the results' places in it.
+
+    Recordings that share it take no more together than the largest of them does alone; a replay of one overwrites the
+    results of the others.
+    """
+
+    def __init__(self) -> None:
+        self.handle: int = torch.ops.vllm_cpu.make_recorded_memory()
+        # At the interpreter's end the operators may be gone before the memory.
+        weakref.finalize(self, torch.ops.vllm_cpu.free_recorded_memory, self.handle).atexit = False
+
+
 class _Observer(TorchDispatchMode):
-    """Notes whether anything ran that the recording lacks."""
+    """Allocates from the recording's memory; notes whether anything ran that the recording lacks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,9 +46,21 @@ class _Observer(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func.namespace != "vllm_cpu" and not func.is_view and func not in _ALLOCATIONS:
+        kwargs = kwargs or {}
+        if func in _ALLOCATIONS:
+            return _allocate(*args, **kwargs)
+        if func.namespace != "vllm_cpu" and not func.is_view:
             self.missed.add(str(func))
-        return func(*args, **kwargs or {})
+        return func(*args, **kwargs)
+
+
+def _allocate(*args: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    """`empty(size)` or `new_empty(like, size)`, contiguous, on the CPU."""
+    size = args[-1]
+    if dtype is None:
+        dtype = args[0].dtype if isinstance(args[0], Tensor) else torch.get_default_dtype()
+    memory = torch.ops.vllm_cpu.recorded_bytes(math.prod(size) * dtype.itemsize)
+    return memory.view(dtype).view(size)
 
 
 def can_record(tensor: Tensor) -> bool:
@@ -50,18 +77,24 @@ class Recording:
         recording.replay()  # fills `out`
 
     The tensors keep their places: a replay reads and writes the very memory that the recorded calls did, which the
-    recording keeps alive. Shapes, strides and numbers among the arguments are those of the recorded calls.
+    recording keeps alive. Shapes, strides and numbers among the arguments are those of the recorded calls. Memory of a
+    tensor that is gone while the recording is made serves the next ones: in the end only those that are left are sound.
 
     Attributes:
         missed: the operations that ran and are not in the recording. Unless there are none, do not replay.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, memory: RecordedMemory | None = None) -> None:
+        """
+        Args:
+            memory: what the results are written into; None: what no other recording uses.
+        """
         self._observer = _Observer()
+        self._memory = memory or RecordedMemory()
         self._handle = 0
 
     def __enter__(self) -> Recording:
-        self._handle = torch.ops.vllm_cpu.start_recording()
+        self._handle = torch.ops.vllm_cpu.start_recording(self._memory.handle)
         # At the interpreter's end the operators may be gone before the recordings.
         weakref.finalize(self, torch.ops.vllm_cpu.free_recording, self._handle).atexit = False
         self._observer.__enter__()

@@ -46,7 +46,7 @@ def generate(llm, num_prompts):
 
 def recordings(llm):
     """Batch size -> recorded step."""
-    return llm.llm_engine.engine_core.executor.worker.model_runner._recorded_decode._steps
+    return llm.llm_engine.engine_core.executor.worker.model_runner._recorded_decode._recorded
 
 
 def assert_same(ours, theirs):
@@ -70,6 +70,13 @@ def test_larger_batches_go_through_the_modules(folder, monkeypatch):
     llm = make_llm(folder)
     assert_same(generate(llm, 4), generate(make_llm(folder, enforce_eager=True), 4))
     assert set(recordings(llm)) <= {1, 2}
+
+
+def test_the_oldest_recordings_go(folder, monkeypatch):
+    monkeypatch.setattr(recorded_decode, "_MAX_RECORDINGS", 2)
+    llm = make_llm(folder)
+    assert_same(generate(llm, 4), generate(make_llm(folder, enforce_eager=True), 4))
+    assert len(recordings(llm)) <= 2
 
 
 def test_blocks_that_move(folder):

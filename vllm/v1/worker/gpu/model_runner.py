@@ -84,7 +84,9 @@ class GPUModelRunner:
         if self._graph_recorder is not None:
             self._record_graphs(num_blocks, self._graph_recorder)
         elif self._records_kernels and can_record(self.kv_caches[0][0]):
-            self._recorded_decode = RecordedDecode(self.model, self.kv_caches, self.block_tables.table.shape[1])
+            self._recorded_decode = RecordedDecode(
+                self.model, self.kv_caches, self._max_decode_rows, self.block_tables.table.shape[1]
+            )
 
     @property
     def num_extra_blocks(self) -> int:

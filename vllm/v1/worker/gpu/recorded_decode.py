@@ -1,51 +1,60 @@
-"""Decode steps of few requests, recorded at the first of each size and replayed after: one operator a step."""
+"""Decode steps, recorded at the first of each size and replayed after: one operator a step."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vllm.logger import init_logger
-from vllm.ops.recording import Recording
+from vllm.ops.recording import RecordedMemory, Recording
 from vllm.v1.attention.metadata import AttentionMetadata
 from vllm.v1.worker.gpu.input_batch import InputBatch, ModelInputs
 from vllm.v1.worker.gpu.states import RequestStates
 
 logger = init_logger(__name__)
 
-# With more rows the kernels' time leaves little to save, and a recording's tensors, which are not shared between
-# layers, take more room.
-MAX_ROWS = 8
+MAX_ROWS = 256
+"""Requests of a step that is recorded: with more the kernels' time leaves little to save."""
+
+# A recording of 30 layers takes a quarter of a MiB.
+_MAX_RECORDINGS = 64
 
 
-class _Step:
-    """The inputs of R requests, one token each, at fixed places, and what becomes of them."""
+class _Inputs:
+    """The inputs of up to R requests, one token each, at fixed places."""
 
-    def __init__(self, inputs: ModelInputs, max_num_blocks: int) -> None:
-        attn = inputs.attn
-        num_reqs = attn.block_table.shape[0]
-        self.input_ids = inputs.input_ids.clone()
-        self.positions = inputs.positions.clone()
+    def __init__(self, num_rows: int, max_num_blocks: int) -> None:
+        self.input_ids = torch.empty(num_rows, dtype=torch.int32)
+        self.positions = torch.empty(num_rows, dtype=torch.int64)
         self.attn = AttentionMetadata(
-            slot_mapping=attn.slot_mapping.clone(),
-            block_table=attn.block_table.new_zeros((num_reqs, max_num_blocks)),
-            query_start_loc=attn.query_start_loc.clone(),
-            seq_lens=attn.seq_lens.clone(),
+            slot_mapping=torch.empty(num_rows, dtype=torch.int64),
+            block_table=torch.zeros((num_rows, max_num_blocks), dtype=torch.int32),
+            query_start_loc=torch.arange(num_rows + 1, dtype=torch.int32),
+            seq_lens=torch.empty(num_rows, dtype=torch.int32),
             max_query_len=1,
-            max_seq_len=attn.max_seq_len,
+            max_seq_len=0,
         )
-        self.hidden: Tensor
-        self.recording = Recording()
 
-    def fill(self, inputs: ModelInputs) -> None:
-        """Take a batch's inputs."""
-        attn = inputs.attn
-        self.input_ids.copy_(inputs.input_ids)
-        self.positions.copy_(inputs.positions)
-        self.attn.slot_mapping.copy_(attn.slot_mapping)
-        self.attn.block_table[:, : attn.block_table.shape[1]].copy_(attn.block_table)
-        self.attn.seq_lens.copy_(attn.seq_lens)
+    def take(self, inputs: ModelInputs) -> ModelInputs:
+        """A batch's inputs, copied here: the rows that it fills."""
+        num_rows, theirs, attn = len(inputs.input_ids), inputs.attn, self.attn
+        own = replace(
+            theirs,
+            slot_mapping=attn.slot_mapping[:num_rows].copy_(theirs.slot_mapping),
+            block_table=attn.block_table[:num_rows],
+            query_start_loc=attn.query_start_loc[: num_rows + 1],
+            seq_lens=attn.seq_lens[:num_rows].copy_(theirs.seq_lens),
+        )
+        own.block_table[:, : theirs.block_table.shape[1]].copy_(theirs.block_table)
+        return ModelInputs(
+            self.input_ids[:num_rows].copy_(inputs.input_ids),
+            self.positions[:num_rows].copy_(inputs.positions),
+            own,
+            inputs.hidden_rows,
+        )
 
 
 class RecordedDecode:
@@ -56,37 +65,42 @@ class RecordedDecode:
     that cannot be recorded is not recorded at all.
     """
 
-    def __init__(self, model: Any, kv_caches: list[tuple[Tensor, Tensor]], max_num_blocks: int) -> None:
+    def __init__(self, model: Any, kv_caches: list[tuple[Tensor, Tensor]], max_num_reqs: int, max_num_blocks: int):
         """
         Args:
             kv_caches: of each layer; the recordings keep their addresses.
+            max_num_reqs: the most requests that a step can have.
             max_num_blocks: the most blocks that a request can have.
         """
         self._model = model
         self._kv_caches = kv_caches
-        self._max_num_blocks = max_num_blocks
-        self._steps: dict[int, _Step] = {}
+        self._max_rows = min(max_num_reqs, MAX_ROWS)
+        self._inputs = _Inputs(self._max_rows, max_num_blocks)
+        self._memory = RecordedMemory()
+        # By number of requests, the last used one last.
+        self._recorded: dict[int, tuple[Recording, Tensor]] = {}
         self._records = True
 
     def takes(self, batch: InputBatch) -> bool:
         """Whether `batch` is such a step."""
-        return self._records and batch.is_decode and len(batch.req_ids) <= MAX_ROWS
+        return self._records and batch.is_decode and len(batch.req_ids) <= self._max_rows
 
     def __call__(self, batch: InputBatch, states: RequestStates) -> Tensor:
         """Final hidden states, [T, H]; valid until the next step."""
-        inputs = batch.to_device(states)
-        step = self._steps.get(len(batch.req_ids))
-        if step is not None:
-            step.fill(inputs)
-            step.recording.replay()
-            return step.hidden
-        step = _Step(inputs, self._max_num_blocks)
-        step.fill(inputs)
-        with step.recording:
-            step.hidden = self._model(step.input_ids, step.positions, self._kv_caches, step.attn)
-        if step.recording.missed:
-            logger.debug("Decode is not recorded because of %s", ", ".join(sorted(step.recording.missed)))
-            self._records = False
+        inputs = self._inputs.take(batch.to_device(states))
+        recorded = self._recorded.pop(len(batch.req_ids), None)
+        if recorded is None:
+            recording = Recording(self._memory)
+            with recording:
+                hidden = self._model(inputs.input_ids, inputs.positions, self._kv_caches, inputs.attn)
+            if recording.missed:
+                logger.debug("Decode is not recorded because of %s", ", ".join(sorted(recording.missed)))
+                self._records = False
+                return hidden
         else:
-            self._steps[len(batch.req_ids)] = step
-        return step.hidden
+            recording, hidden = recorded
+            recording.replay()
+        self._recorded[len(batch.req_ids)] = recording, hidden
+        if len(self._recorded) > _MAX_RECORDINGS:
+            del self._recorded[next(iter(self._recorded))]
+        return hidden
