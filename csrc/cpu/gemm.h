@@ -7,7 +7,9 @@
 //   panels_at_once(rows)    panels that a tile of so many rows takes together
 //   packed_row(args)        elements that a packed row takes
 //   pack_rows(args, first, rows, out)          packs rows [first, first + rows), one tile's
-//   multiply<R, P>(args, x, row, panel)        R packed rows times panels [panel, panel + P), into args.out
+//   multiply<R, P>(args, x, row, panel, ahead) R packed rows times panels [panel, panel + P), into args.out; calls
+//                                              `ahead` at every kRun values of k
+//   panel_size(args)        bytes of a panel
 //
 // Include only from kernels/*.cpp.
 #pragma once
@@ -20,11 +22,24 @@ namespace vllm_cpu {
 namespace VLLM_ISA {
 
 constexpr int kPanel = 32;
+// Values of k that stand together in packed rows.
+constexpr int kRun = 16;
 // Packed rows that stay in the second-level cache while all panels pass by.
 constexpr int64_t kBlockBytes = 512 * 1024;
 // Results that outgrow the second-level cache are written past it: fetching each line before it is overwritten took a
 // quarter of the time of a product with a vocabulary.
 constexpr int64_t kStreamedBytes = 4 * 1024 * 1024;
+
+inline int64_t num_runs(const LinearArgs& a) { return (a.inner + kRun - 1) / kRun; }
+
+// Fetches what comes next into the second-level cache, a few cache lines at a time.
+struct Ahead {
+  const char* at;
+  int lines;
+  void operator()() {
+    for (int i = 0; i < lines; ++i, at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
 
 template <typename Product>
 class Gemm {
@@ -44,6 +59,7 @@ class Gemm {
  private:
   using Element = typename Product::Element;
   static constexpr int kMaxRows = Product::kMaxRows;
+  static constexpr int kFew = Product::panels_at_once(kMaxRows);
 
   static int64_t num_panels(const LinearArgs& a) { return (a.columns + kPanel - 1) / kPanel; }
 
@@ -58,13 +74,15 @@ class Gemm {
 
   // A tile of R rows times panels [begin, end).
   template <int R>
-  static void multiply_tile(int rows, const LinearArgs& a, const Element* x, int64_t row, int64_t begin, int64_t end) {
+  static void multiply_tile(int rows, const LinearArgs& a, const Element* x, int64_t row, int64_t begin, int64_t end,
+                            Ahead ahead) {
     if constexpr (R > 0) {
-      if (rows != R) return multiply_tile<R - 1>(rows, a, x, row, begin, end);
+      if (rows != R) return multiply_tile<R - 1>(rows, a, x, row, begin, end, ahead);
       constexpr int P = Product::panels_at_once(R);
+      const int64_t step = num_runs(a) * ahead.lines * 64;
       int64_t panel = begin;
-      for (; panel + P <= end; panel += P) Product::template multiply<R, P>(a, x, row, panel);
-      for (; panel < end; ++panel) Product::template multiply<R, 1>(a, x, row, panel);
+      for (; panel + P <= end; panel += P, ahead.at += step) Product::template multiply<R, P>(a, x, row, panel, ahead);
+      for (; panel < end; ++panel, ahead.at += step) Product::template multiply<R, 1>(a, x, row, panel, ahead);
     }
   }
 
@@ -73,15 +91,24 @@ class Gemm {
     Product::pack_rows(a, start, tiles.height(tile), packed + (start - tiles.first) * Product::packed_row(a));
   }
 
-  // The packed tiles times panels [begin, end).
-  static void multiply_block(const LinearArgs& a, const Tiles& tiles, int64_t begin, int64_t end,
+  // The packed tiles times panels [begin, end). `next`: the first of as many panels that this thread is likely to take
+  // after the last of them.
+  static void multiply_block(const LinearArgs& a, const Tiles& tiles, int64_t begin, int64_t end, int64_t next,
                              const Element* packed) {
     for (int64_t panel = begin; panel < end; panel += Product::kPanelsAtATime) {
+      const int64_t stop = least(panel + Product::kPanelsAtATime, end);
+      const int64_t then = stop < end ? stop : next;
+      // While the first tile passes, the panels themselves come from memory.
+      const int64_t bytes = least(stop - panel, num_panels(a) - then) * Product::panel_size(a);
+      const int64_t calls = (stop - panel + kFew - 1) / kFew, runs = num_runs(a);
+      const int64_t share = (tiles.count - 1) * calls * runs * 64;
+      Ahead ahead{static_cast<const char*>(a.weight) + then * Product::panel_size(a), 0};
       for (int64_t tile = 0; tile < tiles.count; ++tile) {
         const int64_t start = tiles.start(tile);
         multiply_tile<kMaxRows>(static_cast<int>(tiles.height(tile)), a,
-                                packed + (start - tiles.first) * Product::packed_row(a), start, panel,
-                                least(panel + Product::kPanelsAtATime, end));
+                                packed + (start - tiles.first) * Product::packed_row(a), start, panel, stop, ahead);
+        ahead.at += ahead.lines * calls * runs * 64;
+        if (bytes > 0 && share > 0) ahead.lines = static_cast<int>((bytes + share - 1) / share);
       }
     }
   }
@@ -98,7 +125,7 @@ class Gemm {
       for (int64_t part = 0; part < blocks; ++part) {
         const Tiles tiles(a.rows * part / blocks, a.rows * (part + 1) / blocks);
         for (int64_t tile = 0; tile < tiles.count; ++tile) pack_tile(a, tiles, tile, packed.get());
-        multiply_block(a, tiles, 0, num_panels(a), packed.get());
+        multiply_block(a, tiles, 0, num_panels(a), 0, packed.get());
       }
       if (a.streams) finish_streams();
     }
@@ -107,7 +134,6 @@ class Gemm {
   // Few rows: all are packed once, by all threads, and the panels are shared out: in runs for the tiles that take many
   // at once, else a few at a time to whoever is free, since another process may have taken a core from this one.
   static void by_panels(const LinearArgs& a) {
-    constexpr int kFew = Product::panels_at_once(kMaxRows);
     const int64_t panels = num_panels(a), threads = max_threads();
     const Tiles tiles(0, a.rows);
     Scratch<Element> packed(a.rows * Product::packed_row(a));
@@ -126,7 +152,7 @@ class Gemm {
           begin = part < groups ? part * kFew : part + groups * (kFew - 1);
           end = begin + (part < groups ? kFew : 1);
         }
-        multiply_block(a, tiles, begin, end, packed.get());
+        multiply_block(a, tiles, begin, end, begin + (end - begin) * threads, packed.get());
       }
       if (a.streams) finish_streams();
     }

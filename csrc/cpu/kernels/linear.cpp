@@ -13,7 +13,6 @@ namespace VLLM_ISA {
 namespace {
 
 constexpr int kGroups = 16 / kLanes;
-constexpr int kRun = 16;
 // Rows of a panel to fetch ahead: what the hardware fetches by itself stops at each page, and weights come from memory.
 constexpr int kAhead = 48;
 
@@ -23,7 +22,7 @@ inline void prefetch_row(const T* row) {
   for (unsigned i = 0; i < kPanel * sizeof(T); i += 64) __builtin_prefetch(bytes + i);
 }
 
-inline int64_t padded_inner(const LinearArgs& a) { return (a.inner + kRun - 1) / kRun * kRun; }
+inline int64_t padded_inner(const LinearArgs& a) { return num_runs(a) * kRun; }
 
 // Products in float32 of x [rows, K] in T with a weight in W.
 template <typename T, typename W>
@@ -55,15 +54,17 @@ struct FloatProduct {
   }
 
   template <int R, int P>
-  static void multiply(const LinearArgs& a, const float* x, int64_t row, int64_t panel) {
-    for (int group = 0; group < kGroups; ++group) multiply_group<R, P>(a, x, row, panel, group);
+  static void multiply(const LinearArgs& a, const float* x, int64_t row, int64_t panel, Ahead ahead) {
+    for (int group = 0; group < kGroups; ++group) multiply_group<R, P>(a, x, row, panel, group, ahead);
   }
+
+  static int64_t panel_size(const LinearArgs& a) { return a.inner * kPanel * sizeof(W); }
 
  private:
   // sums[R][P][2] = R rows of packed x times P panels over `inner` values of k, kLanes columns of each half.
   template <int R, int P>
   static inline void multiply_chain(const float* x, const W* panel, int64_t panel_size, int64_t inner, int group,
-                                    Vec (&sums)[R][P][2]) {
+                                    Ahead& ahead, Vec (&sums)[R][P][2]) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
@@ -71,6 +72,7 @@ struct FloatProduct {
     }
     for (; inner > 0; inner -= kRun, x += R * kRun) {
       const int run = static_cast<int>(least(kRun, inner));
+      ahead();
       for (int k = 0; k < run; ++k, panel += kPanel) {
         Vec low[P], high[P];
 #pragma GCC unroll 4
@@ -92,14 +94,15 @@ struct FloatProduct {
   }
 
   template <int R, int P>
-  static inline void multiply_group(const LinearArgs& a, const float* x, int64_t row, int64_t panel, int group) {
+  static inline void multiply_group(const LinearArgs& a, const float* x, int64_t row, int64_t panel, int group,
+                                    Ahead ahead) {
     const int64_t panel_size = a.inner * kPanel;
     const W* weight = static_cast<const W*>(a.weight) + panel * panel_size;
     Vec totals[R][P][2];
-    multiply_chain<R, P>(x, weight, panel_size, least(kChain, a.inner), group, totals);
+    multiply_chain<R, P>(x, weight, panel_size, least(kChain, a.inner), group, ahead, totals);
     for (int64_t k = kChain; k < a.inner; k += kChain) {
       Vec sums[R][P][2];
-      multiply_chain<R, P>(x + k * R, weight + k * kPanel, panel_size, least(kChain, a.inner - k), group, sums);
+      multiply_chain<R, P>(x + k * R, weight + k * kPanel, panel_size, least(kChain, a.inner - k), group, ahead, sums);
       add_to(totals, sums);
     }
     for (int r = 0; r < R; ++r) {
@@ -132,6 +135,8 @@ struct HalfProduct {
 
   static constexpr int panels_at_once(int rows) { return rows <= 2 ? 8 : rows <= 6 ? 4 : 2; }
 
+  static int64_t panel_size(const LinearArgs& a) { return a.inner * kPanel * sizeof(_Float16); }
+
   // The last kRun hold the inverse of the row's scale (see pack_rows).
   static int64_t packed_row(const LinearArgs& a) { return padded_inner(a) + kRun; }
 
@@ -152,7 +157,7 @@ struct HalfProduct {
   }
 
   template <int R, int P>
-  static void multiply(const LinearArgs& a, const uint32_t* x, int64_t row, int64_t panel) {
+  static void multiply(const LinearArgs& a, const uint32_t* x, int64_t row, int64_t panel, Ahead ahead) {
     const int64_t panel_size = a.inner * kPanel;
     const _Float16* weight = static_cast<const _Float16*>(a.weight) + panel * panel_size;
     // In the first-level cache: registers hold the float16 sums.
@@ -160,12 +165,12 @@ struct HalfProduct {
     int64_t k = 0;
     for (; k + kHalfSum <= a.inner; k += kHalfSum) {
       __m512h sums[R][P];
-      add_products<R, P, kHalfSum>(x + k * R, weight + k * kPanel, panel_size, kRun, sums);
+      add_products<R, P, kHalfSum>(x + k * R, weight + k * kPanel, panel_size, kRun, ahead, sums);
       add_to_totals<R, P>(sums, totals);
     }
     for (; k < a.inner; k += kRun) {
       __m512h sums[R][P];
-      add_products<R, P, kRun>(x + k * R, weight + k * kPanel, panel_size, least(kRun, a.inner - k), sums);
+      add_products<R, P, kRun>(x + k * R, weight + k * kPanel, panel_size, least(kRun, a.inner - k), ahead, sums);
       add_to_totals<R, P>(sums, totals);
     }
     const float* inverse = reinterpret_cast<const float*>(x) + padded_inner(a) * R;
@@ -201,15 +206,16 @@ struct HalfProduct {
   // sums = R rows of packed x times P panels over N values of k, or over the first `run` of them if N is kRun.
   template <int R, int P, int N>
   static inline void add_products(const uint32_t* x, const _Float16* panel, int64_t panel_size, int64_t run,
-                                  __m512h (&sums)[R][P]) {
+                                  Ahead& ahead, __m512h (&sums)[R][P]) {
     if constexpr (N == kRun) {
+      ahead();
       add_product<R, P, true>(x, panel, panel_size, sums);
 #pragma GCC unroll 1
       for (int64_t k = 1; k < run; ++k) add_product<R, P, false>(x + k, panel + k * kPanel, panel_size, sums);
     } else {
       __m512h before[R][P];
-      add_products<R, P, N / 2>(x, panel, panel_size, run, before);
-      add_products<R, P, N / 2>(x + N / 2 * R, panel + N / 2 * kPanel, panel_size, run, sums);
+      add_products<R, P, N / 2>(x, panel, panel_size, run, ahead, before);
+      add_products<R, P, N / 2>(x + N / 2 * R, panel + N / 2 * kPanel, panel_size, run, ahead, sums);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8

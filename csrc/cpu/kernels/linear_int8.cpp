@@ -16,7 +16,6 @@ namespace vllm_cpu {
 namespace VLLM_ISA {
 namespace {
 
-constexpr int kRun = 16;
 // Bytes of four k in a panel.
 constexpr int64_t kGroupBytes = kPanel * 4;
 // How far ahead to fetch weights: what the hardware fetches by itself stops at each page.
@@ -25,7 +24,6 @@ constexpr int64_t kAhead = 3072;
 // As __m512i, an accumulator would be converted in and out of each intrinsic, and spill.
 typedef int32_t Words __attribute__((vector_size(4 * kLanes)));
 
-inline int64_t num_runs(const LinearArgs& a) { return (a.inner + kRun - 1) / kRun; }
 inline int64_t panel_bytes(const LinearArgs& a) { return num_runs(a) * kRun * kPanel; }
 inline const uint8_t* panel_of(const LinearArgs& a, int64_t panel) {
   return static_cast<const uint8_t*>(a.weight) + panel * panel_bytes(a);
@@ -68,6 +66,7 @@ struct Int8Product {
   // Few rows leave registers free: several panels at once keep enough chains in flight to hide latency.
   static constexpr int panels_at_once(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 
+  static int64_t panel_size(const LinearArgs& a) { return panel_bytes(a); }
   static int64_t packed_row(const LinearArgs& a) { return num_runs(a) * 2 * kRun + sizeof(RowInfo); }
 
   // As [run][rows][digit][kRun], then each row's RowInfo.
@@ -95,9 +94,9 @@ struct Int8Product {
   }
 
   template <int R, int P>
-  static void multiply(const LinearArgs& a, const int8_t* x, int64_t row, int64_t panel) {
+  static void multiply(const LinearArgs& a, const int8_t* x, int64_t row, int64_t panel, Ahead ahead) {
     Words totals[2 * R][P][2];
-    x = add_products<R, P>(a, x, panel_of(a, panel), totals);
+    x = add_products<R, P>(a, x, panel_of(a, panel), ahead, totals);
     // Unrolled like the products: a total with an index known only at run time would live in memory all along.
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -126,7 +125,7 @@ struct Int8Product {
 
   // totals[2 R][P][2] = the digits of R packed rows times P panels. Returns where the rows' RowInfos begin.
   template <int R, int P>
-  static inline const int8_t* add_products(const LinearArgs& a, const int8_t* x, const uint8_t* panel,
+  static inline const int8_t* add_products(const LinearArgs& a, const int8_t* x, const uint8_t* panel, Ahead ahead,
                                            Words (&totals)[2 * R][P][2]) {
 #pragma GCC unroll 16
     for (int digit = 0; digit < 2 * R; ++digit) {
@@ -135,6 +134,7 @@ struct Int8Product {
     }
     const int64_t runs = num_runs(a), size = panel_bytes(a);
     for (int64_t run = 0; run < runs; ++run, x += R * 2 * kRun) {
+      ahead();
 #pragma GCC unroll 4
       for (int group = 0; group < kRun; group += 4, panel += kGroupBytes) {
         __m512i weight[P][2];
@@ -176,6 +176,7 @@ struct Int8Product {
 
   static constexpr int panels_at_once(int rows) { return 4 * rows <= kMaxRows ? 4 : 2 * rows <= kMaxRows ? 2 : 1; }
 
+  static int64_t panel_size(const LinearArgs& a) { return panel_bytes(a); }
   static int64_t packed_row(const LinearArgs& a) { return num_runs(a) * kRun + 1; }
 
   // The integers as [run][rows][kRun], then the rows' scales.
@@ -195,15 +196,15 @@ struct Int8Product {
   }
 
   template <int R, int P>
-  static void multiply(const LinearArgs& a, const float* x, int64_t row, int64_t panel) {
+  static void multiply(const LinearArgs& a, const float* x, int64_t row, int64_t panel, Ahead ahead) {
     const float* row_scales = x + num_runs(a) * kRun * R;
     for (int lane = 0; lane < 16; lane += kLanes) {
       Vec totals[R][P][2];
-      add_chain<R, P>(a, x, panel_of(a, panel) + 4 * lane, least(kChain, num_runs(a)), totals);
+      add_chain<R, P>(a, x, panel_of(a, panel) + 4 * lane, least(kChain, num_runs(a)), ahead, totals);
       for (int64_t run = kChain; run < num_runs(a); run += kChain) {
         Vec sums[R][P][2];
         add_chain<R, P>(a, x + run * R * kRun, panel_of(a, panel) + run * kRun * kPanel + 4 * lane,
-                        least(kChain, num_runs(a) - run), sums);
+                        least(kChain, num_runs(a) - run), ahead, sums);
         add_to(totals, sums);
       }
       for (int r = 0; r < R; ++r) {
@@ -220,7 +221,7 @@ struct Int8Product {
 
   // sums[R][P][2] = R packed rows times P panels over `runs` runs, kLanes columns of each half.
   template <int R, int P>
-  static inline void add_chain(const LinearArgs& a, const float* x, const uint8_t* panel, int64_t runs,
+  static inline void add_chain(const LinearArgs& a, const float* x, const uint8_t* panel, int64_t runs, Ahead& ahead,
                                Vec (&sums)[R][P][2]) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
@@ -229,6 +230,7 @@ struct Int8Product {
     }
     const int64_t size = panel_bytes(a);
     for (int64_t run = 0; run < runs; ++run, x += R * kRun) {
+      ahead();
       for (int group = 0; group < kRun; group += 4, panel += kGroupBytes) {
         Words words[P][2];
 #pragma GCC unroll 4
