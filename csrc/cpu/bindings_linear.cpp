@@ -3,6 +3,7 @@
 
 #include "bindings.h"
 #include "kernels.h"
+#include "large_result.h"
 #include "recording.h"
 
 namespace vllm_cpu {
@@ -75,10 +76,17 @@ const float* scales_of(const Tensor& scales, int64_t panels) {
   return static_cast<const float*>(scales.data_ptr());
 }
 
+Tensor new_product(const LinearArgs& args, const Tensor& x) {
+  if (!args.float_out) return new_result(x, {args.rows, args.out_columns});
+  if (args.rows * args.out_columns * int64_t{sizeof(float)} >= LargeResult::kLeastBytes) {
+    return LargeResult::make(args.rows, args.out_columns);
+  }
+  return torch::stable::new_empty(x, {args.rows, args.out_columns}, ScalarType::Float);
+}
+
 Tensor multiply(void (*kernel)(const LinearArgs&), LinearArgs args, const Tensor& x, const Tensor& weight,
                 const std::optional<Tensor>& scales, const std::optional<Tensor>& bias) {
-  Tensor out = args.float_out ? torch::stable::new_empty(x, {args.rows, args.out_columns}, ScalarType::Float)
-                              : new_result(x, {args.rows, args.out_columns});
+  Tensor out = new_product(args, x);
   args.out = out.data_ptr();
   if (args.rows > 0) launch([=] { kernel(args); }, x, weight, scales, bias, out);
   return out;

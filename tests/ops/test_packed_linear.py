@@ -230,3 +230,22 @@ def test_gated_products(twin: str, layout: Layout, inner: int, monkeypatch: pyte
             slack = 1e-5 if twin != "reference" and ready.scales is None else torch.finfo(dtype).eps
             assert got.dtype == dtype and got.shape == (30, inner)
             assert_accurate("reference", got, truth, slack=max(slack, 1e-5))
+
+
+@pytest.mark.skipif(OPERATORS is None, reason="the C++ operators are not built")
+def test_a_large_result_takes_the_last_ones_memory() -> None:
+    weight, x = torch.randn(2**20, 4), torch.randn(4, 4)
+    ready = panels(weight, None)
+    truth = x.double() @ weight.double().t()
+
+    def product(rows: int) -> Tensor:
+        return packed_linear(x[:rows], ready, float_out=True)
+
+    first, second = product(4), product(4)
+    assert first.data_ptr() != second.data_ptr()
+    place = first.data_ptr()
+    del first
+    third = product(3)
+    assert third.data_ptr() == place
+    assert_accurate("cpp", third, truth[:3], slack=4e-6)
+    assert_accurate("cpp", second, truth, slack=4e-6)

@@ -19,8 +19,9 @@ from vllm.v1.worker.gpu.sample.reading_clock import ReadingClock
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 from vllm.v1.worker.gpu.states import RequestStates
 
-TILE_BYTES = 64 * 2**20
-"""Logits of prompt positions that exist at one time, in float32: so many bytes, or one row where a row is larger."""
+TILE_BYTES = 24 * 2**20
+"""Logits of prompt positions that exist at one time, in float32: so many bytes, or one row where a row is larger. From
+32 MiB on glibc would hand each tile's memory back, and every page of the next one would be a fault."""
 
 UNSOUND_PROMPT = "the model's logits are not finite (NaN or infinity) at a prompt position, so it cannot be read"
 
