@@ -6,6 +6,7 @@ token is made only for a position that somebody indexes.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -154,24 +155,35 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
         self._has_sampled = has_sampled
         self._has_entropy = has_entropy
         self._pending: list[LogprobsRows] = []
+        # Rows that belong behind the pending ones, how many of them, and their number of requested ids.
+        self._later: list[tuple[list[LogprobsRow], int, int]] = []
         self._length = 0
         self._flat = EMPTY
         self._ends = np.empty(0, np.int64)
         self._positions: dict[int, PositionLogprobs] = {}
 
-    def append_row(self, row: LogprobsRow, num_token_ids: int) -> None:
-        """Add a position that holds `num_token_ids` requested ids after the top-k columns."""
-        self._pending.append(LogprobsRows(row.lists, slice(row.row, row.row + 1), num_token_ids))
-        self._length += 1
+    def append_later(self, rows: list[LogprobsRow], num_token_ids: int) -> None:
+        """Add the positions that `rows` holds now, each with `num_token_ids` requested ids after the top-k columns.
+        They are put together when somebody looks; until then the list may grow, but must not change otherwise."""
+        self._later.append((rows, len(rows), num_token_ids))
+        self._length += len(rows)
+
+    def _append_now(self) -> None:
+        later, self._later = self._later, []
+        for rows, count, num_token_ids in later:
+            for row in itertools.islice(rows, count):
+                self._pending.append(LogprobsRows(row.lists, slice(row.row, row.row + 1), num_token_ids))
 
     def append_rows(self, rows: LogprobsRows) -> None:
         """Add a position for each of the rows."""
+        self._append_now()
         self._pending.append(rows)
         self._length += rows.rows.stop - rows.rows.start
 
     def parts(self, num_entries: int) -> Iterator[FlatLogprobs]:
         """The positions that were read, in order, a few at a time: a part has one of them, or at most `num_entries`
         entries. What was put together before, by a look at an array, is not taken apart again, nor what fits a part."""
+        self._append_now()
         widths = [1 + self._own_topk(lists.num_topk) + num_ids for lists, _, num_ids in self._pending]
         heights = [rows.stop - rows.start for _, rows, _ in self._pending]
         if self._flat.lse.size or sum(map(operator.mul, widths, heights)) <= num_entries:
@@ -201,6 +213,7 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
     # -- arrays -------------------------------------------------------------------------------------------------
 
     def _arrays(self) -> FlatArrays:
+        self._append_now()
         if self._pending:
             parts = [self._flat] if self._flat.lse.size else []
             start = 0

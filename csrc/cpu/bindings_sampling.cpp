@@ -35,32 +35,36 @@ const int32_t* checked_counts(const std::optional<Tensor>& counts, const char* n
   return data;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>> token_readings(
-    Tensor logits, Tensor token_ids, std::optional<Tensor> num_token_ids, bool with_entropy) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>, Tensor> token_readings(
+    Tensor logits, Tensor token_ids, std::optional<Tensor> num_token_ids, bool with_entropy, bool greedy) {
   TokenReadingsArgs args{};
   args.logits = logits_of(logits);
   const int64_t rows = args.logits.rows;
   check_shape(token_ids, "token_ids", {rows, -1});
   check_dtype(token_ids, "token_ids", ScalarType::Int, "int32");
   check_last_contiguous(token_ids, "token_ids");
-  args.token_ids = data_of<const int32_t>(token_ids);
+  args.token_ids = data_of<int32_t>(token_ids);
   args.width = token_ids.size(1);
   args.ids_stride = token_ids.stride(0);
   args.num_token_ids = checked_counts(num_token_ids, "num_token_ids", rows, args.width);
+  args.greedy = greedy;
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t count = args.num_token_ids == nullptr ? args.width : args.num_token_ids[row];
-    for (int64_t w = 0; w < count; ++w) {
+    STD_TORCH_CHECK(count >= greedy, "each row must have a column for its argmax");
+    for (int64_t w = greedy; w < count; ++w) {
       const int32_t id = args.token_ids[row * args.ids_stride + w];
       STD_TORCH_CHECK(id >= 0 && id < args.logits.vocab, "token_ids must be in [0, ", args.logits.vocab, "), got ", id,
                       " in row ", row);
     }
   }
   Tensor chosen = torch::stable::new_empty(logits, {rows, args.width}, ScalarType::Float);
+  Tensor logprobs = torch::stable::new_empty(logits, {rows, args.width}, ScalarType::Float);
   Tensor ranks = torch::stable::new_empty(logits, {rows, args.width}, ScalarType::Int);
   Tensor lse = torch::stable::new_empty(logits, {rows}, ScalarType::Float);
   Tensor argmax = torch::stable::new_empty(logits, {rows}, ScalarType::Int);
   Tensor max = torch::stable::new_empty(logits, {rows}, ScalarType::Float);
   args.chosen = data_of<float>(chosen);
+  args.logprobs = data_of<float>(logprobs);
   args.ranks = data_of<int32_t>(ranks);
   args.lse = data_of<float>(lse);
   args.argmax = data_of<int32_t>(argmax);
@@ -71,7 +75,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>> token_
     args.entropy = data_of<float>(*entropy);
   }
   VLLM_KERNEL(token_readings)(args);
-  return {chosen, ranks, lse, argmax, max, entropy};
+  return {chosen, ranks, lse, argmax, max, entropy, logprobs};
 }
 
 Tensor count_above(Tensor logits, Tensor values, std::optional<Tensor> num_values) {
@@ -193,8 +197,9 @@ Tensor fill_logprob_token_ids(Tensor columns, int64_t first_column, Tensor expan
 
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def(
-      "token_readings(Tensor logits, Tensor token_ids, Tensor? num_token_ids, bool entropy=False) -> "
-      "(Tensor logits, Tensor ranks, Tensor lse, Tensor argmax, Tensor max, Tensor? entropy)");
+      "token_readings(Tensor logits, Tensor(a!) token_ids, Tensor? num_token_ids, bool entropy=False, "
+      "bool greedy=False) -> (Tensor logits, Tensor ranks, Tensor lse, Tensor argmax, Tensor max, Tensor? entropy, "
+      "Tensor logprobs)");
   m.def("count_above(Tensor logits, Tensor values, Tensor? num_values) -> Tensor");
   m.def("topk(Tensor logits, int k) -> (Tensor values, Tensor ids)");
   m.def(

@@ -105,10 +105,12 @@ struct Logits {
 
 struct TokenReadingsArgs {
   Logits logits;
-  const int32_t* token_ids;  // [rows, width]
+  int32_t* token_ids;  // [rows, width]
   int64_t width, ids_stride;
   const int32_t* num_token_ids;  // [rows], or null: all of them
+  bool greedy;                   // the first of token_ids is to become the row's argmax
   float* chosen;                 // [rows, width]
+  float* logprobs;               // [rows, width]
   int32_t* ranks;                // [rows, width]
   float* lse;                    // [rows]
   int32_t* argmax;               // [rows]

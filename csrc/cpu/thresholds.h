@@ -62,6 +62,8 @@ inline void count_block(const float* x, int64_t n, const float* thresholds, Vec*
   constexpr int kGroup = kLanes == 16 ? 8 : 4;
   int64_t w = 0;
   for (; w + kGroup <= width; w += kGroup) count_group<kGroup>(x, n, thresholds + w, counts + w);
+  // Fewer than four wait for each other's additions.
+  for (; w + 4 <= width; w += 4) count_group<4>(x, n, thresholds + w, counts + w);
   for (; w + 2 <= width; w += 2) count_group<2>(x, n, thresholds + w, counts + w);
   for (; w < width; ++w) count_group<1>(x, n, thresholds + w, counts + w);
 }

@@ -25,8 +25,8 @@ with_entropy = partial(token_readings, entropy=True)
 
 
 def outputs(readings: Readings) -> list[Tensor]:
-    """What was computed: all fields, the last only if it was asked for."""
-    return [part for part in readings if part is not None]
+    """What was computed, but for the logprobs, which follow: the entropy only if it was asked for."""
+    return [part for part in readings[:6] if part is not None]
 
 
 def rows_of(readings: Readings, rows: slice) -> Readings:
@@ -60,6 +60,7 @@ def assert_true(got: Readings, logits: Tensor, ids: Tensor, num_ids: Tensor | No
     ]
     assert torch.equal(got.logits.double(), chosen)
     assert torch.equal(got.ranks, ranks)
+    assert_logprobs(got, num_ids)
     assert torch.equal(got.argmax, argmax)
     assert torch.equal(got.max.double(), highest)
     infinite = lse.isinf()
@@ -69,6 +70,16 @@ def assert_true(got: Readings, logits: Tensor, ids: Tensor, num_ids: Tensor | No
     assert not got_lse.isnan().any()
     allowed = (plain - lse).abs() + 4 * torch.finfo(torch.float32).eps * lse.abs().clamp(min=1)
     assert ((got_lse - lse).abs() <= allowed).all()
+
+
+def assert_logprobs(got: Readings, num_ids: Tensor | None) -> None:
+    """Where a twin computes them, they are what its caller would make of the rest."""
+    if got.logprobs is None:
+        return
+    expected = got.logits - got.lse[:, None]
+    if num_ids is not None:
+        expected[torch.arange(expected.shape[1]) >= num_ids[:, None]] = 0.0
+    torch.testing.assert_close(got.logprobs, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def assert_entropy(got: Tensor | None, logits: Tensor) -> None:
@@ -222,6 +233,20 @@ def test_logits_as_far_apart_as_float32_reaches(twin: str) -> None:
 
 
 @pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("width", [1, 2, 21, 230])
+@pytest.mark.parametrize("ragged", [False, True], ids=["whole", "ragged"])
+def test_the_first_column_becomes_the_argmax(twin: str, width: int, ragged: bool) -> None:
+    torch.manual_seed(width)
+    logits = torch.randn(3, 4500).bfloat16().float()
+    ids = torch.randint(0, 4500, (3, width), dtype=torch.int32)
+    ids[:, 0] = -7  # not looked at
+    counts = torch.tensor([1, width, (width + 1) // 2], dtype=torch.int32) if ragged else None
+    got = run(twin, partial(token_readings, greedy=True), logits, ids, counts)
+    assert torch.equal(ids[:, 0], logits.argmax(dim=-1).to(torch.int32))
+    assert_true(got, logits, ids, counts)
+
+
+@pytest.mark.parametrize("twin", TWINS)
 def test_every_token_of_the_vocabulary(twin: str) -> None:
     torch.manual_seed(1)
     logits = torch.randint(-50, 50, (2, 1000)).to(torch.bfloat16)
@@ -272,7 +297,7 @@ def test_a_row_does_not_depend_on_its_batch(twin: str) -> None:
     together = run(twin, with_entropy, logits, ids, None)
     for row in range(5):
         alone = run(twin, with_entropy, logits[row : row + 1], ids[row : row + 1], None)
-        for all_rows, one_row in zip(together, alone, strict=True):
+        for all_rows, one_row in zip(outputs(together), outputs(alone), strict=True):
             assert torch.equal(all_rows[row : row + 1], one_row)
 
 

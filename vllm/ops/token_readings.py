@@ -19,6 +19,8 @@ class Readings(NamedTuple):
     argmax: torch.Tensor  # int32 [R]; the lowest id among equals
     max: torch.Tensor  # float32 [R]
     entropy: torch.Tensor | None = None  # float32 [R], in nats, never negative; None when not asked for
+    # float32 [R, W], padding 0.0; None where they are left to the caller, who has logits and lse.
+    logprobs: torch.Tensor | None = None
 
 
 def token_readings(
@@ -27,6 +29,7 @@ def token_readings(
     num_token_ids: torch.Tensor | None = None,
     *,
     entropy: bool = False,
+    greedy: bool = False,
 ) -> Readings:
     """Read chosen tokens of each row.
 
@@ -42,20 +45,37 @@ def token_readings(
         num_token_ids: int32 [R], how many leading columns of each row hold an id; the others are padding,
             whose ids are not looked at. None: all W.
         entropy: whether to compute the rows' entropy, from the same pass.
+        greedy: each row's first id, which must count, is to be its argmax: what `token_ids` holds there is not looked
+            at, and overwritten.
 
     Raises:
         ValueError: a shape or dtype is wrong.
     """
     check_columns(logits, "token_ids", token_ids, torch.int32, num_token_ids)
+    if greedy and not token_ids.shape[1]:
+        raise ValueError("token_ids must have a column for the argmax, got none")
     which = implementation(logits)
     if which == "cpp":
-        return Readings(*torch.ops.vllm_cpu.token_readings(logits, token_ids, num_token_ids, entropy))
+        return Readings(*torch.ops.vllm_cpu.token_readings(logits, token_ids, num_token_ids, entropy, greedy))
+    if greedy:
+        counts = None if num_token_ids is None else num_token_ids - 1
+        return _put_argmax(token_ids, token_readings(logits, token_ids[:, 1:], counts, entropy=entropy))
     if which == "triton":
         from vllm.ops.triton import token_readings as kernels
 
         return Readings(*kernels.token_readings(logits, token_ids, num_token_ids, entropy))
     readings = _reference(logits, token_ids, num_token_ids)
     return readings._replace(entropy=_entropy(logits.float(), readings.max)) if entropy else readings
+
+
+def _put_argmax(token_ids: torch.Tensor, others: Readings) -> Readings:
+    """The readings of all columns from those of all but the first."""
+    token_ids[:, 0] = others.argmax
+    return others._replace(
+        logits=torch.cat((others.max[:, None], others.logits), dim=1),
+        # Nothing is greater than the greatest.
+        ranks=torch.nn.functional.pad(others.ranks, (1, 0), value=1),
+    )
 
 
 def _reference(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None) -> Readings:

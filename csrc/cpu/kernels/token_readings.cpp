@@ -78,7 +78,7 @@ Segment read_segment(const Logits& logits, int64_t row, int64_t first, int64_t s
 
 void write_padding(const TokenReadingsArgs& args, int64_t row, int64_t valid) {
   for (int64_t w = valid; w < args.width; ++w) {
-    args.chosen[row * args.width + w] = 0.0f;
+    args.chosen[row * args.width + w] = args.logprobs[row * args.width + w] = 0.0f;
     args.ranks[row * args.width + w] = 0;
   }
 }
@@ -89,8 +89,15 @@ int64_t num_valid(const TokenReadingsArgs& args, int64_t row) {
 
 void gather(const TokenReadingsArgs& args, int64_t row, int64_t valid) {
   const int32_t* ids = args.token_ids + row * args.ids_stride;
-  for (int64_t w = 0; w < valid; ++w) args.chosen[row * args.width + w] = logit_at(args.logits, row, ids[w]);
+  for (int64_t w = args.greedy; w < valid; ++w) args.chosen[row * args.width + w] = logit_at(args.logits, row, ids[w]);
   write_padding(args, row, valid);
+}
+
+// The first column, once the argmax is known: nothing is greater than the greatest.
+void put_argmax(const TokenReadingsArgs& args, int64_t row) {
+  args.token_ids[row * args.ids_stride] = args.argmax[row];
+  args.chosen[row * args.width] = args.max[row];
+  args.ranks[row * args.width] = 1;
 }
 
 void join_segments(const TokenReadingsArgs& args, int64_t row, const Segment* segments, int64_t num_segments) {
@@ -122,8 +129,10 @@ void join_segments(const TokenReadingsArgs& args, int64_t row, const Segment* se
 void token_readings(const TokenReadingsArgs& args) {
   const int64_t num_rows = args.logits.rows, n = args.logits.vocab;
   const int64_t num_segments = (n + kSegment - 1) / kSegment;
-  const bool sorts = args.width > kSortAbove;
-  const int64_t width = sorts ? 0 : args.width;
+  // The argmax needs no counting: `lead` columns are left out of it.
+  const int64_t lead = args.greedy ? 1 : 0, asked = args.width - lead;
+  const bool sorts = asked > kSortAbove;
+  const int64_t width = sorts ? 0 : asked;
   const int64_t padded = padded_thresholds(width);
   Scratch<Segment> segments(num_rows * num_segments);
   Scratch<int32_t> counts(num_rows * num_segments * width);
@@ -136,7 +145,7 @@ void token_readings(const TokenReadingsArgs& args) {
       const int64_t valid = num_valid(args, row);
       gather(args, row, valid);
       if (sorts) continue;
-      sort_thresholds(args.chosen + row * width, valid, padded, thresholds.get() + row * padded,
+      sort_thresholds(args.chosen + row * args.width + lead, valid - lead, padded, thresholds.get() + row * padded,
                       columns.get() + row * width);
     }
     // Segments rather than rows are shared out: one row keeps every thread busy.
@@ -144,17 +153,22 @@ void token_readings(const TokenReadingsArgs& args) {
     for (int64_t task = 0; task < num_rows * num_segments; ++task) {
       const int64_t row = task / num_segments, first = task % num_segments * kSegment;
       segments[task] = read_segment(args.logits, row, first, least(kSegment, n - first),
-                                    thresholds.get() + row * padded, sorts ? 0 : num_valid(args, row),
+                                    thresholds.get() + row * padded, sorts ? 0 : num_valid(args, row) - lead,
                                     counts.get() + task * width, args.entropy != nullptr);
     }
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < num_rows; ++row) {
       join_segments(args, row, segments.get() + row * num_segments, num_segments);
-      if (sorts) continue;
+      if (args.greedy) put_argmax(args, row);
       for (int64_t w = 0; w < num_valid(args, row); ++w) {
+        const int64_t at = row * args.width + w;
+        args.logprobs[at] = args.chosen[at] - args.lse[row];
+      }
+      if (sorts) continue;
+      for (int64_t w = 0; w < num_valid(args, row) - lead; ++w) {
         int32_t rank = 1;
         for (int64_t s = 0; s < num_segments; ++s) rank += counts[(row * num_segments + s) * width + w];
-        args.ranks[row * width + columns[row * width + w]] = rank;
+        args.ranks[row * args.width + lead + columns[row * width + w]] = rank;
       }
     }
     if (sorts) {
@@ -162,11 +176,10 @@ void token_readings(const TokenReadingsArgs& args) {
       Scratch<float> values(n + kLanes);
 #pragma omp for schedule(dynamic)
       for (int64_t row = 0; row < num_rows; ++row) {
-        const int64_t valid = num_valid(args, row);
-        int32_t* ranks = args.ranks + row * args.width;
-        count_by_sort(args.logits, row, args.chosen + row * args.width, valid, keys.get(), spare.get(), values.get(),
-                      ranks);
-        for (int64_t w = 0; w < valid; ++w) ++ranks[w];
+        const int64_t others = num_valid(args, row) - lead, first = row * args.width + lead;
+        count_by_sort(args.logits, row, args.chosen + first, others, keys.get(), spare.get(), values.get(),
+                      args.ranks + first);
+        for (int64_t w = 0; w < others; ++w) ++args.ranks[first + w];
       }
     }
   }

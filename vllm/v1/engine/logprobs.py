@@ -36,8 +36,7 @@ class LogprobsProcessor:
         readings = FlatLogprobs(
             self._decode, self._num_topk, self._as_logits, self._has_sampled, has_entropy=self._has_entropy
         )
-        for row in self._rows:
-            readings.append_row(row, self._num_token_ids)
+        readings.append_later(self._rows, self._num_token_ids)
         return readings
 
     def take(self) -> FlatLogprobs:

@@ -228,10 +228,12 @@ def as_tensors(
 ) -> LogprobsTensors:
     """What was read of `columns`, int32 [L, 1 + K + M], of which a row's first `num_valid` (int32 [L]; None: all) are
     its own; the other arguments, and what is returned, as in LogprobsTensors."""
-    logprobs = readings.logits - readings.lse[:, None]
-    if num_valid is not None:
-        column = torch.arange(columns.shape[1], dtype=torch.int32, device=columns.device)
-        logprobs.masked_fill_(column >= num_valid[:, None], 0.0)
+    logprobs = readings.logprobs
+    if logprobs is None:
+        logprobs = readings.logits - readings.lse[:, None]
+        if num_valid is not None:
+            column = torch.arange(columns.shape[1], dtype=torch.int32, device=columns.device)
+            logprobs.masked_fill_(column >= num_valid[:, None], 0.0)
     return LogprobsTensors(
         logprob_token_ids=columns,
         logprobs=logprobs,

@@ -63,16 +63,7 @@ class WholeVocab:
         """
         if num_topk:
             columns[:, 1 : 1 + num_topk] = topk(logits, num_topk)[1]
-        if not greedy:
-            return token_readings(logits, columns, num_valid, entropy=entropy)
-        num_others = None if num_valid is None else num_valid - 1
-        others = token_readings(logits, columns[:, 1:], num_others, entropy=entropy)
-        columns[:, 0] = others.argmax
-        return others._replace(
-            logits=torch.cat((others.max[:, None], others.logits), dim=1),
-            # Nothing is greater than the greatest.
-            ranks=torch.nn.functional.pad(others.ranks, (1, 0), value=1),
-        )
+        return token_readings(logits, columns, num_valid, entropy=entropy, greedy=greedy)
 
     def highest(self, logits: torch.Tensor) -> torch.Tensor:
         """[R], the greatest logits; NaN where there is one."""
