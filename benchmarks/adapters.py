@@ -33,6 +33,7 @@ class EngineOptions:
         dtype: of the weights and activations; llama.cpp takes its file's.
         cores: processors that its threads are pinned to, one thread each.
         quantization: ours' setting of that name.
+        enforce_eager: ours' setting of that name: no step is recorded and replayed.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class EngineOptions:
     dtype: str
     cores: list[int]
     quantization: str | None = None
+    enforce_eager: bool = False
 
 
 class Adapter(Protocol):
@@ -117,7 +119,11 @@ class VllmAdapter:
         self.version = vllm.__version__
         self.notes = {} if self._ours else {"fullvocab": "flat_logprobs, its array form"}
         self._params = vllm.SamplingParams
-        chosen = {"model": options.model, "quantization": options.quantization}
+        chosen = {
+            "model": options.model,
+            "quantization": options.quantization,
+            "enforce_eager": options.enforce_eager or None,
+        }
         given = {name: value for name, value in chosen.items() if value is not None}
         self.llm = vllm.LLM(**given, dtype=options.dtype, max_logprobs=-1)
 

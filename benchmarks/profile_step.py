@@ -4,9 +4,10 @@
     python benchmarks/profile_step.py --model FOLDER --rows decode64
     python benchmarks/profile_step.py --checkout OLDER --docs before      # another revision, built in its folder
 
-Steps are timed twice, on other prompts each time: plainly, and under torch's profiler, which makes each operation
-about a microsecond dearer. Operations and shares are of the profiled step; what the operations leave of it is Python
-and whatever else runs between them.
+Steps are timed twice, on other prompts each time: plainly, and under torch's profiler by a second engine that replays
+no recorded steps (`enforce_eager`), as a replay is one operation. Operations and shares are of the profiled step; what
+the operations leave of it is Python, whatever else runs between them, and about a microsecond an operation for the
+profiler itself.
 Prints markdown tables; the last line of stdout is all of it as JSON.
 """
 
@@ -19,6 +20,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +43,9 @@ def main() -> None:
     prepare_process(options)
     if args.checkout:
         sys.path.insert(0, str(args.checkout.resolve()))
-    adapter = make_adapter(options)
-    assert isinstance(adapter, VllmAdapter)
-    profile = {row: profile_row(adapter, row, args.scale) for row in args.rows}
+    adapters = [make_adapter(options), make_adapter(replace(options, enforce_eager=True))]
+    plain, eager = (adapter for adapter in adapters if isinstance(adapter, VllmAdapter))
+    profile = {row: profile_row(plain, eager, row, args.scale) for row in args.rows}
     table = make_table(profile)
     print(table)
     if args.docs:
@@ -53,8 +55,11 @@ def main() -> None:
     print(json.dumps(profile))
 
 
-def profile_row(adapter: VllmAdapter, row: str, scale: float) -> dict[str, Any]:
+def profile_row(adapter: VllmAdapter, eager: VllmAdapter, row: str, scale: float) -> dict[str, Any]:
     """Profile a row of STEPS.
+
+    Args:
+        eager: the engine whose steps are profiled.
 
     Returns:
         {"steps": how many were timed, "milliseconds" and "profiled_milliseconds" of one, "operations": [{"name",
@@ -63,10 +68,11 @@ def profile_row(adapter: VllmAdapter, row: str, scale: float) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile
 
     skipped, count = STEPS[row]
-    _run_steps(adapter, row, -1, scale, skipped, count)
+    for each in (eager, adapter):
+        _run_steps(each, row, -1, scale, skipped, count)
     plain = _run_steps(adapter, row, 0, scale, skipped, count)
     profiler = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
-    seconds = _run_steps(adapter, row, 1, scale, skipped, count, profiler)
+    seconds = _run_steps(eager, row, 1, scale, skipped, count, profiler)
     spent: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     for event in profiler.key_averages(group_by_input_shape=True):
         total = spent[_label(event.key, event.input_shapes)]
