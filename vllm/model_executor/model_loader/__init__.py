@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from vllm.host_memory import return_freed_memory
 from vllm.model_executor.layers.linear_method import linear_method
 from vllm.model_executor.model_loader.dummy import fill_with_noise
 from vllm.model_executor.model_loader.resolve import (
@@ -53,17 +53,9 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
             finish = getattr(module, "process_weights_after_loading", None)
             if finish is not None:
                 finish(method)
-    _return_freed_memory()
+    # With a small model as much as the weights take.
+    return_freed_memory()
     return model.eval()
-
-
-def _return_freed_memory() -> None:
-    """Give what loading and packing freed back to the system. The C library would keep it for allocations to come: with
-    a small model as much as the weights take."""
-    # None but glibc has it.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(ctypes.c_size_t(0))
 
 
 @contextlib.contextmanager
