@@ -1,5 +1,5 @@
-// Kernel calls written down as they are made, to be made again without PyTorch in between: for a few rows, its operators
-// take about as long as the kernels.
+// Kernel calls written down as they are made, to be made again without PyTorch in between: a step makes hundreds of
+// them, and for a few rows PyTorch's operators take about as long as the kernels.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -98,7 +98,9 @@ class Recording {
     int64_t count = 1;
     for (size_t i = sizes.size(); i-- > 0; count *= sizes[i]) strides[i] = count;
     void* start = memory_->take(count * element_size);
-    const auto give_back = [memory = memory_, number = memory_->number()](void* data) { memory->give_back(data, number); };
+    const auto give_back = [memory = memory_, number = memory_->number()](void* data) {
+      memory->give_back(data, number);
+    };
     return torch::stable::from_blob(start, sizes, strides,
                                     torch::stable::Device(torch::headeronly::DeviceType::CPU), dtype, give_back);
   }
