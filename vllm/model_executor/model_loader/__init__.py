@@ -53,7 +53,7 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
             finish = getattr(module, "process_weights_after_loading", None)
             if finish is not None:
                 finish(method)
-    # With a small model as much as the weights take.
+    # What loading and packing freed is, with a small model, as much as the weights take.
     return_freed_memory()
     return model.eval()
 
