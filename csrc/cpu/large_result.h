@@ -37,7 +37,7 @@ class LargeResult {
   explicit LargeResult(int64_t bytes) : bytes_(bytes), memory_(::operator new(bytes, kAlignment)) {}
   ~LargeResult() { ::operator delete(memory_, kAlignment); }
 
-  // Results may end on any thread; one that outlives the process's end is not freed.
+  // Results may end on any thread. The one that is kept last is not freed.
   static std::atomic<LargeResult*>& spare() {
     static std::atomic<LargeResult*> kept{nullptr};
     return kept;
