@@ -1,17 +1,18 @@
 // How many of a row's logits exceed each of W thresholds: W comparisons an element, if one does not look closer.
 //
 // Of the thresholds, sorted, a block of elements needs only those between its minimum and its maximum; above them
-// nothing counts, below them everything does. Beyond kSortAbove thresholds a sort of the row is cheaper.
+// nothing counts, below them everything does. Where many remain, a block is searched instead (threshold_tree.h).
+// Beyond kSortAbove thresholds a sort of the row is cheaper.
 #pragma once
 
 #include "logits.h"
+#include "threshold_tree.h"
 
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
 // Logits that stay in the first-level cache while they are looked at several times.
 constexpr int64_t kSegment = 4096;
-constexpr int64_t kBlock = 512;
 constexpr int64_t kSortAbove = 192;
 // Threshold arrays are padded to this, so that they are compared by whole vectors.
 constexpr int64_t kThresholdPad = 16;
@@ -39,7 +40,7 @@ struct BlockExtremes {
 };
 
 // Adds to each lane of counts[g] how many of the elements exceed thresholds[g], for G of them. Floats count exactly
-// up to a segment's size.
+// up to 2^24 elements a lane.
 template <int G>
 inline void count_group(const float* x, int64_t n, const float* thresholds, Vec* counts) {
   Vec count[G], limit[G];
@@ -75,33 +76,83 @@ inline int64_t num_at_least(const float* thresholds, int64_t padded, float value
   return count;
 }
 
-// result[w] = how many of the segment's `size` logits exceed thresholds[w], which descend and are padded with -inf.
-// x is padded with -inf to whole vectors; 0 < width <= kSortAbove.
-inline void count_segment(const float* x, int64_t size, const BlockExtremes& blocks, const float* thresholds,
-                          int64_t width, int32_t* result) {
-  const int64_t padded = padded_thresholds(width);
-  Vec counts[kSortAbove];
-  for (int64_t w = 0; w < width; ++w) {
-    counts[w] = zero();
-    result[w] = 0;
-  }
-  // result[w] first holds what blocks wholly above threshold w add to it and to all that follow.
-  for (int64_t start = 0, block = 0; start < size; start += kBlock, ++block) {
-    const int64_t low = num_at_least(thresholds, padded, blocks.max[block]);
-    const int64_t high = least(num_at_least(thresholds, padded, blocks.min[block]), width);
-    const int64_t in_block = least(kBlock, size - start);
-    if (low < high) {
-      const int64_t whole = (in_block + kLanes - 1) / kLanes * kLanes;
-      count_block(x + start, whole, thresholds + low, counts + low, high - low);
+// Counts, over segments of a row, how many logits exceed each of a row's thresholds.
+class ThresholdCounts {
+ public:
+  // `thresholds` descend and are padded with -inf; 0 <= width <= kSortAbove.
+  ThresholdCounts(const float* thresholds, int64_t width)
+      : thresholds_(thresholds), width_(width), padded_(padded_thresholds(width)) {
+    for (int64_t w = 0; w < width; ++w) {
+      counts_[w] = zero();
+      exceeded_from_[w] = 0;
     }
-    if (high < width) result[high] += static_cast<int32_t>(in_block);
+    for (int64_t first = 0, tree = 0; first < width; first += ThresholdTree::kMost, ++tree) {
+      trees_[tree].plant(thresholds + first, least(ThresholdTree::kMost, width - first));
+    }
   }
-  int32_t below = 0;
-  for (int64_t w = 0; w < width; ++w) {
-    below += result[w];
-    result[w] = below + static_cast<int32_t>(reduce_sum(counts[w]));
+
+  // A segment of `size` logits, padded with -inf to whole vectors.
+  void add(const float* x, int64_t size, const BlockExtremes& blocks) {
+    for (int64_t start = 0, block = 0; start < size; start += kBlock, ++block) {
+      const int64_t low = num_at_least(thresholds_, padded_, blocks.max[block]);
+      const int64_t high = least(num_at_least(thresholds_, padded_, blocks.min[block]), width_);
+      const int64_t in_block = least(kBlock, size - start);
+      const int64_t rest = low < high ? count(x + start, in_block, low, high) : high;
+      if (rest < width_) exceeded_from_[rest] += static_cast<int32_t>(in_block);
+    }
   }
-}
+
+  // result[w] = how many of the logits exceeded thresholds[w].
+  void finish(int32_t* result) {
+    int32_t below = 0;
+    for (int64_t w = 0; w < width_; ++w) {
+      below += exceeded_from_[w];
+      result[w] = below + static_cast<int32_t>(reduce_sum(counts_[w]));
+    }
+    for (int64_t first = 0, tree = 0; first < width_; first += ThresholdTree::kMost, ++tree) {
+      trees_[tree].finish(result + first);
+    }
+  }
+
+ private:
+  // A block, for the thresholds from `low` to `high`, which some logits exceed and others do not. Returns from which
+  // threshold on nothing has been counted, at least `high`.
+  int64_t count(const float* x, int64_t size, int64_t low, int64_t high) {
+    const int64_t whole = (size + kLanes - 1) / kLanes * kLanes;
+    int64_t end = low;
+    for (int64_t first = low; first < high; first = end) {
+      const int64_t tree = first / ThresholdTree::kMost;
+      const int64_t tree_end = least((tree + 1) * ThresholdTree::kMost, width_);
+      end = least(tree_end, high);
+      if (size == kBlock && trees_[tree].pays(end - first)) {
+        trees_[tree].add_block(x);
+        end = tree_end;
+      } else {
+        count_block(x, whole, thresholds_ + first, counts_ + first, end - first);
+      }
+    }
+    return end;
+  }
+
+  const float* thresholds_;
+  int64_t width_, padded_;
+  Vec counts_[kSortAbove];
+  int32_t exceeded_from_[kSortAbove];  // logits of blocks that exceed this threshold and all that follow
+  ThresholdTree trees_[(kSortAbove + ThresholdTree::kMost - 1) / ThresholdTree::kMost];
+};
+
+// Rows of segments in pieces that threads take in turn: whole rows where they are many, and enough to keep every thread
+// busy where they are few.
+struct Pieces {
+  int64_t per_row = 1, num_segments;
+
+  Pieces(int64_t num_rows, int64_t num_segments) : num_segments(num_segments) {
+    const int64_t threads = max_threads();
+    while (per_row < num_segments && num_rows * per_row % threads != 0 && num_rows * per_row < 16 * threads) ++per_row;
+  }
+
+  int64_t first_segment(int64_t piece) const { return piece * num_segments / per_row; }
+};
 
 // The first `valid` of `values` as descending thresholds, padded with -inf to `padded`, and the column of each; NaN
 // becomes +inf, which nothing exceeds. valid <= kSortAbove.

@@ -19,6 +19,12 @@ def truth(logits: Tensor, values: Tensor, num_values: Tensor | None) -> Tensor:
     return counts
 
 
+def truth_by_sorting(logits: Tensor, values: Tensor) -> Tensor:
+    """The same where the comparisons would not fit the memory."""
+    ascending = logits.sort(dim=1).values
+    return (logits.shape[1] - torch.searchsorted(ascending, values, right=True)).to(torch.int32)
+
+
 @pytest.mark.parametrize("twin", TWINS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
@@ -63,6 +69,22 @@ def test_hostile_values(twin: str, dtype: torch.dtype, width: int) -> None:
         values[row, count:] = torch.nan if row % 2 else torch.inf
     got = run(twin, count_above, strided(logits), strided(values), num_values)
     assert torch.equal(got, truth(logits, values, num_values))
+
+
+@pytest.mark.parametrize("twin", [twin for twin in TWINS if twin.startswith("cpp")])
+@pytest.mark.parametrize("width", [5, 6, 7, 9, 15, 16, 17, 23, 24, 30, 31, 32, 46, 192])
+@pytest.mark.parametrize("num_blocks", [1, 7, 8, 64, 65.5, 511, 600])
+def test_blocks_that_are_searched(twin: str, width: int, num_blocks: float) -> None:
+    """Blocks of 512 logits over which many values are spread, each in another order, with ties; as many as fill some bit
+    planes, as many as fill all of them, and more."""
+    torch.manual_seed(width)
+    vocab_size = int(512 * num_blocks)
+    rows = 2 if num_blocks > 500 else 3
+    logits = torch.randint(-width, width, (rows, vocab_size)).float().div_(2)
+    logits[0].add_(torch.randn(vocab_size))
+    values = torch.randint(-width, width, (rows, width)).float().div_(2)
+    values[1, :: width - 1] = torch.tensor([torch.inf, -torch.inf])
+    assert torch.equal(run(twin, count_above, logits, values, None), truth_by_sorting(logits, values))
 
 
 @pytest.mark.parametrize("twin", TWINS)

@@ -13,7 +13,8 @@ void count_in_segments(const CountAboveArgs& args) {
   const int64_t num_rows = args.logits.rows, n = args.logits.vocab, width = args.width;
   const int64_t num_segments = (n + kSegment - 1) / kSegment;
   const int64_t padded = padded_thresholds(width);
-  Scratch<int32_t> counts(num_rows * num_segments * width), columns(num_rows * width);
+  const Pieces pieces(num_rows, num_segments);
+  Scratch<int32_t> counts(num_rows * pieces.per_row * width), columns(num_rows * width);
   Scratch<float> thresholds(num_rows * padded);
 #pragma omp parallel
   {
@@ -22,22 +23,24 @@ void count_in_segments(const CountAboveArgs& args) {
       sort_thresholds(args.values + row * args.values_stride, num_valid(args, row), padded,
                       thresholds.get() + row * padded, columns.get() + row * width);
     }
-    // Segments rather than rows are shared out: one row keeps every thread busy.
 #pragma omp for schedule(static)
-    for (int64_t task = 0; task < num_rows * num_segments; ++task) {
-      const int64_t row = task / num_segments, first = task % num_segments * kSegment;
-      const int64_t size = least(kSegment, n - first), valid = num_valid(args, row);
+    for (int64_t task = 0; task < num_rows * pieces.per_row; ++task) {
+      const int64_t row = task / pieces.per_row, piece = task % pieces.per_row, valid = num_valid(args, row);
       if (valid == 0) continue;
-      alignas(64) float buffer[kSegment];
-      const float* x = as_floats(args.logits, row, first, size, buffer);
-      const BlockExtremes blocks(x, (size + kLanes - 1) / kLanes * kLanes);
-      count_segment(x, size, blocks, thresholds.get() + row * padded, valid, counts.get() + task * width);
+      ThresholdCounts exceeding(thresholds.get() + row * padded, valid);
+      for (int64_t s = pieces.first_segment(piece); s < pieces.first_segment(piece + 1); ++s) {
+        const int64_t first = s * kSegment, size = least(kSegment, n - first);
+        alignas(64) float buffer[kSegment];
+        const float* x = as_floats(args.logits, row, first, size, buffer);
+        exceeding.add(x, size, BlockExtremes(x, (size + kLanes - 1) / kLanes * kLanes));
+      }
+      exceeding.finish(counts.get() + task * width);
     }
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < num_rows; ++row) {
       for (int64_t w = 0; w < num_valid(args, row); ++w) {
         int32_t count = 0;
-        for (int64_t s = 0; s < num_segments; ++s) count += counts[(row * num_segments + s) * width + w];
+        for (int64_t p = 0; p < pieces.per_row; ++p) count += counts[(row * pieces.per_row + p) * width + w];
         args.counts[row * width + columns[row * width + w]] = count;
       }
     }

@@ -45,9 +45,9 @@ inline void sum_exp(const float* x, int64_t n, float offset, Segment* result) {
   if constexpr (kEntropy) result->weighted = reduce_sum((weighted[0] + weighted[1]) + (weighted[2] + weighted[3]));
 }
 
-// One segment: `size` logits from `first`; `ranks` gets, by threshold, how many of them exceed it.
-Segment read_segment(const Logits& logits, int64_t row, int64_t first, int64_t size, const float* thresholds,
-                     int64_t width, int32_t* ranks, bool entropy) {
+// One segment: `size` logits from `first`, which are also counted.
+Segment read_segment(const Logits& logits, int64_t row, int64_t first, int64_t size, ThresholdCounts* counts,
+                     bool entropy) {
   alignas(64) float buffer[kSegment];
   const float* x = as_floats(logits, row, first, size, buffer);
   const int64_t n = (size + kLanes - 1) / kLanes * kLanes;
@@ -72,7 +72,7 @@ Segment read_segment(const Logits& logits, int64_t row, int64_t first, int64_t s
   } else {
     sum_exp<false>(x, n, offset, &result);
   }
-  if (width > 0) count_segment(x, size, blocks, thresholds, width, ranks);
+  counts->add(x, size, blocks);
   return result;
 }
 
@@ -135,7 +135,8 @@ void token_readings(const TokenReadingsArgs& args) {
   const int64_t width = sorts ? 0 : asked;
   const int64_t padded = padded_thresholds(width);
   Scratch<Segment> segments(num_rows * num_segments);
-  Scratch<int32_t> counts(num_rows * num_segments * width);
+  const Pieces pieces(num_rows, num_segments);
+  Scratch<int32_t> counts(num_rows * pieces.per_row * width);
   Scratch<float> thresholds(num_rows * padded);
   Scratch<int32_t> columns(num_rows * width);
 #pragma omp parallel
@@ -148,13 +149,16 @@ void token_readings(const TokenReadingsArgs& args) {
       sort_thresholds(args.chosen + row * args.width + lead, valid - lead, padded, thresholds.get() + row * padded,
                       columns.get() + row * width);
     }
-    // Segments rather than rows are shared out: one row keeps every thread busy.
 #pragma omp for schedule(static)
-    for (int64_t task = 0; task < num_rows * num_segments; ++task) {
-      const int64_t row = task / num_segments, first = task % num_segments * kSegment;
-      segments[task] = read_segment(args.logits, row, first, least(kSegment, n - first),
-                                    thresholds.get() + row * padded, sorts ? 0 : num_valid(args, row) - lead,
-                                    counts.get() + task * width, args.entropy != nullptr);
+    for (int64_t task = 0; task < num_rows * pieces.per_row; ++task) {
+      const int64_t row = task / pieces.per_row, piece = task % pieces.per_row;
+      ThresholdCounts exceeding(thresholds.get() + row * padded, sorts ? 0 : num_valid(args, row) - lead);
+      for (int64_t s = pieces.first_segment(piece); s < pieces.first_segment(piece + 1); ++s) {
+        const int64_t first = s * kSegment;
+        segments[row * num_segments + s] = read_segment(args.logits, row, first, least(kSegment, n - first),
+                                                        &exceeding, args.entropy != nullptr);
+      }
+      exceeding.finish(counts.get() + task * width);
     }
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < num_rows; ++row) {
@@ -167,7 +171,7 @@ void token_readings(const TokenReadingsArgs& args) {
       if (sorts) continue;
       for (int64_t w = 0; w < num_valid(args, row) - lead; ++w) {
         int32_t rank = 1;
-        for (int64_t s = 0; s < num_segments; ++s) rank += counts[(row * num_segments + s) * width + w];
+        for (int64_t p = 0; p < pieces.per_row; ++p) rank += counts[(row * pieces.per_row + p) * width + w];
         args.ranks[row * args.width + lead + columns[row * width + w]] = rank;
       }
     }
