@@ -75,8 +75,8 @@ def test_hostile_values(twin: str, dtype: torch.dtype, width: int) -> None:
 @pytest.mark.parametrize("width", [5, 6, 7, 9, 15, 16, 17, 23, 24, 30, 31, 32, 46, 192])
 @pytest.mark.parametrize("num_blocks", [1, 7, 8, 64, 65.5, 511, 600])
 def test_blocks_that_are_searched(twin: str, width: int, num_blocks: float) -> None:
-    """Blocks of 512 logits over which many values are spread, each in another order, with ties; as many as fill some bit
-    planes, as many as fill all of them, and more."""
+    """Blocks of 512 logits over which many values are spread, each in another order, with ties; as many blocks as fill
+    some bit planes, as many as fill all of them, and more."""
     torch.manual_seed(width)
     vocab_size = int(512 * num_blocks)
     rows = 2 if num_blocks > 500 else 3
