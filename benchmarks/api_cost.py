@@ -77,7 +77,7 @@ class ScriptedCore:
 
     def step(self) -> list[Any]:
         """A token for every request."""
-        from vllm.logprobs import LogprobsRow
+        from vllm.logprobs_lists import LogprobsRow
         from vllm.v1.engine import EngineCoreOutput
 
         time.sleep(max(0.0, self._due - time.monotonic()))
@@ -102,7 +102,7 @@ class ScriptedCore:
         """A row of LogprobsLists a request: the token itself, the likeliest ones, the ids asked for."""
         import numpy as np
 
-        from vllm.logprobs import LogprobsLists
+        from vllm.logprobs_lists import LogprobsLists
 
         num_topk = max(request.sampling_params.logprobs or 0 for request in readers)
         num_ids = max(len(request.sampling_params.logprob_token_ids or ()) for request in readers)

@@ -8,7 +8,8 @@ import pickle
 import numpy as np
 import pytest
 
-from vllm.logprobs import FlatLogprobs, Logprob, LogprobsLists, LogprobsRow, PositionLogprobs
+from vllm.logprobs import FlatLogprobs, Logprob, PositionLogprobs
+from vllm.logprobs_lists import LogprobsLists, LogprobsRow
 
 VOCAB = 50
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from vllm.flat_arrays import EMPTY, FlatArrays, find, joined, repeated
+from vllm.logprobs_lists import LogprobsLists, LogprobsRow, LogprobsRows
 
 
 @dataclass(slots=True)
@@ -33,34 +33,6 @@ class Logprob:
     rank: int | None = None
     decoded_token: str | None = None
     logit: float | None = None
-
-
-class LogprobsLists(NamedTuple):
-    """The readings of one step's rows on the host: L rows; columns are the sampled token, then K top-k entries, then up
-    to M requested ids (K = `num_topk`). Cells a row did not ask for hold 0 and are never shown."""
-
-    token_ids: np.ndarray  # int32 [L, 1 + K + M]
-    logprobs: np.ndarray  # float32 [L, 1 + K + M]
-    logits: np.ndarray  # float32 [L, 1 + K + M]
-    ranks: np.ndarray  # int32 [L, 1 + K + M]
-    lse: np.ndarray  # float32 [L], log of the sum of exp of the row's logits
-    num_topk: int
-    entropy: np.ndarray | None = None  # float32 [L], in nats; None when no row asked for it
-
-
-class LogprobsRow(NamedTuple):
-    """One row of a step's readings, by reference."""
-
-    lists: LogprobsLists
-    row: int
-
-
-class LogprobsRows(NamedTuple):
-    """Consecutive rows of a step's readings that hold equally many requested ids, by reference."""
-
-    lists: LogprobsLists
-    rows: slice
-    num_token_ids: int
 
 
 class PositionLogprobs(dict[int, Logprob]):
@@ -123,6 +95,25 @@ class Readings(NamedTuple):
 
 TokenDecoder = Callable[[np.ndarray], list[str]]
 
+# Token ids, logprobs, logits and ranks [P, 1 + K + M] of P positions.
+_Cells = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+# Wider rows are taken from their step's arrays as they are: their number is small, and a table would be a copy.
+_WIDEST_TABLE = 1024
+
+
+def _each(cells: _Cells, change: Callable[[np.ndarray], np.ndarray]) -> _Cells:
+    token_ids, logprobs, logits, ranks = map(change, cells)
+    return token_ids, logprobs, logits, ranks
+
+
+def _layout_of_run(run: LogprobsRows) -> tuple[int, int]:
+    return run.lists.num_topk, run.num_token_ids
+
+
+def _layout_of_row(row: LogprobsRow) -> tuple[int, int]:
+    return row.lists.num_topk, row.lists.width
+
 
 class FlatLogprobs(Sequence[PositionLogprobs]):
     """The readings of one completion: a sequence with one `{token_id: Logprob}` a position, over numpy arrays.
@@ -183,16 +174,14 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
     def parts(self, num_entries: int) -> Iterator[FlatLogprobs]:
         """The positions that were read, in order, a few at a time: a part has one of them, or at most `num_entries`
         entries. What was put together before, by a look at an array, is not taken apart again, nor what fits a part."""
-        self._append_now()
-        widths = [1 + self._own_topk(lists.num_topk) + num_ids for lists, _, num_ids in self._pending]
-        heights = [rows.stop - rows.start for _, rows, _ in self._pending]
-        if self._flat.lse.size or sum(map(operator.mul, widths, heights)) <= num_entries:
+        if self._flat.lse.size or self._num_entries() <= num_entries:
             if self._length:
                 yield self
             return
+        self._append_now()
         part, room = self._empty(), num_entries
-        for (lists, rows, num_ids), width in zip(self._pending, widths, strict=True):
-            start = rows.start
+        for lists, rows, num_ids in self._pending:
+            width, start = self._num_shown(lists, num_ids), rows.start
             while start < rows.stop:
                 if part._length and room < width:
                     yield part
@@ -204,6 +193,15 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
         if part._length:
             yield part
 
+    def _num_entries(self) -> int:
+        """Of what has not been put together, duplicates included."""
+        runs = sum((rows.stop - rows.start) * self._num_shown(lists, ids) for lists, rows, ids in self._pending)
+        single = (self._num_shown(row.lists, ids) for rows, count, ids in self._later for row in rows[:count])
+        return runs + sum(single)
+
+    def _num_shown(self, lists: LogprobsLists, num_token_ids: int) -> int:
+        return 1 + self._own_topk(lists.num_topk) + num_token_ids
+
     def _empty(self) -> FlatLogprobs:
         return FlatLogprobs(self._decode, self._num_topk, self._as_logits, self._has_sampled, self._has_entropy)
 
@@ -213,58 +211,67 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
     # -- arrays -------------------------------------------------------------------------------------------------
 
     def _arrays(self) -> FlatArrays:
-        self._append_now()
-        if self._pending:
+        if self._pending or self._later:
             parts = [self._flat] if self._flat.lse.size else []
-            start = 0
-            for stop in range(1, len(self._pending) + 1):
-                if stop == len(self._pending) or not self._same_layout(self._pending[start], self._pending[stop]):
-                    parts.append(self._merge(self._pending[start:stop]))
-                    start = stop
+            for _, runs in itertools.groupby(self._pending, key=_layout_of_run):
+                parts.append(self._merge(list(runs)))
+            for rows, count, num_token_ids in self._later:
+                parts += self._gather(rows[:count], num_token_ids)
             self._flat = parts[0] if len(parts) == 1 else FlatArrays(*map(np.concatenate, zip(*parts, strict=True)))
             self._ends = np.cumsum(self._flat.counts)
-            self._pending = []
+            self._pending, self._later = [], []
         return self._flat
 
-    @staticmethod
-    def _same_layout(a: LogprobsRows, b: LogprobsRows) -> bool:
-        return a.lists.num_topk == b.lists.num_topk and a.num_token_ids == b.num_token_ids
+    def _gather(self, rows: list[LogprobsRow], num_token_ids: int) -> Iterator[FlatArrays]:
+        """Single rows, each of another step, as many together as have one layout."""
+        for (num_topk, width), group in itertools.groupby(rows, key=_layout_of_row):
+            if width > _WIDEST_TABLE:
+                yield self._merge([LogprobsRows(lists, slice(row, row + 1), num_token_ids) for lists, row in group])
+                continue
+            taken = joined([lists.table()[row] for lists, row in group]).reshape(-1, 4 * width + 2)
+            cells = taken[:, :-2].reshape(-1, 4, width)[:, :, : 1 + num_topk + num_token_ids]
+            token_ids, logprobs, logits, ranks = (cells[:, part] for part in range(4))
+            floats = logprobs.view(np.float32), logits.view(np.float32)
+            lse, entropy = taken[:, -2:].view(np.float32).T
+            yield self._flatten((token_ids, *floats, ranks), num_topk, lse, entropy)
 
-    def _merge(self, pending: list[LogprobsRows]) -> FlatArrays:
-        (first, _, num_ids) = pending[0]
-        widest = first.num_topk
-        own = self._own_topk(widest)
-        stop = 1 + widest + num_ids
-        columns = slice(None) if own == widest else np.r_[: 1 + own, 1 + widest : stop]
+    def _merge(self, runs: list[LogprobsRows]) -> FlatArrays:
+        """Runs of one layout."""
+        (first, _, num_ids) = runs[0]
+        stop = 1 + first.num_topk + num_ids
 
-        def gather(name: str) -> np.ndarray:
+        def taken(name: str) -> np.ndarray:
             # Steps differ in width by what the neighbours asked for.
-            return joined([getattr(lists, name)[rows, :stop] for lists, rows, _ in pending])[:, columns]
+            return joined([getattr(lists, name)[rows, :stop] for lists, rows, _ in runs])
 
-        token_ids = gather("token_ids")
+        cells = taken("token_ids"), taken("logprobs"), taken("logits"), taken("ranks")
+        lse = joined([lists.lse[rows] for lists, rows, _ in runs])
+        return self._flatten(cells, first.num_topk, lse, self._entropies(runs) if self._has_entropy else None)
+
+    def _flatten(self, cells: _Cells, num_topk: int, lse: np.ndarray, entropy: np.ndarray | None) -> FlatArrays:
+        """The entries to show of P positions: cells of a step's layout with K = `num_topk`, lse and entropy [P]."""
+        own = self._own_topk(num_topk)
+        if own < num_topk:
+            columns = np.r_[: 1 + own, 1 + num_topk : cells[0].shape[1]]
+            cells = _each(cells, lambda part: part[:, columns])
         if self._has_sampled:
-            keep = ~repeated(token_ids, 1 + own)
+            keep = ~repeated(cells[0], 1 + own)
         else:
-            keep = np.ones(token_ids.shape, dtype=bool)
+            keep = np.ones(cells[0].shape, dtype=bool)
             keep[:, 0] = False
-            keep[:, 1:] = ~repeated(token_ids[:, 1:], own) if own else True
-        logits = gather("logits")
-        return FlatArrays(
-            token_ids[keep],
-            (logits if self._as_logits else gather("logprobs"))[keep],
-            logits[keep],
-            gather("ranks")[keep],
-            joined([lists.lse[rows] for lists, rows, _ in pending]),
-            self._entropies(pending) if self._has_entropy else np.full(len(keep), np.nan, np.float32),
-            keep.sum(axis=1),
-        )
+            keep[:, 1:] = ~repeated(cells[0][:, 1:], own) if own else True
+        token_ids, logprobs, logits, ranks = _each(cells, np.ravel if keep.all() else lambda part: part[keep])
+        if not self._has_entropy or entropy is None:
+            entropy = np.full(len(keep), np.nan, np.float32)
+        shown = logits if self._as_logits else logprobs
+        return FlatArrays(token_ids, shown, logits, ranks, lse, entropy, keep.sum(axis=1))
 
     @staticmethod
-    def _entropies(pending: list[LogprobsRows]) -> np.ndarray:
+    def _entropies(runs: list[LogprobsRows]) -> np.ndarray:
         return joined(
             [
-                np.full_like(lse[rows], np.nan) if entropy is None else entropy[rows]
-                for (_, _, _, _, lse, _, entropy), rows, _ in pending
+                np.full_like(lists.lse[rows], np.nan) if lists.entropy is None else lists.entropy[rows]
+                for lists, rows, _ in runs
             ]
         )
 

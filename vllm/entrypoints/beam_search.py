@@ -15,7 +15,8 @@ import numpy as np
 
 from vllm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, beam_search_score
 from vllm.exceptions import VLLMValidationError
-from vllm.logprobs import FlatLogprobs, LogprobsLists, LogprobsRows
+from vllm.logprobs import FlatLogprobs
+from vllm.logprobs_lists import LogprobsLists, LogprobsRows
 from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizer import Tokenizer

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import processors
 
 from vllm.exceptions import VLLMValidationError
-from vllm.logprobs import FlatLogprobs, LogprobsLists, LogprobsRows, PromptLogprobs
+from vllm.logprobs import FlatLogprobs, PromptLogprobs
+from vllm.logprobs_lists import LogprobsLists, LogprobsRows
 from vllm.outputs import CompletionOutput, LabelScores, RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.input_processor import ProcessedPrompt

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vllm.logprobs import FlatLogprobs, LogprobsRow, LogprobsRows, PromptLogprobs, TokenDecoder
+from vllm.logprobs import FlatLogprobs, PromptLogprobs, TokenDecoder
+from vllm.logprobs_lists import LogprobsRow, LogprobsRows
 from vllm.sampling_params import SamplingParams
 
 
@@ -29,7 +30,7 @@ class LogprobsProcessor:
         self._rows += rows
         if self._has_sampled:
             for row in rows:
-                self.cumulative_logprob += float(row.lists.logprobs[row.row, 0])
+                self.cumulative_logprob += row.lists.first_logprobs[row.row]
 
     def readings(self) -> FlatLogprobs:
         """The readings so far; what is returned stays as it is when more come."""

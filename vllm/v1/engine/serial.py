@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from vllm.exceptions import VLLMValidationError
-from vllm.logprobs import LogprobsLists, LogprobsRow, LogprobsRows
+from vllm.logprobs_lists import LogprobsLists, LogprobsRow, LogprobsRows
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 
