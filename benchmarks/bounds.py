@@ -224,6 +224,8 @@ def available_kernels() -> list[str]:
 
     level = cpu_kernel_isa()
     found = [] if level is None else ["panels"]
+    if level in ("avx512_bf16", "avx512_fp16"):
+        found.append("pairs")
     if level == "avx512_fp16":
         found.append("halves")
     if level is not None and torch.backends.mkldnn.is_available():

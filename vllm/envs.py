@@ -75,13 +75,13 @@ def batch_invariant() -> bool:
 
 
 def cpu_gemm() -> str | None:
-    """VLLM_CPU_GEMM: who multiplies bfloat16 on CPU: our kernel in float32 ("panels") or float16 ("halves"), or
-    "onednn"; None when unset.
+    """VLLM_CPU_GEMM: who multiplies bfloat16 on CPU: our kernel in float32 ("panels"), by dot products
+    ("pairs") or in float16 ("halves"), or "onednn"; None when unset.
 
     Raises:
         ValueError: another value.
     """
-    return _one_of("VLLM_CPU_GEMM", ("panels", "halves", "onednn"))
+    return _one_of("VLLM_CPU_GEMM", ("panels", "pairs", "halves", "onednn"))
 
 
 def attention_backend(backends: tuple[str, ...]) -> str | None:

@@ -9,8 +9,9 @@
 namespace vllm_cpu {
 namespace {
 
-// [N, K] -> [ceil(N / 32), K, 32]; see kernels/linear.cpp.
-Tensor pack_linear(Tensor weight) {
+// [N, K] -> [ceil(N / 32), K, 32], see kernels/linear.cpp, or, in pairs, [ceil(N / 32), K / 2, 32, 2], see
+// pair_product.h.
+Tensor pack_linear(Tensor weight, bool pairs) {
   check_shape(weight, "weight", {-1, -1});
   check_last_contiguous(weight, "weight");
   PackLinearArgs args{};
@@ -18,21 +19,40 @@ Tensor pack_linear(Tensor weight) {
   args.columns = weight.size(0);
   args.inner = weight.size(1);
   args.weight_stride = weight.stride(0);
-  Tensor packed = torch::stable::new_empty(weight, {(args.columns + 31) / 32, args.inner, 32});
+  args.pairs = pairs;
+  const int64_t panels = (args.columns + 31) / 32;
+  if (pairs) {
+    check_dtype(weight, "weight", ScalarType::BFloat16, "bfloat16 in pairs");
+    STD_TORCH_CHECK(args.inner % 2 == 0, "weight must have an even number of columns in pairs, got ", args.inner);
+  }
+  Tensor packed = pairs ? torch::stable::new_empty(weight, {panels, args.inner / 2, 32, 2})
+                        : torch::stable::new_empty(weight, {panels, args.inner, 32});
   args.weight = weight.data_ptr();
   args.packed = packed.data_ptr();
   VLLM_KERNEL(pack_linear)(args);
   return packed;
 }
 
-// [panels, K, 32] -> [I, K]: rows of the weight [columns, K] that was packed.
-Tensor panel_rows(Tensor packed, Tensor rows, int64_t columns) {
-  check_shape(packed, "packed", {(columns + 31) / 32, -1, 32});
+// Whether a packed weight, of `inner` values a row (-1: any number), is in pairs.
+bool is_in_pairs(const Tensor& packed, int64_t panels, int64_t inner) {
+  const bool pairs = packed.dim() == 4;
+  if (pairs) {
+    check_shape(packed, "packed", {panels, inner < 0 ? inner : inner / 2, 32, 2});
+    check_dtype(packed, "packed", ScalarType::BFloat16, "bfloat16 in pairs");
+  } else {
+    check_shape(packed, "packed", {panels, inner, 32});
+  }
   check_contiguous(packed, "packed");
+  return pairs;
+}
+
+// [panels, K, 32] or [panels, K / 2, 32, 2] -> [I, K]: rows of the weight [columns, K] that was packed.
+Tensor panel_rows(Tensor packed, Tensor rows, int64_t columns) {
   PanelRowsArgs args{};
+  args.pairs = is_in_pairs(packed, (columns + 31) / 32, -1);
   args.dtype = dtype_of(packed, "packed");
   args.packed = packed.data_ptr();
-  args.inner = packed.size(1);
+  args.inner = args.pairs ? packed.size(1) * 2 : packed.size(1);
   args.count = rows.size(0);
   read_integers(rows, "rows", args.count, &args.rows, &args.narrow_rows);
   for (int64_t i = 0; i < args.count; ++i) {
@@ -98,9 +118,9 @@ Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t colum
   check_shape(x, "x", {-1, -1});
   check_last_contiguous(x, "x");
   const int64_t panels = num_panels(columns, gated);
-  check_shape(packed, "packed", {panels, x.size(1), 32});
-  check_contiguous(packed, "packed");
+  const bool pairs = is_in_pairs(packed, panels, x.size(1));
   LinearArgs args = linear_args(x, bias, columns, float_out, gated);
+  args.pairs = pairs;
   args.weight = packed.data_ptr();
   if (scales.has_value()) {
     check_dtype(x, "x", ScalarType::BFloat16, "bfloat16 where there are scales");
@@ -131,7 +151,7 @@ Tensor linear_int8(Tensor x, Tensor weight, Tensor scales, std::optional<Tensor>
 }  // namespace vllm_cpu
 
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
-  m.def("pack_linear(Tensor weight) -> Tensor");
+  m.def("pack_linear(Tensor weight, bool pairs=False) -> Tensor");
   m.def("panel_rows(Tensor packed, Tensor rows, int columns) -> Tensor");
   m.def(
       "linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales, bool gated) "

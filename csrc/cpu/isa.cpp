@@ -64,13 +64,20 @@ std::atomic<Isa>& slot() {
 
 }  // namespace
 
-bool has_fast_bf16_dot() {
+bool has_bf16_tiles() {
 #if defined(__x86_64__)
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
-  if ((d & kAmxBf16) && (d & kAmxTile)) return true;
-  return __builtin_cpu_is("amd") && capped(Isa::avx512_bf16) == Isa::avx512_bf16;
+  return (d & kAmxBf16) && (d & kAmxTile);
+#else
+  return false;
+#endif
+}
+
+bool has_fast_bf16_dot() {
+#if defined(__x86_64__)
+  return current_isa() >= Isa::avx512_bf16 && __builtin_cpu_is("amd");
 #else
   return false;
 #endif

@@ -37,8 +37,11 @@ Isa current_isa();
 // Uses `level`, or the widest possible one below it; returns what is in use then.
 Isa set_isa(Isa level);
 
-// Whether bfloat16 products by the CPU's own instructions outrun float32 multiply-adds: with matrix tiles (AMX) they
-// do, and with dot products on AMD; Intel's dot products run at half the rate of float32.
+// Whether the CPU multiplies bfloat16 by matrix tiles (AMX).
+bool has_bf16_tiles();
+
+// Whether the level in use has bfloat16 dot products that outrun float32 multiply-adds: on AMD they run at twice their
+// rate, on Intel at half of it.
 bool has_fast_bf16_dot();
 
 template <typename F>

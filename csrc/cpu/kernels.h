@@ -69,17 +69,19 @@ struct AttentionArgs {
 struct PackLinearArgs {
   DType dtype;
   const void* weight;  // [columns, inner]
-  void* packed;        // [ceil(columns / 32), inner, 32]
+  void* packed;        // [ceil(columns / 32), inner, 32], or, in pairs, [ceil(columns / 32), inner / 2, 32, 2]
   int64_t columns, inner, weight_stride;
+  bool pairs;
 };
 
 struct PanelRowsArgs {
   DType dtype;
-  const void* packed;   // [panels, inner, 32]
+  const void* packed;   // [panels, inner, 32], or, in pairs, [panels, inner / 2, 32, 2]
   const int64_t* rows;  // [count], or null
   const int32_t* narrow_rows;
   void* out;  // [count, inner]
   int64_t inner, count;
+  bool pairs;
 };
 
 struct LinearArgs {
@@ -91,6 +93,7 @@ struct LinearArgs {
   void* out;           // [rows, out_columns], float32 when float_out
   int64_t rows, columns, inner, x_stride, out_columns;
   bool float_out;
+  bool pairs;  // how the weight is packed
   // silu(first half) * second half of each panel: 16 columns of the result.
   bool gated;
   // The product's own affair: the result is written past the caches.

@@ -59,7 +59,7 @@ def test_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_product_by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU where it would be the choice."""
     monkeypatch.delenv("VLLM_CPU_GEMM", raising=False)
-    amx = SimpleNamespace(has_fast_bf16_dot=lambda: True, set_isa=lambda level: 0)
+    amx = SimpleNamespace(has_bf16_tiles=lambda: True, has_fast_bf16_dot=lambda: False, set_isa=lambda level: 0)
     monkeypatch.setattr(packed_linear, "cpu_ops", lambda: amx)
     weight = torch.ones(4, 8, dtype=torch.bfloat16)
     assert packed_linear.pack_linear(weight, None).layout == "panels"

@@ -1,6 +1,8 @@
-"""packed_linear: our panels, oneDNN's layout and the plain product, against float64."""
+"""packed_linear: our layouts, oneDNN's and the plain product, against float64."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from twins import DTYPES, assert_accurate, chosen, strided
 
 from vllm.ops import packed_linear as module
 from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
-from vllm.ops.packed_linear import Layout, PackedLinear, pack_linear, packed_linear
+from vllm.ops.packed_linear import Layout, PackedLinear, pack_as, pack_linear, packed_linear
 from vllm.ops.silu_and_mul import silu_and_mul
 
 OPERATORS = cpu_ops()
@@ -25,9 +27,16 @@ SHAPES = [(1, 1), (31, 7), (32, 16), (33, 256), (70, 257), (130, 600), (3, 1500)
 ROWS = [0, 1, 2, 4, 7, 14, 15, 130]
 
 
-def panels(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+# Those that hold any float, and bfloat16 alone.
+EXACT: tuple[tuple[Layout, torch.dtype], ...] = (
+    *(("panels", dtype) for dtype in DTYPES),
+    ("pairs", torch.bfloat16),
+)
+
+
+def own(weight: Tensor, bias: Tensor | None, layout: Layout = "panels") -> PackedLinear:
     """Our own layout, whatever the machine prefers."""
-    return PackedLinear(torch.ops.vllm_cpu.pack_linear(weight), bias, "panels", tuple(weight.shape))
+    return PackedLinear(pack_as(weight, layout), bias, layout, tuple(weight.shape))
 
 
 @pytest.fixture
@@ -40,20 +49,21 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_bf16_layout", layout)
 
 
-def packed(twin: str, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    return pack_linear(weight, bias) if twin == "reference" else panels(weight, bias)
+def packed(twin: str, weight: Tensor, bias: Tensor | None, layout: Layout) -> PackedLinear:
+    return pack_linear(weight, bias) if twin == "reference" else own(weight, bias, layout)
 
 
 @pytest.mark.parametrize("twin", LEVELS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("layout", "dtype"), EXACT, ids=str)
 @pytest.mark.parametrize(("columns", "inner"), SHAPES)
-def test_products(twin: str, dtype: torch.dtype, columns: int, inner: int) -> None:
+def test_products(twin: str, layout: Layout, dtype: torch.dtype, columns: int, inner: int) -> None:
     torch.manual_seed(columns)
+    inner += inner % 2 if layout == "pairs" else 0
     weight, bias = strided(torch.randn(columns, inner)).to(dtype), torch.randn(columns).to(dtype)
     x = strided(torch.randn(max(ROWS), inner)).to(dtype)
     for own_bias in (None, bias):
         with chosen(twin):
-            ready = packed(twin, weight, own_bias)
+            ready = packed(twin, weight, own_bias, layout)
             for rows in ROWS:
                 got = packed_linear(x[:rows], ready)
                 assert got.dtype == dtype and got.is_contiguous()
@@ -62,13 +72,13 @@ def test_products(twin: str, dtype: torch.dtype, columns: int, inner: int) -> No
 
 
 @pytest.mark.parametrize("twin", CPP)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_unrounded_sums(twin: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("layout", "dtype"), EXACT, ids=str)
+def test_unrounded_sums(twin: str, layout: Layout, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(70, 300).to(dtype), torch.randn(9, 300).to(dtype)
     with chosen(twin):
-        got = packed_linear(x, panels(weight, None), float_out=True)
-        rounded = packed_linear(x, panels(weight, None))
+        got = packed_linear(x, own(weight, None, layout), float_out=True)
+        rounded = packed_linear(x, own(weight, None, layout))
     assert got.dtype == torch.float32
     assert_accurate(twin, got, F.linear(x.double(), weight.double()), slack=4e-6)
     assert torch.equal(got.to(dtype), rounded)
@@ -82,18 +92,18 @@ def test_results_that_outgrow_the_caches(twin: str, rows: int, columns: int) -> 
     weight, x = torch.randn(columns, 8).bfloat16(), torch.randn(rows, 8).bfloat16()
     bias = torch.randn(columns).bfloat16()
     with chosen(twin):
-        got = packed_linear(x, panels(weight, bias), float_out=True)
+        got = packed_linear(x, own(weight, bias), float_out=True)
     assert got.nbytes > 4 * 2**20
     assert_accurate(twin, got, F.linear(x.double(), weight.double(), bias.double()), slack=4e-6)
 
 
 @pytest.mark.parametrize("twin", CPP)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_does_not_depend_on_its_batch(twin: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("layout", "dtype"), EXACT, ids=str)
+def test_a_row_does_not_depend_on_its_batch(twin: str, layout: Layout, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     weight, x = torch.randn(96, 520).to(dtype), torch.randn(300, 520).to(dtype)
     with chosen(twin):
-        ready = panels(weight, None)
+        ready = own(weight, None, layout)
         together = packed_linear(x, ready)
         for rows in (1, 2, 5, 14, 64):
             for first in (0, 17, 236):
@@ -106,7 +116,7 @@ def test_infinities_and_nan_stay_in_their_place(twin: str) -> None:
     x[3, 7], x[5, 0] = torch.inf, torch.nan
     weight[33, 2] = -torch.inf
     with chosen(twin):
-        got = packed_linear(x, panels(weight, None))
+        got = packed_linear(x, own(weight, None))
     assert torch.equal(got.isnan(), F.linear(x, weight).isnan())
     assert torch.equal(got.isinf(), F.linear(x, weight).isinf())
 
@@ -188,6 +198,41 @@ def test_products_wanted_in_float32_are_summed_in_it() -> None:
     assert pack_linear(weight.half(), None).layout == "panels"
 
 
+@pytest.mark.skipif(OPERATORS is None, reason="the C++ operators are not built")
+def test_pairs_need_an_even_number_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_bf16_layout", lambda: "pairs")
+    assert pack_linear(torch.zeros(4, 6).bfloat16(), None, float_out=True).layout == "pairs"
+    assert pack_linear(torch.zeros(4, 5).bfloat16(), None).layout == "panels"
+    for weight, complaint in (
+        (torch.zeros(4, 5).bfloat16(), "weight must have an even number of columns in pairs, got 5"),
+        (torch.zeros(4, 6), "weight must have dtype bfloat16 in pairs"),
+    ):
+        with pytest.raises(RuntimeError, match=complaint):
+            pack_as(weight, "pairs")
+
+
+@pytest.mark.skipif(OPERATORS is None, reason="the C++ operators are not built")
+def test_which_layout_bfloat16_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the CPU multiplies fastest."""
+    monkeypatch.delenv("VLLM_CPU_GEMM", raising=False)
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+    weight = torch.zeros(32, 8).bfloat16()
+    for tiles, dot, level, expected in (
+        (True, False, "avx512_fp16", "onednn" if torch.backends.mkldnn.is_available() else "halves"),
+        (False, True, "avx512_bf16", "pairs"),
+        (False, False, "avx512_fp16", "halves"),
+        (False, False, "avx512_bf16", "panels"),
+        (False, False, "avx2", "panels"),
+    ):
+        cpu = SimpleNamespace(
+            has_bf16_tiles=lambda tiles=tiles: tiles,
+            has_fast_bf16_dot=lambda dot=dot: dot,
+            set_isa=lambda _, level=level: ISA_LEVELS.index(level),
+        )
+        monkeypatch.setattr(module, "cpu_ops", lambda cpu=cpu: cpu)
+        assert pack_linear(weight, None).layout == expected
+
+
 def test_onednn_layout_multiplies_the_same() -> None:
     if not torch.backends.mkldnn.is_available():
         return
@@ -206,7 +251,7 @@ def test_the_width_of_x_is_checked() -> None:
 
 
 @pytest.mark.parametrize("twin", LEVELS)
-@pytest.mark.parametrize("layout", ["panels", "halves"])
+@pytest.mark.parametrize("layout", ["panels", "pairs", "halves"])
 @pytest.mark.parametrize("inner", [1, 16, 40, 100])
 def test_gated_products(twin: str, layout: Layout, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_bf16_layout", lambda: layout)
@@ -235,7 +280,7 @@ def test_gated_products(twin: str, layout: Layout, inner: int, monkeypatch: pyte
 @pytest.mark.skipif(OPERATORS is None, reason="the C++ operators are not built")
 def test_a_large_result_takes_the_last_ones_memory() -> None:
     weight, x = torch.randn(2**20, 4), torch.randn(4, 4)
-    ready = panels(weight, None)
+    ready = own(weight, None)
     truth = x.double() @ weight.double().t()
 
     def product(rows: int) -> Tensor:

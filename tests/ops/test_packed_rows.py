@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_packed_linear import EXACT as EXACT_DTYPES
 from test_packed_linear import LEVELS, packed
 from twins import DTYPES, chosen
 
 from vllm.ops._dispatch import cpu_ops, force
-from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear
+from vllm.ops.packed_linear import EXACT, Layout, PackedLinear, pack_as, pack_linear, packed_linear
 from vllm.ops.packed_rows import packed_embedding, take_packed_rows
 
 
 @pytest.mark.parametrize("twin", LEVELS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("layout", "dtype"), EXACT_DTYPES, ids=str)
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_rows_are_the_columns_of_the_whole_product(twin: str, dtype: torch.dtype, with_bias: bool) -> None:
+def test_rows_are_the_columns_of_the_whole_product(
+    twin: str, layout: Layout, dtype: torch.dtype, with_bias: bool
+) -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(130, 300).to(dtype), torch.randn(9, 300).to(dtype)
     bias = torch.randn(130).to(dtype) if with_bias else None
     rows = torch.cat([torch.randperm(130), torch.tensor([129, 0, 0])])
     with chosen(twin):
-        whole = packed(twin, weight, bias)
+        whole = packed(twin, weight, bias, layout)
         taken = take_packed_rows(whole, rows)
         assert taken is not None and taken.shape == (133, 300) and taken.layout == whole.layout
         got, want = packed_linear(x, taken), packed_linear(x, whole)[:, rows]
@@ -52,9 +55,12 @@ def test_an_embedding_reads_the_packed_head(
     ids = torch.randint(0, vocab, (tokens,), generator=generator, dtype=index_dtype)
     with force("cpp"):
         head = pack_linear(weight, None, float_out=True)
-        if head.layout != "panels":
+        if head.layout not in EXACT:
             pytest.skip("this CPU packs heads as oneDNN does")
         assert torch.equal(packed_embedding(ids, head), weight[ids.long()])
+        if dtype == torch.bfloat16 and hidden % 2 == 0:
+            pairs = PackedLinear(pack_as(weight, "pairs"), None, "pairs", (vocab, hidden))
+            assert torch.equal(packed_embedding(ids, pairs), weight[ids.long()])
 
 
 @needs_kernels
@@ -66,5 +72,5 @@ def test_an_id_outside_the_packed_head(bad: int) -> None:
 
 def test_other_layouts_hold_no_rows() -> None:
     plain = PackedLinear(torch.zeros(4, 3), None, "plain", (4, 3))
-    with pytest.raises(ValueError, match="packed must have the layout 'panels', got 'plain'"):
+    with pytest.raises(ValueError, match="packed must have one of the layouts panels, pairs, got 'plain'"):
         packed_embedding(torch.tensor([1]), plain)

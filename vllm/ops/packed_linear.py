@@ -12,7 +12,11 @@ from torch import Tensor
 from vllm import envs
 from vllm.ops._dispatch import ISA_LEVELS, cpu_ops, implementation
 
-Layout = Literal["plain", "panels", "halves", "onednn"]
+Layout = Literal["plain", "panels", "pairs", "halves", "onednn"]
+
+# Of our own kernel; the first two hold the weight as it was.
+EXACT = ("panels", "pairs")
+_OWN = (*EXACT, "halves")
 
 PANEL = 32
 # A column's greatest magnitude in float16: see HalfProduct in csrc/cpu/kernels/linear.cpp.
@@ -26,7 +30,7 @@ class PackedLinear:
     Attributes:
         weight: [N, K] when the layout is "plain", else opaque.
         bias: [N] or None.
-        layout: "plain", "panels" or "halves" of our own kernel (csrc/cpu/kernels/linear.cpp), or oneDNN's.
+        layout: "plain", "panels", "pairs" or "halves" of our own kernel (csrc/cpu/kernels/linear.cpp), or oneDNN's.
         shape: (N, K).
         scales: float32 [N, filled up to whole panels], what the products with "halves" are multiplied with; else None.
         gated: the product is silu(x G^T + b) * (x U^T + c), where G and U are the weight's two halves of rows.
@@ -44,10 +48,11 @@ def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, ga
     """Take a weight [N, K] and a bias [N] over. `weight` is copied when packing changes its layout.
 
     Our own kernel adds each output's products in one order, so a row's results do not depend on the batch, and it
-    is at least as fast as oneDNN except for bfloat16 on CPUs with matrix tiles or quick dot products: those take
-    oneDNN's packed weights. Where the CPU has float16 arithmetic, bfloat16 weights become "halves": the same values,
-    scaled, whose products are summed in float16 up to 64 at a time. The variable VLLM_CPU_GEMM ("panels", "halves"
-    or "onednn") overrides the choice; VLLM_BATCH_INVARIANT=1 rules oneDNN out.
+    is at least as fast as oneDNN except for bfloat16 on CPUs with matrix tiles: those take oneDNN's packed weights.
+    Where the CPU has quick dot products of bfloat16, such weights are laid out in "pairs" for them; where it has
+    float16 arithmetic, they become "halves": the same values, scaled, whose products are summed in float16 up to 64 at
+    a time. The variable VLLM_CPU_GEMM ("panels", "pairs", "halves" or "onednn") overrides the choice;
+    VLLM_BATCH_INVARIANT=1 rules oneDNN out.
 
     Args:
         float_out: the products are to be had in float32, so they are summed in nothing less.
@@ -55,17 +60,22 @@ def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, ga
     """
     shape = (weight.shape[0], weight.shape[1])
     layout = _layout(weight, float_out)
-    if gated and layout in ("panels", "halves"):
+    if gated and layout in _OWN:
         packed = pack_linear(interleave_gate(weight), None if bias is None else interleave_gate(bias), float_out)
         return replace(packed, shape=shape, gated=True)
     if layout == "halves":
         halves, scales = _scaled_halves(weight)
         return PackedLinear(torch.ops.vllm_cpu.pack_linear(halves), bias, layout, shape, scales)
-    if layout == "panels":
-        return PackedLinear(torch.ops.vllm_cpu.pack_linear(weight), bias, layout, shape)
+    if layout in _OWN:
+        return PackedLinear(pack_as(weight, layout), bias, layout, shape)
     if layout == "onednn":
         return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight), bias, layout, shape)
     return PackedLinear(weight, bias, layout, shape)
+
+
+def pack_as(weight: Tensor, layout: Layout) -> Tensor:
+    """The memory of our own kernel's `layout` with the values of a weight [N, K]; K is even for "pairs"."""
+    return torch.ops.vllm_cpu.pack_linear(weight, layout == "pairs")
 
 
 def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False) -> Tensor:
@@ -86,7 +96,7 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False) -> T
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
     if packed.layout == "plain":
         return F.linear(x, packed.weight, packed.bias)
-    if packed.layout in ("panels", "halves"):
+    if packed.layout in _OWN:
         columns = packed.shape[0] // 2 if packed.gated else packed.shape[0]
         return torch.ops.vllm_cpu.linear(x, packed.weight, packed.bias, columns, float_out, packed.scales, packed.gated)
     if not x.shape[0]:
@@ -100,16 +110,20 @@ def _layout(weight: Tensor, float_out: bool) -> Layout:
     if weight.dtype != torch.bfloat16:
         return "panels"
     layout = _bf16_layout()
-    return "panels" if layout == "halves" and float_out else layout
+    if (layout == "halves" and float_out) or (layout == "pairs" and weight.shape[1] % 2):
+        return "panels"
+    return layout
 
 
 def _bf16_layout() -> Layout:
     ops = cpu_ops()
     assert ops is not None
     wanted = envs.cpu_gemm()
-    onednn_is_asked_for = wanted == "onednn" or (not wanted and ops.has_fast_bf16_dot())
+    onednn_is_asked_for = wanted == "onednn" or (not wanted and ops.has_bf16_tiles())
     if onednn_is_asked_for and torch.backends.mkldnn.is_available() and not envs.batch_invariant():
         return "onednn"
+    if wanted == "pairs" or (not wanted and ops.has_fast_bf16_dot()):
+        return "pairs"
     has_float16 = ISA_LEVELS[ops.set_isa(-1)] == "avx512_fp16"
     return "halves" if wanted == "halves" or (not wanted and has_float16) else "panels"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm.ops.packed_linear import PackedLinear
+from vllm.ops.packed_linear import EXACT, PackedLinear, pack_as
 
 
 def take_packed_rows(packed: PackedLinear, rows: Tensor) -> PackedLinear | None:
@@ -17,7 +17,7 @@ def take_packed_rows(packed: PackedLinear, rows: Tensor) -> PackedLinear | None:
 
     Returns:
         A packed weight [I, K] of its own memory; None for oneDNN's layout, which hides where a row is. A product
-        with "panels" gives the very bits of the whole product's columns; "plain" ones may differ in rounding, as
+        by our own kernel gives the very bits of the whole product's columns; "plain" ones may differ in rounding, as
         libraries choose the order of their sums by the shape.
     """
     if packed.layout == "onednn":
@@ -27,7 +27,7 @@ def take_packed_rows(packed: PackedLinear, rows: Tensor) -> PackedLinear | None:
     if packed.layout == "plain":
         return PackedLinear(packed.weight[rows], bias, "plain", shape)
     plain = torch.ops.vllm_cpu.panel_rows(packed.weight, rows, packed.shape[0])
-    return PackedLinear(torch.ops.vllm_cpu.pack_linear(plain), bias, "panels", shape)
+    return PackedLinear(pack_as(plain, packed.layout), bias, packed.layout, shape)
 
 
 def packed_embedding(token_ids: Tensor, packed: PackedLinear) -> Tensor:
@@ -35,7 +35,7 @@ def packed_embedding(token_ids: Tensor, packed: PackedLinear) -> Tensor:
 
     Args:
         token_ids: int32 or int64 [T], each in [0, V); contiguous.
-        packed: of that weight; its layout is "panels".
+        packed: of that weight; its layout is one of EXACT.
 
     Returns:
         [T, H].
@@ -43,6 +43,6 @@ def packed_embedding(token_ids: Tensor, packed: PackedLinear) -> Tensor:
     Raises:
         ValueError: another layout.
     """
-    if packed.layout != "panels":
-        raise ValueError(f"packed must have the layout 'panels', got {packed.layout!r}")
+    if packed.layout not in EXACT:
+        raise ValueError(f"packed must have one of the layouts {', '.join(EXACT)}, got {packed.layout!r}")
     return torch.ops.vllm_cpu.panel_rows(packed.weight, token_ids, packed.shape[0])

@@ -1,4 +1,5 @@
-// x W^T + bias with a weight packed once, in float32 or (see HalfProduct) in short float16 runs summed in float32.
+// x W^T + bias with a weight packed once, in float32, in short float16 runs summed in float32 (see HalfProduct), or in
+// dot products of two (see PairProduct).
 //
 // A packed weight is a row of panels, each 32 output columns wide: panel [K][32]. In bfloat16 columns c and c + 16
 // stand side by side, so that one 64-byte load and two bit operations give both as float32; on Intel's CPUs without
@@ -6,7 +7,7 @@
 //
 // Each output is a sum of chains of multiply-adds over k, in order, whichever tile or thread computes it: a row's
 // results do not depend on the other rows of the batch. Short chains keep the rounding error small.
-#include "../gemm.h"
+#include "../pair_product.h"
 
 namespace vllm_cpu {
 namespace VLLM_ISA {
@@ -263,6 +264,12 @@ inline int64_t place(int64_t column, const float*) { return column; }
 inline int64_t place(int64_t column, const F16*) { return column; }
 inline int64_t place(int64_t column, const BF16*) { return column < 16 ? 2 * column : 2 * (column - 16) + 1; }
 
+// Where a panel has the value of a column at k.
+template <typename T>
+inline int64_t place_in_panel(int64_t column, int64_t k, bool pairs, const T* panel) {
+  return pairs ? k / 2 * 2 * kPanel + 2 * column + k % 2 : k * kPanel + place(column, panel);
+}
+
 template <typename T>
 void pack_all(const PackLinearArgs& a) {
   const int64_t panels = (a.columns + kPanel - 1) / kPanel;
@@ -272,8 +279,9 @@ void pack_all(const PackLinearArgs& a) {
     for (int64_t column = 0; column < kPanel; ++column) {
       const int64_t source = panel * kPanel + column;
       const T* weight = static_cast<const T*>(a.weight) + source * a.weight_stride;
-      const int64_t at = place(column, out);
-      for (int64_t k = 0; k < a.inner; ++k) out[k * kPanel + at] = source < a.columns ? weight[k] : T{};
+      for (int64_t k = 0; k < a.inner; ++k) {
+        out[place_in_panel(column, k, a.pairs, out)] = source < a.columns ? weight[k] : T{};
+      }
     }
   }
 }
@@ -285,8 +293,8 @@ void take_rows(const PanelRowsArgs& a) {
   for (int64_t i = 0; i < a.count; ++i) {
     const int64_t row = a.rows ? a.rows[i] : a.narrow_rows[i];
     T* out = static_cast<T*>(a.out) + i * a.inner;
-    const T* column = static_cast<const T*>(a.packed) + row / kPanel * a.inner * kPanel + place(row % kPanel, out);
-    for (int64_t k = 0; k < a.inner; ++k) out[k] = column[k * kPanel];
+    const T* panel = static_cast<const T*>(a.packed) + row / kPanel * a.inner * kPanel;
+    for (int64_t k = 0; k < a.inner; ++k) out[k] = panel[place_in_panel(row % kPanel, k, a.pairs, out)];
   }
 }
 
@@ -297,7 +305,9 @@ void pack_linear(const PackLinearArgs& a) { VLLM_DISPATCH_DTYPE(a.dtype, pack_al
 void panel_rows(const PanelRowsArgs& a) { VLLM_DISPATCH_DTYPE(a.dtype, take_rows<scalar_t>(a)); }
 
 void linear(const LinearArgs& a) {
-  if (a.scales == nullptr) {
+  if (a.pairs) {
+    Gemm<PairProduct>::run(a);
+  } else if (a.scales == nullptr) {
     VLLM_DISPATCH_DTYPE(a.dtype, Gemm<FloatProduct<scalar_t, scalar_t>>::run(a));
   } else {
 #if defined(__AVX512FP16__)

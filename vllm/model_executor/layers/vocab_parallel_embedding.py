@@ -12,7 +12,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.ops.embedding import embedding
-from vllm.ops.packed_linear import PackedLinear
+from vllm.ops.packed_linear import EXACT, PackedLinear
 from vllm.ops.packed_rows import packed_embedding
 
 
@@ -124,7 +124,7 @@ class ParallelLMHead(nn.Module):
         self.method = method
         self.packed = method.pack(weight.data, None, float_out=True)
         self.weight = None
-        if tied_to is not None and isinstance(self.packed, PackedLinear) and self.packed.layout == "panels":
+        if tied_to is not None and isinstance(self.packed, PackedLinear) and self.packed.layout in EXACT:
             tied_to.look_up_in(self.packed)
 
 

@@ -1,0 +1,148 @@
+// Products of bfloat16 with a weight whose panels hold two values of k side by side: panel [K / 2][32][2]. That is how
+// the bfloat16 dot-product instructions want them, which on AMD's CPUs run at twice the rate of float32 multiply-adds.
+// Levels without these instructions widen both values instead.
+//
+// Include only from kernels/linear.cpp.
+#pragma once
+
+#include "gemm.h"
+
+namespace vllm_cpu {
+namespace VLLM_ISA {
+
+struct PairProduct {
+  // Two neighbours of a row.
+  using Element = uint32_t;
+  static constexpr int64_t kChain = 256;
+  // Rows of a tile times the panel's two vectors, plus operands, fill the register file.
+  static constexpr int kMaxRows = kLanes == 16 ? 14 : kLanes == 8 ? 4 : 2;
+  static constexpr int64_t kPanelsAtATime = 4;
+
+  static constexpr int panels_at_once(int rows) {
+    return 8 * rows <= 2 * kMaxRows ? 4 : 4 * rows <= 2 * kMaxRows ? 2 : 1;
+  }
+
+  static int64_t packed_row(const LinearArgs& a) { return num_runs(a) * kPairs; }
+
+  // [ceil(K / kRun)][rows][kRun / 2], filled up with zeros.
+  static void pack_rows(const LinearArgs& a, int64_t first, int64_t rows, uint32_t* out) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const BF16* x = static_cast<const BF16*>(a.x) + (first + r) * a.x_stride;
+      for (int64_t k = 0; k < a.inner; k += kRun) {
+        uint32_t* run = out + (k / kRun * rows + r) * kPairs;
+        const int64_t left = least(kRun, a.inner - k);
+        if (left < kRun) std::memset(run, 0, kPairs * sizeof(uint32_t));
+        std::memcpy(run, x + k, static_cast<size_t>(left) * sizeof(BF16));
+      }
+    }
+  }
+
+  static int64_t panel_size(const LinearArgs& a) { return a.inner * kPanel * static_cast<int64_t>(sizeof(BF16)); }
+
+  template <int R, int P>
+  static void multiply(const LinearArgs& a, const uint32_t* x, int64_t row, int64_t panel, Ahead ahead) {
+    for (int group = 0; group < kGroups; ++group) multiply_group<R, P>(a, x, row, panel, group, ahead);
+  }
+
+ private:
+  static constexpr int kGroups = 16 / kLanes;
+  static constexpr int kPairs = kRun / 2;
+  // Pairs to fetch ahead, as many bytes as in linear.cpp.
+  static constexpr int kAhead = 24;
+
+#if defined(__AVX512BF16__)
+  struct Weights {
+    __m512bh low, high;
+  };
+  using Value = __m512bh;
+
+  static Weights load_weights(const BF16* row, int) {
+    return {(__m512bh)_mm512_loadu_si512(row), (__m512bh)_mm512_loadu_si512(row + kPanel)};
+  }
+  static Value repeat(uint32_t pair) { return (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)); }
+  static void add_products(const Value& value, const Weights& weights, Vec (&sums)[2]) {
+    sums[0].v = _mm512_dpbf16_ps(sums[0].v, weights.low, value);
+    sums[1].v = _mm512_dpbf16_ps(sums[1].v, weights.high, value);
+  }
+#else
+  struct Weights {
+    Vec low[2], high[2];
+  };
+  struct Value {
+    Vec first, second;
+  };
+
+  static Weights load_weights(const BF16* row, int group) {
+    Weights result;
+    load_bf16_pair(row + 2 * group * kLanes, &result.low[0], &result.low[1]);
+    load_bf16_pair(row + kPanel + 2 * group * kLanes, &result.high[0], &result.high[1]);
+    return result;
+  }
+  static Value repeat(uint32_t pair) {
+    const uint32_t words[2] = {pair << 16, pair & 0xffff0000u};
+    float values[2];
+    std::memcpy(values, words, sizeof(values));
+    return {set1(values[0]), set1(values[1])};
+  }
+  static void add_products(const Value& value, const Weights& weights, Vec (&sums)[2]) {
+    sums[0] = fma(value.second, weights.low[1], fma(value.first, weights.low[0], sums[0]));
+    sums[1] = fma(value.second, weights.high[1], fma(value.first, weights.high[0], sums[1]));
+  }
+#endif
+
+  // sums[R][P][2] = R rows of packed x times P panels over `inner` values of k, kLanes columns of each half.
+  template <int R, int P>
+  static inline void multiply_chain(const uint32_t* x, const BF16* panel, int64_t panel_size, int64_t inner, int group,
+                                    Ahead& ahead, Vec (&sums)[R][P][2]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = zero();
+    }
+    for (; inner > 0; inner -= kRun, x += R * kPairs) {
+      const int pairs = static_cast<int>(least(kRun, inner)) / 2;
+      ahead();
+      for (int pair = 0; pair < pairs; ++pair, panel += 2 * kPanel) {
+        Weights weights[P];
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) {
+          const BF16* at = panel + p * panel_size;
+          if (group == 0) {
+            __builtin_prefetch(at + kAhead * 2 * kPanel);
+            __builtin_prefetch(at + kAhead * 2 * kPanel + kPanel);
+          }
+          weights[p] = load_weights(at, group);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          const Value value = repeat(x[r * kPairs + pair]);
+#pragma GCC unroll 4
+          for (int p = 0; p < P; ++p) add_products(value, weights[p], sums[r][p]);
+        }
+      }
+    }
+  }
+
+  template <int R, int P>
+  static inline void multiply_group(const LinearArgs& a, const uint32_t* x, int64_t row, int64_t panel, int group,
+                                    Ahead ahead) {
+    const int64_t panel_size = a.inner * kPanel;
+    const BF16* weight = static_cast<const BF16*>(a.weight) + panel * panel_size;
+    Vec totals[R][P][2];
+    multiply_chain<R, P>(x, weight, panel_size, least(kChain, a.inner), group, ahead, totals);
+    for (int64_t k = kChain; k < a.inner; k += kChain) {
+      Vec sums[R][P][2];
+      multiply_chain<R, P>(x + k / 2 * R, weight + k * kPanel, panel_size, least(kChain, a.inner - k), group, ahead,
+                           sums);
+      add_to(totals, sums);
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int p = 0; p < P; ++p) {
+        write_sums<BF16>(a, totals[r][p][0], totals[r][p][1], row + r, panel + p, group * kLanes);
+      }
+    }
+  }
+};
+
+}  // namespace VLLM_ISA
+}  // namespace vllm_cpu
