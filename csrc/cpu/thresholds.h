@@ -40,30 +40,40 @@ struct BlockExtremes {
 };
 
 // Adds to each lane of counts[g] how many of the elements exceed thresholds[g], for G of them. Floats count exactly
-// up to 2^24 elements a lane.
+// up to 2^24 elements a lane. Fewer than four sums would wait for each other's additions, so few thresholds have several.
 template <int G>
 inline void count_group(const float* x, int64_t n, const float* thresholds, Vec* counts) {
-  Vec count[G], limit[G];
+  constexpr int kSums = G < 4 ? 4 / G : 1;
+  Vec sums[kSums][G], limit[G];
 #pragma GCC unroll 8
   for (int g = 0; g < G; ++g) {
-    count[g] = counts[g];
     limit[g] = set1(thresholds[g]);
+#pragma GCC unroll 4
+    for (int s = 0; s < kSums; ++s) sums[s][g] = s == 0 ? counts[g] : zero();
   }
   const Vec one = set1(1.0f);
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const Vec v = load(x + i);
+  const auto add = [&](int s, Vec v) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-    for (int g = 0; g < G; ++g) count[g] = add_where(gt(v, limit[g]), count[g], one);
+    for (int g = 0; g < G; ++g) sums[s][g] = add_where(gt(v, limit[g]), sums[s][g], one);
+  };
+  int64_t i = 0;
+  for (; i + kSums * kLanes <= n; i += kSums * kLanes) {
+#pragma GCC unroll 4
+    for (int s = 0; s < kSums; ++s) add(s, load(x + i + s * kLanes));
   }
+  for (; i < n; i += kLanes) add(0, load(x + i));
 #pragma GCC unroll 8
-  for (int g = 0; g < G; ++g) counts[g] = count[g];
+  for (int g = 0; g < G; ++g) {
+    counts[g] = sums[0][g];
+#pragma GCC unroll 4
+    for (int s = 1; s < kSums; ++s) counts[g] = counts[g] + sums[s][g];
+  }
 }
 
 inline void count_block(const float* x, int64_t n, const float* thresholds, Vec* counts, int64_t width) {
   constexpr int kGroup = kLanes == 16 ? 8 : 4;
   int64_t w = 0;
   for (; w + kGroup <= width; w += kGroup) count_group<kGroup>(x, n, thresholds + w, counts + w);
-  // Fewer than four wait for each other's additions.
   for (; w + 4 <= width; w += 4) count_group<4>(x, n, thresholds + w, counts + w);
   for (; w + 2 <= width; w += 2) count_group<2>(x, n, thresholds + w, counts + w);
   for (; w < width; ++w) count_group<1>(x, n, thresholds + w, counts + w);

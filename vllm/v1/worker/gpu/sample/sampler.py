@@ -158,6 +158,7 @@ class Sampler:
         for members, kind in self.states.reading_groups(slots[plain], by_mode=False):
             rows = plain[members]
             span, is_own = _span(rows)
+            has_strangers = len(span) > len(rows)
             part = _take(logits, span)
             if not kind:
                 token_ids, health = self.vocab.most_likely(part)
@@ -169,14 +170,17 @@ class Sampler:
                         int(self.states.num_topk[own_slots].max()),
                         self.token_ids,
                         # Strangers read what some row of the group reads.
-                        upload(np.where(is_own, slots[span], own_slots[0]), logits.device),
+                        upload(
+                            np.where(is_own, slots[span], own_slots[0]) if has_strangers else own_slots, logits.device
+                        ),
                         self.token_ids.max_num_token_ids(own_slots),
                         bool(kind & Reads.ENTROPY),
                         self.vocab,
                     )
-                output.logprobs.append((np.where(is_own, span, -1).astype(np.int32), tensors))
+                owners = np.where(is_own, span, -1) if has_strangers else rows
+                output.logprobs.append((owners.astype(np.int32), tensors))
                 health = tensors.lse
-            if len(span) > len(rows):
+            if has_strangers:
                 chosen = upload(np.flatnonzero(is_own), logits.device)
                 token_ids, health = token_ids[chosen], health[chosen]
             _put(output.sampled_token_ids, rows, token_ids)
