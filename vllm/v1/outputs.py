@@ -30,7 +30,6 @@ class LogprobsTensors(NamedTuple):
 
     logprob_token_ids: torch.Tensor  # int32 [L, 1 + K + M]
     logprobs: torch.Tensor  # float32 [L, 1 + K + M]
-    selected_token_ranks: torch.Tensor  # int32 [L], the sampled token's rank
     cu_num_generated_tokens: list[int] | None  # row bounds of each request when it has several rows
     logits: torch.Tensor  # float32 [L, 1 + K + M]
     ranks: torch.Tensor  # int32 [L, 1 + K + M]
@@ -38,6 +37,11 @@ class LogprobsTensors(NamedTuple):
     num_topk: int  # K
     num_token_ids: torch.Tensor | None = None  # int32 [L], valid ids among the last M columns; None: M == 0
     entropy: torch.Tensor | None = None  # float32 [L], in nats; None: nobody asked
+
+    @property
+    def selected_token_ranks(self) -> torch.Tensor:
+        """int32 [L], the sampled token's rank."""
+        return self.ranks[:, 0]
 
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> LogprobsTensors:
         """The same, what `tolists` reads moved by `move`."""

@@ -139,7 +139,9 @@ def test_streams_add_up_and_leaving_one_aborts_its_request(folder):
             async for _ in run:
                 break
         task = asyncio.create_task(last_of(engine, "a", SamplingParams(max_tokens=100, ignore_eos=True), "cancelled"))
-        await asyncio.sleep(0.05)
+        # It has begun; 100 tokens take thousands of times longer.
+        for _ in range(5):
+            await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

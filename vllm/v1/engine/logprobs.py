@@ -17,8 +17,9 @@ class LogprobsProcessor:
         self._as_logits = _as_logits(params)
         self._has_sampled = params.max_tokens != 0
         self._has_entropy = params.logprob_entropy
-        self.cumulative_logprob = 0.0
         self._rows: list[LogprobsRow] = []
+        # Of the tokens whose rows were taken, and of the first `_num_summed` rows.
+        self._sum, self._num_summed = 0.0, 0
 
     @classmethod
     def from_params(cls, params: SamplingParams, decode: TokenDecoder | None) -> LogprobsProcessor | None:
@@ -28,9 +29,18 @@ class LogprobsProcessor:
     def append(self, rows: list[LogprobsRow]) -> None:
         """Add one row for each newly generated token, or, with max_tokens=0, that of the next position."""
         self._rows += rows
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """The sum of the generated tokens' logprobs; 0 where none is sampled."""
+        self._add_up()
+        return self._sum
+
+    def _add_up(self) -> None:
         if self._has_sampled:
-            for row in rows:
-                self.cumulative_logprob += row.lists.first_logprobs[row.row]
+            for lists, row in self._rows[self._num_summed :]:
+                self._sum += lists.first_logprobs[row]
+            self._num_summed = len(self._rows)
 
     def readings(self) -> FlatLogprobs:
         """The readings so far; what is returned stays as it is when more come."""
@@ -43,7 +53,8 @@ class LogprobsProcessor:
     def take(self) -> FlatLogprobs:
         """The readings since the last take, which then start afresh (for streamed deltas)."""
         readings = self.readings()
-        self._rows = []
+        self._add_up()
+        self._rows, self._num_summed = [], 0
         return readings
 
 

@@ -11,7 +11,7 @@ import torch
 
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.decode_graphs import DecodeStep, Recorder
-from vllm.v1.worker.gpu.sample.logprob import greedy_readings
+from vllm.v1.worker.gpu.sample.logprob import fill_columns, greedy_readings
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.states import Reads
@@ -83,15 +83,10 @@ class GreedyGraphs:
         logits, sampler = self._model.compute_logits(step.hidden), self._sampler
         readings: LogprobsTensors | None = None
         if widths.reads:
-            token_ids, readings = greedy_readings(
-                logits,
-                widths.num_topk,
-                sampler.token_ids,
-                # Padding reads what some slot reads.
-                step.slots.clamp(max=self._states.max_num_reqs - 1),
-                widths.num_token_ids,
-                vocab=sampler.vocab,
-            )
+            # Padding reads what some slot reads.
+            slots = step.slots.clamp(max=self._states.max_num_reqs - 1)
+            columns = fill_columns(logits, widths.num_topk, sampler.token_ids, slots, widths.num_token_ids)
+            token_ids, readings = greedy_readings(logits, widths.num_topk, columns, vocab=sampler.vocab)
             health = readings.lse
         else:
             token_ids, health = sampler.vocab.most_likely(logits)

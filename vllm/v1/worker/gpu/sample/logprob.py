@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.token_readings import Readings, token_readings
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
-from vllm.v1.worker.gpu.buffer_utils import StagedTensor
+from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 
 _INITIAL_WIDTH = 16
@@ -48,6 +48,8 @@ class LogprobTokenIdsState:
         self._row_of_list: dict[bytes, int] = {}
         self._list_of_slot: dict[int, bytes] = {}
         self._num_users: dict[bytes, int] = {}
+        # Counts the changes of what some slot reads.
+        self.version = 0
 
     @property
     def token_ids(self) -> torch.Tensor:
@@ -78,6 +80,7 @@ class LogprobTokenIdsState:
         self.remove_request(req_idx)
         if not ids.size:
             return
+        self.version += 1
         if key not in self._row_of_list:
             self._store(key, ids)
         self._num_users[key] = self._num_users.get(key, 0) + 1
@@ -90,6 +93,7 @@ class LogprobTokenIdsState:
         key = self._list_of_slot.pop(req_idx, None)
         if key is None:
             return
+        self.version += 1
         self._list_idx.stage(req_idx, 0)
         self._num_token_ids.stage(req_idx, 0)
         self._num_users[key] -= 1
@@ -141,6 +145,7 @@ def compute_topk_logprobs(
     max_per_req_token_ids: int = 0,
     entropy: bool = False,
     vocab: WholeVocab = WHOLE,
+    columns: Columns | None = None,
 ) -> LogprobsTensors:
     """Read the sampled token, the most likely ones and the ids that each row's request asked for.
 
@@ -154,25 +159,25 @@ def compute_topk_logprobs(
         max_per_req_token_ids: M, the longest list among the rows; 0 takes the fast path without masks.
         entropy: whether to compute the rows' entropy, from the same pass.
         vocab: how this rank's logits are read.
+        columns: instead of the state, the slots and M; the first 1 + K of the table are written here.
 
     Returns:
         Columns: sampled, top-k, then the ids in the order asked. Cells beyond a row's own ids hold id 0,
         logprob 0.0, logit 0.0 and rank 0.
     """
-    columns, num_valid, num_token_ids = _columns(
-        logits, num_logprobs, logprob_token_ids_state, expanded_idx_mapping, max_per_req_token_ids
-    )
-    columns[:, 0] = sampled_token_ids
-    readings = vocab.read(logits, columns, num_logprobs, num_valid, entropy)
-    return as_tensors(readings, columns, num_valid, num_logprobs, num_token_ids, cu_num_logits)
+    if columns is None:
+        columns = fill_columns(
+            logits, num_logprobs, logprob_token_ids_state, expanded_idx_mapping, max_per_req_token_ids
+        )
+    columns.table[:, 0] = sampled_token_ids
+    readings = vocab.read(logits, columns.table, num_logprobs, columns.num_valid, entropy)
+    return as_tensors(readings, columns.table, columns.num_valid, num_logprobs, columns.num_token_ids, cu_num_logits)
 
 
 def greedy_readings(
     logits: torch.Tensor,
     num_logprobs: int,
-    logprob_token_ids_state: LogprobTokenIdsState,
-    expanded_idx_mapping: torch.Tensor,
-    max_per_req_token_ids: int,
+    columns: Columns,
     entropy: bool = False,
     vocab: WholeVocab = WHOLE,
 ) -> tuple[torch.Tensor, LogprobsTensors]:
@@ -180,32 +185,38 @@ def greedy_readings(
 
     Args:
         logits: [L, V] in float32, bfloat16 or float16.
+        columns: of these rows; the first 1 + K of the table are written here.
 
     The other arguments, and the second result, are `compute_topk_logprobs`'s.
 
     Returns:
         sampled token ids int32 [L] (the lowest id among equals), readings.
     """
-    columns, num_valid, num_token_ids = _columns(
-        logits, num_logprobs, logprob_token_ids_state, expanded_idx_mapping, max_per_req_token_ids
-    )
-    readings = vocab.read(logits, columns, num_logprobs, num_valid, entropy, greedy=True)
-    return readings.argmax, as_tensors(readings, columns, num_valid, num_logprobs, num_token_ids, None)
+    readings = vocab.read(logits, columns.table, num_logprobs, columns.num_valid, entropy, greedy=True)
+    tensors = as_tensors(readings, columns.table, columns.num_valid, num_logprobs, columns.num_token_ids)
+    return readings.argmax, tensors
 
 
-def _columns(
+class Columns(NamedTuple):
+    """The ids to read of L rows."""
+
+    table: torch.Tensor  # int32 [L, 1 + K + M]: the last M are those that were asked for
+    num_valid: torch.Tensor | None  # int32 [L], how many of a row's columns count; None: all of them
+    num_token_ids: torch.Tensor | None  # int32 [L], how many of its last M; None: M is 0
+
+
+def fill_columns(
     logits: torch.Tensor,
     num_logprobs: int,
     state: LogprobTokenIdsState | None,
     expanded_idx_mapping: torch.Tensor | None,
     max_per_req_token_ids: int,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """The ids to read, int32 [L, 1 + K + M], of which the last M are filled; how many columns of each row are valid,
-    and how many of its last M, int32 [L] (None when all are)."""
+) -> Columns:
+    """Columns of the rows of `logits`; the arguments are `compute_topk_logprobs`'s."""
     width = 1 + num_logprobs + max_per_req_token_ids
     columns = torch.empty((len(logits), width), dtype=torch.int32, device=logits.device)
     if not max_per_req_token_ids:
-        return columns, None, None
+        return Columns(columns, None, None)
     assert state is not None and expanded_idx_mapping is not None, "ids need their state and the rows' slots"
     num_token_ids = fill_logprob_token_ids(
         columns,
@@ -215,7 +226,38 @@ def _columns(
         state.list_idx,
         state.num_token_ids,
     )
-    return columns, num_token_ids + (1 + num_logprobs), num_token_ids
+    return Columns(columns, num_token_ids + (1 + num_logprobs), num_token_ids)
+
+
+class FilledColumns:
+    """The columns of the batches seen last, as long as no slot's ids change: decoding reads the same step after step,
+    and to copy them takes a third of the time of filling them."""
+
+    # A step has a batch for each way of reading.
+    _MOST = 8
+    # Ids; what is larger is not kept.
+    _LARGEST = 65536
+
+    def __init__(self, state: LogprobTokenIdsState) -> None:
+        self._state = state
+        self._version = -1
+        self._filled: dict[tuple[bytes, int], Columns] = {}
+
+    def of(self, logits: torch.Tensor, num_logprobs: int, slots: np.ndarray) -> Columns:
+        """Columns of the rows of `logits`, which stand in `slots` (int64 [L]); the table is the caller's own."""
+        if self._version != self._state.version:
+            self._version, self._filled = self._state.version, {}
+        key = slots.tobytes(), num_logprobs
+        found = self._filled.get(key)
+        if found is None:
+            most = self._state.max_num_token_ids(slots)
+            found = fill_columns(logits, num_logprobs, self._state, upload(slots, logits.device), most)
+            if found.table.numel() > self._LARGEST:
+                return found
+            if len(self._filled) >= self._MOST:
+                self._filled.clear()
+            self._filled[key] = found
+        return found._replace(table=found.table.clone())
 
 
 def as_tensors(
@@ -237,7 +279,6 @@ def as_tensors(
     return LogprobsTensors(
         logprob_token_ids=columns,
         logprobs=logprobs,
-        selected_token_ranks=readings.ranks[:, 0],
         cu_num_generated_tokens=cu_num_generated_tokens,
         logits=readings.logits,
         ranks=readings.ranks,

@@ -14,7 +14,12 @@ from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.custom_processors import LogitsProcessorError
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
-from vllm.v1.worker.gpu.sample.logprob import LogprobTokenIdsState, compute_topk_logprobs, greedy_readings
+from vllm.v1.worker.gpu.sample.logprob import (
+    FilledColumns,
+    LogprobTokenIdsState,
+    compute_topk_logprobs,
+    greedy_readings,
+)
 from vllm.v1.worker.gpu.sample.min_p import apply_min_p
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
@@ -70,6 +75,7 @@ class Sampler:
         self.penalties = PenaltiesState(max_num_reqs, device, vocab)
         self.logit_bias = LogitBiasState(max_num_reqs, device, model_config.hf_config.eos_token_ids, vocab)
         self.token_ids = LogprobTokenIdsState(max_num_reqs, device)
+        self.columns = FilledColumns(self.token_ids)
         self.bad_words = BadWordsState(vocab)
         self.request_processors, self.custom = make_processors(config, device, vocab)
         self.reading_clock = ReadingClock()
@@ -165,17 +171,12 @@ class Sampler:
             else:
                 own_slots = slots[rows]
                 with self.reading_clock.running(logits.device):
+                    num_topk = int(self.states.num_topk[own_slots].max())
+                    # Strangers read what some row of the group reads.
+                    readers = np.where(is_own, slots[span], own_slots[0]) if has_strangers else own_slots
+                    columns = self.columns.of(part, num_topk, readers)
                     token_ids, tensors = greedy_readings(
-                        part,
-                        int(self.states.num_topk[own_slots].max()),
-                        self.token_ids,
-                        # Strangers read what some row of the group reads.
-                        upload(
-                            np.where(is_own, slots[span], own_slots[0]) if has_strangers else own_slots, logits.device
-                        ),
-                        self.token_ids.max_num_token_ids(own_slots),
-                        bool(kind & Reads.ENTROPY),
-                        self.vocab,
+                        part, num_topk, columns, bool(kind & Reads.ENTROPY), self.vocab
                     )
                 owners = np.where(is_own, span, -1) if has_strangers else rows
                 output.logprobs.append((owners.astype(np.int32), tensors))
@@ -286,15 +287,11 @@ class Sampler:
 
     def _read(self, logits: torch.Tensor, kind: int, token_ids: torch.Tensor, slots: np.ndarray) -> LogprobsTensors:
         with self.reading_clock.running(logits.device):
+            num_topk = int(self.states.num_topk[slots].max())
+            columns = self.columns.of(logits, num_topk, slots)
+            entropy = bool(kind & Reads.ENTROPY)
             return compute_topk_logprobs(
-                logits,
-                int(self.states.num_topk[slots].max()),
-                token_ids,
-                logprob_token_ids_state=self.token_ids,
-                expanded_idx_mapping=upload(slots, logits.device),
-                max_per_req_token_ids=self.token_ids.max_num_token_ids(slots),
-                entropy=bool(kind & Reads.ENTROPY),
-                vocab=self.vocab,
+                logits, num_topk, token_ids, entropy=entropy, vocab=self.vocab, columns=columns
             )
 
 
