@@ -90,6 +90,8 @@ class ThresholdTree {
   // From so many thresholds on (depths 3, 4, 5), measured.
   static constexpr int64_t kWorthwhile[] = {6, 9, 12};
   static constexpr int kPlanes = 12;
+  // Of 64 floats.
+  static constexpr int kGroups = 4;
   // Of blocks with 8 groups of 64 floats each, so many fit the planes.
   static constexpr int64_t kMostBlocks = (1 << kPlanes) / 8 - 1;
 
@@ -125,43 +127,51 @@ class ThresholdTree {
     return carry(planes + 2, fours[0], fours[1]);
   }
 
-  // The paths of 64 floats, one a byte: bit l is the side taken at level l; at level 4, bit 7 is set for the lower one.
-  // Four vectors descend in step, because each waits long for its own last comparison.
+  // The paths of kGroups times 64 floats, one a byte: bit l is the side taken at level l; at level 4, bit 7 is set for
+  // the lower one. Many vectors descend in step, because each waits long for its own last comparison.
   template <int kDepth>
-  __m512i paths(const float* x) const {
-    constexpr int kVectors = 4;
-    __m512 v[kVectors];
+  void paths(const float* x, __m512i (&paths)[kGroups]) const {
+    constexpr int kVectors = 4 * kGroups;
     __m512i code[kVectors];
+    const __m512 top = _mm512_set1_ps(tables_[0][0]);
     for (int i = 0; i < kVectors; ++i) {
-      v[i] = _mm512_loadu_ps(x + 16 * i);
-      const __mmask16 side = _mm512_cmp_ps_mask(v[i], _mm512_set1_ps(tables_[0][0]), _CMP_GT_OQ);
+      const __mmask16 side = _mm512_cmp_ps_mask(top, _mm512_loadu_ps(x + 16 * i), _CMP_LT_OQ);
       code[i] = _mm512_maskz_mov_epi32(side, _mm512_set1_epi32(1));
     }
 #pragma GCC unroll 4
     for (int level = 1; level < kDepth; ++level) {
       const __m512 table = _mm512_load_ps(tables_[level]);
       const __m512i bit = _mm512_set1_epi32(level < 4 ? 1 << level : 128);
+      // So that they are loaded again, which is free, instead of taking registers.
+      asm("" : "+r"(x));
       for (int i = 0; i < kVectors; ++i) {
-        const __m512 node = _mm512_permutexvar_ps(code[i], table);
-        const __mmask16 side = level < 4 ? _mm512_cmp_ps_mask(v[i], node, _CMP_GT_OQ)
-                                         : _mm512_cmp_ps_mask(v[i], node, _CMP_NGT_UQ);
+        const __m512 node = _mm512_permutexvar_ps(code[i], table), value = _mm512_loadu_ps(x + 16 * i);
+        const __mmask16 side = level < 4 ? _mm512_cmp_ps_mask(node, value, _CMP_LT_OQ)
+                                         : _mm512_cmp_ps_mask(node, value, _CMP_NLT_UQ);
         code[i] = _mm512_mask_add_epi32(code[i], side, code[i], bit);
       }
     }
-    const __m512i low = _mm512_or_si512(code[0], _mm512_slli_epi32(code[1], 8));
-    const __m512i high = _mm512_or_si512(code[2], _mm512_slli_epi32(code[3], 8));
-    return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+    for (int group = 0; group < kGroups; ++group) {
+      const __m512i* own = code + 4 * group;
+      const __m512i low = _mm512_or_si512(own[0], _mm512_slli_epi32(own[1], 8));
+      const __m512i high = _mm512_or_si512(own[2], _mm512_slli_epi32(own[3], 8));
+      paths[group] = _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+    }
   }
 
   template <int kDepth, int kBytes>
   void add(const float* x) {
     __m512i bits[kBytes][8];
-    for (int group = 0; group < 8; ++group, x += 64) {
-      const __m512i codes = paths<kDepth>(x);
-      // A shuffle makes 0 of a byte whose highest bit is set: only the leaves' bits are to see it.
-      const __m512i inner = kDepth > 4 ? _mm512_and_si512(codes, _mm512_set1_epi8(15)) : codes;
-      for (int byte = 0; byte < kBytes; ++byte) {
-        bits[byte][group] = _mm512_shuffle_epi8(_mm512_load_si512(flags_[byte]), byte < 2 ? inner : codes);
+    for (int first = 0; first < 8; first += kGroups) {
+      __m512i codes[kGroups];
+      paths<kDepth>(x + first * 64, codes);
+      for (int group = 0; group < kGroups; ++group) {
+        // A shuffle makes 0 of a byte whose highest bit is set: only the leaves' bits are to see it.
+        const __m512i inner = kDepth > 4 ? _mm512_and_si512(codes[group], _mm512_set1_epi8(15)) : codes[group];
+        for (int byte = 0; byte < kBytes; ++byte) {
+          bits[byte][first + group] =
+              _mm512_shuffle_epi8(_mm512_load_si512(flags_[byte]), byte < 2 ? inner : codes[group]);
+        }
       }
     }
     is_used_ = true;
