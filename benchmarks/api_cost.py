@@ -77,7 +77,6 @@ class ScriptedCore:
 
     def step(self) -> list[Any]:
         """A token for every request."""
-        from vllm.logprobs_lists import LogprobsRow
         from vllm.v1.engine import EngineCoreOutput
 
         time.sleep(max(0.0, self._due - time.monotonic()))
@@ -90,7 +89,7 @@ class ScriptedCore:
         for request_id, request in tuple(self.requests.items()):
             number = self._num_generated[request_id] = self._num_generated[request_id] + 1
             finished = number >= request.sampling_params.max_tokens
-            row = None if lists is None or request_id not in rows else [LogprobsRow(lists, rows[request_id])]
+            row = None if lists is None or request_id not in rows else [(lists, rows[request_id])]
             token = _TOKENS[number % len(_TOKENS)]
             reason = "length" if finished else None
             outputs.append(EngineCoreOutput(request_id, [token], row, reason, scheduled_time=now))

@@ -5,8 +5,9 @@
 
 Two engines in this process decode equally long prompts, one with ids and one without, a step of one and a step of the
 other in turn: a step's pair is milliseconds apart, where whole runs are seconds apart and differ by more than what is
-looked for. A step's cost is the median over pairs of the difference; taking the readings of a run out of its outputs
-is added, shared out over its steps. The last line of stdout is the result as JSON.
+looked for. From run to run they change parts, because one engine's memory may lie better than the other's, by as much.
+A step's cost is the median over pairs of the difference; taking the readings of a run out of its outputs is added,
+shared out over its steps. The last line of stdout is the result as JSON.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main() -> None:
     engines = [LLM(args.model, seed=0) for _ in range(2)]
     _run(engines, args, -1)
     steps, seconds_to_read = [], []
-    for number in range(args.runs):
+    for number in range(2 * ((args.runs + 1) // 2)):
         pairs, seconds = _run(engines, args, number)
         steps.append(pairs)
         seconds_to_read.append(seconds / (len(pairs) + _PREFILL_STEPS))
@@ -52,6 +53,7 @@ def _run(engines: list[LLM], args: argparse.Namespace, number: int) -> tuple[np.
     """Decode one batch in each engine: seconds of each pair of steps [P, 2], without ids and with, and the seconds that
     it took to read the outputs."""
     outputs: list[Any] = []
+    engines = engines[:: 1 if number % 2 else -1]
     for engine, row in zip(engines, ("decode64", "decode64_ids"), strict=True):
         _add_requests(engine, row, args, number)
     seconds = []
@@ -116,7 +118,7 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--model", help="folder or .gguf file (default: the embedded model)")
     parser.add_argument("--sequences", type=int, default=64, help="requests decoded together (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of each (default: %(default)s)")
-    parser.add_argument("--runs", type=int, default=10, help="batches measured (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=10, help="batches measured, an even number (default: %(default)s)")
     return parser.parse_args()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vllm.logprobs import FlatLogprobs, Logprob, PositionLogprobs
-from vllm.logprobs_lists import LogprobsLists, LogprobsRow
+from vllm.logprobs_lists import LogprobsLists
 
 VOCAB = 50
 
@@ -36,7 +36,7 @@ def texts(token_ids: np.ndarray) -> list[str]:
 def build(lists: LogprobsLists, num_topk: int, ids: list[list[int]], **options) -> FlatLogprobs:
     flat = FlatLogprobs(texts, num_topk, **options)
     for row, wanted in enumerate(ids):
-        flat.append_later([LogprobsRow(lists, row)], len(wanted))
+        flat.append_later([(lists, row)], len(wanted))
     return flat
 
 
@@ -124,8 +124,8 @@ def test_steps_of_different_widths_make_one_sequence(rng):
     narrow, _ = make_lists(rng, 1, 2, [[7, 3]])
     wide, _ = make_lists(rng, 2, 2, [[7, 3], [1, 2, 4, 5]])
     flat = FlatLogprobs(texts, 2)
-    flat.append_later([LogprobsRow(narrow, 0)], 2)
-    flat.append_later([LogprobsRow(wide, 0)], 2)
+    flat.append_later([(narrow, 0)], 2)
+    flat.append_later([(wide, 0)], 2)
     for lists, position in zip((narrow, wide), flat, strict=True):
         assert list(position) == list(dict.fromkeys(lists.token_ids[0, :5].tolist()))
 
@@ -134,7 +134,7 @@ def test_what_was_shown_stays_when_more_rows_come(rng):
     lists, _ = make_lists(rng, 3, 0, [[4]] * 3)
     rows, shown = [], []
     for row in range(3):
-        rows.append(LogprobsRow(lists, row))
+        rows.append((lists, row))
         shown.append(FlatLogprobs(texts, 0))
         shown[-1].append_later(rows, 1)
     for length, flat in enumerate(shown, 1):
@@ -147,7 +147,7 @@ def test_growth_after_a_look_is_seen(rng):
     lists, _ = make_lists(rng, 3, 0, ids)
     flat = build(lists, 0, ids[:1])
     first = flat[0]
-    flat.append_later([LogprobsRow(lists, 1)], 1)
+    flat.append_later([(lists, 1)], 1)
     assert len(flat) == 2
     assert flat[0] == first
     assert 4 in flat[1]
@@ -167,7 +167,7 @@ def test_pickle_keeps_everything_but_the_neighbours_rows(rng):
     ids = [[4]] * 64
     lists, _ = make_lists(rng, 64, 0, ids)
     flat = FlatLogprobs(texts)
-    flat.append_later([LogprobsRow(lists, 0)], 1)
+    flat.append_later([(lists, 0)], 1)
     data = pickle.dumps(flat)
     assert len(data) < 2000
     assert pickle.loads(data) == flat

@@ -111,8 +111,13 @@ def _layout_of_run(run: LogprobsRows) -> tuple[int, int]:
     return run.lists.num_topk, run.num_token_ids
 
 
-def _layout_of_row(row: LogprobsRow) -> tuple[int, int]:
-    return row.lists.num_topk, row.lists.width
+def _runs_of_one_layout(rows: list[LogprobsRow]) -> Iterator[tuple[tuple[int, int], list[LogprobsRow]]]:
+    layouts = [lists.layout for lists, _ in rows]
+    if layouts.count(layouts[0]) == len(layouts):
+        yield layouts[0], rows
+        return
+    for layout, run in itertools.groupby(rows, key=lambda row: row[0].layout):
+        yield layout, list(run)
 
 
 class FlatLogprobs(Sequence[PositionLogprobs]):
@@ -162,8 +167,8 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
     def _append_now(self) -> None:
         later, self._later = self._later, []
         for rows, count, num_token_ids in later:
-            for row in itertools.islice(rows, count):
-                self._pending.append(LogprobsRows(row.lists, slice(row.row, row.row + 1), num_token_ids))
+            for lists, row in itertools.islice(rows, count):
+                self._pending.append(LogprobsRows(lists, slice(row, row + 1), num_token_ids))
 
     def append_rows(self, rows: LogprobsRows) -> None:
         """Add a position for each of the rows."""
@@ -196,7 +201,7 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
     def _num_entries(self) -> int:
         """Of what has not been put together, duplicates included."""
         runs = sum((rows.stop - rows.start) * self._num_shown(lists, ids) for lists, rows, ids in self._pending)
-        single = (self._num_shown(row.lists, ids) for rows, count, ids in self._later for row in rows[:count])
+        single = (self._num_shown(lists, ids) for rows, count, ids in self._later for lists, _ in rows[:count])
         return runs + sum(single)
 
     def _num_shown(self, lists: LogprobsLists, num_token_ids: int) -> int:
@@ -224,11 +229,11 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
 
     def _gather(self, rows: list[LogprobsRow], num_token_ids: int) -> Iterator[FlatArrays]:
         """Single rows, each of another step, as many together as have one layout."""
-        for (num_topk, width), group in itertools.groupby(rows, key=_layout_of_row):
+        for (num_topk, width), alike in _runs_of_one_layout(rows):
             if width > _WIDEST_TABLE:
-                yield self._merge([LogprobsRows(lists, slice(row, row + 1), num_token_ids) for lists, row in group])
+                yield self._merge([LogprobsRows(lists, slice(row, row + 1), num_token_ids) for lists, row in alike])
                 continue
-            taken = joined([lists.table()[row] for lists, row in group]).reshape(-1, 4 * width + 2)
+            taken = joined([lists.table()[row] for lists, row in alike]).reshape(-1, 4 * width + 2)
             cells = taken[:, :-2].reshape(-1, 4, width)[:, :, : 1 + num_topk + num_token_ids]
             token_ids, logprobs, logits, ranks = (cells[:, part] for part in range(4))
             floats = logprobs.view(np.float32), logits.view(np.float32)

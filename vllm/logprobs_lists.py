@@ -21,21 +21,18 @@ class LogprobsLists:
     num_topk: int
     entropy: np.ndarray | None = None  # float32 [L], in nats; None when no row asked for it
     first_logprobs: list[float] = field(init=False)  # those of the first column
+    layout: tuple[int, int] = field(init=False)  # K, W
     _table: np.ndarray | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.first_logprobs = self.logprobs[:, 0].tolist()
-
-    @property
-    def width(self) -> int:
-        """W."""
-        return self.token_ids.shape[1]
+        self.layout = self.num_topk, self.token_ids.shape[1]
 
     def table(self) -> np.ndarray:
         """int32 [L, 4 W + 2]: everything side by side, floats by their bits, so that a row is taken at once: token ids,
         logprobs, logits, ranks, lse, entropy (NaN where it was not asked for)."""
         if self._table is None:
-            width = self.width
+            _, width = self.layout
             table = np.empty((len(self.lse), 4 * width + 2), np.int32)
             for part, cells in enumerate((self.token_ids, self.logprobs, self.logits, self.ranks)):
                 table[:, part * width : (part + 1) * width] = cells.view(np.int32)
@@ -45,11 +42,8 @@ class LogprobsLists:
         return self._table
 
 
-class LogprobsRow(NamedTuple):
-    """One row of a step's readings, by reference."""
-
-    lists: LogprobsLists
-    row: int
+# One row of a step's readings, by reference: a plain tuple, as a step makes one a request.
+LogprobsRow = tuple[LogprobsLists, int]
 
 
 class LogprobsRows(NamedTuple):

@@ -26,15 +26,20 @@ struct BlockExtremes {
   BlockExtremes(const float* x, int64_t n) {
     for (int64_t first = 0, block = 0; first < n; first += kBlock, ++block) {
       const int64_t end = least(first + kBlock, n);
-      Vec high = set1(-kInfinity), low = set1(kInfinity);
-      for (int64_t i = first; i < end; i += kLanes) {
+      Vec high[2] = {set1(-kInfinity), set1(-kInfinity)}, low[2] = {set1(kInfinity), set1(kInfinity)};
+      const auto add = [&](int u, Vec v) __attribute__((always_inline)) {
         // In this order the vector operations drop a NaN.
-        const Vec v = load(x + i);
-        high = VLLM_ISA::max(v, high);
-        low = VLLM_ISA::min(v, low);
+        high[u] = VLLM_ISA::max(v, high[u]);
+        low[u] = VLLM_ISA::min(v, low[u]);
+      };
+      int64_t i = first;
+      for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
+        add(0, load(x + i));
+        add(1, load(x + i + kLanes));
       }
-      max[block] = reduce_max(high);
-      min[block] = -reduce_max(zero() - low);
+      for (; i < end; i += kLanes) add(0, load(x + i));
+      max[block] = reduce_max(VLLM_ISA::max(high[0], high[1]));
+      min[block] = -reduce_max(zero() - VLLM_ISA::min(low[0], low[1]));
     }
   }
 };
@@ -81,9 +86,9 @@ inline void count_block(const float* x, int64_t n, const float* thresholds, Vec*
 
 // How many of the padded thresholds are >= value.
 inline int64_t num_at_least(const float* thresholds, int64_t padded, float value) {
-  int32_t count = 0;
-  for (int64_t w = 0; w < padded; ++w) count += thresholds[w] >= value;
-  return count;
+  int64_t result = 0;
+  for (int64_t w = 0; w < padded; w += kLanes) result += count(ge(load(thresholds + w), set1(value)));
+  return result;
 }
 
 // Counts, over segments of a row, how many logits exceed each of a row's thresholds.
@@ -101,9 +106,13 @@ class ThresholdCounts {
     }
   }
 
-  // A segment of `size` logits, padded with -inf to whole vectors.
-  void add(const float* x, int64_t size, const BlockExtremes& blocks) {
+  bool is_empty() const { return width_ == 0; }
+
+  // A segment of `size` logits, padded with -inf to whole vectors. Fetches every second line of as much from `next`.
+  void add(const float* x, int64_t size, const BlockExtremes& blocks, const float* next) {
+    if (is_empty()) return;
     for (int64_t start = 0, block = 0; start < size; start += kBlock, ++block) {
+      for (int64_t line = 0; line < kBlock; line += 32) __builtin_prefetch(next + start + line, 0, 2);
       const int64_t low = num_at_least(thresholds_, padded_, blocks.max[block]);
       const int64_t high = least(num_at_least(thresholds_, padded_, blocks.min[block]), width_);
       const int64_t in_block = least(kBlock, size - start);

@@ -32,7 +32,7 @@ void count_in_segments(const CountAboveArgs& args) {
         const int64_t first = s * kSegment, size = least(kSegment, n - first);
         alignas(64) float buffer[kSegment];
         const float* x = as_floats(args.logits, row, first, size, buffer);
-        exceeding.add(x, size, BlockExtremes(x, (size + kLanes - 1) / kLanes * kLanes));
+        exceeding.add(x, size, BlockExtremes(x, (size + kLanes - 1) / kLanes * kLanes), x);
       }
       exceeding.finish(counts.get() + task * width);
     }

@@ -21,9 +21,10 @@ struct Segment {
   double weighted;  // the sum of (x - max) * exp(x - max), if asked
 };
 
-// Sets the segment's sum and, if kEntropy, its weighted sum.
-template <bool kEntropy>
-inline void sum_exp(const float* x, int64_t n, float offset, Segment* result) {
+// Sets the segment's sum and, if kEntropy, its weighted sum; fetches as many bytes as it reads from `next`, or every
+// second line of them if kHalf.
+template <bool kEntropy, bool kHalf>
+inline void sum_exp(const float* x, int64_t n, float offset, const float* next, Segment* result) {
   Vec sums[4] = {zero(), zero(), zero(), zero()};
   Vec weighted[4] = {zero(), zero(), zero(), zero()};
   const Vec shift = set1(offset);
@@ -37,6 +38,7 @@ inline void sum_exp(const float* x, int64_t n, float offset, Segment* result) {
   };
   int64_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    for (int line = 0; line < 4 * kLanes; line += kHalf ? 32 : 16) __builtin_prefetch(next + i + line, 0, 2);
 #pragma GCC unroll 4
     for (int u = 0; u < 4; ++u) add(u, load(x + i + u * kLanes));
   }
@@ -63,16 +65,21 @@ Segment read_segment(const Logits& logits, int64_t row, int64_t first, int64_t s
   }
   if (best_block >= 0) {
     int64_t i = best_block * kBlock;
+    while (!any(eq(load(x + i), set1(result.max)))) i += kLanes;
     while (x[i] != result.max) ++i;
     result.argmax = static_cast<int32_t>(first + i);
   }
   const float offset = result.max == -kInfinity ? 0.0f : result.max;
+  // The next segment comes from memory while this one is worked on, instead of after it.
+  const float* next = x == buffer ? x : x + kSegment;
   if (entropy) {
-    sum_exp<true>(x, n, offset, &result);
+    sum_exp<true, false>(x, n, offset, next, &result);
+  } else if (counts->is_empty()) {
+    sum_exp<false, false>(x, n, offset, next, &result);
   } else {
-    sum_exp<false>(x, n, offset, &result);
+    sum_exp<false, true>(x, n, offset, next, &result);
   }
-  counts->add(x, size, blocks);
+  counts->add(x, size, blocks, next + 16);
   return result;
 }
 

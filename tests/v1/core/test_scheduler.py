@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from core_harness import FakeRunner, make_request, make_scheduler, run_step
 
-from vllm.logprobs_lists import LogprobsLists, LogprobsRow
+from vllm.logprobs_lists import LogprobsLists
 from vllm.v1.outputs import ModelRunnerOutput
 
 
@@ -202,7 +202,7 @@ def test_readings_pass_only_to_those_who_asked():
     scheduler.add_request(make_request("r1", [2], logprob_token_ids=[3]))
     scheduler.add_request(make_request("r2", [3], logprobs=0))
     empty = np.zeros((3, 1))
-    rows = [LogprobsRow(LogprobsLists(empty, empty, empty, empty, empty[:, 0], 0), i) for i in range(3)]
+    rows = [(LogprobsLists(empty, empty, empty, empty, empty[:, 0], 0), i) for i in range(3)]
     result = ModelRunnerOutput(["r0", "r1", "r2"], np.zeros(3, np.int32), list(rows))
     outputs = scheduler.update_from_output(scheduler.schedule(), result)
     assert [output.logprobs for output in outputs] == [None, [rows[1]], [rows[2]]]

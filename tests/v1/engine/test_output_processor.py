@@ -25,7 +25,7 @@ def row(token_id: int, logprob: float) -> LogprobsRow:
     """A reading of the sampled token alone."""
     column = np.array([[logprob]], np.float32)
     ids, ranks = np.array([[token_id]], np.int32), np.array([[1]], np.int32)
-    return LogprobsRow(LogprobsLists(ids, column, column, ranks, np.zeros(1, np.float32), 0), 0)
+    return (LogprobsLists(ids, column, column, ranks, np.zeros(1, np.float32), 0), 0)
 
 
 def run(tokenizer, params: SamplingParams, text: str, finish="length", readings=False):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vllm import SamplingParams
-from vllm.logprobs_lists import LogprobsLists, LogprobsRow, LogprobsRows
+from vllm.logprobs_lists import LogprobsLists, LogprobsRows
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.serial import decode_outputs, decode_request, encode_outputs, encode_request
@@ -47,8 +47,8 @@ def make_lists(num_rows: int, width: int, entropy: bool) -> LogprobsLists:
 def test_outputs_share_the_arrays_of_their_step():
     first, second = make_lists(4, 5, entropy=False), make_lists(3, 7, entropy=True)
     outputs = [
-        EngineCoreOutput("a", [5], [LogprobsRow(first, 2)], num_cached_tokens=16, scheduled_time=2.5),
-        EngineCoreOutput("b", [6], [LogprobsRow(first, 0)], "stop", "END"),
+        EngineCoreOutput("a", [5], [(first, 2)], num_cached_tokens=16, scheduled_time=2.5),
+        EngineCoreOutput("b", [6], [(first, 0)], "stop", "END"),
         EngineCoreOutput("c", [], None, "error", error="broken"),
         EngineCoreOutput("d", [], None, prompt_logprobs=[LogprobsRows(second, slice(0, 2), 3)]),
         EngineCoreOutput("e", [7], None, "stop", 17, prompt_logprobs=[LogprobsRows(second, slice(2, 3), 1)]),
@@ -58,7 +58,7 @@ def test_outputs_share_the_arrays_of_their_step():
     again, extra = decode_outputs([bytes(frame) for frame in frames])
     assert extra == {"num_running": 3}
     assert [output.request_id for output in again] == list("abcde")
-    assert again[0].logprobs[0].lists is again[1].logprobs[0].lists
+    assert again[0].logprobs[0][0] is again[1].logprobs[0][0]
     for one, other in zip(outputs, again, strict=True):
         for name in ("new_token_ids", "finish_reason", "stop_reason", "num_cached_tokens", "error", "scheduled_time"):
             assert getattr(one, name) == getattr(other, name)
@@ -66,7 +66,7 @@ def test_outputs_share_the_arrays_of_their_step():
         for row, twin in zip(rows, twins, strict=True):
             assert row[1:] == twin[1:]
             for field in dataclasses.fields(LogprobsLists):
-                np.testing.assert_array_equal(getattr(row.lists, field.name), getattr(twin.lists, field.name))
+                np.testing.assert_array_equal(getattr(row[0], field.name), getattr(twin[0], field.name))
 
 
 def test_nothing_is_an_output_too():

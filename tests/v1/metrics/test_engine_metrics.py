@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as ReferenceHistogram
 
 from vllm import SamplingParams
-from vllm.logprobs_lists import LogprobsLists, LogprobsRow, LogprobsRows
+from vllm.logprobs_lists import LogprobsLists, LogprobsRows
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.engine_metrics import EngineMetrics, Histogram, token_bounds
@@ -59,7 +59,7 @@ def test_one_sequence_from_arrival_to_end():
     metrics = EngineMetrics(128)
     params = SamplingParams(max_tokens=3, logprob_token_ids=[5, 6], logprobs=1)
     record = metrics.start(params, 40, arrival_time=100.0)
-    row = [LogprobsRow(EMPTY, 0)]
+    row = [(EMPTY, 0)]
     first = EngineCoreOutput("r", [7], row, num_cached_tokens=16, scheduled_time=101.0)
     metrics.observe_step([(record, first, None)], step_time=103.0, now=103.5)
     metrics.observe_step([(record, EngineCoreOutput("r", [8], row), None)], 104.0, 104.5)

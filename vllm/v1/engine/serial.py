@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from vllm.exceptions import VLLMValidationError
-from vllm.logprobs_lists import LogprobsLists, LogprobsRow, LogprobsRows
+from vllm.logprobs_lists import LogprobsLists, LogprobsRows
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 
@@ -94,7 +94,7 @@ def encode_outputs(outputs: Sequence[EngineCoreOutput], extra: Any = None) -> li
         (
             output.request_id,
             output.new_token_ids,
-            None if output.logprobs is None else [(number_of(row.lists), row.row) for row in output.logprobs],
+            None if output.logprobs is None else [(number_of(lists), row) for lists, row in output.logprobs],
             output.finish_reason,
             output.stop_reason,
             output.num_cached_tokens,
@@ -125,7 +125,7 @@ def _decode_output(row: list[Any], lists: Sequence[LogprobsLists]) -> EngineCore
     return EngineCoreOutput(
         request_id,
         new_token_ids,
-        None if logprobs is None else [LogprobsRow(lists[number], index) for number, index in logprobs],
+        None if logprobs is None else [(lists[number], index) for number, index in logprobs],
         finish_reason,
         stop_reason,
         num_cached_tokens,

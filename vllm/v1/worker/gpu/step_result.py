@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 
@@ -85,10 +86,10 @@ class StepResult:
         drawn, draws, states = output.sampled_token_ids.numpy(), sampled.draws, self._states
         token_ids[: len(drawn)] = np.where(draws, drawn, np.int32(NO_TOKEN))
         for rows, tensors in output.logprobs:
-            lists = tensors.tolists()
-            for index, row in enumerate(rows.tolist()):
+            read = zip(repeat(tensors.tolists()), range(len(rows)), strict=False)
+            for row, reading in zip(rows.tolist(), read, strict=True):
                 if row >= 0:
-                    logprobs[row] = LogprobsRow(lists, index)
+                    logprobs[row] = reading
         if sampled.places is not None:
             states.fill(sampled.places, drawn[draws])
         elif draws.all():

@@ -257,7 +257,7 @@ class FilledColumns:
             if len(self._filled) >= self._MOST:
                 self._filled.clear()
             self._filled[key] = found
-        return found._replace(table=found.table.clone())
+        return Columns(found.table.clone(), found.num_valid, found.num_token_ids)
 
 
 def as_tensors(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -14,17 +14,22 @@ class ReadingClock:
     its queue; what the device has not done yet is left for a later `take`."""
 
     def __init__(self) -> None:
-        self._seconds = 0.0
+        self._seconds = self._began = 0.0
         self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    @contextmanager
-    def running(self, device: torch.device) -> Iterator[None]:
+    def running(self, device: torch.device) -> AbstractContextManager[None]:
         """Time what is done, or queued on the device's current stream, inside."""
-        if device.type != "cuda":
-            start = time.perf_counter()
-            yield
-            self._seconds += time.perf_counter() - start
-            return
+        return self._on_device() if device.type == "cuda" else self
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self._seconds += time.perf_counter() - self._began
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         yield
