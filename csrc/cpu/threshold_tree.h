@@ -19,6 +19,25 @@ constexpr int64_t kBlock = 512;
 
 #if defined(__AVX512F__)
 
+// A code's lowest `bits` <= 4 bits, first to last.
+constexpr int reversed(int code, int bits) {
+  constexpr uint8_t kReversed[16] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
+  return kReversed[code] >> (4 - bits);
+}
+
+// By path through `bits` levels: a bit for each threshold passed, in two bytes, and one for the place after them, in two.
+struct PathFlags {
+  alignas(16) uint8_t bytes[4][16] = {};
+
+  constexpr explicit PathFlags(int bits) {
+    for (int code = 0; code < 1 << bits; ++code) {
+      const int passed = reversed(code, bits), words[2] = {(1 << passed) - 1, 1 << passed};
+      for (int byte = 0; byte < 4; ++byte) bytes[byte][code] = static_cast<uint8_t>(words[byte / 2] >> byte % 2 * 8);
+    }
+  }
+};
+constexpr PathFlags kThreeLevels(3), kFourLevels(4);
+
 class ThresholdTree {
  public:
   static constexpr int64_t kMost = 31;
@@ -39,13 +58,9 @@ class ThresholdTree {
         tables_[level][code] = nodes[(2 * reversed(code, level) + 1) << (depth_ - 1 - level)];
       }
     }
-    for (int code = 0; code < 16; ++code) {
-      const int bits = depth_ < 4 ? depth_ : 4, passed = reversed(code & ((1 << bits) - 1), bits);
-      const int words[2] = {(1 << passed) - 1, 1 << passed};
-      for (int byte = 0; byte < num_bytes_; ++byte) {
-        const int value = words[byte / 2] >> (byte % 2 * 8);
-        for (int quarter = 0; quarter < 4; ++quarter) flags_[byte][quarter * 16 + code] = static_cast<uint8_t>(value);
-      }
+    const PathFlags& flags = depth_ == 3 ? kThreeLevels : kFourLevels;
+    for (int byte = 0; byte < num_bytes_; ++byte) {
+      _mm512_store_si512(flags_[byte], _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)flags.bytes[byte])));
     }
     std::memset(totals_, 0, sizeof(totals_));
     std::memset(planes_, 0, sizeof(planes_));
@@ -100,12 +115,6 @@ class ThresholdTree {
   int place(int i) const {
     const int leaves = num_ - 15;
     return depth_ < 5 || i < 2 * leaves ? i + 1 : 2 * (i - leaves + 1);
-  }
-
-  static int reversed(int code, int bits) {
-    int result = 0;
-    for (int bit = 0; bit < bits; ++bit) result |= (code >> bit & 1) << (bits - 1 - bit);
-    return result;
   }
 
   // Adds `a` and `b` to a plane of bits; what it cannot hold has the next plane's weight.

@@ -176,6 +176,25 @@ struct Pieces {
 // The first `valid` of `values` as descending thresholds, padded with -inf to `padded`, and the column of each; NaN
 // becomes +inf, which nothing exceeds. valid <= kSortAbove.
 inline void sort_thresholds(const float* values, int64_t valid, int64_t padded, float* thresholds, int32_t* columns) {
+  constexpr int64_t kFew = 2 * kThresholdPad;
+  if (padded <= kFew) {
+    // Each one's place is the number of those before it.
+    float own[kFew];
+    for (int64_t w = 0; w < padded; ++w) own[w] = thresholds[w] = -kInfinity;
+    for (int64_t w = 0; w < valid; ++w) own[w] = values[w] == values[w] ? values[w] : kInfinity;
+    for (int64_t w = 0; w < valid; ++w) {
+      const Vec value = set1(own[w]);
+      int64_t place = 0;
+      for (int64_t first = 0; first < padded; first += kLanes) {
+        const Vec others = load(own + first);
+        const int earlier = static_cast<int>(w <= first ? 0 : least(kLanes, w - first));
+        place += count(gt(others, value) | (eq(others, value) & lanes_below(earlier)));
+      }
+      thresholds[place] = own[w];
+      columns[place] = static_cast<int32_t>(w);
+    }
+    return;
+  }
   for (int64_t w = 0; w < valid; ++w) {
     const float value = values[w] == values[w] ? values[w] : kInfinity;
     int64_t at = w;

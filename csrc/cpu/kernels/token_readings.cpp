@@ -131,69 +131,88 @@ void join_segments(const TokenReadingsArgs& args, int64_t row, const Segment* se
   args.entropy[row] = has_nan ? __builtin_nanf("") : entropy < 0 ? 0.0f : static_cast<float>(entropy);
 }
 
+// What one thread reads of a row at a time: counts of `columns` thresholds, in the order of the columns.
+void read_piece(const TokenReadingsArgs& args, const Pieces& pieces, int64_t row, int64_t piece, int64_t columns,
+                Segment* segments, int32_t* counts) {
+  const int64_t n = args.logits.vocab, lead = args.greedy ? 1 : 0;
+  alignas(64) float thresholds[kSortAbove + kThresholdPad];
+  int32_t order[kSortAbove], ordered[kSortAbove];
+  sort_thresholds(args.chosen + row * args.width + lead, columns, padded_thresholds(columns), thresholds, order);
+  ThresholdCounts exceeding(thresholds, columns);
+  for (int64_t s = pieces.first_segment(piece); s < pieces.first_segment(piece + 1); ++s) {
+    const int64_t first = s * kSegment, size = least(kSegment, n - first);
+    segments[s] = read_segment(args.logits, row, first, size, &exceeding, args.entropy != nullptr);
+  }
+  exceeding.finish(ordered);
+  for (int64_t w = 0; w < columns; ++w) counts[order[w]] = ordered[w];
+}
+
+// `counts`: of each piece, `columns` of them `stride` apart.
+void finish_row(const TokenReadingsArgs& args, const Pieces& pieces, int64_t row, int64_t columns,
+                const Segment* segments, const int32_t* counts, int64_t stride) {
+  join_segments(args, row, segments, pieces.num_segments);
+  if (args.greedy) put_argmax(args, row);
+  const int64_t start = row * args.width, lead = args.greedy ? 1 : 0;
+  for (int64_t w = 0; w < num_valid(args, row); ++w) args.logprobs[start + w] = args.chosen[start + w] - args.lse[row];
+  for (int64_t w = 0; w < columns; ++w) {
+    int32_t rank = 1;
+    for (int64_t p = 0; p < pieces.per_row; ++p) rank += counts[p * stride + w];
+    args.ranks[start + lead + w] = rank;
+  }
+}
+
+void rank_by_sort(const TokenReadingsArgs& args) {
+  const int64_t n = args.logits.vocab, lead = args.greedy ? 1 : 0;
+#pragma omp parallel
+  {
+    Scratch<uint32_t> keys(n), spare(n);
+    Scratch<float> values(n + kLanes);
+#pragma omp for schedule(dynamic)
+    for (int64_t row = 0; row < args.logits.rows; ++row) {
+      const int64_t others = num_valid(args, row) - lead, first = row * args.width + lead;
+      count_by_sort(args.logits, row, args.chosen + first, others, keys.get(), spare.get(), values.get(),
+                    args.ranks + first);
+      for (int64_t w = 0; w < others; ++w) ++args.ranks[first + w];
+    }
+  }
+}
+
 }  // namespace
 
 void token_readings(const TokenReadingsArgs& args) {
-  const int64_t num_rows = args.logits.rows, n = args.logits.vocab;
-  const int64_t num_segments = (n + kSegment - 1) / kSegment;
+  const int64_t num_rows = args.logits.rows;
+  const Pieces pieces(num_rows, (args.logits.vocab + kSegment - 1) / kSegment);
   // The argmax needs no counting: `lead` columns are left out of it.
   const int64_t lead = args.greedy ? 1 : 0, asked = args.width - lead;
-  const bool sorts = asked > kSortAbove;
+  const bool sorts = asked > kSortAbove, is_shared = pieces.per_row > 1;
   const int64_t width = sorts ? 0 : asked;
-  const int64_t padded = padded_thresholds(width);
-  Scratch<Segment> segments(num_rows * num_segments);
-  const Pieces pieces(num_rows, num_segments);
-  Scratch<int32_t> counts(num_rows * pieces.per_row * width);
-  Scratch<float> thresholds(num_rows * padded);
-  Scratch<int32_t> columns(num_rows * width);
+  Scratch<Segment> segments(num_rows * pieces.num_segments);
+  Scratch<int32_t> counts(is_shared ? num_rows * pieces.per_row * width : 0);
+  const auto num_counted = [&](int64_t row) { return sorts ? 0 : num_valid(args, row) - lead; };
+  const auto finish = [&](int64_t row, const int32_t* own) {
+    finish_row(args, pieces, row, num_counted(row), segments.get() + row * pieces.num_segments, own, width);
+  };
 #pragma omp parallel
   {
+    if (is_shared) {
 #pragma omp for schedule(static)
-    for (int64_t row = 0; row < num_rows; ++row) {
-      const int64_t valid = num_valid(args, row);
-      gather(args, row, valid);
-      if (sorts) continue;
-      sort_thresholds(args.chosen + row * args.width + lead, valid - lead, padded, thresholds.get() + row * padded,
-                      columns.get() + row * width);
+      for (int64_t row = 0; row < num_rows; ++row) gather(args, row, num_valid(args, row));
     }
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < num_rows * pieces.per_row; ++task) {
-      const int64_t row = task / pieces.per_row, piece = task % pieces.per_row;
-      ThresholdCounts exceeding(thresholds.get() + row * padded, sorts ? 0 : num_valid(args, row) - lead);
-      for (int64_t s = pieces.first_segment(piece); s < pieces.first_segment(piece + 1); ++s) {
-        const int64_t first = s * kSegment;
-        segments[row * num_segments + s] = read_segment(args.logits, row, first, least(kSegment, n - first),
-                                                        &exceeding, args.entropy != nullptr);
-      }
-      exceeding.finish(counts.get() + task * width);
+      const int64_t row = task / pieces.per_row;
+      int32_t own[kSortAbove];
+      if (!is_shared) gather(args, row, num_valid(args, row));
+      read_piece(args, pieces, row, task % pieces.per_row, num_counted(row),
+                 segments.get() + row * pieces.num_segments, is_shared ? counts.get() + task * width : own);
+      if (!is_shared) finish(row, own);
     }
+    if (is_shared) {
 #pragma omp for schedule(static)
-    for (int64_t row = 0; row < num_rows; ++row) {
-      join_segments(args, row, segments.get() + row * num_segments, num_segments);
-      if (args.greedy) put_argmax(args, row);
-      for (int64_t w = 0; w < num_valid(args, row); ++w) {
-        const int64_t at = row * args.width + w;
-        args.logprobs[at] = args.chosen[at] - args.lse[row];
-      }
-      if (sorts) continue;
-      for (int64_t w = 0; w < num_valid(args, row) - lead; ++w) {
-        int32_t rank = 1;
-        for (int64_t p = 0; p < pieces.per_row; ++p) rank += counts[(row * pieces.per_row + p) * width + w];
-        args.ranks[row * args.width + lead + columns[row * width + w]] = rank;
-      }
-    }
-    if (sorts) {
-      Scratch<uint32_t> keys(n), spare(n);
-      Scratch<float> values(n + kLanes);
-#pragma omp for schedule(dynamic)
-      for (int64_t row = 0; row < num_rows; ++row) {
-        const int64_t others = num_valid(args, row) - lead, first = row * args.width + lead;
-        count_by_sort(args.logits, row, args.chosen + first, others, keys.get(), spare.get(), values.get(),
-                      args.ranks + first);
-        for (int64_t w = 0; w < others; ++w) ++args.ranks[first + w];
-      }
+      for (int64_t row = 0; row < num_rows; ++row) finish(row, counts.get() + row * pieces.per_row * width);
     }
   }
+  if (sorts) rank_by_sort(args);
 }
 
 }  // namespace VLLM_ISA
