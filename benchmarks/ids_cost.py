@@ -6,8 +6,8 @@
 Two engines in this process decode equally long prompts, one with ids and one without, a step of one and a step of the
 other in turn: a step's pair is milliseconds apart, where whole runs are seconds apart and differ by more than what is
 looked for. From run to run they change parts, because one engine's memory may lie better than the other's, by as much.
-A step's cost is the median over pairs of the difference; taking the readings of a run out of its outputs is added,
-shared out over its steps. The last line of stdout is the result as JSON.
+A step's cost is the median over pairs of the difference, the mean of that of even and of odd runs; taking the readings
+of a run out of its outputs is added, shared out over its steps. The last line of stdout is the result as JSON.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
         pairs, seconds = _run(engines, args, number)
         steps.append(pairs)
         seconds_to_read.append(seconds / (len(pairs) + _PREFILL_STEPS))
-    print(json.dumps(_summary(np.concatenate(steps), np.array(seconds_to_read), args)), flush=True)
+    print(json.dumps(_summary(steps, np.array(seconds_to_read), args)), flush=True)
 
 
 def _run(engines: list[LLM], args: argparse.Namespace, number: int) -> tuple[np.ndarray, float]:
@@ -90,12 +90,11 @@ def _add_requests(engine: LLM, row: str, args: argparse.Namespace, number: int) 
         engine.llm_engine.add_request(f"{row}-{number}-{index}", {"prompt_token_ids": ids}, params)
 
 
-def _summary(pairs: np.ndarray, reading: np.ndarray, args: argparse.Namespace) -> dict[str, object]:
+def _summary(runs: list[np.ndarray], reading: np.ndarray, args: argparse.Namespace) -> dict[str, object]:
+    pairs = np.concatenate(runs)
     plain = float(np.median(pairs[:, 0]))
-    added = pairs[:, 1] - pairs[:, 0]
-    # Order statistics of a median: 95 % of samples of this size have theirs between these quantiles.
-    reach = 0.98 / np.sqrt(len(added))
-    low, middle, high = np.quantile(added, [max(0.5 - reach, 0.0), 0.5, min(0.5 + reach, 1.0)]) + np.median(reading)
+    parts = [_median_with_reach(np.concatenate(runs[first::2])) for first in (0, 1)]
+    low, middle, high = np.mean(parts, axis=0) + np.median(reading)
     print(
         f"{args.sequences} sequences: a step takes {1e3 * plain:.2f} ms, with {len(READ_IDS)} ids "
         f"{100 * middle / plain:+.2f} % ({100 * low / plain:+.2f} to {100 * high / plain:+.2f} %)"
@@ -103,7 +102,7 @@ def _summary(pairs: np.ndarray, reading: np.ndarray, args: argparse.Namespace) -
     return {
         "sequences": args.sequences,
         "ids": len(READ_IDS),
-        "step_pairs": len(added),
+        "step_pairs": len(pairs),
         "step_ms": round(1e3 * plain, 3),
         "added_ms": round(1e3 * middle, 3),
         "reading_outputs_ms": round(1e3 * float(np.median(reading)), 3),
@@ -111,6 +110,13 @@ def _summary(pairs: np.ndarray, reading: np.ndarray, args: argparse.Namespace) -
         "added_percent_95": [round(100 * low / plain, 2), round(100 * high / plain, 2)],
         "machine": describe_machine(),
     }
+
+
+def _median_with_reach(pairs: np.ndarray) -> np.ndarray:
+    """What ids add to a step: between which values the median is with 95 % probability, and itself, in the middle."""
+    # Order statistics of a median: 95 % of samples of this size have theirs between these quantiles.
+    reach = 0.98 / np.sqrt(len(pairs))
+    return np.quantile(pairs[:, 1] - pairs[:, 0], [max(0.5 - reach, 0.0), 0.5, min(0.5 + reach, 1.0)])
 
 
 def _parse_args() -> argparse.Namespace:
