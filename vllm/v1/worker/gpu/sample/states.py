@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from enum import IntFlag
 
 import numpy as np
 import torch
@@ -19,8 +18,9 @@ _WIDE_TOPK = 64
 _WIDE_TOKEN_IDS = 128
 
 
-class Reads(IntFlag):
-    """What a request reads of its positions; requests with equal bits are read together. 0: nothing."""
+class Reads:
+    """Bits of what a request reads of its positions; requests with equal bits are read together. 0: nothing. Plain
+    numbers: an enum's operators take longer than what a step does with them."""
 
     ANYTHING = 1
     WIDE_TOPK = 2
@@ -68,9 +68,9 @@ class SamplingStates:
         self.reads[slot] = self._kind(params, self.num_topk[slot])
 
     @staticmethod
-    def _kind(params: SamplingParams, num_topk: int) -> Reads:
+    def _kind(params: SamplingParams, num_topk: int) -> int:
         if params.num_logprobs is None:
-            return Reads(0)
+            return 0
         kind = Reads.ANYTHING
         if num_topk > _WIDE_TOPK:
             kind |= Reads.WIDE_TOPK
