@@ -45,6 +45,21 @@ def rng():
     return np.random.default_rng(0)
 
 
+def test_no_position_is_nothing_to_read(rng):
+    """A delta without a token, or a request that was aborted before its first."""
+    rows = []
+    flat = FlatLogprobs(texts)
+    flat.append_later(rows, 2)
+    lists, _ = make_lists(rng, 1, 0, [[1, 2]])
+    rows.append((lists, 0))
+    assert len(flat) == 0 and list(flat) == [] and list(flat.parts(10)) == []
+    for array in (flat.token_ids, flat.logprobs, flat.logits, flat.ranks, flat.lse, flat.start_indices):
+        assert array.size == 0
+    assert list(pickle.loads(pickle.dumps(flat))) == []
+    flat.append_later(rows, 2)
+    assert len(flat) == 1 and set(flat.token_ids.tolist()) == {int(lists.token_ids[0, 0]), 1, 2}
+
+
 def test_entries_stand_in_the_contracts_order_and_hold_the_readings(rng):
     ids = [[7, 3, 9]] * 4
     lists, logits = make_lists(rng, 4, 5, ids)

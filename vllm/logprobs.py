@@ -161,8 +161,9 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
     def append_later(self, rows: list[LogprobsRow], num_token_ids: int) -> None:
         """Add the positions that `rows` holds now, each with `num_token_ids` requested ids after the top-k columns.
         They are put together when somebody looks; until then the list may grow, but must not change otherwise."""
-        self._later.append((rows, len(rows), num_token_ids))
-        self._length += len(rows)
+        if rows:
+            self._later.append((rows, len(rows), num_token_ids))
+            self._length += len(rows)
 
     def _append_now(self) -> None:
         later, self._later = self._later, []
