@@ -22,6 +22,8 @@ namespace vllm_cpu {
 namespace VLLM_ISA {
 
 constexpr int kPanel = 32;
+// In so many groups of kLanes columns each half of a panel is taken.
+constexpr int kGroups = 16 / kLanes;
 // Values of k that stand together in packed rows.
 constexpr int kRun = 16;
 // Packed rows that stay in the second-level cache while all panels pass by.
@@ -205,6 +207,67 @@ inline void write_sums(const LinearArgs& a, Vec low, Vec high, int64_t row, int6
     write_values<T>(a, high, row, column + 16);
   }
 }
+
+// What products share whose tiles sum float32 chains over k in registers. A Product has, beside what Gemm asks for:
+//
+//   multiply_chain<R, P>(x, panel, panel_size, inner, group, ahead, sums)   sums[R][P][2] += R rows of packed x times P
+//                                                        panels over `inner` values of k, kLanes columns of each half
+//
+// T: the result's dtype; W: the panels'; Element: what packed rows consist of, kValues neighbours of a row each.
+template <typename Product, typename T, typename W, typename Element, int kValues>
+struct ChainedProduct {
+  // Few rows leave registers free: several panels at once keep enough chains in flight to hide latency.
+  static constexpr int panels_at_once(int rows) {
+    return 8 * rows <= 2 * Product::kMaxRows ? 4 : 4 * rows <= 2 * Product::kMaxRows ? 2 : 1;
+  }
+
+  static int64_t panel_size(const LinearArgs& a) { return a.inner * kPanel * static_cast<int64_t>(sizeof(W)); }
+
+  template <int R, int P>
+  static void multiply(const LinearArgs& a, const Element* x, int64_t row, int64_t panel, Ahead ahead) {
+    for (int group = 0; group < kGroups; ++group) multiply_group<R, P>(a, x, row, panel, group, ahead);
+  }
+
+ private:
+  static constexpr int64_t kChain = 256;
+
+  template <int R, int P>
+  static inline void start_chain(const Element* x, const W* panel, int64_t panel_size, int64_t inner, int group,
+                                 Ahead& ahead, Vec (&sums)[R][P][2]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = zero();
+    }
+    Product::template multiply_chain<R, P>(x, panel, panel_size, inner, group, ahead, sums);
+  }
+
+  template <int R, int P>
+  static inline void multiply_group(const LinearArgs& a, const Element* x, int64_t row, int64_t panel, int group,
+                                    Ahead ahead) {
+    const int64_t panel_size = a.inner * kPanel;
+    const W* weight = static_cast<const W*>(a.weight) + panel * panel_size;
+    Vec totals[R][P][2];
+    start_chain<R, P>(x, weight, panel_size, least(kChain, a.inner), group, ahead, totals);
+    for (int64_t k = kChain; k < a.inner; k += kChain) {
+      Vec sums[R][P][2];
+      start_chain<R, P>(x + k / kValues * R, weight + k * kPanel, panel_size, least(kChain, a.inner - k), group, ahead,
+                        sums);
+      add_to(totals, sums);
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int p = 0; p < P; ++p) {
+        Vec low = totals[r][p][0], high = totals[r][p][1];
+        const int64_t lane = group * kLanes;
+        if (a.scales != nullptr) {
+          low = low * load(a.scales + (panel + p) * kPanel + lane);
+          high = high * load(a.scales + (panel + p) * kPanel + 16 + lane);
+        }
+        write_sums<T>(a, low, high, row + r, panel + p, lane);
+      }
+    }
+  }
+};
 
 }  // namespace VLLM_ISA
 }  // namespace vllm_cpu

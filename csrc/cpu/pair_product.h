@@ -10,17 +10,12 @@
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
-struct PairProduct {
+struct PairProduct : ChainedProduct<PairProduct, BF16, BF16, uint32_t, 2> {
   // Two neighbours of a row.
   using Element = uint32_t;
-  static constexpr int64_t kChain = 256;
   // Rows of a tile times the panel's two vectors, plus operands, fill the register file.
   static constexpr int kMaxRows = kLanes == 16 ? 14 : kLanes == 8 ? 4 : 2;
   static constexpr int64_t kPanelsAtATime = 4;
-
-  static constexpr int panels_at_once(int rows) {
-    return 8 * rows <= 2 * kMaxRows ? 4 : 4 * rows <= 2 * kMaxRows ? 2 : 1;
-  }
 
   static int64_t packed_row(const LinearArgs& a) { return num_runs(a) * kPairs; }
 
@@ -37,15 +32,7 @@ struct PairProduct {
     }
   }
 
-  static int64_t panel_size(const LinearArgs& a) { return a.inner * kPanel * static_cast<int64_t>(sizeof(BF16)); }
-
-  template <int R, int P>
-  static void multiply(const LinearArgs& a, const uint32_t* x, int64_t row, int64_t panel, Ahead ahead) {
-    for (int group = 0; group < kGroups; ++group) multiply_group<R, P>(a, x, row, panel, group, ahead);
-  }
-
  private:
-  static constexpr int kGroups = 16 / kLanes;
   static constexpr int kPairs = kRun / 2;
   // Pairs to fetch ahead, as many bytes as in linear.cpp.
   static constexpr int kAhead = 24;
@@ -90,15 +77,10 @@ struct PairProduct {
   }
 #endif
 
-  // sums[R][P][2] = R rows of packed x times P panels over `inner` values of k, kLanes columns of each half.
+ public:
   template <int R, int P>
   static inline void multiply_chain(const uint32_t* x, const BF16* panel, int64_t panel_size, int64_t inner, int group,
                                     Ahead& ahead, Vec (&sums)[R][P][2]) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = zero();
-    }
     for (; inner > 0; inner -= kRun, x += R * kPairs) {
       const int pairs = static_cast<int>(least(kRun, inner)) / 2;
       ahead();
@@ -119,26 +101,6 @@ struct PairProduct {
 #pragma GCC unroll 4
           for (int p = 0; p < P; ++p) add_products(value, weights[p], sums[r][p]);
         }
-      }
-    }
-  }
-
-  template <int R, int P>
-  static inline void multiply_group(const LinearArgs& a, const uint32_t* x, int64_t row, int64_t panel, int group,
-                                    Ahead ahead) {
-    const int64_t panel_size = a.inner * kPanel;
-    const BF16* weight = static_cast<const BF16*>(a.weight) + panel * panel_size;
-    Vec totals[R][P][2];
-    multiply_chain<R, P>(x, weight, panel_size, least(kChain, a.inner), group, ahead, totals);
-    for (int64_t k = kChain; k < a.inner; k += kChain) {
-      Vec sums[R][P][2];
-      multiply_chain<R, P>(x + k / 2 * R, weight + k * kPanel, panel_size, least(kChain, a.inner - k), group, ahead,
-                           sums);
-      add_to(totals, sums);
-    }
-    for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) {
-        write_sums<BF16>(a, totals[r][p][0], totals[r][p][1], row + r, panel + p, group * kLanes);
       }
     }
   }

@@ -25,7 +25,8 @@ constexpr int reversed(int code, int bits) {
   return kReversed[code] >> (4 - bits);
 }
 
-// By path through `bits` levels: a bit for each threshold passed, in two bytes, and one for the place after them, in two.
+// By path through `bits` levels: a bit for each threshold passed, in two bytes, and one for the place after them, in two
+// more.
 struct PathFlags {
   alignas(16) uint8_t bytes[4][16] = {};
 
@@ -139,7 +140,7 @@ class ThresholdTree {
   // The paths of kGroups times 64 floats, one a byte: bit l is the side taken at level l; at level 4, bit 7 is set for
   // the lower one. Many vectors descend in step, because each waits long for its own last comparison.
   template <int kDepth>
-  void paths(const float* x, __m512i (&paths)[kGroups]) const {
+  void paths(const float* x, __m512i (&result)[kGroups]) const {
     constexpr int kVectors = 4 * kGroups;
     __m512i code[kVectors];
     const __m512 top = _mm512_set1_ps(tables_[0][0]);
@@ -164,7 +165,7 @@ class ThresholdTree {
       const __m512i* own = code + 4 * group;
       const __m512i low = _mm512_or_si512(own[0], _mm512_slli_epi32(own[1], 8));
       const __m512i high = _mm512_or_si512(own[2], _mm512_slli_epi32(own[3], 8));
-      paths[group] = _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+      result[group] = _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
     }
   }
 

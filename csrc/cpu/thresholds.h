@@ -45,7 +45,8 @@ struct BlockExtremes {
 };
 
 // Adds to each lane of counts[g] how many of the elements exceed thresholds[g], for G of them. Floats count exactly
-// up to 2^24 elements a lane. Fewer than four sums would wait for each other's additions, so few thresholds have several.
+// up to 2^24 elements a lane. Fewer than four sums would wait for each other's additions, so few thresholds have
+// several.
 template <int G>
 inline void count_group(const float* x, int64_t n, const float* thresholds, Vec* counts) {
   constexpr int kSums = G < 4 ? 4 / G : 1;

@@ -32,7 +32,8 @@ void count_in_segments(const CountAboveArgs& args) {
         const int64_t first = s * kSegment, size = least(kSegment, n - first);
         alignas(64) float buffer[kSegment];
         const float* x = as_floats(args.logits, row, first, size, buffer);
-        exceeding.add(x, size, BlockExtremes(x, (size + kLanes - 1) / kLanes * kLanes), x);
+        const float* next = x == buffer ? x : x + kSegment;
+        exceeding.add(x, size, BlockExtremes(x, (size + kLanes - 1) / kLanes * kLanes), next);
       }
       exceeding.finish(counts.get() + task * width);
     }

@@ -13,7 +13,6 @@ namespace vllm_cpu {
 namespace VLLM_ISA {
 namespace {
 
-constexpr int kGroups = 16 / kLanes;
 // Rows of a panel to fetch ahead: what the hardware fetches by itself stops at each page, and weights come from memory.
 constexpr int kAhead = 48;
 
@@ -27,17 +26,11 @@ inline int64_t padded_inner(const LinearArgs& a) { return num_runs(a) * kRun; }
 
 // Products in float32 of x [rows, K] in T with a weight in W.
 template <typename T, typename W>
-struct FloatProduct {
+struct FloatProduct : ChainedProduct<FloatProduct<T, W>, T, W, float, 1> {
   using Element = float;
-  static constexpr int64_t kChain = 256;
   // Rows of a tile times the panel's two vectors, plus operands, fill the register file.
   static constexpr int kMaxRows = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4;
   static constexpr int64_t kPanelsAtATime = 4;
-
-  // Few rows leave registers free: several panels at once keep enough chains in flight to hide latency.
-  static constexpr int panels_at_once(int rows) {
-    return 8 * rows <= 2 * kMaxRows ? 4 : 4 * rows <= 2 * kMaxRows ? 2 : 1;
-  }
 
   static int64_t packed_row(const LinearArgs& a) { return padded_inner(a); }
 
@@ -55,22 +48,8 @@ struct FloatProduct {
   }
 
   template <int R, int P>
-  static void multiply(const LinearArgs& a, const float* x, int64_t row, int64_t panel, Ahead ahead) {
-    for (int group = 0; group < kGroups; ++group) multiply_group<R, P>(a, x, row, panel, group, ahead);
-  }
-
-  static int64_t panel_size(const LinearArgs& a) { return a.inner * kPanel * sizeof(W); }
-
- private:
-  // sums[R][P][2] = R rows of packed x times P panels over `inner` values of k, kLanes columns of each half.
-  template <int R, int P>
   static inline void multiply_chain(const float* x, const W* panel, int64_t panel_size, int64_t inner, int group,
                                     Ahead& ahead, Vec (&sums)[R][P][2]) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = zero();
-    }
     for (; inner > 0; inner -= kRun, x += R * kRun) {
       const int run = static_cast<int>(least(kRun, inner));
       ahead();
@@ -90,31 +69,6 @@ struct FloatProduct {
             sums[r][p][1] = fma(value, high[p], sums[r][p][1]);
           }
         }
-      }
-    }
-  }
-
-  template <int R, int P>
-  static inline void multiply_group(const LinearArgs& a, const float* x, int64_t row, int64_t panel, int group,
-                                    Ahead ahead) {
-    const int64_t panel_size = a.inner * kPanel;
-    const W* weight = static_cast<const W*>(a.weight) + panel * panel_size;
-    Vec totals[R][P][2];
-    multiply_chain<R, P>(x, weight, panel_size, least(kChain, a.inner), group, ahead, totals);
-    for (int64_t k = kChain; k < a.inner; k += kChain) {
-      Vec sums[R][P][2];
-      multiply_chain<R, P>(x + k * R, weight + k * kPanel, panel_size, least(kChain, a.inner - k), group, ahead, sums);
-      add_to(totals, sums);
-    }
-    for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) {
-        Vec low = totals[r][p][0], high = totals[r][p][1];
-        const int64_t lane = group * kLanes;
-        if (a.scales != nullptr) {
-          low = low * load(a.scales + (panel + p) * kPanel + lane);
-          high = high * load(a.scales + (panel + p) * kPanel + 16 + lane);
-        }
-        write_sums<T>(a, low, high, row + r, panel + p, lane);
       }
     }
   }

@@ -236,7 +236,7 @@ def _copy(table: torch.Tensor) -> torch.Tensor:
 
 class FilledColumns:
     """The columns of the batches seen last, as long as no slot's ids change: decoding reads the same step after step,
-    and to copy them takes a third of the time of filling them."""
+    and to copy them takes a fraction of the time of filling them."""
 
     # A step has a batch for each way of reading.
     _MOST = 8
