@@ -132,19 +132,18 @@ Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t colum
   return multiply(VLLM_KERNEL(linear), args, x, packed, scales, bias);
 }
 
-// The weight is of 8-bit integers; see kernels/linear_int8.cpp.
-Tensor linear_int8(Tensor x, Tensor weight, Tensor scales, std::optional<Tensor> bias, int64_t columns, bool float_out,
-                   bool gated) {
+// The weight is of 8-bit integers with their scales; see kernels/linear_int8.cpp.
+Tensor linear_int8(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t columns, bool float_out, bool gated) {
   check_shape(x, "x", {-1, -1});
   check_last_contiguous(x, "x");
-  const int64_t panels = num_panels(columns, gated);
-  check_shape(weight, "weight", {panels, (x.size(1) + 15) / 16 * 4, 32, 4});
+  // Bytes in blocks of 64 values of k, and bfloat16 scales in groups of 128.
+  const int64_t blocks = (x.size(1) + 63) / 64;
+  check_shape(weight, "weight", {num_panels(columns, gated), 32 * (64 * blocks + 2 * ((blocks + 1) / 2))});
   check_dtype(weight, "weight", ScalarType::Byte, "uint8");
   check_contiguous(weight, "weight");
   LinearArgs args = linear_args(x, bias, columns, float_out, gated);
   args.weight = weight.data_ptr();
-  args.scales = scales_of(scales, panels);
-  return multiply(VLLM_KERNEL(linear_int8), args, x, weight, scales, bias);
+  return multiply(VLLM_KERNEL(linear_int8), args, x, weight, std::nullopt, bias);
 }
 
 }  // namespace
@@ -156,9 +155,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def(
       "linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales, bool gated) "
       "-> Tensor");
-  m.def(
-      "linear_int8(Tensor x, Tensor weight, Tensor scales, Tensor? bias, int columns, bool float_out, bool gated) "
-      "-> Tensor");
+  m.def("linear_int8(Tensor x, Tensor weight, Tensor? bias, int columns, bool float_out, bool gated) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {

@@ -8,7 +8,7 @@
 //   packed_row(args)        elements that a packed row takes
 //   pack_rows(args, first, rows, out)          packs rows [first, first + rows), one tile's
 //   multiply<R, P>(args, x, row, panel, ahead) R packed rows times panels [panel, panel + P), into args.out; calls
-//                                              `ahead` at every kRun values of k
+//                                              `ahead` with the runs of kRun values of k that it goes on by
 //   panel_size(args)        bytes of a panel
 //
 // Include only from kernels/*.cpp.
@@ -38,8 +38,8 @@ inline int64_t num_runs(const LinearArgs& a) { return (a.inner + kRun - 1) / kRu
 struct Ahead {
   const char* at;
   int lines;
-  void operator()() {
-    for (int i = 0; i < lines; ++i, at += 64) __builtin_prefetch(at, 0, 2);
+  void operator()(int runs = 1) {
+    for (int i = 0; i < runs * lines; ++i, at += 64) __builtin_prefetch(at, 0, 2);
   }
 };
 

@@ -1,10 +1,10 @@
-"""Matrix products with 8-bit weights, a scale for each output, and 16-bit activations, a scale for each row.
+"""Matrix products with 8-bit weights and 8-bit activations, both in groups of 128 inputs with a scale each.
 
-With s = max |row| / 127 a row of the weight is round(row / s); with t = max |row of x| / 32639 a row of x is
-round(row / t). The result is the exact sum of their products times t and s, plus the bias. Activations keep 16 bits, as
-two 8-bit digits: with 8 bits alone the few huge ones of language models would take the resolution from all others
-(docs/quantization.md has the figures). Sums of integers have one value whatever their order, so a row's result does
-not depend on the batch.
+Each block of 64 of a weight's row, and of a row of x, is rotated: multiplied with a Hadamard matrix, which leaves their
+product as it is and spreads the few huge activations of language models over their blocks (the idea of QuaRot,
+arXiv:2404.00456). Then each group of two blocks is rounded to integers in [-127, 127] with a scale of its own, a
+weight's once and an activation's whenever it arrives. Sums of a group's products are exact; groups are added up in
+float32, in order, so a row's result does not depend on the batch. docs/quantization.md has what it does to readings.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from torch import Tensor
 from vllm.ops._dispatch import implementation
 from vllm.ops.packed_linear import PANEL, interleave_gate
 
-# Sums of products of 8-bit digits and weights stay below 2**31.
-MAX_INNER = 65536
+# Inputs that are rotated together, and such blocks that share a scale.
+BLOCK = 64
+_GROUP_BLOCKS = 2
 
-_GREATEST_WEIGHT = 127
-# 127 * 256 + 127: the greatest number of two 8-bit digits in [-128, 127].
-_GREATEST_ACTIVATION = 32639
-# Rows of no greater absolute value count as zero: the inverse of their scale would overflow.
+_GREATEST = 127
+# Groups of activations of no greater absolute value count as zero: the inverse of their scale would overflow.
 _LEAST_ACTIVATION = 1e-30
-# What the kernel's layout fills K up to.
-_RUN = 16
+# Raises a scale by enough that rounding it to bfloat16 cannot leave it below what the greatest value needs.
+_ROUNDED_UP = 1 + 2**-8
 
 
 @dataclass
@@ -35,9 +34,9 @@ class Int8Linear:
     """A weight of 8-bit integers, ready to multiply with.
 
     Attributes:
-        weight: int8 [N, K] when the layout is "plain"; "panels" of the C++ kernel are uint8
-            [ceil(N / 32), ceil(K / 16) * 4, 32, 4], each value plus 128.
-        scales: float32 [N], padded with zeros to whole panels.
+        weight: int8 [N, B, 64] with B = ceil(K / 64) when the layout is "plain"; "panels" of the C++ kernel are uint8
+            [ceil(N / 32), 32 (64 B + 2 G)], see csrc/cpu/kernels/linear_int8.cpp, their scales among them.
+        scales: bfloat16 [N, G] with G = ceil(B / 2) when the layout is "plain", else None.
         bias: [N] in the dtype of the activations, or None.
         layout: "plain" or "panels".
         shape: (N, K).
@@ -45,7 +44,7 @@ class Int8Linear:
     """
 
     weight: Tensor
-    scales: Tensor
+    scales: Tensor | None
     bias: Tensor | None
     layout: Literal["plain", "panels"]
     shape: tuple[int, int]
@@ -60,21 +59,13 @@ def pack_int8_linear(weight: Tensor, bias: Tensor | None, float_out: bool = Fals
         gated: multiply to silu(x G^T + b) * (x U^T + c) at once, if the layout can: the result's `gated` tells.
 
     Raises:
-        ValueError: K exceeds MAX_INNER, or a value is not finite.
+        ValueError: a value is not finite, or greater than 1e36.
     """
-    if weight.shape[1] > MAX_INNER:
-        raise ValueError(f"quantization='int8' takes layers of at most {MAX_INNER} inputs, got {weight.shape[1]}")
     if gated and implementation(weight) == "cpp":
         packed = pack_int8_linear(interleave_gate(weight), None if bias is None else interleave_gate(bias))
         return replace(packed, shape=(weight.shape[0], weight.shape[1]), gated=True)
-    values = weight.float()
-    greatest = values.abs().amax(1)
-    if not greatest.isfinite().all():
-        raise ValueError("quantization='int8' needs finite weights, got NaN or infinity")
-    scales = greatest / _GREATEST_WEIGHT
-    # A row of zeros, or so nearly that the scale has no inverse, becomes zeros.
-    divisors = torch.where(scales > torch.finfo(torch.float32).tiny, scales, torch.inf)
-    return _arrange((values / divisors[:, None]).round_().to(torch.int8), scales, bias)
+    integers, scales = _quantise(weight)
+    return _arrange(integers, scales, bias, (weight.shape[0], weight.shape[1]))
 
 
 def take_int8_rows(packed: Int8Linear, rows: Tensor) -> Int8Linear:
@@ -85,19 +76,21 @@ def take_int8_rows(packed: Int8Linear, rows: Tensor) -> Int8Linear:
         rows: int64 [I] in [0, N), on the weight's device, in any order and not necessarily distinct.
     """
     bias = None if packed.bias is None else packed.bias[rows]
-    if packed.layout == "plain":
-        taken = packed.weight[rows]
-    else:
-        chosen = packed.weight[rows // PANEL, :, rows % PANEL].flatten(1)[:, : packed.shape[1]]
-        taken = (chosen.to(torch.int16) - 128).to(torch.int8)
-    return _arrange(taken, packed.scales[rows], bias)
+    shape = (rows.shape[0], packed.shape[1])
+    if packed.scales is not None:
+        return _arrange(packed.weight[rows], packed.scales[rows], bias, shape)
+    panels, columns = rows // PANEL, rows % PANEL
+    shifted, scales = _parts(packed.weight, packed.shape[1])
+    taken = shifted[panels, :, :, columns].flatten(2)
+    return _arrange(_shift(taken).view(torch.int8), scales[panels, :, columns], bias, shape)
 
 
 def int8_linear(x: Tensor, packed: Int8Linear, float_out: bool = False) -> Tensor:
     """x W^T + bias, as the module's description says.
 
     Args:
-        x: [T, K], float32, bfloat16 or float16; any strides. A row with NaN or infinity gives NaN alone.
+        x: [T, K], float32, bfloat16 or float16; any strides. A row with NaN, infinity or absolute values above 1e36
+            gives NaN alone.
         float_out: give the result in float32, before it is rounded to x's dtype.
 
     Returns:
@@ -108,37 +101,104 @@ def int8_linear(x: Tensor, packed: Int8Linear, float_out: bool = False) -> Tenso
     """
     if x.shape[-1] != packed.shape[1]:
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
-    if packed.layout == "panels":
+    if packed.scales is None:
         columns = packed.shape[0] // 2 if packed.gated else packed.shape[0]
-        return torch.ops.vllm_cpu.linear_int8(
-            x, packed.weight, packed.scales, packed.bias, columns, float_out, packed.gated
-        )
-    return _reference(x, packed, float_out)
+        return torch.ops.vllm_cpu.linear_int8(x, packed.weight, packed.bias, columns, float_out, packed.gated)
+    return _reference(x, packed, packed.scales, float_out)
 
 
-def _arrange(weight: Tensor, scales: Tensor, bias: Tensor | None) -> Int8Linear:
-    """int8 [N, K] in the layout that the device multiplies."""
-    n, k = weight.shape
-    if implementation(weight) != "cpp":
-        return Int8Linear(weight, scales, bias, "plain", (n, k))
-    rows, width = -n % PANEL, -k % _RUN
-    padded = torch.nn.functional.pad(weight, (0, width, 0, rows))
-    panels = padded.view(-1, PANEL, (k + width) // 4, 4).permute(0, 2, 1, 3).contiguous()
-    # In two's complement, adding 128 is flipping the sign bit.
-    shifted = panels.view(torch.uint8).bitwise_xor_(128)
-    return Int8Linear(shifted, torch.nn.functional.pad(scales, (0, rows)), bias, "panels", (n, k))
+def _quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The rotated weight's integers, int8 [N, B, 64], and their scales, bfloat16 [N, G]."""
+    # Rotating both factors multiplies their product by 64.
+    rotated = _blocks(weight.float()) @ (_hadamard(weight.device) / BLOCK)
+    greatest = _greatest_of_groups(rotated)
+    if not greatest.isfinite().all():
+        raise ValueError("quantization='int8' needs finite weights, got NaN or infinity")
+    scales = (greatest / _GREATEST * _ROUNDED_UP).bfloat16()
+    # A group of zeros, or so nearly that the scale has no inverse, becomes zeros.
+    divisors = torch.where(scales > torch.finfo(torch.bfloat16).tiny, scales.float(), torch.inf)
+    return rotated.div_(_of_blocks(divisors, rotated)).round_().to(torch.int8), scales
 
 
-def _reference(x: Tensor, packed: Int8Linear, float_out: bool) -> Tensor:
-    values = x.float()
-    greatest = values.abs().amax(1, keepdim=True)
-    counts, limit = greatest > _LEAST_ACTIVATION, torch.full_like(greatest, _GREATEST_ACTIVATION)
+def _greatest_of_groups(blocks: Tensor) -> Tensor:
+    """[N, G]: the greatest absolute value of each group of [N, B, 64]; NaN where there is one."""
+    greatest = torch.nn.functional.pad(blocks.abs().amax(2), (0, -blocks.shape[1] % _GROUP_BLOCKS))
+    return greatest.unflatten(1, (-1, _GROUP_BLOCKS)).amax(2)
+
+
+def _of_blocks(groups: Tensor, blocks: Tensor) -> Tensor:
+    """[N, B, 1]: what [N, G] says of each block of [N, B, 64]."""
+    return groups.repeat_interleave(_GROUP_BLOCKS, 1)[:, : blocks.shape[1], None]
+
+
+def _arrange(integers: Tensor, scales: Tensor, bias: Tensor | None, shape: tuple[int, int]) -> Int8Linear:
+    """int8 [N, B, 64] and bfloat16 [N, G] in the layout that the device multiplies."""
+    if implementation(integers) != "cpp":
+        return Int8Linear(integers, scales, bias, "plain", shape)
+    missing = -shape[0] % PANEL
+    integers = torch.nn.functional.pad(integers, (0, 0, 0, 0, 0, missing))
+    scales = torch.nn.functional.pad(scales, (0, 0, 0, missing))
+    num_panels, num_blocks, num_groups = integers.shape[0] // PANEL, integers.shape[1], scales.shape[1]
+    panels = torch.empty(num_panels, PANEL * (BLOCK * num_blocks + 2 * num_groups), dtype=torch.uint8)
+    to_integers, to_scales = _parts(panels, shape[1])
+    shifted = _shift(integers.view(torch.uint8)).view(num_panels, PANEL, num_blocks, BLOCK // 4, 4)
+    to_integers.copy_(shifted.permute(0, 2, 3, 1, 4))
+    to_scales.copy_(scales.view(num_panels, PANEL, num_groups).transpose(1, 2))
+    return Int8Linear(panels, None, bias, "panels", shape)
+
+
+def _parts(panels: Tensor, inner: int) -> tuple[Tensor, Tensor]:
+    """Views of panels: the bytes, [panels, B, 16, 32, 4], and the scales, bfloat16 [panels, G, 32]."""
+    num_blocks = -(-inner // BLOCK)
+    shifted, scales = panels.tensor_split((num_blocks * BLOCK * PANEL,), 1)
+    return shifted.unflatten(1, (num_blocks, BLOCK // 4, PANEL, 4)), scales.view(torch.bfloat16).unflatten(
+        1, (-1, PANEL)
+    )
+
+
+def _shift(integers: Tensor) -> Tensor:
+    """uint8: 128 added to each, or taken away again; in two's complement, that is flipping the sign bit."""
+    return integers ^ 128
+
+
+def _hadamard(device: torch.device) -> Tensor:
+    """float32 [64, 64]: the entry at (i, j) is -1 where i & j has an odd number of bits, else 1."""
+    matrix = torch.ones(1, 1, device=device)
+    for _ in range(BLOCK.bit_length() - 1):
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix
+
+
+def _blocks(values: Tensor) -> Tensor:
+    """[T, K] as [T, G, 64], filled up with zeros."""
+    return torch.nn.functional.pad(values, (0, -values.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+
+
+def _rotate(blocks: Tensor) -> Tensor:
+    """[..., 64] times the Hadamard matrix, by the sums and differences that the kernel takes, in its order."""
+    for step in (2**i for i in range(BLOCK.bit_length() - 1)):
+        first, second = blocks.unflatten(-1, (-1, 2, step)).unbind(-2)
+        blocks = torch.stack([first + second, first - second], -2).flatten(-3)
+    return blocks
+
+
+def _reference(x: Tensor, packed: Int8Linear, weight_scales: Tensor, float_out: bool) -> Tensor:
+    blocks = _rotate(_blocks(x.float()))
+    greatest = _greatest_of_groups(blocks)
+    counts, limit = greatest > _LEAST_ACTIVATION, torch.full_like(greatest, _GREATEST)
     # Tensors divide exactly, as the kernel does; a number over a tensor is multiplied by a rounded inverse.
-    scales = torch.where(counts, greatest / limit, 0.0) + (values * 0.0).sum(1, keepdim=True)
-    whole = (values * torch.where(counts, limit / greatest, 0.0)).round()
-    # float64 holds every sum of these products exactly.
-    sums = (whole.double() @ packed.weight.double().T).float()
-    out = sums * scales * packed.scales
+    inverses = torch.where(counts, limit / greatest, 0.0)
+    scales = torch.where(counts, greatest / limit, 0.0) + (greatest * 0.0)
+    whole = (blocks * _of_blocks(inverses, blocks)).round()
+    out = torch.zeros(x.shape[0], packed.shape[0], device=x.device)
+    for i, (rows, columns) in enumerate(zip(_groups(whole), _groups(packed.weight), strict=True)):
+        # float32 holds every sum of a group's products exactly.
+        out += (rows @ columns.float().T) * weight_scales[:, i].float() * scales[:, i, None]
     if packed.bias is not None:
         out = out + packed.bias.float()
     return out if float_out else out.to(x.dtype)
+
+
+def _groups(blocks: Tensor) -> list[Tensor]:
+    """[N, up to 128] for each group of [N, B, 64]."""
+    return [group.flatten(1) for group in blocks.split(_GROUP_BLOCKS, 1)]
