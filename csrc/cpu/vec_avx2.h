@@ -56,8 +56,8 @@ inline void load_bf16_pair(const BF16* p, Vec* low, Vec* high) {
   *high = {_mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
 }
 inline Vec load_n(const float* p, int n) { return {_mm256_maskload_ps(p, lane_bits_below(n))}; }
-inline Vec load_n(const BF16* p, int n) { return {widen_bf16(load_halves_n(p, n))}; }
-inline Vec load_n(const F16* p, int n) { return {_mm256_cvtph_ps(load_halves_n(p, n))}; }
+inline Vec load_n(const BF16* p, int n) { return n == kLanes ? load(p) : Vec{widen_bf16(load_halves_n(p, n))}; }
+inline Vec load_n(const F16* p, int n) { return n == kLanes ? load(p) : Vec{_mm256_cvtph_ps(load_halves_n(p, n))}; }
 
 inline void store(float* p, Vec x) { _mm256_storeu_ps(p, x.v); }
 // A vector is less than a cache line, and parts of lines are not worth writing past the caches.
@@ -68,9 +68,17 @@ inline void store(BF16* p, Vec x) { _mm_storeu_si128((__m128i*)p, narrow_bf16(x.
 inline void store(F16* p, Vec x) {
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-inline void store_n(float* p, Vec x, int n) { _mm256_maskstore_ps(p, lane_bits_below(n), x.v); }
-inline void store_n(BF16* p, Vec x, int n) { store_halves_n(p, narrow_bf16(x.v), n); }
+// Masked stores take some CPUs many times as long as whole ones, and what they wrote cannot be loaded at once again.
+inline void store_n(float* p, Vec x, int n) {
+  if (n == kLanes) return store(p, x);
+  _mm256_maskstore_ps(p, lane_bits_below(n), x.v);
+}
+inline void store_n(BF16* p, Vec x, int n) {
+  if (n == kLanes) return store(p, x);
+  store_halves_n(p, narrow_bf16(x.v), n);
+}
 inline void store_n(F16* p, Vec x, int n) {
+  if (n == kLanes) return store(p, x);
   store_halves_n(p, _mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), n);
 }
 

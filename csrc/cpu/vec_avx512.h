@@ -63,11 +63,17 @@ inline void store(BF16* p, Vec x) { _mm256_storeu_si256((__m256i*)p, narrow_bf16
 inline void store(F16* p, Vec x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-inline void store_n(float* p, Vec x, int n) { _mm512_mask_storeu_ps(p, lanes_below(n).m, x.v); }
+// Masked stores take some CPUs many times as long as whole ones, and what they wrote cannot be loaded at once again.
+inline void store_n(float* p, Vec x, int n) {
+  if (n == kLanes) return store(p, x);
+  _mm512_mask_storeu_ps(p, lanes_below(n).m, x.v);
+}
 inline void store_n(BF16* p, Vec x, int n) {
+  if (n == kLanes) return store(p, x);
   _mm256_mask_storeu_epi16(p, lanes_below(n).m, narrow_bf16(x.v));
 }
 inline void store_n(F16* p, Vec x, int n) {
+  if (n == kLanes) return store(p, x);
   _mm256_mask_storeu_epi16(p, lanes_below(n).m,
                            _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }

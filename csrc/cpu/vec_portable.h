@@ -80,6 +80,7 @@ inline void load_bf16_pair(const BF16* p, Vec* low, Vec* high) {
 }
 template <typename T>
 inline Vec load_n(const T* p, int n) {
+  if (n == kLanes) return load(p);
   Vec x = zero();
   for (int i = 0; i < n; ++i) x.v[i] = widen(p[i]);
   return x;
@@ -95,6 +96,7 @@ inline void stream(float* p, Vec x) { store(p, x); }
 inline void finish_streams() {}
 template <typename T>
 inline void store_n(T* p, Vec x, int n) {
+  if (n == kLanes) return store(p, x);
   for (int i = 0; i < n; ++i) narrow(x.v[i], p + i);
 }
 
