@@ -1,7 +1,7 @@
 // The arithmetic of paged_attention.cpp: scores, softmax and weighted values of rows over one chunk of a context.
 //
 // A row's numbers are those of its own chain of operations: neither how many rows share a register tile, nor whether
-// keys and values are widened in registers or beforehand, changes a bit of them.
+// keys and values are widened (or keys put in pairs) in registers or beforehand, changes a bit of them.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct Chunk {
   int64_t key_stride;
   const Chunk* next;
 
-  static constexpr bool kFetchesNext = true;
+  static constexpr bool kFetchesNext = true, kInPairs = false;
   const T* key(int token) const { return keys[token / kRun] + token % kRun; }
   const T* value(int token, int64_t dim) const { return values[token / kRun] + token % kRun * dim; }
 };
@@ -41,10 +41,54 @@ struct WideChunk {
   float* values;  // [kChunk][head_dim]
   static constexpr int64_t key_stride = kChunk;
 
-  static constexpr bool kFetchesNext = false;
+  static constexpr bool kFetchesNext = false, kInPairs = false;
   const float* key(int token) const { return keys + token; }
   const float* value(int token, int64_t dim) const { return values + token * dim; }
 };
+
+#if defined(__AVX512BF16__)
+// Chunks for the bfloat16 dot-product instructions, which take two neighbouring dimensions of a key at once: their
+// products are exact and their sums float32, as those of the multiply-adds. Rows of q are pairs then, too, in the first
+// half of their memory and unscaled; `scale` is the scores' factor.
+struct PairChunk : Chunk<BF16> {
+  float scale;
+
+  static constexpr bool kInPairs = true;
+  __m512bh key_pair(int token, int64_t pair) const {
+    const BF16* at = key(token) + 2 * pair * key_stride;
+    const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at));
+    const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(at + key_stride)));
+    return (__m512bh)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+  }
+};
+
+// With keys [head_dim / 2][kChunk] of pairs, and values in float32.
+struct WidePairChunk {
+  uint32_t* keys;
+  float* values;
+  float scale;
+
+  static constexpr bool kFetchesNext = false, kInPairs = true;
+  __m512bh key_pair(int token, int64_t pair) const {
+    return (__m512bh)_mm512_loadu_si512(keys + pair * kChunk + token);
+  }
+  const float* value(int token, int64_t dim) const { return values + token * dim; }
+};
+#endif
+
+// The chunks that values of T are attended in: as they lie in the cache, and widened.
+template <typename T, bool kDots>
+struct ChunksOf {
+  using Near = Chunk<T>;
+  using Wide = WideChunk;
+};
+#if defined(__AVX512BF16__)
+template <>
+struct ChunksOf<BF16, true> {
+  using Near = PairChunk;
+  using Wide = WidePairChunk;
+};
+#endif
 
 // Weighted values [rows][head_dim] of a part of the context, their weights' sums and the maxima these are relative to.
 struct Partial {
@@ -52,6 +96,34 @@ struct Partial {
   float* max;
   float* sum;
 };
+
+template <typename C>
+inline void fetch_keys(const C& chunk, int64_t d) {
+  if constexpr (C::kFetchesNext) {
+#pragma GCC unroll 4
+    for (int run = 0; run < kRuns; ++run) __builtin_prefetch(chunk.next->keys[run] + d * chunk.key_stride);
+  }
+}
+
+#if defined(__AVX512BF16__)
+// sums[R][W vectors from token `first`] += q k, two dimensions at a time.
+template <int R, int W, typename C>
+inline void add_pairs(const C& chunk, const float* q, int64_t dim, int first, Vec (&sums)[R][W]) {
+  for (int64_t pair = 0; pair < dim / 2; ++pair) {
+    fetch_keys(chunk, 2 * pair);
+    fetch_keys(chunk, 2 * pair + 1);
+    __m512bh key[W];
+#pragma GCC unroll 4
+    for (int w = 0; w < W; ++w) key[w] = chunk.key_pair(first + w * kLanes, pair);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const __m512bh value = (__m512bh)_mm512_set1_ps(q[r * dim + pair]);
+#pragma GCC unroll 4
+      for (int w = 0; w < W; ++w) sums[r][w].v = _mm512_dpbf16_ps(sums[r][w].v, key[w], value);
+    }
+  }
+}
+#endif
 
 // scores[R][W vectors from token `first`] = q k.
 template <int R, int W, typename C>
@@ -62,25 +134,29 @@ void score_rows(const C& chunk, const float* q, float* scores, int64_t dim, int 
 #pragma GCC unroll 4
     for (int w = 0; w < W; ++w) sums[r][w] = zero();
   }
-  for (int64_t d = 0; d < dim; ++d) {
-    if constexpr (C::kFetchesNext) {
+  if constexpr (C::kInPairs) {
+    add_pairs<R, W>(chunk, q, dim, first, sums);
+  } else {
+    for (int64_t d = 0; d < dim; ++d) {
+      fetch_keys(chunk, d);
+      Vec key[W];
 #pragma GCC unroll 4
-      for (int run = 0; run < kRuns; ++run) __builtin_prefetch(chunk.next->keys[run] + d * chunk.key_stride);
-    }
-    Vec key[W];
-#pragma GCC unroll 4
-    for (int w = 0; w < W; ++w) key[w] = load(chunk.key(first + w * kLanes) + d * chunk.key_stride);
+      for (int w = 0; w < W; ++w) key[w] = load(chunk.key(first + w * kLanes) + d * chunk.key_stride);
 #pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-      const Vec value = set1(q[r * dim + d]);
+      for (int r = 0; r < R; ++r) {
+        const Vec value = set1(q[r * dim + d]);
 #pragma GCC unroll 4
-      for (int w = 0; w < W; ++w) sums[r][w] = fma(value, key[w], sums[r][w]);
+        for (int w = 0; w < W; ++w) sums[r][w] = fma(value, key[w], sums[r][w]);
+      }
     }
   }
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int w = 0; w < W; ++w) store(scores + r * kChunk + first + w * kLanes, sums[r][w]);
+    for (int w = 0; w < W; ++w) {
+      if constexpr (C::kInPairs) sums[r][w] = sums[r][w] * set1(chunk.scale);
+      store(scores + r * kChunk + first + w * kLanes, sums[r][w]);
+    }
   }
 }
 

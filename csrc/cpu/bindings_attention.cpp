@@ -109,6 +109,7 @@ void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tabl
                     args.seq_lens[r], " tokens in row ", r);
   }
   args.scale = static_cast<float>(scale);
+  args.dots = args.dtype == DType::bf16 && args.head_dim % 2 == 0 && has_fast_bf16_dot();
   args.k_cache = k_cache.data_ptr();
   args.v_cache = v_cache.data_ptr();
   args.block_table = static_cast<const int32_t*>(block_table.data_ptr());

@@ -64,6 +64,7 @@ struct AttentionArgs {
   const int32_t* seq_lens;         // [requests]
   int64_t requests, table_stride, num_kv_heads, head_dim, block_size;
   float scale;
+  bool dots;  // keys are bfloat16, of even head_dim, and multiplied by dot products
 };
 
 struct PackLinearArgs {

@@ -8,7 +8,8 @@
 // whether one thread attended all segments or several threads shared them.
 //
 // Few rows read the cache as it lies, and each chunk while the one before is computed, because memory is what they
-// wait for. Many rows have it widened to float32 first, and share that.
+// wait for. Many rows have it widened to float32 first, and share that. Where the CPU has fast dot products of bfloat16
+// (see attention_tile.h), keys are put in pairs instead.
 #include <initializer_list>
 
 #include "../attention_tile.h"
@@ -181,8 +182,11 @@ void write_rows(const AttentionArgs& a, const Plan& plan, const Tile& tile, int6
 }
 
 // A thread's memory, and the steps of its items.
-template <typename T>
+template <typename T, bool kDots>
 class Worker {
+  using Near = typename ChunksOf<T, kDots>::Near;
+  using Wide = typename ChunksOf<T, kDots>::Wide;
+
  public:
   Worker(const AttentionArgs& a, const Plan& plan)
       : a_(a),
@@ -192,7 +196,8 @@ class Worker {
         last_(plan.most_rows) {
     float* at = memory_.get();
     const auto take = [&](int64_t size) { return (at += size) - size; };
-    wide_.keys = take(kChunk * dim_);
+    wide_.keys = reinterpret_cast<decltype(wide_.keys)>(take(kChunk * dim_));
+    if constexpr (kDots) wide_.scale = factor();
     wide_.values = take(kChunk * dim_);
     scores_ = take(kRows * kChunk);
     sums_ = take(plan.most_rows * kLanes);
@@ -209,15 +214,16 @@ class Worker {
   void run(const Claim& claim) {
     Step step = first_step(a_, plan_, claim());
     if (!step.tile) return;
-    Chunk<T> chunks[2];
-    Chunk<T>* chunk = &chunks[0];
+    Near chunks[2];
+    if constexpr (kDots) chunks[0].scale = chunks[1].scale = factor();
+    Near* chunk = &chunks[0];
     find_chunk(step, chunk);
     read_queries(step);
     while (step.tile) {
       Step next = next_step(a_, plan_, step);
       const bool done = !next.tile;
       if (done) next = first_step(a_, plan_, claim());
-      Chunk<T>* other = chunk == &chunks[0] ? &chunks[1] : &chunks[0];
+      Near* other = chunk == &chunks[0] ? &chunks[1] : &chunks[0];
       chunk->next = next.tile ? other : chunk;
       if (next.tile) find_chunk(next, other);
       attend(step, *chunk);
@@ -238,8 +244,11 @@ class Worker {
     return step.start < kSegment ? total_ : part_;
   }
 
+  // Of the scores: exp(x) = 2^(x log2 e).
+  float factor() const { return a_.scale * 1.44269504f; }
+
   void read_queries(const Step& step) {
-    const Vec scale = set1(a_.scale * 1.44269504f);  // exp(x) = 2^(x log2 e)
+    const Vec scale = set1(factor());
     for (int64_t i = step.tile->first_member; i < step.tile->first_member + step.tile->members; ++i) {
       const Member& member = plan_.members[i];
       for (int64_t r = 0; r < member.tokens * plan_.group; ++r) {
@@ -247,9 +256,13 @@ class Worker {
         const T* q = static_cast<const T*>(a_.q.data) + token * a_.q.token_stride +
                      (step.head * plan_.group + r % plan_.group) * a_.q.head_stride;
         float* to = q_ + (member.row + r) * dim_;
-        for (int64_t d = 0; d < dim_; d += kLanes) {
-          const int n = static_cast<int>(least(kLanes, dim_ - d));
-          store_n(to + d, load_n(q + d, n) * scale, n);
+        if constexpr (kDots) {
+          std::memcpy(to, q, dim_ * sizeof(T));
+        } else {
+          for (int64_t d = 0; d < dim_; d += kLanes) {
+            const int n = static_cast<int>(least(kLanes, dim_ - d));
+            store_n(to + d, load_n(q + d, n) * scale, n);
+          }
         }
         last_[member.row + r] = member.position + r / plan_.group;
       }
@@ -257,7 +270,7 @@ class Worker {
   }
 
   // Tokens from the member's end on are never used: they point at the first.
-  void find_chunk(const Step& step, Chunk<T>* chunk) const {
+  void find_chunk(const Step& step, Near* chunk) const {
     const Member& member = member_of(step);
     const int32_t* blocks = a_.block_table + member.request * a_.table_stride;
     const int64_t end = member.end(), cell = dim_ * a_.block_size;
@@ -274,7 +287,7 @@ class Worker {
   // A run may cross blocks whose size is no multiple of 16.
   bool runs_are_whole() const { return a_.block_size % kRun == 0; }
 
-  void widen(const Step& step, const Chunk<T>& chunk) {
+  void widen(const Step& step, const Near& chunk) {
     const int64_t count = least(kChunk, member_of(step).end() - step.start);
     if (runs_are_whole()) {
       for (int64_t begin = 0; begin < count; begin += kRun) widen_run(chunk, begin, least(kRun, count - begin));
@@ -283,15 +296,25 @@ class Worker {
     }
   }
 
-  void widen_run(const Chunk<T>& chunk, int64_t begin, int64_t tokens) {
-    const T *keys = chunk.keys[begin / kRun], *values = chunk.values[begin / kRun];
-    const T *next_keys = chunk.next->keys[begin / kRun], *next_values = chunk.next->values[begin / kRun];
+  void widen_keys(const Near& chunk, int64_t begin) {
+    const T *keys = chunk.keys[begin / kRun], *next = chunk.next->keys[begin / kRun];
     for (int64_t d = 0; d < dim_; ++d) {
-      __builtin_prefetch(next_keys + d * a_.block_size, 0, 2);
-      for (int t = 0; t < kRun; t += kLanes) {
-        store(wide_.keys + d * kChunk + begin + t, load(keys + d * a_.block_size + t));
+      __builtin_prefetch(next + d * a_.block_size, 0, 2);
+      if constexpr (kDots) {
+        if (d % 2) continue;
+        const auto pairs = chunk.key_pair(static_cast<int>(begin), d / 2);
+        std::memcpy(wide_.keys + d / 2 * kChunk + begin, &pairs, sizeof(pairs));
+      } else {
+        for (int t = 0; t < kRun; t += kLanes) {
+          store(wide_.keys + d * kChunk + begin + t, load(keys + d * a_.block_size + t));
+        }
       }
     }
+  }
+
+  void widen_run(const Near& chunk, int64_t begin, int64_t tokens) {
+    const T *values = chunk.values[begin / kRun], *next_values = chunk.next->values[begin / kRun];
+    widen_keys(chunk, begin);
     float* to = wide_.values + begin * dim_;
     const int64_t size = tokens * dim_;
     int64_t i = 0;
@@ -309,12 +332,16 @@ class Worker {
     const T* key = static_cast<const T*>(a_.k_cache) + cell + offset;
     const T* value = static_cast<const T*>(a_.v_cache) + cell + offset * dim_;
     for (int64_t d = 0; d < dim_; ++d) {
-      wide_.keys[d * kChunk + t] = to_float(key[d * a_.block_size]);
+      if constexpr (kDots) {
+        std::memcpy(reinterpret_cast<T*>(wide_.keys + d / 2 * kChunk + t) + d % 2, key + d * a_.block_size, sizeof(T));
+      } else {
+        wide_.keys[d * kChunk + t] = to_float(key[d * a_.block_size]);
+      }
       wide_.values[t * dim_ + d] = to_float(value[d]);
     }
   }
 
-  void attend(const Step& step, const Chunk<T>& chunk) {
+  void attend(const Step& step, const Near& chunk) {
     const Member& first = member_of(step);
     const Member& last = *(&first + step.members - 1);
     const int64_t row = first_seeing(plan_, first, step.start), end = last.row + last.tokens * plan_.group;
@@ -364,7 +391,7 @@ class Worker {
   const int64_t dim_;
   Scratch<float> memory_;
   Scratch<int64_t> last_;  // position of each row's token, the last one that it sees
-  WideChunk wide_;
+  Wide wide_;
   float *scores_, *sums_, *q_;
   Partial total_, part_;
 };
@@ -381,12 +408,12 @@ void merge_item(const AttentionArgs& a, const Plan& plan, int64_t index, int64_t
   write_rows<T>(a, plan, tile, head, total);
 }
 
-template <typename T>
+template <typename T, bool kDots>
 void run_plan(const AttentionArgs& a, const Plan& plan) {
   int64_t claimed = 0;
 #pragma omp parallel if (plan.items() > 1)
   {
-    Worker<T> worker(a, plan);
+    Worker<T, kDots> worker(a, plan);
     worker.run([&] {
       int64_t item;
 #pragma omp atomic capture
@@ -425,8 +452,14 @@ void attend_all(const AttentionArgs& a) {
     first_partial[i + 1] = first_partial[i] + (split ? items * tiles[i].rows * (a.head_dim + 2) : 0);
   }
   Scratch<float> partials(first_partial[count]);
-  run_plan<T>(a, {members.get(), tiles.get(), first_item.get(), count, group, greatest(most_rows, group),
-                  split ? partials.get() : nullptr, first_partial.get()});
+  const Plan plan{members.get(), tiles.get(), first_item.get(), count, group, greatest(most_rows, group),
+                  split ? partials.get() : nullptr, first_partial.get()};
+#if defined(__AVX512BF16__)
+  if constexpr (__is_same(T, BF16)) {
+    if (a.dots) return run_plan<BF16, true>(a, plan);
+  }
+#endif
+  run_plan<T, false>(a, plan);
 }
 
 }  // namespace
