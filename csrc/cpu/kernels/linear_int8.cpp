@@ -45,9 +45,9 @@ template <int step>
 inline Vec butterfly(Vec x) {
   Words lanes;
   for (int i = 0; i < kLanes; ++i) lanes[i] = i;
-  const Floats values = (Floats)x.v;
-  const Words negated = (Words)values ^ ((lanes & step) != 0 ? Words{} + INT32_MIN : Words{});
-  return {(decltype(Vec::v))(__builtin_shuffle(values, lanes ^ step) + (Floats)negated)};
+  const Floats signs = (lanes & step) != 0 ? Floats{} - 1.0f : Floats{} + 1.0f;
+  const Floats swapped = __builtin_shuffle((Floats)x.v, lanes ^ step);
+  return fma(x, {(decltype(Vec::v))signs}, {(decltype(Vec::v))swapped});
 }
 
 // The Hadamard transform of a block in Sylvester's order, by sums and differences of ever wider steps.
@@ -70,37 +70,55 @@ inline void rotate(Vec (&block)[kBlockVectors]) {
   }
 }
 
-// Loads a group of x from k on, beyond `inner` zeros, rotates its blocks and scales them to [-127, 127]; rounding is
-// left to the caller. Returns what undoes the scale: NaN if any value is not finite.
+// `left`: how many values there are; beyond them are zeros.
 template <typename T>
-inline float scale_group(const T* x, int64_t k, int64_t inner, int blocks,
-                         Vec (&values)[kGroupBlocks][kBlockVectors]) {
-  constexpr float kGreatest = 127.0f;
-  // Below this a group counts as zero: kGreatest over it would overflow.
-  constexpr float kLeast = 1e-30f;
-  Vec greatest = zero(), smallest = zero(), poison = zero();
-  for (int b = 0; b < blocks; ++b) {
+inline void load_block(const T* x, int64_t left, Vec (&block)[kBlockVectors]) {
+  if (left >= kBlock) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kBlockVectors; ++i, k += kLanes) {
-      const int64_t left = inner - k;
-      values[b][i] = left >= kLanes ? load(x + k) : left > 0 ? load_n(x + k, static_cast<int>(left)) : zero();
-    }
-    rotate(values[b]);
-#pragma GCC unroll 16
-    for (int i = 0; i < kBlockVectors; ++i) {
-      greatest = max(greatest, values[b][i]);
-      smallest = min(smallest, values[b][i]);
-      poison = fma(values[b][i], zero(), poison);
-    }
+    for (int i = 0; i < kBlockVectors; ++i) block[i] = load(x + i * kLanes);
+    return;
   }
-  const float absmax = reduce_max(max(greatest, zero() - smallest));
-  const float inverse = absmax > kLeast ? kGreatest / absmax : 0.0f;
-  for (int b = 0; b < blocks; ++b) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kBlockVectors; ++i) values[b][i] = values[b][i] * set1(inverse);
+  for (int i = 0; i < kBlockVectors; ++i, left -= kLanes) {
+    block[i] = left > 0 ? load_n(x + i * kLanes, static_cast<int>(least(kLanes, left))) : zero();
   }
-  if (any(~eq(poison, zero()))) return __builtin_nanf("");
-  return absmax > kLeast ? absmax / kGreatest : 0.0f;
+}
+
+// Rotated blocks of a row, and the greatest absolute value of each group: NaN if any value is not finite. Some groups
+// are rotated before the first is rounded: the way from a group's values to its scale is long, and waited for otherwise.
+struct Rotated {
+  static constexpr int kGroups = 8;
+  alignas(64) float values[kGroups * kGroupBlocks][kBlock];
+  float greatest[kGroups];
+
+  // What undoes a group's scaling to [-127, 127]. Below kLeast a group counts as zero: 127 over it would overflow.
+  static constexpr float kLeast = 1e-30f;
+  float scale(int group) const {
+    const float absmax = greatest[group];
+    return absmax > kLeast ? absmax / 127.0f : absmax * 0.0f;
+  }
+  Vec inverse(int group) const { return set1(greatest[group] > kLeast ? 127.0f / greatest[group] : 0.0f); }
+};
+
+// `left`: how many values there are from x on.
+template <typename T>
+inline void rotate_blocks(const T* x, int64_t left, int blocks, Rotated* to) {
+  for (int first = 0; first < blocks; first += kGroupBlocks) {
+    Vec greatest = zero(), smallest = zero(), poison = zero();
+    for (int b = first; b < first + kGroupBlocks && b < blocks; ++b) {
+      Vec block[kBlockVectors];
+      load_block(x + b * kBlock, left - b * kBlock, block);
+      rotate(block);
+#pragma GCC unroll 16
+      for (int i = 0; i < kBlockVectors; ++i) {
+        greatest = max(greatest, block[i]);
+        smallest = min(smallest, block[i]);
+        store(to->values[b] + i * kLanes, block[i]);
+      }
+      // What is not finite is in all sums and differences.
+      poison = fma(block[0], zero(), poison);
+    }
+    to->greatest[first / kGroupBlocks] = reduce_max(max(greatest, zero() - smallest)) + first_lane(poison);
+  }
 }
 
 template <typename T>
@@ -134,23 +152,13 @@ struct Int8Product {
     for (int64_t r = 0; r < rows; ++r) {
       const T* x = row_of<T>(a, first + r);
       int8_t* to = out;
-      for (int64_t block = 0; block < num_blocks(a); block += kGroupBlocks) {
-        const int blocks = static_cast<int>(least(kGroupBlocks, num_blocks(a) - block));
-        Vec values[kGroupBlocks][kBlockVectors];
-        const float scale = scale_group(x, block * kBlock, a.inner, blocks, values);
-        // Of the integers plus 128, in eight parts.
-        __m512i sums = _mm512_setzero_si512();
-        for (int b = 0; b < blocks; ++b) {
-          const __m512i bytes = round_block(values[b]);
-          _mm512_storeu_si512(to + (b * rows + r) * kBlock, bytes);
-          const __m512i shifted = _mm512_xor_si512(bytes, _mm512_set1_epi8(-128));
-          sums = _mm512_add_epi64(sums, _mm512_sad_epu8(shifted, _mm512_setzero_si512()));
+      for (int64_t block = 0; block < num_blocks(a); block += Rotated::kGroups * kGroupBlocks) {
+        const int blocks = static_cast<int>(least(Rotated::kGroups * kGroupBlocks, num_blocks(a) - block));
+        Rotated rotated;
+        rotate_blocks(x + block * kBlock, a.inner - block * kBlock, blocks, &rotated);
+        for (int first = 0; first < blocks; first += kGroupBlocks) {
+          to = pack_group(rotated, first, static_cast<int>(least(kGroupBlocks, blocks - first)), rows, r, to);
         }
-        const int32_t start = -128 * (static_cast<int32_t>(_mm512_reduce_add_epi64(sums)) - blocks * kBlock * 128);
-        to += blocks * rows * kBlock;
-        std::memcpy(to + r * sizeof(float), &scale, sizeof(float));
-        std::memcpy(to + (rows + r) * sizeof(float), &start, sizeof(start));
-        to += rows * kInfoBytes;
       }
     }
   }
@@ -183,9 +191,28 @@ struct Int8Product {
   // What a group of a packed row has beside its bytes.
   static constexpr int64_t kInfoBytes = sizeof(float) + sizeof(int32_t);
 
-  static __m512i round_block(const Vec (&values)[kBlockVectors]) {
-    const __m512i first = _mm512_packs_epi32(_mm512_cvtps_epi32(values[0].v), _mm512_cvtps_epi32(values[1].v));
-    const __m512i second = _mm512_packs_epi32(_mm512_cvtps_epi32(values[2].v), _mm512_cvtps_epi32(values[3].v));
+  // Writes row r's part of a group that begins at a rotated block; returns where the next group begins.
+  static int8_t* pack_group(const Rotated& rotated, int block, int blocks, int64_t rows, int64_t r, int8_t* to) {
+    const int group = block / kGroupBlocks;
+    // Of the integers plus 128, in eight parts.
+    __m512i sums = _mm512_setzero_si512();
+    for (int b = 0; b < blocks; ++b, to += rows * kBlock) {
+      const __m512i bytes = round_block(rotated.values[block + b], rotated.inverse(group));
+      _mm512_storeu_si512(to + r * kBlock, bytes);
+      const __m512i shifted = _mm512_xor_si512(bytes, _mm512_set1_epi8(-128));
+      sums = _mm512_add_epi64(sums, _mm512_sad_epu8(shifted, _mm512_setzero_si512()));
+    }
+    const float scale = rotated.scale(group);
+    const int32_t start = -128 * (static_cast<int32_t>(_mm512_reduce_add_epi64(sums)) - blocks * kBlock * 128);
+    std::memcpy(to + r * sizeof(scale), &scale, sizeof(scale));
+    std::memcpy(to + (rows + r) * sizeof(start), &start, sizeof(start));
+    return to + rows * kInfoBytes;
+  }
+
+  static __m512i round_block(const float* values, Vec inverse) {
+    const auto rounded = [&](int i) { return _mm512_cvtps_epi32((load(values + i * kLanes) * inverse).v); };
+    const __m512i first = _mm512_packs_epi32(rounded(0), rounded(1));
+    const __m512i second = _mm512_packs_epi32(rounded(2), rounded(3));
     // Packing goes by quarters of a vector; this brings the quarters' words back in order.
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(first, second));
@@ -274,15 +301,20 @@ struct Int8Product {
     for (int64_t r = 0; r < rows; ++r) {
       const T* x = row_of<T>(a, first + r);
       float* to = out;
-      for (int64_t block = 0; block < num_blocks(a); block += kGroupBlocks) {
-        const int blocks = static_cast<int>(least(kGroupBlocks, num_blocks(a) - block));
-        Vec values[kGroupBlocks][kBlockVectors];
-        const float scale = scale_group(x, block * kBlock, a.inner, blocks, values);
-        for (int b = 0; b < blocks; ++b, to += rows * kBlock) {
-          for (int i = 0; i < kBlockVectors; ++i) store(to + r * kBlock + i * kLanes, round(values[b][i]));
+      for (int64_t block = 0; block < num_blocks(a); block += Rotated::kGroups * kGroupBlocks) {
+        const int blocks = static_cast<int>(least(Rotated::kGroups * kGroupBlocks, num_blocks(a) - block));
+        Rotated rotated;
+        rotate_blocks(x + block * kBlock, a.inner - block * kBlock, blocks, &rotated);
+        for (int b = 0; b < blocks; ++b) {
+          const Vec inverse = rotated.inverse(b / kGroupBlocks);
+          for (int i = 0; i < kBlock; i += kLanes) {
+            store(to + r * kBlock + i, round(load(rotated.values[b] + i) * inverse));
+          }
+          to += rows * kBlock;
+          if (b % kGroupBlocks + 1 < kGroupBlocks && b + 1 < blocks) continue;
+          to[r] = rotated.scale(b / kGroupBlocks);
+          to += rows;
         }
-        to[r] = scale;
-        to += rows;
       }
     }
   }
