@@ -115,22 +115,36 @@ class Gemm {
     }
   }
 
-  // Many rows: each thread takes blocks of them, and all panels.
+  // Many rows: each thread takes blocks of them, and all panels. Its own ones first, whose rows it is likely to have in
+  // its cache from the operator before; then what another has left, since another process may have taken that one's core.
   static void by_rows(const LinearArgs& a, int64_t block) {
     const int64_t threads = max_threads();
     // A whole number of rounds, so that no thread waits for a last block.
     const int64_t blocks = (a.rows + block * threads - 1) / (block * threads) * threads;
+    Scratch<int64_t> claimed(threads);
+    for (int64_t thread = 0; thread < threads; ++thread) claimed[thread] = blocks * thread / threads;
 #pragma omp parallel
     {
       Scratch<Element> packed((a.rows / blocks + 1) * Product::packed_row(a));
-#pragma omp for schedule(dynamic) nowait
-      for (int64_t part = 0; part < blocks; ++part) {
-        const Tiles tiles(a.rows * part / blocks, a.rows * (part + 1) / blocks);
-        for (int64_t tile = 0; tile < tiles.count; ++tile) pack_tile(a, tiles, tile, packed.get());
-        multiply_block(a, tiles, 0, num_panels(a), 0, packed.get());
+      const int64_t self = this_thread();
+      for (int64_t i = 0; i < threads; ++i) {
+        const int64_t owner = (self + i) % threads, end = blocks * (owner + 1) / threads;
+        while (true) {
+          int64_t part;
+#pragma omp atomic capture
+          part = claimed[owner]++;
+          if (part >= end) break;
+          multiply_rows(a, a.rows * part / blocks, a.rows * (part + 1) / blocks, packed.get());
+        }
       }
       if (a.streams) finish_streams();
     }
+  }
+
+  static void multiply_rows(const LinearArgs& a, int64_t begin, int64_t end, Element* packed) {
+    const Tiles tiles(begin, end);
+    for (int64_t tile = 0; tile < tiles.count; ++tile) pack_tile(a, tiles, tile, packed);
+    multiply_block(a, tiles, 0, num_panels(a), 0, packed);
   }
 
   // Few rows: all are packed once, by all threads, and the panels are shared out: in runs for the tiles that take many

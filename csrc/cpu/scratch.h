@@ -20,6 +20,14 @@ inline int64_t max_threads() {
 #endif
 }
 
+inline int64_t this_thread() {
+#ifdef _OPENMP
+  return omp_get_thread_num();
+#else
+  return 0;
+#endif
+}
+
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Memory that is not constructed, aligned to a cache line. A std::vector's code would be shared between levels.
