@@ -115,27 +115,18 @@ class Gemm {
     }
   }
 
-  // Many rows: each thread takes blocks of them, and all panels. Its own ones first, whose rows it is likely to have in
-  // its cache from the operator before; then what another has left, since another process may have taken that one's core.
+  // Many rows: each thread takes blocks of them, and all panels.
   static void by_rows(const LinearArgs& a, int64_t block) {
     const int64_t threads = max_threads();
     // A whole number of rounds, so that no thread waits for a last block.
     const int64_t blocks = (a.rows + block * threads - 1) / (block * threads) * threads;
-    Scratch<int64_t> claimed(threads);
-    for (int64_t thread = 0; thread < threads; ++thread) claimed[thread] = blocks * thread / threads;
+    Shares shares(blocks);
 #pragma omp parallel
     {
       Scratch<Element> packed((a.rows / blocks + 1) * Product::packed_row(a));
-      const int64_t self = this_thread();
-      for (int64_t i = 0; i < threads; ++i) {
-        const int64_t owner = (self + i) % threads, end = blocks * (owner + 1) / threads;
-        while (true) {
-          int64_t part;
-#pragma omp atomic capture
-          part = claimed[owner]++;
-          if (part >= end) break;
-          multiply_rows(a, a.rows * part / blocks, a.rows * (part + 1) / blocks, packed.get());
-        }
+      int64_t turn = 0;
+      for (int64_t part = shares.claim(&turn); part < blocks; part = shares.claim(&turn)) {
+        multiply_rows(a, a.rows * part / blocks, a.rows * (part + 1) / blocks, packed.get());
       }
       if (a.streams) finish_streams();
     }

@@ -47,5 +47,30 @@ class Scratch {
   T* data_;
 };
 
+// Parts of some work, shared out among threads: each takes its own ones first, in order, whose memory it is likely to have
+// in its cache from the operator before; then what another has left, since another process may have taken that one's core.
+class Shares {
+ public:
+  explicit Shares(int64_t parts) : parts_(parts), threads_(max_threads()), next_(threads_) {
+    for (int64_t thread = 0; thread < threads_; ++thread) next_[thread] = parts * thread / threads_;
+  }
+
+  // The next part for the calling thread, or `parts` when none is left. `turn` is the thread's, 0 at first.
+  int64_t claim(int64_t* turn) {
+    for (; *turn < threads_; ++*turn) {
+      const int64_t owner = (this_thread() + *turn) % threads_;
+      int64_t part;
+#pragma omp atomic capture
+      part = next_[owner]++;
+      if (part < parts_ * (owner + 1) / threads_) return part;
+    }
+    return parts_;
+  }
+
+ private:
+  const int64_t parts_, threads_;
+  Scratch<int64_t> next_;
+};
+
 }  // namespace VLLM_ISA
 }  // namespace vllm_cpu

@@ -410,16 +410,12 @@ void merge_item(const AttentionArgs& a, const Plan& plan, int64_t index, int64_t
 
 template <typename T, bool kDots>
 void run_plan(const AttentionArgs& a, const Plan& plan) {
-  int64_t claimed = 0;
+  Shares shares(plan.items());
 #pragma omp parallel if (plan.items() > 1)
   {
     Worker<T, kDots> worker(a, plan);
-    worker.run([&] {
-      int64_t item;
-#pragma omp atomic capture
-      item = claimed++;
-      return item;
-    });
+    int64_t turn = 0;
+    worker.run([&] { return shares.claim(&turn); });
     if (plan.partials) {
 #pragma omp barrier
 #pragma omp for schedule(dynamic)
