@@ -33,7 +33,7 @@ def hadamard() -> Tensor:
 
 
 def rotated(values: Tensor) -> Tensor:
-    """float64 [T, G, 128] of [T, K]: by the float32 sums and differences of the definition, which decide how ties fall."""
+    """[T, G, 128] of [T, K]: by the float32 sums and differences of the definition, which decide how ties fall."""
     blocks = F.pad(values.float(), (0, -values.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     for bit in range(6):
         sign = 1.0 - 2.0 * ((torch.arange(BLOCK) >> bit) & 1)
@@ -112,7 +112,7 @@ def test_near_the_unquantised_product(twin: str, inner: int) -> None:
 
 @pytest.mark.parametrize("twin", TWINS)
 def test_an_outlier_does_not_take_the_resolution_from_its_row(twin: str) -> None:
-    """One value of 576 a hundred times larger: rounded to 8 bits as it is, with one scale, a row would be off by 0.22."""
+    """One value of 576 a hundred times larger: rounded as they are, with one scale, rows would be off by 0.22."""
     torch.manual_seed(7)
     weight, x = torch.randn(64, 576), torch.randn(30, 576)
     weight[:, 100] = 0
@@ -127,7 +127,7 @@ def test_an_outlier_does_not_take_the_resolution_from_its_row(twin: str) -> None
 @pytest.mark.parametrize("inner", [1500, 65536])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_greatest_sums_do_not_overflow(twin: str, inner: int, sign: int) -> None:
-    """Rows of the transform itself, so that each rotated block has one value and the others are zero, or all are equal."""
+    """Rows of the transform itself: a rotated block has one value, and the others are zero, or all are equal."""
     rows = hadamard().repeat(1, -(-inner // BLOCK))[:, :inner]
     ones = torch.zeros(1, inner)
     ones[:, ::BLOCK] = 1
