@@ -13,8 +13,12 @@ from workloads import WORK_ROWS
 
 # An engine whose start takes longer is started twice only, once to warm up and once to measure.
 _SLOW_START_SECONDS = 60.0
-# Threads of OpenMP runtimes spin for a while after their last work (Intel's for 0.2 s) before they sleep.
+# Threads of OpenMP runtimes spin for a while after their last work (Intel's for 0.2 s) before they sleep, and a process
+# that waits for requests may do so for seconds: an engine's turn begins when the others have taken almost none of the
+# processor's time for so long, or never do.
 _SETTLE_SECONDS = 0.3
+_SETTLED_SHARE = 0.05
+_SETTLE_LIMIT_SECONDS = 20.0
 # Far from the rows' own repeats: the pairs' prompts are fresh, too.
 _FIRST_PAIR = 1000
 
@@ -133,8 +137,8 @@ class Turns:
         return {name: spent / passed if passed else 0.0 for name, (spent, passed) in self._waited.items()}
 
     def _turn(self, name: str, row: str, repeat: int) -> dict[str, Any]:
-        time.sleep(_SETTLE_SECONDS)
         others = [other for other in self.processes if other != name]
+        self._settle(others)
         before, began = [self.processes[other].cpu_seconds() for other in others], time.perf_counter()
         answer = self.processes[name].measure(row, repeat, self._scale)
         passed = time.perf_counter() - began
@@ -143,6 +147,15 @@ class Turns:
             self._waited[other][1] += passed
         say(f"{row} {'warm-up' if repeat < 0 else repeat}: {name} {answer['seconds']:.2f} s")
         return answer
+
+    def _settle(self, others: list[str]) -> None:
+        deadline = time.monotonic() + _SETTLE_LIMIT_SECONDS
+        while time.monotonic() < deadline:
+            before = sum(self.processes[other].cpu_seconds() for other in others)
+            time.sleep(_SETTLE_SECONDS)
+            spent = sum(self.processes[other].cpu_seconds() for other in others) - before
+            if spent <= _SETTLED_SHARE * _SETTLE_SECONDS:
+                return
 
     def _add_start(self, name: str, process: EngineProcess) -> None:
         score = process.hello["score"]
