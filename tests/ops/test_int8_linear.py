@@ -134,8 +134,8 @@ def test_the_greatest_sums_do_not_overflow(twin: str, inner: int, sign: int) -> 
     weight, x = torch.cat([rows, ones]), sign * torch.cat([rows, ones])
     with chosen(twin):
         got = int8_linear(x, pack_int8_linear(weight, None))
-    # The weight's scale is a power of two's neighbour in bfloat16: 1/127, rounded.
     torch.testing.assert_close(got.double(), truth_of(x, weight, None), rtol=1e-5, atol=1e-3)
+    # A weight's scale is kept in bfloat16, rounded up, and its integers are off by up to a half.
     torch.testing.assert_close(got.double(), x.double() @ weight.double().T, rtol=0.02, atol=0.02 * inner / BLOCK)
 
 
