@@ -113,7 +113,7 @@ def _quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     rotated = _blocks(weight.float()) @ (_hadamard(weight.device) / BLOCK)
     greatest = _greatest_of_groups(rotated)
     if not greatest.isfinite().all():
-        raise ValueError("quantization='int8' needs finite weights, got NaN or infinity")
+        raise ValueError("quantization='int8' needs finite weights of at most 1e36, got NaN, infinity or more")
     scales = (greatest / _GREATEST * _ROUNDED_UP).bfloat16()
     # A group of zeros, or so nearly that the scale has no inverse, becomes zeros.
     divisors = torch.where(scales > torch.finfo(torch.bfloat16).tiny, scales.float(), torch.inf)
@@ -151,9 +151,8 @@ def _parts(panels: Tensor, inner: int) -> tuple[Tensor, Tensor]:
     """Views of panels: the bytes, [panels, B, 16, 32, 4], and the scales, bfloat16 [panels, G, 32]."""
     num_blocks = -(-inner // BLOCK)
     shifted, scales = panels.tensor_split((num_blocks * BLOCK * PANEL,), 1)
-    return shifted.unflatten(1, (num_blocks, BLOCK // 4, PANEL, 4)), scales.view(torch.bfloat16).unflatten(
-        1, (-1, PANEL)
-    )
+    shifted = shifted.unflatten(1, (num_blocks, BLOCK // 4, PANEL, 4))
+    return shifted, scales.view(torch.bfloat16).unflatten(1, (-1, PANEL))
 
 
 def _shift(integers: Tensor) -> Tensor:
@@ -170,7 +169,7 @@ def _hadamard(device: torch.device) -> Tensor:
 
 
 def _blocks(values: Tensor) -> Tensor:
-    """[T, K] as [T, G, 64], filled up with zeros."""
+    """[T, K] as [T, B, 64], filled up with zeros."""
     return torch.nn.functional.pad(values, (0, -values.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
 
 

@@ -156,8 +156,8 @@ struct Int8Product {
         const int blocks = static_cast<int>(least(Rotated::kGroups * kGroupBlocks, num_blocks(a) - block));
         Rotated rotated;
         rotate_blocks(x + block * kBlock, a.inner - block * kBlock, blocks, &rotated);
-        for (int first = 0; first < blocks; first += kGroupBlocks) {
-          to = pack_group(rotated, first, static_cast<int>(least(kGroupBlocks, blocks - first)), rows, r, to);
+        for (int b = 0; b < blocks; b += kGroupBlocks) {
+          to = pack_group(rotated, b, static_cast<int>(least(kGroupBlocks, blocks - b)), rows, r, to);
         }
       }
     }
