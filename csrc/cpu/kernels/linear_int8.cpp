@@ -121,9 +121,18 @@ inline void rotate_blocks(const T* x, int64_t left, int blocks, Rotated* to) {
   }
 }
 
-template <typename T>
-inline const T* row_of(const LinearArgs& a, int64_t row) {
-  return static_cast<const T*>(a.x) + row * a.x_stride;
+// Calls pack_group(rotated, block, blocks) for each group of a row: its first block in `rotated`, and how many it has.
+template <typename T, typename F>
+inline void rotate_row(const LinearArgs& a, int64_t row, const F& pack_group) {
+  const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+  for (int64_t first = 0; first < num_blocks(a); first += Rotated::kGroups * kGroupBlocks) {
+    const int blocks = static_cast<int>(least(Rotated::kGroups * kGroupBlocks, num_blocks(a) - first));
+    Rotated rotated;
+    rotate_blocks(x + first * kBlock, a.inner - first * kBlock, blocks, &rotated);
+    for (int b = 0; b < blocks; b += kGroupBlocks) {
+      pack_group(rotated, b, static_cast<int>(least(kGroupBlocks, blocks - b)));
+    }
+  }
 }
 
 // The scales of a group in columns lane to lane + kLanes of a panel's first half, or of its second.
@@ -150,16 +159,10 @@ struct Int8Product {
   // with the weight's bytes begin.
   static void pack_rows(const LinearArgs& a, int64_t first, int64_t rows, int8_t* out) {
     for (int64_t r = 0; r < rows; ++r) {
-      const T* x = row_of<T>(a, first + r);
       int8_t* to = out;
-      for (int64_t block = 0; block < num_blocks(a); block += Rotated::kGroups * kGroupBlocks) {
-        const int blocks = static_cast<int>(least(Rotated::kGroups * kGroupBlocks, num_blocks(a) - block));
-        Rotated rotated;
-        rotate_blocks(x + block * kBlock, a.inner - block * kBlock, blocks, &rotated);
-        for (int b = 0; b < blocks; b += kGroupBlocks) {
-          to = pack_group(rotated, b, static_cast<int>(least(kGroupBlocks, blocks - b)), rows, r, to);
-        }
-      }
+      rotate_row<T>(a, first + r, [&](const Rotated& rotated, int block, int blocks) {
+        to = pack_group(rotated, block, blocks, rows, r, to);
+      });
     }
   }
 
@@ -299,23 +302,17 @@ struct Int8Product {
   // For each group the integers [blocks][rows][kBlock], then the rows' scales.
   static void pack_rows(const LinearArgs& a, int64_t first, int64_t rows, float* out) {
     for (int64_t r = 0; r < rows; ++r) {
-      const T* x = row_of<T>(a, first + r);
       float* to = out;
-      for (int64_t block = 0; block < num_blocks(a); block += Rotated::kGroups * kGroupBlocks) {
-        const int blocks = static_cast<int>(least(Rotated::kGroups * kGroupBlocks, num_blocks(a) - block));
-        Rotated rotated;
-        rotate_blocks(x + block * kBlock, a.inner - block * kBlock, blocks, &rotated);
-        for (int b = 0; b < blocks; ++b) {
-          const Vec inverse = rotated.inverse(b / kGroupBlocks);
+      rotate_row<T>(a, first + r, [&](const Rotated& rotated, int block, int blocks) {
+        const Vec inverse = rotated.inverse(block / kGroupBlocks);
+        for (int b = block; b < block + blocks; ++b, to += rows * kBlock) {
           for (int i = 0; i < kBlock; i += kLanes) {
             store(to + r * kBlock + i, round(load(rotated.values[b] + i) * inverse));
           }
-          to += rows * kBlock;
-          if (b % kGroupBlocks + 1 < kGroupBlocks && b + 1 < blocks) continue;
-          to[r] = rotated.scale(b / kGroupBlocks);
-          to += rows;
         }
-      }
+        to[r] = rotated.scale(block / kGroupBlocks);
+        to += rows;
+      });
     }
   }
 
