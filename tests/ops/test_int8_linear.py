@@ -173,6 +173,20 @@ def test_rows_that_are_zero_tiny_or_not_finite(twin: str, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_whose_rotation_overflows_are_nan_alone(twin: str, dtype: torch.dtype) -> None:
+    """Finite values, whose sums are infinite in some places of their block and zero in others."""
+    torch.manual_seed(5)
+    weight, x = torch.randn(40, 200).to(dtype), torch.randn(3, 200).to(dtype)
+    x[1, 70], x[1, 71] = 3e38, -3e38
+    with chosen(twin):
+        ready = pack_int8_linear(weight, None)
+        got, alone = int8_linear(x, ready), int8_linear(x[2:], ready)
+    assert got[1].isnan().all()
+    assert got[0].isfinite().all() and torch.equal(got[2:], alone)
+
+
+@pytest.mark.parametrize("twin", TWINS)
 @pytest.mark.parametrize("inner", [3, 16, 37])
 def test_gated_products(twin: str, inner: int) -> None:
     torch.manual_seed(inner)

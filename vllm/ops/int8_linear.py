@@ -59,7 +59,7 @@ def pack_int8_linear(weight: Tensor, bias: Tensor | None, float_out: bool = Fals
         gated: multiply to silu(x G^T + b) * (x U^T + c) at once, if the layout can: the result's `gated` tells.
 
     Raises:
-        ValueError: a value is not finite, or greater than 1e36.
+        ValueError: a value is not finite.
     """
     if gated and implementation(weight) == "cpp":
         packed = pack_int8_linear(interleave_gate(weight), None if bias is None else interleave_gate(bias))
@@ -113,7 +113,7 @@ def _quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     rotated = _blocks(weight.float()) @ (_hadamard(weight.device) / BLOCK)
     greatest = _greatest_of_groups(rotated)
     if not greatest.isfinite().all():
-        raise ValueError("quantization='int8' needs finite weights of at most 1e36, got NaN, infinity or more")
+        raise ValueError("quantization='int8' needs finite weights, got NaN or infinity")
     scales = (greatest / _GREATEST * _ROUNDED_UP).bfloat16()
     # A group of zeros, or so nearly that the scale has no inverse, becomes zeros.
     divisors = torch.where(scales > torch.finfo(torch.bfloat16).tiny, scales.float(), torch.inf)

@@ -83,20 +83,24 @@ inline void load_block(const T* x, int64_t left, Vec (&block)[kBlockVectors]) {
   }
 }
 
-// Rotated blocks of a row, and the greatest absolute value of each group: NaN if any value is not finite. Some groups
+// Rotated blocks of a row, and the greatest absolute value of each group: not finite if any value is not. Some groups
 // are rotated before the first is rounded: the way from a group's values to its scale is long, and waited for otherwise.
 struct Rotated {
   static constexpr int kGroups = 8;
   alignas(64) float values[kGroups * kGroupBlocks][kBlock];
   float greatest[kGroups];
 
-  // What undoes a group's scaling to [-127, 127]. Below kLeast a group counts as zero: 127 over it would overflow.
+  // What undoes a group's scaling to [-127, 127]; NaN if it is not finite. Below kLeast a group counts as zero: 127 over
+  // it would overflow.
   static constexpr float kLeast = 1e-30f;
   float scale(int group) const {
     const float absmax = greatest[group];
-    return absmax > kLeast ? absmax / 127.0f : absmax * 0.0f;
+    return counts(absmax) ? absmax / 127.0f : absmax * 0.0f;
   }
-  Vec inverse(int group) const { return set1(greatest[group] > kLeast ? 127.0f / greatest[group] : 0.0f); }
+  Vec inverse(int group) const { return set1(counts(greatest[group]) ? 127.0f / greatest[group] : 0.0f); }
+
+ private:
+  static bool counts(float absmax) { return absmax > kLeast && absmax < __builtin_inff(); }
 };
 
 // `left`: how many values there are from x on.
