@@ -136,7 +136,7 @@ def compare(group: Communicator, num_rows: int, vocab_size: int, num_ids: int, r
 def read_slices(group: Communicator, part: Tensor, vocab_size: int, ids: Tensor) -> Readings:
     """As the sampler reads greedy rows."""
     columns = torch.nn.functional.pad(ids, (1, 0))
-    return vocab_of(vocab_size, group).read(part, columns, 0, None, greedy=True)
+    return vocab_of(vocab_size, group).read(part, columns, 0, None)
 
 
 def gather_and_read(group: Communicator, part: Tensor, vocab_size: int, ids: Tensor) -> Readings | None:
@@ -148,7 +148,7 @@ def gather_and_read(group: Communicator, part: Tensor, vocab_size: int, ids: Ten
     tokens = torch.empty(len(ids), dtype=torch.int32)
     if parts is not None:
         whole = torch.cat([each[:, : len(own)] for each, own in zip(parts, ranges, strict=True)], dim=1)
-        readings = WHOLE.read(whole, torch.nn.functional.pad(ids, (1, 0)), 0, None, greedy=True)
+        readings = WHOLE.read(whole, torch.nn.functional.pad(ids, (1, 0)), 0, None)
         tokens.copy_(readings.argmax)
     group.broadcast(tokens)
     return readings

@@ -57,27 +57,34 @@ def repeated(token_ids: np.ndarray, num_ranked: int) -> np.ndarray:
     return repeated
 
 
-def find(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray:
-    """Indices [P, W] of the entries of `wanted`, int64 [W], at every position.
+def select(flat: FlatArrays, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logprobs, logits and ranks [P, W] of `wanted`, int64 [W], at every position; copies.
 
     Raises:
         KeyError: an id that does not stand at every position.
     """
+    entries = flat.logprobs, flat.logits, flat.ranks
     if len(wanted) > _FEW:
-        return _find_many(flat, wanted)
-    where = _find_columns(flat, wanted)
-    return _find_few(flat, wanted) if where is None else where
+        where = _find_many(flat, wanted)
+    else:
+        columns = _find_columns(flat, wanted)
+        if columns is not None:
+            tables = (each.reshape(len(flat.counts), -1) for each in entries)
+            logprobs, logits, ranks = (table[:, columns].copy() for table in tables)
+            return logprobs, logits, ranks
+        where = _find_few(flat, wanted)
+    return flat.logprobs[where], flat.logits[where], flat.ranks[where]
 
 
-def _find_columns(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray | None:
-    """The answer where the ids stand in the same columns everywhere, as they mostly do; else None."""
+def _find_columns(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray | slice | None:
+    """The ids' columns where they are the same ones everywhere, as they mostly are; else None."""
     if not len(flat.token_ids) or (flat.counts != flat.counts[0]).any():
         return None
     table = flat.token_ids.reshape(len(flat.counts), -1)
-    columns = (table[0] == wanted[:, None]).argmax(axis=1)
-    if (table[:, columns] != wanted).any():
-        return None
-    return np.arange(0, table.size, table.shape[1])[:, None] + columns
+    found = (table[0] == wanted[:, None]).argmax(axis=1)
+    in_a_row = len(found) and (found[1:] - found[:-1] == 1).all()
+    columns = slice(found[0], found[-1] + 1) if in_a_row else found
+    return None if (table[:, columns] != wanted).any() else columns
 
 
 def _find_few(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from vllm.flat_arrays import EMPTY, FlatArrays, find, joined, repeated
-from vllm.logprobs_lists import LogprobsLists, LogprobsRow, LogprobsRows
+from vllm.flat_arrays import EMPTY, FlatArrays, joined, repeated, select
+from vllm.logprobs_lists import WIDEST_TABLE, LogprobsLists, LogprobsRow, LogprobsRows
 
 
 @dataclass(slots=True)
@@ -97,9 +97,6 @@ TokenDecoder = Callable[[np.ndarray], list[str]]
 
 # Token ids, logprobs, logits and ranks [P, 1 + K + M] of P positions.
 _Cells = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-
-# Wider rows are taken from their step's arrays as they are: their number is small, and a table would be a copy.
-_WIDEST_TABLE = 1024
 
 
 def _each(cells: _Cells, change: Callable[[np.ndarray], np.ndarray]) -> _Cells:
@@ -231,7 +228,7 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
     def _gather(self, rows: list[LogprobsRow], num_token_ids: int) -> Iterator[FlatArrays]:
         """Single rows, each of another step, as many together as have one layout."""
         for (num_topk, width), alike in _runs_of_one_layout(rows):
-            if width > _WIDEST_TABLE:
+            if width > WIDEST_TABLE:
                 yield self._merge([LogprobsRows(lists, slice(row, row + 1), num_token_ids) for lists, row in alike])
                 continue
             taken = joined([lists.table()[row] for lists, row in alike]).reshape(-1, 4 * width + 2)
@@ -266,11 +263,12 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
             keep = np.ones(cells[0].shape, dtype=bool)
             keep[:, 0] = False
             keep[:, 1:] = ~repeated(cells[0][:, 1:], own) if own else True
+        counts = keep.sum(axis=1)
         token_ids, logprobs, logits, ranks = _each(cells, np.ravel if keep.all() else lambda part: part[keep])
         if not self._has_entropy or entropy is None:
             entropy = np.full(len(keep), np.nan, np.float32)
         shown = logits if self._as_logits else logprobs
-        return FlatArrays(token_ids, shown, logits, ranks, lse, entropy, keep.sum(axis=1))
+        return FlatArrays(token_ids, shown, logits, ranks, lse, entropy, counts)
 
     @staticmethod
     def _entropies(runs: list[LogprobsRows]) -> np.ndarray:
@@ -343,10 +341,7 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
         Raises:
             KeyError: an id that was not read at every position.
         """
-        flat = self._arrays()
-        wanted = np.asarray(ids, dtype=np.int64)
-        where = find(flat, wanted)
-        return Readings(flat.logprobs[where], flat.logits[where], flat.ranks[where])
+        return Readings(*select(self._arrays(), np.asarray(ids, dtype=np.int64)))
 
     # -- sequence -----------------------------------------------------------------------------------------------
 

@@ -2,44 +2,141 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
+WIDEST_TABLE = 1024
+"""Wider rows are taken from their step's arrays as they are: their number is small, and a table would be a copy."""
 
-@dataclass(slots=True, eq=False)
-class LogprobsLists:
-    """The readings of one step's rows on the host: L rows; W = 1 + K + M columns are the sampled token, then K top-k
-    entries, then up to M requested ids (K = `num_topk`). Cells a row did not ask for hold 0 and are never shown."""
+
+class StepArrays(NamedTuple):
+    """The arrays of LogprobsLists."""
 
     token_ids: np.ndarray  # int32 [L, W]
     logprobs: np.ndarray  # float32 [L, W]
     logits: np.ndarray  # float32 [L, W]
     ranks: np.ndarray  # int32 [L, W]
     lse: np.ndarray  # float32 [L], log of the sum of exp of the row's logits
-    num_topk: int
     entropy: np.ndarray | None = None  # float32 [L], in nats; None when no row asked for it
-    first_logprobs: list[float] = field(init=False)  # those of the first column
-    layout: tuple[int, int] = field(init=False)  # K, W
-    _table: np.ndarray | None = field(init=False, default=None)
 
-    def __post_init__(self) -> None:
-        self.first_logprobs = self.logprobs[:, 0].tolist()
-        self.layout = self.num_topk, self.token_ids.shape[1]
+
+class LogprobsLists:
+    """The readings of one step's rows on the host: L rows; W = 1 + K + M columns are the sampled token, then K top-k
+    entries, then up to M requested ids (K = `num_topk`). Cells a row did not ask for hold 0 and are never shown.
+
+    They come as arrays or as one table, and become the other when somebody looks: a step makes one of these while
+    every microsecond of Python counts.
+    """
+
+    __slots__ = ("_arrays", "_first", "_table", "has_entropy", "layout", "num_topk")
+
+    num_topk: int
+    layout: tuple[int, int]  # K, W
+    has_entropy: bool  # some row asked for it
+    _arrays: StepArrays | None
+    _table: np.ndarray | None
+    _first: list[float] | None
+
+    def __init__(
+        self,
+        token_ids: np.ndarray,
+        logprobs: np.ndarray,
+        logits: np.ndarray,
+        ranks: np.ndarray,
+        lse: np.ndarray,
+        num_topk: int,
+        entropy: np.ndarray | None = None,
+    ) -> None:
+        """The arguments are StepArrays', and K."""
+        self._set(num_topk, token_ids.shape[1], entropy is not None)
+        self._arrays, self._table = StepArrays(token_ids, logprobs, logits, ranks, lse, entropy), None
+
+    @classmethod
+    def of_table(cls, table: np.ndarray, num_topk: int, has_entropy: bool) -> LogprobsLists:
+        """What `table` gives, int32 [L, 4 W + 2], without a copy."""
+        lists = cls.__new__(cls)
+        lists._set(num_topk, table.shape[1] // 4, has_entropy)
+        lists._arrays, lists._table = None, table
+        return lists
+
+    def _set(self, num_topk: int, width: int, has_entropy: bool) -> None:
+        self.num_topk = num_topk
+        self.layout = num_topk, width
+        self.has_entropy = has_entropy
+        self._first = None
+
+    @property
+    def has_table(self) -> bool:
+        """Whether `table` has nothing to do."""
+        return self._table is not None
+
+    def arrays(self) -> StepArrays:
+        """The arrays; views of the table where they came as one."""
+        if self._arrays is None:
+            assert self._table is not None
+            table, (_, width) = self._table, self.layout
+            token_ids, logprobs, logits, ranks = (table[:, part * width : (part + 1) * width] for part in range(4))
+            lse, entropy = table[:, -2:].view(np.float32).T
+            self._arrays = StepArrays(
+                token_ids,
+                logprobs.view(np.float32),
+                logits.view(np.float32),
+                ranks,
+                lse,
+                entropy if self.has_entropy else None,
+            )
+        return self._arrays
 
     def table(self) -> np.ndarray:
         """int32 [L, 4 W + 2]: everything side by side, floats by their bits, so that a row is taken at once: token ids,
         logprobs, logits, ranks, lse, entropy (NaN where it was not asked for)."""
         if self._table is None:
+            token_ids, logprobs, logits, ranks, lse, entropy = self.arrays()
             _, width = self.layout
-            table = np.empty((len(self.lse), 4 * width + 2), np.int32)
-            for part, cells in enumerate((self.token_ids, self.logprobs, self.logits, self.ranks)):
+            table = np.empty((len(lse), 4 * width + 2), np.int32)
+            for part, cells in enumerate((token_ids, logprobs, logits, ranks)):
                 table[:, part * width : (part + 1) * width] = cells.view(np.int32)
-            table[:, -2] = self.lse.view(np.int32)
-            table[:, -1].view(np.float32)[:] = np.nan if self.entropy is None else self.entropy
+            table[:, -2] = lse.view(np.int32)
+            table[:, -1].view(np.float32)[:] = np.nan if entropy is None else entropy
             self._table = table
         return self._table
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        """int32 [L, W]."""
+        return self.arrays().token_ids
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        """float32 [L, W]."""
+        return self.arrays().logprobs
+
+    @property
+    def logits(self) -> np.ndarray:
+        """float32 [L, W]."""
+        return self.arrays().logits
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """int32 [L, W]."""
+        return self.arrays().ranks
+
+    @property
+    def lse(self) -> np.ndarray:
+        """float32 [L]."""
+        return self.arrays().lse
+
+    @property
+    def entropy(self) -> np.ndarray | None:
+        """float32 [L]; None when no row asked for it."""
+        return self.arrays().entropy
+
+    def first_logprob(self, row: int) -> float:
+        """The logprob in the first column."""
+        if self._first is None:
+            self._first = self.arrays().logprobs[:, 0].tolist()
+        return self._first[row]
 
 
 # One row of a step's readings, by reference: a plain tuple, as a step makes one a request.

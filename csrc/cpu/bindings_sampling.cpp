@@ -35,19 +35,21 @@ const int32_t* checked_counts(const std::optional<Tensor>& counts, const char* n
   return data;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>, Tensor> token_readings(
-    Tensor logits, Tensor token_ids, std::optional<Tensor> num_token_ids, bool with_entropy, bool greedy) {
+using ReadingsResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>, Tensor,
+                                  std::optional<Tensor>, std::optional<Tensor>>;
+
+ReadingsResult token_readings(Tensor logits, Tensor token_ids, std::optional<Tensor> num_token_ids, bool with_entropy,
+                              bool greedy, bool with_table) {
   TokenReadingsArgs args{};
   args.logits = logits_of(logits);
   const int64_t rows = args.logits.rows;
   check_shape(token_ids, "token_ids", {rows, -1});
   check_dtype(token_ids, "token_ids", ScalarType::Int, "int32");
   check_last_contiguous(token_ids, "token_ids");
-  args.token_ids = data_of<int32_t>(token_ids);
+  args.token_ids = data_of<const int32_t>(token_ids);
   args.width = token_ids.size(1);
   args.ids_stride = token_ids.stride(0);
   args.num_token_ids = checked_counts(num_token_ids, "num_token_ids", rows, args.width);
-  args.greedy = greedy;
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t count = args.num_token_ids == nullptr ? args.width : args.num_token_ids[row];
     STD_TORCH_CHECK(count >= greedy, "each row must have a column for its argmax");
@@ -74,8 +76,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>, Tensor
     entropy = torch::stable::new_empty(logits, {rows}, ScalarType::Float);
     args.entropy = data_of<float>(*entropy);
   }
+  std::optional<Tensor> columns;
+  if (greedy) {
+    columns = torch::stable::new_empty(logits, {rows, args.width}, ScalarType::Int);
+    args.columns = data_of<int32_t>(*columns);
+  }
+  std::optional<Tensor> table;
+  if (with_table) {
+    table = torch::stable::new_empty(logits, {rows, 4 * args.width + 2}, ScalarType::Int);
+    args.table = data_of<int32_t>(*table);
+  }
   VLLM_KERNEL(token_readings)(args);
-  return {chosen, ranks, lse, argmax, max, entropy, logprobs};
+  return {chosen, ranks, lse, argmax, max, entropy, logprobs, columns, table};
 }
 
 Tensor count_above(Tensor logits, Tensor values, std::optional<Tensor> num_values) {
@@ -197,9 +209,9 @@ Tensor fill_logprob_token_ids(Tensor columns, int64_t first_column, Tensor expan
 
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def(
-      "token_readings(Tensor logits, Tensor(a!) token_ids, Tensor? num_token_ids, bool entropy=False, "
-      "bool greedy=False) -> (Tensor logits, Tensor ranks, Tensor lse, Tensor argmax, Tensor max, Tensor? entropy, "
-      "Tensor logprobs)");
+      "token_readings(Tensor logits, Tensor token_ids, Tensor? num_token_ids, bool entropy=False, "
+      "bool greedy=False, bool table=False) -> (Tensor logits, Tensor ranks, Tensor lse, Tensor argmax, Tensor max, Tensor? entropy, "
+      "Tensor logprobs, Tensor? token_ids, Tensor? table)");
   m.def("count_above(Tensor logits, Tensor values, Tensor? num_values) -> Tensor");
   m.def("topk(Tensor logits, int k) -> (Tensor values, Tensor ids)");
   m.def(

@@ -109,10 +109,10 @@ struct Logits {
 
 struct TokenReadingsArgs {
   Logits logits;
-  int32_t* token_ids;  // [rows, width]
+  const int32_t* token_ids;  // [rows, width]
   int64_t width, ids_stride;
   const int32_t* num_token_ids;  // [rows], or null: all of them
-  bool greedy;                   // the first of token_ids is to become the row's argmax
+  int32_t* columns;              // [rows, width], or null: token_ids, each row's first replaced by its argmax
   float* chosen;                 // [rows, width]
   float* logprobs;               // [rows, width]
   int32_t* ranks;                // [rows, width]
@@ -120,6 +120,7 @@ struct TokenReadingsArgs {
   int32_t* argmax;               // [rows]
   float* max;                    // [rows]
   float* entropy;                // [rows], or null: not asked for
+  int32_t* table;                // [rows, 4 * width + 2], or null: all of it side by side, floats by their bits
 };
 
 struct CountAboveArgs {

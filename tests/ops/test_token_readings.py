@@ -242,8 +242,33 @@ def test_the_first_column_becomes_the_argmax(twin: str, width: int, ragged: bool
     ids[:, 0] = -7  # not looked at
     counts = torch.tensor([1, width, (width + 1) // 2], dtype=torch.int32) if ragged else None
     got = run(twin, partial(token_readings, greedy=True), logits, ids, counts)
-    assert torch.equal(ids[:, 0], logits.argmax(dim=-1).to(torch.int32))
-    assert_true(got, logits, ids, counts)
+    assert got.token_ids is not None
+    assert torch.equal(got.token_ids[:, 0], logits.argmax(dim=-1).to(torch.int32))
+    assert torch.equal(got.token_ids[:, 1:], ids[:, 1:]) and (ids[:, 0] == -7).all()
+    assert_true(got, logits, got.token_ids, counts)
+
+
+@pytest.mark.skipif("cpp" not in TWINS, reason="no kernel writes a table")
+@pytest.mark.parametrize("greedy", [False, True], ids=["given", "greedy"])
+@pytest.mark.parametrize("width", [1, 5, 300])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_the_table_holds_everything_else(greedy: bool, width: int, entropy: bool) -> None:
+    """300 columns are ranked by a sort."""
+    torch.manual_seed(width)
+    logits, ids = torch.randn(5, 9001).to(torch.bfloat16), ids_for(5, 9001, width)
+    counts = torch.tensor([width, 1, width, (width + 1) // 2, width], dtype=torch.int32)
+    got = run("cpp", partial(token_readings, greedy=greedy, entropy=entropy, table=True), logits, ids, counts)
+    table = got.table
+    assert table is not None and table.dtype == torch.int32 and table.shape == (5, 4 * width + 2)
+    read = ids if got.token_ids is None else got.token_ids
+    parts = (read, got.logprobs.view(torch.int32), got.logits.view(torch.int32), got.ranks, got.lse[:, None])
+    assert torch.equal(table[:, :-1], torch.cat([part.view(torch.int32) for part in parts], dim=1))
+    last = table[:, -1].contiguous().view(torch.float32)
+    assert torch.equal(last, got.entropy) if got.entropy is not None else bool(last.isnan().all())
+    assert_same_bits(
+        got._replace(table=None),
+        run("cpp", partial(token_readings, greedy=greedy, entropy=entropy), logits, ids, counts),
+    )
 
 
 @pytest.mark.parametrize("twin", TWINS)

@@ -21,6 +21,10 @@ class Readings(NamedTuple):
     entropy: torch.Tensor | None = None  # float32 [R], in nats, never negative; None when not asked for
     # float32 [R, W], padding 0.0; None where they are left to the caller, who has logits and lse.
     logprobs: torch.Tensor | None = None
+    token_ids: torch.Tensor | None = None  # int32 [R, W], what was read; None: what was given
+    # int32 [R, 4 W + 2], a row's everything side by side, floats by their bits: token ids, logprobs, logits, ranks,
+    # lse, entropy (NaN where it was not asked for). None: not asked for, or left to the caller.
+    table: torch.Tensor | None = None
 
 
 def token_readings(
@@ -30,6 +34,7 @@ def token_readings(
     *,
     entropy: bool = False,
     greedy: bool = False,
+    table: bool = False,
 ) -> Readings:
     """Read chosen tokens of each row.
 
@@ -45,8 +50,8 @@ def token_readings(
         num_token_ids: int32 [R], how many leading columns of each row hold an id; the others are padding,
             whose ids are not looked at. None: all W.
         entropy: whether to compute the rows' entropy, from the same pass.
-        greedy: each row's first id, which must count, is to be its argmax: what `token_ids` holds there is not looked
-            at, and overwritten.
+        greedy: each row's first id, which must count, is its argmax, whatever `token_ids` holds there.
+        table: whether the results are wanted as a table, too, if the kernel can write one.
 
     Raises:
         ValueError: a shape or dtype is wrong.
@@ -56,7 +61,7 @@ def token_readings(
         raise ValueError("token_ids must have a column for the argmax, got none")
     which = implementation(logits)
     if which == "cpp":
-        return Readings(*torch.ops.vllm_cpu.token_readings(logits, token_ids, num_token_ids, entropy, greedy))
+        return Readings(*torch.ops.vllm_cpu.token_readings(logits, token_ids, num_token_ids, entropy, greedy, table))
     if greedy:
         counts = None if num_token_ids is None else num_token_ids - 1
         return _put_argmax(token_ids, token_readings(logits, token_ids[:, 1:], counts, entropy=entropy))
@@ -70,8 +75,8 @@ def token_readings(
 
 def _put_argmax(token_ids: torch.Tensor, others: Readings) -> Readings:
     """The readings of all columns from those of all but the first."""
-    token_ids[:, 0] = others.argmax
     return others._replace(
+        token_ids=torch.cat((others.argmax[:, None], token_ids[:, 1:]), dim=1),
         logits=torch.cat((others.max[:, None], others.logits), dim=1),
         # Nothing is greater than the greatest.
         ranks=torch.nn.functional.pad(others.ranks, (1, 0), value=1),

@@ -37,6 +37,9 @@ class LogprobsTensors(NamedTuple):
     num_topk: int  # K
     num_token_ids: torch.Tensor | None = None  # int32 [L], valid ids among the last M columns; None: M == 0
     entropy: torch.Tensor | None = None  # float32 [L], in nats; None: nobody asked
+    table: torch.Tensor | None = (
+        None  # int32 [L, 4 (1 + K + M) + 2], the same as a LogprobsLists.table(), if there is one
+    )
 
     @property
     def selected_token_ranks(self) -> torch.Tensor:
@@ -52,10 +55,13 @@ class LogprobsTensors(NamedTuple):
             ranks=move(self.ranks),
             lse=move(self.lse),
             entropy=None if self.entropy is None else move(self.entropy),
+            table=None if self.table is None else move(self.table),
         )
 
     def tolists(self) -> LogprobsLists:
         """The same readings as numpy arrays on the host."""
+        if self.table is not None:
+            return LogprobsLists.of_table(self.table.cpu().numpy(), self.num_topk, self.entropy is not None)
         return LogprobsLists(
             self.logprob_token_ids.cpu().numpy(),
             self.logprobs.cpu().numpy(),

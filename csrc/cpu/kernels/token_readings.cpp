@@ -7,6 +7,7 @@
 //
 // The ranks are the dear part; see thresholds.h.
 #include <math.h>
+#include <string.h>
 
 #include "../thresholds.h"
 
@@ -90,19 +91,24 @@ void write_padding(const TokenReadingsArgs& args, int64_t row, int64_t valid) {
   }
 }
 
+// Columns that are neither gathered nor counted: the argmax needs neither.
+int64_t lead_of(const TokenReadingsArgs& args) { return args.columns == nullptr ? 0 : 1; }
+
 int64_t num_valid(const TokenReadingsArgs& args, int64_t row) {
   return args.num_token_ids == nullptr ? args.width : args.num_token_ids[row];
 }
 
 void gather(const TokenReadingsArgs& args, int64_t row, int64_t valid) {
   const int32_t* ids = args.token_ids + row * args.ids_stride;
-  for (int64_t w = args.greedy; w < valid; ++w) args.chosen[row * args.width + w] = logit_at(args.logits, row, ids[w]);
+  for (int64_t w = lead_of(args); w < valid; ++w) args.chosen[row * args.width + w] = logit_at(args.logits, row, ids[w]);
   write_padding(args, row, valid);
 }
 
 // The first column, once the argmax is known: nothing is greater than the greatest.
 void put_argmax(const TokenReadingsArgs& args, int64_t row) {
-  args.token_ids[row * args.ids_stride] = args.argmax[row];
+  int32_t* columns = args.columns + row * args.width;
+  memcpy(columns, args.token_ids + row * args.ids_stride, args.width * sizeof(int32_t));
+  columns[0] = args.argmax[row];
   args.chosen[row * args.width] = args.max[row];
   args.ranks[row * args.width] = 1;
 }
@@ -134,7 +140,7 @@ void join_segments(const TokenReadingsArgs& args, int64_t row, const Segment* se
 // What one thread reads of a row at a time: counts of `columns` thresholds, in the order of the columns.
 void read_piece(const TokenReadingsArgs& args, const Pieces& pieces, int64_t row, int64_t piece, int64_t columns,
                 Segment* segments, int32_t* counts) {
-  const int64_t n = args.logits.vocab, lead = args.greedy ? 1 : 0;
+  const int64_t n = args.logits.vocab, lead = lead_of(args);
   alignas(64) float thresholds[kSortAbove + kThresholdPad];
   int32_t order[kSortAbove], ordered[kSortAbove];
   sort_thresholds(args.chosen + row * args.width + lead, columns, padded_thresholds(columns), thresholds, order);
@@ -151,8 +157,8 @@ void read_piece(const TokenReadingsArgs& args, const Pieces& pieces, int64_t row
 void finish_row(const TokenReadingsArgs& args, const Pieces& pieces, int64_t row, int64_t columns,
                 const Segment* segments, const int32_t* counts, int64_t stride) {
   join_segments(args, row, segments, pieces.num_segments);
-  if (args.greedy) put_argmax(args, row);
-  const int64_t start = row * args.width, lead = args.greedy ? 1 : 0;
+  if (args.columns != nullptr) put_argmax(args, row);
+  const int64_t start = row * args.width, lead = lead_of(args);
   for (int64_t w = 0; w < num_valid(args, row); ++w) args.logprobs[start + w] = args.chosen[start + w] - args.lse[row];
   for (int64_t w = 0; w < columns; ++w) {
     int32_t rank = 1;
@@ -161,8 +167,24 @@ void finish_row(const TokenReadingsArgs& args, const Pieces& pieces, int64_t row
   }
 }
 
+// Of each row its ids, logprobs, logits and ranks, log-sum-exp and entropy (NaN where it was not asked for).
+void write_table(const TokenReadingsArgs& args) {
+  const int64_t width = args.width, bytes = width * int64_t{sizeof(int32_t)};
+  for (int64_t row = 0; row < args.logits.rows; ++row) {
+    int32_t* out = args.table + row * (4 * width + 2);
+    const int32_t* ids = args.columns == nullptr ? args.token_ids + row * args.ids_stride : args.columns + row * width;
+    memcpy(out, ids, bytes);
+    memcpy(out + width, args.logprobs + row * width, bytes);
+    memcpy(out + 2 * width, args.chosen + row * width, bytes);
+    memcpy(out + 3 * width, args.ranks + row * width, bytes);
+    const float entropy = args.entropy == nullptr ? __builtin_nanf("") : args.entropy[row];
+    memcpy(out + 4 * width, args.lse + row, sizeof(float));
+    memcpy(out + 4 * width + 1, &entropy, sizeof(float));
+  }
+}
+
 void rank_by_sort(const TokenReadingsArgs& args) {
-  const int64_t n = args.logits.vocab, lead = args.greedy ? 1 : 0;
+  const int64_t n = args.logits.vocab, lead = lead_of(args);
 #pragma omp parallel
   {
     Scratch<uint32_t> keys(n), spare(n);
@@ -182,8 +204,7 @@ void rank_by_sort(const TokenReadingsArgs& args) {
 void token_readings(const TokenReadingsArgs& args) {
   const int64_t num_rows = args.logits.rows;
   const Pieces pieces(num_rows, (args.logits.vocab + kSegment - 1) / kSegment);
-  // The argmax needs no counting: `lead` columns are left out of it.
-  const int64_t lead = args.greedy ? 1 : 0, asked = args.width - lead;
+  const int64_t lead = lead_of(args), asked = args.width - lead;
   const bool sorts = asked > kSortAbove, is_shared = pieces.per_row > 1;
   const int64_t width = sorts ? 0 : asked;
   Scratch<Segment> segments(num_rows * pieces.num_segments);
@@ -213,6 +234,7 @@ void token_readings(const TokenReadingsArgs& args) {
     }
   }
   if (sorts) rank_by_sort(args);
+  if (args.table != nullptr) write_table(args);
 }
 
 }  // namespace VLLM_ISA

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -65,8 +63,23 @@ def test_outputs_share_the_arrays_of_their_step():
         rows, twins = (each.logprobs or each.prompt_logprobs or () for each in (one, other))
         for row, twin in zip(rows, twins, strict=True):
             assert row[1:] == twin[1:]
-            for field in dataclasses.fields(LogprobsLists):
-                np.testing.assert_array_equal(getattr(row[0], field.name), getattr(twin[0], field.name))
+            assert row[0].layout == twin[0].layout and row[0].has_entropy == twin[0].has_entropy
+            for array, other_array in zip(row[0].arrays(), twin[0].arrays(), strict=True):
+                np.testing.assert_array_equal(array, other_array)
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_a_table_travels_as_one_frame(entropy: bool):
+    lists = make_lists(3, 4, entropy)
+    table = LogprobsLists.of_table(lists.table().copy(), lists.num_topk, entropy)
+    frames = encode_outputs([EngineCoreOutput("a", [5], [(table, 2)]), EngineCoreOutput("b", [6], [(table, 0)])])
+    assert len(frames) == 2
+    again, _ = decode_outputs([bytes(frame) for frame in frames])
+    (twin, row), (other, _) = again[0].logprobs[0], again[1].logprobs[0]
+    assert row == 2 and twin is other and twin.layout == lists.layout and twin.has_entropy is entropy
+    assert twin.first_logprob(1) == lists.logprobs[1, 0]
+    for array, other_array in zip(lists.arrays(), twin.arrays(), strict=True):
+        np.testing.assert_array_equal(array, other_array)
 
 
 def test_nothing_is_an_output_too():

@@ -93,7 +93,7 @@ def dense_logits(output: SamplerOutput, row: int, vocab_size: int) -> np.ndarray
     """float32 [V] from the readings of a row that holds the whole vocabulary."""
     for rows, tensors in output.logprobs:
         if row in rows:
-            lists, index = tensors.tolists(), rows.tolist().index(row)
+            lists, index = tensors.tolists(), rows.index(row)
             dense = np.full(vocab_size, np.nan, dtype=np.float32)
             dense[lists.token_ids[index, 1 : 1 + vocab_size]] = lists.logits[index, 1 : 1 + vocab_size]
             return dense
@@ -105,7 +105,7 @@ def reading(output: SamplerOutput, row: int, num_topk: int, num_ids: int) -> dic
     readings."""
     for rows, tensors in output.logprobs:
         if row in rows:
-            lists, index = tensors.tolists(), rows.tolist().index(row)
+            lists, index = tensors.tolists(), rows.index(row)
             columns = [*range(1 + num_topk), *range(1 + lists.num_topk, 1 + lists.num_topk + num_ids)]
             names = ("token_ids", "logprobs", "logits", "ranks")
             return {name: getattr(lists, name)[index, columns] for name in names} | {

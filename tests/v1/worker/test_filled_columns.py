@@ -42,8 +42,6 @@ def test_they_follow_slots_top_k_and_what_slots_ask(state: LogprobTokenIdsState)
         for _ in range(2):
             columns = filled.of(LOGITS, num_topk, np.array(slots))
             check(columns, state, num_topk, slots)
-            # What the caller writes is its own.
-            columns.table.fill_(-1)
 
     for slots in ([0, 1, 2], [2, 1, 0], [3, 3, 4], [1, 1, 1]):
         for num_topk in (0, 2):

@@ -96,7 +96,7 @@ def entropies(output: SamplerOutput) -> dict[int, float]:
         row: float(value)
         for rows, tensors in output.logprobs
         if tensors.entropy is not None
-        for row, value in zip(rows.tolist(), tensors.entropy, strict=True)
+        for row, value in zip(rows, tensors.entropy, strict=True)
     }
 
 

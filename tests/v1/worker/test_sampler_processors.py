@@ -387,7 +387,7 @@ def test_entropy_is_read_where_it_is_asked_for(dtype: torch.dtype) -> None:
     found: dict[int, float | None] = {}
     for rows, tensors in output.logprobs:
         entropy = [None] * len(rows) if tensors.entropy is None else tensors.entropy.tolist()
-        found.update(zip(rows.tolist(), entropy, strict=True))
+        found.update(zip(rows, entropy, strict=True))
     x = logits.double()
     kept = (x[4] / 0.5).topk(9).values
     for row, values in ((0, x[0]), (2, x[2]), (4, kept)):

@@ -74,8 +74,8 @@ def assert_same(got: SamplerOutput, wanted: SamplerOutput) -> None:
     torch.testing.assert_close(got.health, wanted.health, rtol=1e-5, atol=1e-5)
     assert len(got.logprobs) == len(wanted.logprobs)
     for (rows, own), (other_rows, other) in zip(got.logprobs, wanted.logprobs, strict=True):
-        assert np.array_equal(rows, other_rows)
-        for row in np.flatnonzero(rows >= 0).tolist():
+        assert list(rows) == list(other_rows)
+        for row in np.flatnonzero(np.asarray(rows) >= 0).tolist():
             assert torch.equal(own.logprob_token_ids[row], other.logprob_token_ids[row])
             assert torch.equal(own.ranks[row], other.ranks[row])
             torch.testing.assert_close(own.logprobs[row], other.logprobs[row], rtol=1e-5, atol=1e-5)

@@ -98,9 +98,10 @@ def test_reading(case, entropy: bool, greedy: bool) -> None:
     world_size, logits, columns, num_topk, num_valid = case
 
     def read(vocab: WholeVocab, part: Tensor) -> tuple[Tensor, ...]:
-        own = columns.clone()
-        readings = vocab.read(part, own, num_topk, num_valid, entropy, greedy)
-        return (own, *(each for each in readings[:6] if each is not None))
+        given = columns.clone()
+        readings = vocab.read(part, columns, num_topk, num_valid, entropy, None if greedy else columns[:, 0])
+        assert torch.equal(columns, given)
+        return (readings.token_ids, *(each for each in readings[:6] if each is not None))
 
     got_columns, *got = same_on_all(on_ranks(world_size, logits, read))
     columns_wanted, *wanted = read(WHOLE, logits)
@@ -141,11 +142,15 @@ def test_spoilt_rows_are_known_on_all_ranks(world_size: int, spoiler: float, voc
     for at in (0, vocab_size // 2, vocab_size - 1):
         logits[0] = clean[0]
         logits[0, at] = spoiler
-        got = on_ranks(world_size, logits, lambda vocab, part: vocab.read(part, columns.clone(), 2, None, True))[0]
+
+        def read(vocab: WholeVocab, part: Tensor) -> Readings:
+            return vocab.read(part, columns, 2, None, True, columns[:, 0])
+
+        got = on_ranks(world_size, logits, read)[0]
         assert got.entropy is not None
         assert not got.lse[0].isfinite() and got.entropy[0].isnan()
         assert 0 <= got.argmax[0] < vocab_size
-        wanted = WHOLE.read(clean, columns[1:].clone(), 2, None, True)
+        wanted = WHOLE.read(clean, columns[1:], 2, None, True, columns[1:, 0])
         assert torch.equal(got.logits[1:], wanted.logits) and torch.equal(got.ranks[1:], wanted.ranks)
         for found in on_ranks(world_size, logits, lambda vocab, part: vocab.highest(vocab.workspace(part))):
             assert not found[0].isfinite() and found[1].isfinite()

@@ -17,7 +17,8 @@ class LogprobsProcessor:
         self._as_logits = _as_logits(params)
         self._has_sampled = params.max_tokens != 0
         self._has_entropy = params.logprob_entropy
-        self._rows: list[LogprobsRow] = []
+        # To be added to: a row for each newly generated token, or, with max_tokens=0, that of the next position.
+        self.rows: list[LogprobsRow] = []
         # Of the tokens whose rows were taken, and of the first `_num_summed` rows.
         self._sum, self._num_summed = 0.0, 0
 
@@ -25,10 +26,6 @@ class LogprobsProcessor:
     def from_params(cls, params: SamplingParams, decode: TokenDecoder | None) -> LogprobsProcessor | None:
         """A processor, or None when the request asked for no readings."""
         return None if params.num_logprobs is None else cls(params, decode)
-
-    def append(self, rows: list[LogprobsRow]) -> None:
-        """Add one row for each newly generated token, or, with max_tokens=0, that of the next position."""
-        self._rows += rows
 
     @property
     def cumulative_logprob(self) -> float:
@@ -38,23 +35,23 @@ class LogprobsProcessor:
 
     def _add_up(self) -> None:
         if self._has_sampled:
-            for lists, row in self._rows[self._num_summed :]:
-                self._sum += lists.first_logprobs[row]
-            self._num_summed = len(self._rows)
+            for lists, row in self.rows[self._num_summed :]:
+                self._sum += lists.first_logprob(row)
+            self._num_summed = len(self.rows)
 
     def readings(self) -> FlatLogprobs:
         """The readings so far; what is returned stays as it is when more come."""
         readings = FlatLogprobs(
             self._decode, self._num_topk, self._as_logits, self._has_sampled, has_entropy=self._has_entropy
         )
-        readings.append_later(self._rows, self._num_token_ids)
+        readings.append_later(self.rows, self._num_token_ids)
         return readings
 
     def take(self) -> FlatLogprobs:
         """The readings since the last take, which then start afresh (for streamed deltas)."""
         readings = self.readings()
         self._add_up()
-        self._rows, self._num_summed = [], 0
+        self.rows, self._num_summed = [], 0
         return readings
 
 

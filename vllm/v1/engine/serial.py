@@ -1,7 +1,7 @@
 """The engine core's borders as bytes: requests and outputs between two processes of one machine.
 
-Everything small is msgpack. Readings are not: the arrays of a step travel as they are, one frame an array, however
-many requests refer to their rows.
+Everything small is msgpack. Readings are not: the table of a step travels as it is, or its arrays, one frame an array,
+however many requests refer to their rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ Frame = bytes | memoryview
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(strict=True)
 
-_ARRAYS = ("token_ids", "logprobs", "logits", "ranks", "lse", "entropy")
 _DEFAULT_PARAMS = SamplingParams()
 _DEFAULTS = {item.name: getattr(_DEFAULT_PARAMS, item.name) for item in fields(SamplingParams)}
 
@@ -83,10 +82,9 @@ def encode_outputs(outputs: Sequence[EngineCoreOutput], extra: Any = None) -> li
         number = lists.get(id(readings))
         if number is None:
             number = lists[id(readings)] = len(layouts)
-            arrays = [getattr(readings, name) for name in _ARRAYS]
-            layouts.append(
-                (readings.num_topk, [None if array is None else (array.dtype.str, array.shape) for array in arrays])
-            )
+            arrays = [readings.table()] if readings.has_table else readings.arrays()
+            shapes = [None if array is None else (array.dtype.str, array.shape) for array in arrays]
+            layouts.append((readings.num_topk, readings.has_entropy, shapes))
             frames.extend(_bytes_of(array) for array in arrays if array is not None)
         return number
 
@@ -114,9 +112,13 @@ def decode_outputs(frames: Sequence[Frame]) -> tuple[list[EngineCoreOutput], Any
     rows, layouts, extra = _decoder.decode(frames[0])
     data = iter(frames[1:])
     lists = []
-    for num_topk, arrays in layouts:
-        values: list[Any] = [None if layout is None else _array(next(data), layout) for layout in arrays]
-        lists.append(LogprobsLists(num_topk=num_topk, **dict(zip(_ARRAYS, values, strict=True))))
+    for num_topk, has_entropy, shapes in layouts:
+        values: list[Any] = [None if shape is None else _array(next(data), shape) for shape in shapes]
+        if len(values) == 1:
+            lists.append(LogprobsLists.of_table(values[0], num_topk, has_entropy))
+        else:
+            token_ids, logprobs, logits, ranks, lse, entropy = values
+            lists.append(LogprobsLists(token_ids, logprobs, logits, ranks, lse, num_topk, entropy))
     return [_decode_output(row, lists) for row in rows], extra
 
 

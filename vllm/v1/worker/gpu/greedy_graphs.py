@@ -74,8 +74,8 @@ class GreedyGraphs:
         num_rows = len(slots)
         output = SamplerOutput(recorded.token_ids[:num_rows], recorded.health[:num_rows])
         if recorded.readings is not None:
-            rows = np.arange(num_rows, dtype=np.int32)
-            rows[self._sampler.states.reads[slots] == 0] = -1
+            reads = self._sampler.states.reads[slots] > 0
+            rows = range(num_rows) if reads.all() else np.where(reads, np.arange(num_rows), -1).tolist()
             output.logprobs.append((rows, recorded.readings.moved(lambda tensor: tensor[:num_rows])))
         return output
 

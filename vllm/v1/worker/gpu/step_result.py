@@ -86,8 +86,11 @@ class StepResult:
         drawn, draws, states = output.sampled_token_ids.numpy(), sampled.draws, self._states
         token_ids[: len(drawn)] = np.where(draws, drawn, np.int32(NO_TOKEN))
         for rows, tensors in output.logprobs:
-            read = zip(repeat(tensors.tolists()), range(len(rows)), strict=False)
-            for row, reading in zip(rows.tolist(), read, strict=True):
+            readings = zip(repeat(tensors.tolists()), range(len(rows)), strict=False)
+            if isinstance(rows, range):
+                logprobs[rows.start : rows.stop] = readings
+                continue
+            for row, reading in zip(rows, readings, strict=True):
                 if row >= 0:
                     logprobs[row] = reading
         if sampled.places is not None:

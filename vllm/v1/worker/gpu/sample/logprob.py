@@ -159,7 +159,7 @@ def compute_topk_logprobs(
         max_per_req_token_ids: M, the longest list among the rows; 0 takes the fast path without masks.
         entropy: whether to compute the rows' entropy, from the same pass.
         vocab: how this rank's logits are read.
-        columns: instead of the state, the slots and M; the first 1 + K of the table are written here.
+        columns: instead of the state, the slots and M.
 
     Returns:
         Columns: sampled, top-k, then the ids in the order asked. Cells beyond a row's own ids hold id 0,
@@ -169,9 +169,9 @@ def compute_topk_logprobs(
         columns = fill_columns(
             logits, num_logprobs, logprob_token_ids_state, expanded_idx_mapping, max_per_req_token_ids
         )
-    columns.table[:, 0] = sampled_token_ids
-    readings = vocab.read(logits, columns.table, num_logprobs, columns.num_valid, entropy)
-    return as_tensors(readings, columns.table, columns.num_valid, num_logprobs, columns.num_token_ids, cu_num_logits)
+    first = sampled_token_ids.to(torch.int32)
+    readings = vocab.read(logits, columns.table, num_logprobs, columns.num_valid, entropy, first)
+    return as_tensors(readings, columns.num_valid, num_logprobs, columns.num_token_ids, cu_num_logits)
 
 
 def greedy_readings(
@@ -185,22 +185,21 @@ def greedy_readings(
 
     Args:
         logits: [L, V] in float32, bfloat16 or float16.
-        columns: of these rows; the first 1 + K of the table are written here.
+        columns: of these rows.
 
     The other arguments, and the second result, are `compute_topk_logprobs`'s.
 
     Returns:
         sampled token ids int32 [L] (the lowest id among equals), readings.
     """
-    readings = vocab.read(logits, columns.table, num_logprobs, columns.num_valid, entropy, greedy=True)
-    tensors = as_tensors(readings, columns.table, columns.num_valid, num_logprobs, columns.num_token_ids)
-    return readings.argmax, tensors
+    readings = vocab.read(logits, columns.table, num_logprobs, columns.num_valid, entropy)
+    return readings.argmax, as_tensors(readings, columns.num_valid, num_logprobs, columns.num_token_ids)
 
 
 class Columns(NamedTuple):
-    """The ids to read of L rows."""
+    """The ids to read of L rows; nobody writes there."""
 
-    table: torch.Tensor  # int32 [L, 1 + K + M]: the last M are those that were asked for
+    table: torch.Tensor  # int32 [L, 1 + K + M]: the last M are those that were asked for; the others hold nothing
     num_valid: torch.Tensor | None  # int32 [L], how many of a row's columns count; None: all of them
     num_token_ids: torch.Tensor | None  # int32 [L], how many of its last M; None: M is 0
 
@@ -229,14 +228,8 @@ def fill_columns(
     return Columns(columns, num_token_ids + (1 + num_logprobs), num_token_ids)
 
 
-def _copy(table: torch.Tensor) -> torch.Tensor:
-    # A step's first use of an operator finds it nowhere near the processor; NumPy is in use anyway.
-    return torch.from_numpy(table.numpy().copy()) if table.device.type == "cpu" else table.clone()
-
-
 class FilledColumns:
-    """The columns of the batches seen last, as long as no slot's ids change: decoding reads the same step after step,
-    and to copy them takes a fraction of the time of filling them."""
+    """The columns of the batches seen last, as long as no slot's ids change: decoding reads the same in every step."""
 
     # A step has a batch for each way of reading.
     _MOST = 8
@@ -249,7 +242,7 @@ class FilledColumns:
         self._filled: dict[tuple[bytes, int], Columns] = {}
 
     def of(self, logits: torch.Tensor, num_logprobs: int, slots: np.ndarray) -> Columns:
-        """Columns of the rows of `logits`, which stand in `slots` (int64 [L]); the table is the caller's own."""
+        """Columns of the rows of `logits`, which stand in `slots` (int64 [L])."""
         if self._version != self._state.version:
             self._version, self._filled = self._state.version, {}
         key = slots.tobytes(), num_logprobs
@@ -262,20 +255,20 @@ class FilledColumns:
             if len(self._filled) >= self._MOST:
                 self._filled.clear()
             self._filled[key] = found
-        return Columns(_copy(found.table), found.num_valid, found.num_token_ids)
+        return found
 
 
 def as_tensors(
     readings: Readings,
-    columns: torch.Tensor,
     num_valid: torch.Tensor | None,
     num_topk: int,
     num_token_ids: torch.Tensor | None = None,
     cu_num_generated_tokens: list[int] | None = None,
 ) -> LogprobsTensors:
-    """What was read of `columns`, int32 [L, 1 + K + M], of which a row's first `num_valid` (int32 [L]; None: all) are
-    its own; the other arguments, and what is returned, as in LogprobsTensors."""
-    logprobs = readings.logprobs
+    """What was read of 1 + K + M columns, `readings.token_ids`, of which a row's first `num_valid` (int32 [L]; None:
+    all) are its own; the other arguments, and what is returned, as in LogprobsTensors."""
+    columns, logprobs = readings.token_ids, readings.logprobs
+    assert columns is not None, "whose readings they are"
     if logprobs is None:
         logprobs = readings.logits - readings.lse[:, None]
         if num_valid is not None:
@@ -291,4 +284,5 @@ def as_tensors(
         num_topk=num_topk,
         num_token_ids=num_token_ids,
         entropy=readings.entropy,
+        table=readings.table,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,9 +18,9 @@ class SamplerOutput:
     sampled_token_ids: torch.Tensor  # int32 [L]
     # float32 [L]; finite: sound; NaN or +inf: the model's logits are not; -inf: no token was left.
     health: torch.Tensor
-    # Readings by group of rows: (int32 [G] rows, their readings in that order). A row is in at most one
-    # group; rows that asked for none are in no group. A row of -1 is nobody's.
-    logprobs: list[tuple[np.ndarray, LogprobsTensors]] = field(default_factory=list)
+    # Readings by group of rows: (the rows, their readings in that order). A row is in at most one group; rows that
+    # asked for none are in no group. A row of -1 is nobody's.
+    logprobs: list[tuple[Sequence[int], LogprobsTensors]] = field(default_factory=list)
     # bool [L]; rows that were sound until a logits processor left NaN or +inf in them. None: none ran.
     spoilt: torch.Tensor | None = None
     processor_errors: dict[int, str] = field(default_factory=dict)  # row -> how its logits processor failed

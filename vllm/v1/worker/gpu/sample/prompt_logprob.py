@@ -197,14 +197,12 @@ class PromptLogprobsState:
         """Readings [L, 1 + K + M] of a tile: the prompt token, the K most likely ones, the requested ids."""
         with self.reading_clock.running(logits.device):
             wanted = upload(ids, logits.device)
-            columns = torch.empty((len(ids), ids.shape[1] + num_topk), dtype=torch.int32, device=logits.device)
-            columns[:, 0] = wanted[:, 0]
-            columns[:, 1 + num_topk :] = wanted[:, 1:]
+            columns = torch.nn.functional.pad(wanted, (num_topk, 0)) if num_topk else wanted
             num_valid = None
             if counts.min() < ids.shape[1] - 1:
                 num_valid = upload(counts + np.int32(1 + num_topk), logits.device)
-            readings = self._vocab.read(logits, columns, num_topk, num_valid, entropy)
-            tensors = as_tensors(readings, columns, num_valid, num_topk)
+            readings = self._vocab.read(logits, columns, num_topk, num_valid, entropy, wanted[:, 0])
+            tensors = as_tensors(readings, num_valid, num_topk)
         return tensors.tolists()
 
     def _read_fused(
@@ -217,7 +215,8 @@ class PromptLogprobsState:
             num_valid = None
             if counts.min() < ids.shape[1] - 1:
                 num_valid = upload(counts + np.int32(1), hidden.device)
-            tensors = as_tensors(linear_readings(hidden, weight, columns, num_valid), columns, num_valid, 0)
+            readings = linear_readings(hidden, weight, columns, num_valid)
+            tensors = as_tensors(readings._replace(token_ids=columns), num_valid, 0)
         return tensors.tolists()
 
     def _hand_out(self, slots: np.ndarray, counts: np.ndarray, lists: LogprobsLists, readings: PromptReadings) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -178,8 +178,8 @@ class Sampler:
                     token_ids, tensors = greedy_readings(
                         part, num_topk, columns, bool(kind & Reads.ENTROPY), self.vocab
                     )
-                owners = np.where(is_own, span, -1) if has_strangers else rows
-                output.logprobs.append((owners.astype(np.int32), tensors))
+                owners = np.where(is_own, span, -1).tolist() if has_strangers else _as_range(rows)
+                output.logprobs.append((owners, tensors))
                 health = tensors.lse
             if has_strangers:
                 chosen = upload(np.flatnonzero(is_own), logits.device)
@@ -221,7 +221,7 @@ class Sampler:
                 continue
             part = _take(processed, members) if kind & Reads.PROCESSED else _take(logits, rows[members])
             tensors = self._read(part, kind, _take(token_ids, members), own_slots[members])
-            output.logprobs.append((rows[members].astype(np.int32), tensors))
+            output.logprobs.append((_as_range(rows[members]), tensors))
 
     def _process(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> _Processed:
         """Process a workspace, float32 [R, V], in place."""
@@ -319,6 +319,11 @@ def _take(table: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
 
 def _stand_together(rows: np.ndarray) -> bool:
     return int(rows[-1]) - int(rows[0]) + 1 == len(rows)
+
+
+def _as_range(rows: np.ndarray) -> Sequence[int]:
+    """The rows (ascending), as a range when they stand together."""
+    return range(int(rows[0]), int(rows[-1]) + 1) if _stand_together(rows) else rows.tolist()
 
 
 def _put(table: torch.Tensor, rows: np.ndarray, values: torch.Tensor) -> None:

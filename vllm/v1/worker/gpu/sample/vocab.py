@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from vllm.logprobs_lists import WIDEST_TABLE
 from vllm.ops.token_readings import Readings, token_readings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
@@ -49,21 +50,29 @@ class WholeVocab:
         num_topk: int,
         num_valid: torch.Tensor | None,
         entropy: bool = False,
-        greedy: bool = False,
+        first: torch.Tensor | None = None,
     ) -> Readings:
-        """Read each row's tokens.
+        """Read each row's tokens: one of its own, the most likely ones by descending logit, those that are asked for.
 
         Args:
-            columns: int32 [R, 1 + K + M], the ids to read, in place: the K after the first become the row's most likely
-                tokens, by descending logit, and so does the first one if `greedy`.
+            columns: int32 [R, 1 + K + M]; the last M are the ids that are asked for, what the others hold is nothing.
             num_topk: K, in [0, V].
             num_valid: int32 [R], how many columns of each row count; the others are padding. None: all.
             entropy: whether to compute the rows' entropy.
-            greedy: whether the first column is to be filled, too.
+            first: int32 [R], the first column; None: the most likely token.
+
+        Returns:
+            The readings, with all the columns as their `token_ids`.
         """
+        if num_topk or first is not None:
+            columns = columns.clone()
         if num_topk:
             columns[:, 1 : 1 + num_topk] = topk(logits, num_topk)[1]
-        return token_readings(logits, columns, num_valid, entropy=entropy, greedy=greedy)
+        table = columns.shape[1] <= WIDEST_TABLE
+        if first is None:
+            return token_readings(logits, columns, num_valid, entropy=entropy, greedy=True, table=table)
+        columns[:, 0] = first
+        return token_readings(logits, columns, num_valid, entropy=entropy, table=table)._replace(token_ids=columns)
 
     def highest(self, logits: torch.Tensor) -> torch.Tensor:
         """[R], the greatest logits; NaN where there is one."""

@@ -72,13 +72,15 @@ class SlicedVocab(WholeVocab):
         num_topk: int,
         num_valid: Tensor | None,
         entropy: bool = False,
-        greedy: bool = False,
+        first: Tensor | None = None,
     ) -> Readings:
         if self._is_wide(columns.shape[1] + num_topk):
-            return super().read(self.slice.gather_rows(logits), columns, num_topk, num_valid, entropy, greedy)
-        num_first = 0 if greedy else 1
+            return super().read(self.slice.gather_rows(logits), columns, num_topk, num_valid, entropy, first)
         # What is asked for by its id; the others come with their logits.
-        named = torch.cat((columns[:, :num_first], columns[:, 1 + num_topk :]), dim=1)
+        named = columns[:, 1 + num_topk :]
+        num_first = 0
+        if first is not None:
+            named, num_first = torch.cat((first[:, None], named), dim=1), 1
         own = _statistics(logits, entropy)
         own_logits = logits.gather(1, self.slice.columns(named, elsewhere=0).to(torch.int64)).float()
         top_values, top_ids = topk(logits, num_topk)
@@ -92,14 +94,12 @@ class SlicedVocab(WholeVocab):
         maxima, lses, *entropies = parts[0].unbind(dim=2)
         argmax = self._argmax(maxima, parts[1][..., 0])
         top_values, top_ids = _merge(parts[3], parts[4], num_topk)
-        columns[:, 1 : 1 + num_topk] = top_ids
-        if greedy:
-            columns[:, 0] = argmax
         num_named = None if num_valid is None else num_valid - (1 + num_topk - num_first)
         named_logits, named_ranks = self._rank(logits, self.slice.of_owners(parts[2], named), num_named)
         highest = maxima.amax(dim=0)
-        first_logits = highest[:, None] if greedy else named_logits[:, :1]
-        first_ranks = torch.ones_like(columns[:, :1]) if greedy else named_ranks[:, :1]
+        first_ids = (argmax if first is None else first)[:, None]
+        first_logits = highest[:, None] if first is None else named_logits[:, :1]
+        first_ranks = torch.ones_like(first_ids) if first is None else named_ranks[:, :1]
         return Readings(
             torch.cat((first_logits, top_values, named_logits[:, num_first:]), dim=1),
             torch.cat((first_ranks, _ranks_in_order(top_values), named_ranks[:, num_first:]), dim=1),
@@ -107,6 +107,7 @@ class SlicedVocab(WholeVocab):
             argmax,
             highest,
             _join_entropies(lses, entropies[0]) if entropy else None,
+            token_ids=torch.cat((first_ids, top_ids, named[:, num_first:]), dim=1),
         )
 
     def highest(self, logits: Tensor) -> Tensor:
