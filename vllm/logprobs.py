@@ -232,8 +232,10 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
                 yield self._merge([LogprobsRows(lists, slice(row, row + 1), num_token_ids) for lists, row in alike])
                 continue
             taken = joined([lists.table()[row] for lists, row in alike]).reshape(-1, 4 * width + 2)
-            cells = taken[:, :-2].reshape(-1, 4, width)[:, :, : 1 + num_topk + num_token_ids]
-            token_ids, logprobs, logits, ranks = (cells[:, part] for part in range(4))
+            cells = np.empty((4, len(taken), 1 + num_topk + num_token_ids), np.int32)
+            for part, own in enumerate(cells):
+                own[:] = taken[:, part * width : part * width + own.shape[1]]
+            token_ids, logprobs, logits, ranks = cells
             floats = logprobs.view(np.float32), logits.view(np.float32)
             lse, entropy = taken[:, -2:].view(np.float32).T
             yield self._flatten((token_ids, *floats, ranks), num_topk, lse, entropy)
@@ -263,8 +265,9 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
             keep = np.ones(cells[0].shape, dtype=bool)
             keep[:, 0] = False
             keep[:, 1:] = ~repeated(cells[0][:, 1:], own) if own else True
-        counts = keep.sum(axis=1)
-        token_ids, logprobs, logits, ranks = _each(cells, np.ravel if keep.all() else lambda part: part[keep])
+        keeps_all = keep.all()
+        counts = np.full(len(keep), keep.shape[1]) if keeps_all else keep.sum(axis=1)
+        token_ids, logprobs, logits, ranks = _each(cells, np.ravel if keeps_all else lambda part: part[keep])
         if not self._has_entropy or entropy is None:
             entropy = np.full(len(keep), np.nan, np.float32)
         shown = logits if self._as_logits else logprobs
