@@ -159,6 +159,8 @@ class EngineArgs:
                 block_size=self.block_size,
                 enable_prefix_caching=self.enable_prefix_caching,
                 num_blocks=self.num_gpu_blocks_override,
+                # A GPU computes the tokens that this saves in less time than the launches of the copies take.
+                shares_parts_of_blocks=device == "cpu",
                 max_idle_tokens=self._max_idle_tokens(device, scheduler_config, max_model_len),
                 gpu_memory_utilization=self.gpu_memory_utilization,
                 swap_space=self.swap_space,

@@ -31,10 +31,11 @@ def make_scheduler(
     max_model_len=48,
     idle=None,
     host_blocks=0,
+    parts=True,
 ) -> Scheduler:
     return Scheduler(
         SchedulerConfig(max_num_seqs, budget, chunked, policy),
-        CacheConfig(BLOCK_SIZE, caching, num_blocks, max_idle_tokens=idle, num_host_blocks=host_blocks),
+        CacheConfig(BLOCK_SIZE, caching, num_blocks, parts, max_idle_tokens=idle, num_host_blocks=host_blocks),
         max_model_len,
     )
 
@@ -129,6 +130,14 @@ class FakeRunner:
         for block, host_block in reversed(step.swap_out):
             for offset in range(BLOCK_SIZE):
                 self.host_cells[host_block, offset] = self.cells.get((block, offset), ("nothing",))
+        # All are read before any is written.
+        contents = [
+            [self.cells.get((block, offset), ("nothing",)) for offset in range(BLOCK_SIZE)]
+            for block, _ in step.block_copies
+        ]
+        for (_, copy), content in zip(step.block_copies, contents, strict=True):
+            for offset, cell in enumerate(content):
+                self.cells[copy, offset], self.hidden[copy, offset] = cell, ("none",)
         for host_block, block in reversed(step.swap_in):
             for offset in range(BLOCK_SIZE):
                 self.cells[block, offset] = self.host_cells[host_block, offset]
@@ -194,6 +203,10 @@ def _count(
         seen["resumed with cached blocks"] += bool(request.num_preemptions and hits)
         seen["resumed from the host"] += bool(request.num_preemptions and brought_back & set(new.block_ids))
         seen["split prompts"] += request.num_computed_tokens < request.num_tokens
+    seen["copied parts"] += len(step.block_copies)
+    # The copy's source was handed out in this very step.
+    handed_out = {block for new in step.scheduled_new_reqs for block in new.block_ids}
+    seen["copies of what is given up"] += sum(block in handed_out for block, _ in step.block_copies)
     seen["swapped out"] += len(step.swap_out)
     seen["swapped in"] += len(step.swap_in)
     seen["out and in within a step"] += len({host for _, host in step.swap_out} & {host for host, _ in step.swap_in})
@@ -212,6 +225,8 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
     assert set(pool._reusable) <= set(pool._hash_of)
     assert not set(pool._blank) & set(pool._hash_of)
     assert pool._with_hidden <= set(pool._hash_of)
+    assert set(pool.siblings._family_of) <= set(pool._hash_of)
+    assert set(pool.siblings._families) == set(pool.siblings._family_of.values())
     for blocks in scheduler.kv._blocks.values():
         assert len(blocks) == len(set(blocks))
     host = scheduler.kv.host
@@ -233,7 +248,8 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
         assert step.total_num_scheduled_tokens <= scheduler.config.max_num_batched_tokens
         assert all(count > 0 for count in step.num_scheduled_tokens.values())
         assert not (step.preempted_req_ids and step.scheduled_new_reqs)
-        for targets in ([host for _, host in step.swap_out], [block for _, block in step.swap_in]):
+        copies = [block for _, block in step.block_copies] + [block for _, block in step.swap_in]
+        for targets in ([host for _, host in step.swap_out], copies):
             assert len(targets) == len(set(targets)), "two copies to one block"
         if step.total_num_scheduled_tokens < scheduler.config.max_num_batched_tokens:
             assert [request.request_id for request in scheduler.running] == list(step.num_scheduled_tokens)

@@ -229,6 +229,8 @@ def test_the_same_under_constant_pressure():
             "aborts of waiting",
             "broken requests",
             "rows of cached prefixes",
+            "copied parts",
+            "copies of what is given up",
             "swapped out",
             "swapped in",
             "resumed from the host",

@@ -151,7 +151,7 @@ def test_a_prefix_cached_by_requests_that_read_nothing(tiny_on_device, device):
     generate(tiny_on_device, [prompt], plain)
     tail = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1, prompt_logprob_start=50)
     (output,) = generate(tiny_on_device, [prompt], tail)
-    assert output.num_cached_tokens == 48
+    assert output.num_cached_tokens == (50 if device == "cpu" else 48)
     assert_same_prompts(output.prompt_logprobs[51:], cold.prompt_logprobs[51:], device)
 
 

@@ -29,8 +29,8 @@ DEVICES = [
 ]
 
 
-def make_step(swap_out=(), swap_in=()) -> SchedulerOutput:
-    return SchedulerOutput([], CachedRequestData(), {}, 0, [], [], list(swap_out), list(swap_in))
+def make_step(swap_out=(), swap_in=(), block_copies=()) -> SchedulerOutput:
+    return SchedulerOutput([], CachedRequestData(), {}, 0, [], [], list(swap_out), list(block_copies), list(swap_in))
 
 
 @pytest.mark.parametrize("piece_bytes", [2**30, 3 * 2 * 2 * 24 * 4], ids=["one piece", "pieces"])
@@ -54,15 +54,20 @@ def test_copies_against_a_model(monkeypatch, device, piece_bytes, staging_bytes)
         )
         known |= {host_block for _, host_block in swap_out}
         sources = rng.sample(sorted(known), rng.randint(0, len(known)))
-        swap_in = list(zip(sources, rng.sample(range(num_blocks), len(sources)), strict=True))
+        targets = rng.sample(range(num_blocks), len(sources) + 2)
+        swap_in = list(zip(sources, targets, strict=False))
+        copies = list(zip(rng.choices(range(num_blocks), k=2), targets[len(sources) :], strict=True))
         for own, copy in zip(expected, host, strict=True):
             for block, host_block in swap_out:
                 copy[host_block] = own[block]
+            read = [own[block].clone() for block, _ in copies]
+            for (_, block), content in zip(copies, read, strict=True):
+                own[block] = content
             for host_block, block in swap_in:
                 own[block] = copy[host_block]
         if device == "cuda":
             torch.cuda._sleep(100_000)  # cycles in which the host runs ahead
-        swap.run(make_step(swap_out, swap_in))
+        swap.run(make_step(swap_out, swap_in, copies))
         for own, tensor in zip(expected, tensors, strict=True):
             assert torch.equal(own, tensor.cpu())
         # The step's own writes.

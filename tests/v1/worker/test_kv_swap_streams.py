@@ -93,7 +93,7 @@ def test_any_order_that_the_streams_allow_gives_the_same(monkeypatch, blocks_a_t
                 own[block] = copy[host_block]
             own[number] = -1.0 - number
         with mode:
-            swap.run(SchedulerOutput([], CachedRequestData(), {}, 0, [], [], swap_out, swap_in))
+            swap.run(SchedulerOutput([], CachedRequestData(), {}, 0, [], [], swap_out, [], swap_in))
             for tensor in tensors:
                 tensor[number].fill_(-1.0 - number)
     order = [copy_stream, mode.main] if copies_first else [mode.main, copy_stream]

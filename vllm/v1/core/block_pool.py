@@ -7,6 +7,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
+from vllm.v1.core.siblings import Siblings
 from vllm.v1.request import Request
 
 
@@ -23,7 +24,7 @@ def hash_full_blocks(token_ids: list[int], block_size: int, cache_salt: str | No
     """
     num_full = len(token_ids) // block_size
     if len(known) < num_full:
-        parent = known[-1] if known else _root_hash(cache_salt)
+        parent = known[-1] if known else root_hash(cache_salt)
         content = array("q", token_ids[len(known) * block_size : num_full * block_size]).tobytes()
         size = len(content) // (num_full - len(known))
         for begin in range(0, len(content), size):
@@ -32,7 +33,8 @@ def hash_full_blocks(token_ids: list[int], block_size: int, cache_salt: str | No
     return known
 
 
-def _root_hash(salt: str | None) -> bytes:
+def root_hash(salt: str | None) -> bytes:
+    """What stands for the predecessor of a first block."""
     return hashlib.blake2b((salt or "").encode("utf-8", "surrogatepass"), digest_size=16, person=b"salt").digest()
 
 
@@ -69,6 +71,7 @@ class BlockPool:
         self._hash_of: dict[int, bytes] = {}
         self._with_hidden: set[int] = set()  # blocks whose tokens' final hidden states are kept, too
         self._block_of: dict[bytes, int] = {}
+        self.siblings = Siblings()  # of the blocks that hold content, those whose tokens somebody has told
 
     @property
     def num_free(self) -> int:
@@ -175,10 +178,12 @@ class BlockPool:
         self._hash_of.clear()
         self._block_of.clear()
         self._with_hidden.clear()
+        self.siblings.clear()
         return True
 
     def _forget(self, block_id: int) -> bytes:
         content_hash = self._hash_of.pop(block_id)
         del self._block_of[content_hash]
         self._with_hidden.discard(block_id)
+        self.siblings.discard(block_id)
         return content_hash

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vllm.v1.core.block_pool import BlockPool, extend_block_hashes
+from vllm.v1.core.block_pool import BlockPool, extend_block_hashes, root_hash
 from vllm.v1.core.host_pool import HostPool
 from vllm.v1.request import Request
 
@@ -21,10 +21,12 @@ class PrefixCacheStats:
 
 
 class CachedPrefix(NamedTuple):
-    """The blocks of a request's beginning that need not be computed."""
+    """What need not be computed of a request's beginning."""
 
-    blocks: list[int | None]  # on the device; None: on the host alone, a block for it is still to be had
+    blocks: list[int | None]  # whole blocks on the device; None: on the host alone, a block for it is still to be had
     on_host: list[bytes]  # the content hashes of those, in order
+    num_tokens: int = 0  # in those blocks and in the part of one
+    part_of: int | None = None  # the block that the tokens beyond the whole ones are to be copied from
 
 
 class KVCacheManager:
@@ -33,6 +35,9 @@ class KVCacheManager:
     Full blocks are registered by content when they are scheduled, not after the step: within a step every
     layer writes all keys and values before any attention reads, so a request admitted later in the same step
     may share them. `blocks_filled_by` names the blocks to unregister should that step not happen.
+
+    Where the cached prefix ends inside a block, the request gets a copy of a block that begins as its own does, if one
+    was written by an earlier step: `block_copies` (block, its copy) happen before any of the step's blocks is written.
 
     With host blocks, content that leaves the device goes there, be it of a preempted request or of a prefix that
     nobody wanted for long, and is found there. `swap_out` (device block, host block) and `swap_in` (host block, device
@@ -46,6 +51,7 @@ class KVCacheManager:
         enable_caching: bool,
         max_idle_tokens: int | None = None,
         num_host_blocks: int = 0,
+        shares_parts: bool = True,
     ) -> None:
         self.block_size = block_size
         self.enable_caching = enable_caching
@@ -54,6 +60,10 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks, max_idle_blocks, None if self.host is None else self._evicted)
         self.swap_out: list[tuple[int, int]] = []
         self.swap_in: list[tuple[int, int]] = []
+        self.block_copies: list[tuple[int, int]] = []
+        self._shares_parts = shares_parts
+        # Registered since the last step was scheduled: (block, content hash, predecessor's, tokens).
+        self._unwritten: list[tuple[int, bytes, bytes, list[int]]] = []
         self.stats = PrefixCacheStats()
         self._blocks: dict[str, list[int]] = {}
         self._num_registered: dict[str, int] = {}  # leading blocks that were offered to the cache
@@ -68,14 +78,15 @@ class KVCacheManager:
         return self._blocks.get(request_id, [])
 
     def find_prefix(self, request: Request) -> CachedPrefix:
-        """Blocks that hold the longest cached prefix. At least the last token is left to compute, or there
-        would be no logits to sample from. Where prompt positions are still to be read, the prefix ends before
-        the first block that has keys and values but no hidden states, as all have on the host."""
-        prefix = CachedPrefix([], [])
+        """The longest cached prefix. At least the last token is left to compute, or there would be no logits to sample
+        from. Where prompt positions are still to be read, the prefix ends before the first block that has keys and
+        values but no hidden states, as all have on the host."""
         if not self.enable_caching:
-            return prefix
+            return CachedPrefix([], [])
         limit = (request.num_tokens - 1) // self.block_size
-        blocks, first_row, host = prefix.blocks, request.next_prompt_row, self.host
+        blocks: list[int | None] = []
+        on_host: list[bytes] = []
+        first_row, host = request.next_prompt_row, self.host
         for content_hash in extend_block_hashes(request, self.block_size)[:limit]:
             block_id = self.pool.find(content_hash)
             if block_id is None and (host is None or host.find(content_hash) is None):
@@ -84,16 +95,31 @@ class KVCacheManager:
             if is_read and (block_id is None or not self.pool.has_hidden(block_id)):
                 break
             if block_id is None:
-                prefix.on_host.append(content_hash)
+                on_host.append(content_hash)
             blocks.append(block_id)
-        return prefix
+        num_whole = len(blocks) * self.block_size
+        part = self._find_part(request, len(blocks)) if self._shares_parts else None
+        if part is None:
+            return CachedPrefix(blocks, on_host, num_whole)
+        return CachedPrefix(blocks, on_host, num_whole + part[1], part[0])
+
+    def _find_part(self, request: Request, index: int) -> tuple[int, int] | None:
+        """A block that begins as the request's block `index` does, and with how many tokens. None of them may be a
+        position that is still to be read: hidden states are not copied."""
+        start = index * self.block_size
+        end = min(start + self.block_size, request.num_tokens - 1)
+        if request.next_prompt_row is not None:
+            end = min(end, request.next_prompt_row)
+        parent = request.block_hashes[index - 1] if index else root_hash(request.cache_salt)
+        return self.pool.siblings.find(parent, request.token_ids[start:end]) if start < end else None
 
     def admit(self, request: Request, prefix: CachedPrefix, num_new_tokens: int) -> bool:
         """Give a request without blocks its cached prefix and room for `num_new_tokens` more; False, and
         nothing done, when there is no room."""
         num_cached = len(prefix.blocks)
         on_device = [block_id for block_id in prefix.blocks if block_id is not None]
-        num_missing = self._num_blocks_for(num_cached * self.block_size + num_new_tokens) - len(on_device)
+        num_tokens = prefix.num_tokens + num_new_tokens
+        num_missing = self._num_blocks_for(num_tokens) - len(on_device)
         taken_back = sum(map(self.pool.is_reusable, on_device))
         if num_missing > self.pool.num_free - taken_back:
             return False
@@ -102,14 +128,19 @@ class KVCacheManager:
             self._blocks[request.request_id] = self._bring_back(prefix, num_missing)
         else:
             self._blocks[request.request_id] = on_device + self.pool.allocate(num_missing)
+        if prefix.part_of is not None:
+            own = self._blocks[request.request_id][num_cached]
+            # The block may have been free, and just been handed out for its own copy.
+            if own != prefix.part_of:
+                self.block_copies.append((prefix.part_of, own))
         request.hidden_from = request.next_prompt_row
         self._num_registered[request.request_id] = num_cached
         if self.enable_caching:
             # After a preemption the prefix holds the request's own work; counting it would flatter the cache.
             if request.num_preemptions == 0:
                 self.stats.num_queried_tokens += request.num_tokens
-                self.stats.num_hit_tokens += num_cached * self.block_size
-            self._register(request, num_cached * self.block_size + num_new_tokens)
+                self.stats.num_hit_tokens += prefix.num_tokens
+            self._register(request, num_tokens)
         return True
 
     def grow(self, request: Request, num_new_tokens: int) -> list[int] | None:
@@ -158,15 +189,21 @@ class KVCacheManager:
             if content_hash is not None and self.host is not None:
                 self.host.forget(content_hash)
 
-    def take_swaps(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """The copies that the step begins with, `swap_out` and `swap_in`; the next step starts without any."""
-        swaps = self.swap_out, self.swap_in
+    def finish_step(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
+        """The copies that the step begins with, `swap_out`, `block_copies` and `swap_in`; the next step starts without
+        any, and finds parts of the blocks that this one writes."""
+        for block_id, content_hash, parent, token_ids in self._unwritten:
+            if self.pool.find(content_hash) == block_id:
+                self.pool.siblings.add(block_id, parent, token_ids)
+        self._unwritten.clear()
+        copies = self.swap_out, self.block_copies, self.swap_in
+        self.block_copies = []
         if self.host is not None:
             self.host.end_step()
             self.stats.num_swapped_out_blocks += len(self.swap_out)
             self.stats.num_swapped_in_blocks += len(self.swap_in)
             self.swap_out, self.swap_in = [], []
-        return swaps
+        return copies
 
     def forget_swaps(self, swap_out: list[tuple[int, int]], swap_in: list[tuple[int, int]]) -> None:
         """A step's copies may not have been made."""
@@ -221,6 +258,10 @@ class KVCacheManager:
         full = min(num_tokens // self.block_size, len(hashes))
         for index in range(self._num_registered[request.request_id], full):
             self.pool.register(blocks[index], hashes[index], request.keeps_hidden(index, self.block_size))
+            if self._shares_parts:
+                parent = hashes[index - 1] if index else root_hash(request.cache_salt)
+                tokens = request.token_ids[index * self.block_size : (index + 1) * self.block_size]
+                self._unwritten.append((blocks[index], hashes[index], parent, tokens))
         self._num_registered[request.request_id] = full
 
     def _num_blocks_for(self, num_tokens: int) -> int:

@@ -220,7 +220,11 @@ class InputProcessor:
                 value=ids,
             )
         result: list[int] = []
-        for element in elements:
+        # Plain integers, as they mostly are, are not looked at one by one.
+        only_ints = set(map(type, elements)) <= {int}
+        if only_ints:
+            result = list(elements)
+        for element in () if only_ints else elements:
             if isinstance(element, bool):
                 raise VLLMValidationError(
                     "prompt_token_ids must hold integers, got bool",

@@ -40,8 +40,10 @@ class SchedulerOutput:
     total_num_scheduled_tokens: int
     finished_req_ids: list[str]  # ended since the last step: their slots are free
     preempted_req_ids: list[str]  # lost slot and blocks in this step; they come back as NewRequestData
-    # Copies that come before anything else of the step: to the host's memory, then from there.
+    # Copies that come before anything else of the step: to the host's memory, then between blocks, then from the host.
     swap_out: list[tuple[int, int]] = field(default_factory=list)  # (device block, host block), each at most once
+    # (block, its copy), the copies distinct. All blocks are read before a copy is written.
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, device block), the latter distinct
 
     def begun_at(self) -> Iterator[tuple[str, int]]:

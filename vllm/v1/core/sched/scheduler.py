@@ -65,6 +65,7 @@ class Scheduler:
             cache_config.enable_prefix_caching,
             cache_config.max_idle_tokens,
             cache_config.num_host_blocks,
+            cache_config.shares_parts_of_blocks,
         )
         self.requests: dict[str, Request] = {}
         self.waiting = make_queue(scheduler_config.policy)
@@ -162,7 +163,7 @@ class Scheduler:
         self._schedule_running(step)
         if not step.preempted_req_ids:
             self._admit_waiting(step)
-        step.swap_out, step.swap_in = self.kv.take_swaps()
+        step.swap_out, step.block_copies, step.swap_in = self.kv.finish_step()
         return step
 
     def _schedule_running(self, step: SchedulerOutput) -> None:
@@ -232,7 +233,7 @@ class Scheduler:
         while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.peek()
             prefix = self.kv.find_prefix(request)
-            num_cached = len(prefix.blocks) * self.kv.block_size
+            num_cached = prefix.num_tokens
             num_new = request.num_tokens - num_cached
             if num_new > budget:
                 if not self.config.enable_chunked_prefill:

@@ -1,4 +1,4 @@
-"""Copies of KV blocks in host memory: a step's evicted blocks go there, and others come back."""
+"""Copies of KV blocks in host memory, where a step's evicted blocks go and others come back from, and in blocks."""
 
 from __future__ import annotations
 
@@ -72,8 +72,15 @@ class KVSwap:
         what earlier steps did there."""
         if step.swap_out:
             self._swap_out(step.swap_out)
+        if step.block_copies:
+            self._copy(step.block_copies)
         if step.swap_in:
             self._swap_in(step.swap_in)
+
+    def _copy(self, pairs: list[tuple[int, int]]) -> None:
+        sources, targets = (self._ids(list(blocks)) for blocks in zip(*pairs, strict=True))
+        for cache in self._caches:
+            cache.index_copy_(0, targets, cache.index_select(0, sources))
 
     def _swap_out(self, pairs: list[tuple[int, int]]) -> None:
         for turn in self._turns(pairs):

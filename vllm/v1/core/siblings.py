@@ -1,0 +1,64 @@
+"""Blocks that share what comes before them: where a prefix ends inside a block, one of them may begin as it does."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import islice
+
+# Of those that agree in the first token, so many are compared, the latest first.
+_MOST_COMPARED = 16
+
+
+class Siblings:
+    """The tokens of blocks that hold content, found by their predecessor's content and their first token."""
+
+    def __init__(self) -> None:
+        self._families: dict[tuple[bytes, int], dict[int, array[int]]] = {}
+        self._family_of: dict[int, tuple[bytes, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._family_of)
+
+    def add(self, block_id: int, parent: bytes, token_ids: Sequence[int]) -> None:
+        """The block holds these tokens, after content of the hash `parent`."""
+        self.discard(block_id)
+        family = self._family_of[block_id] = parent, token_ids[0]
+        self._families.setdefault(family, {})[block_id] = array("q", token_ids)
+
+    def discard(self, block_id: int) -> None:
+        """The block holds something else, if it was here."""
+        family = self._family_of.pop(block_id, None)
+        if family is not None:
+            members = self._families[family]
+            del members[block_id]
+            if not members:
+                del self._families[family]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._families.clear()
+        self._family_of.clear()
+
+    def find(self, parent: bytes, token_ids: Sequence[int]) -> tuple[int, int] | None:
+        """A block that begins with as many of `token_ids` as any that is compared, and how many those are; None where
+        not even the first one is there."""
+        members = self._families.get((parent, token_ids[0])) if token_ids else None
+        if members is None:
+            return None
+        best, longest = -1, 0
+        for block_id, content in islice(reversed(members.items()), _MOST_COMPARED):
+            length = _num_common(content, token_ids)
+            if length > longest:
+                best, longest = block_id, length
+                if length == len(token_ids):
+                    break
+        return best, longest
+
+
+def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    for index, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return index
+    return min(len(one), len(other))
