@@ -77,13 +77,14 @@ def select(flat: FlatArrays, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _find_columns(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray | slice | None:
-    """The ids' columns where they are the same ones everywhere, as they mostly are; else None."""
+    """The ids' columns where they are the same ones everywhere, mostly the last ones, in order; else None."""
     if not len(flat.token_ids) or (flat.counts != flat.counts[0]).any():
         return None
     table = flat.token_ids.reshape(len(flat.counts), -1)
-    found = (table[0] == wanted[:, None]).argmax(axis=1)
-    in_a_row = len(found) and (found[1:] - found[:-1] == 1).all()
-    columns = slice(found[0], found[-1] + 1) if in_a_row else found
+    width = table.shape[1]
+    if 0 < len(wanted) <= width and (table[:, width - len(wanted) :] == wanted).all():
+        return slice(width - len(wanted), width)
+    columns = (table[0] == wanted[:, None]).argmax(axis=1)
     return None if (table[:, columns] != wanted).any() else columns
 
 

@@ -86,7 +86,7 @@ class GreedyGraphs:
             # Padding reads what some slot reads.
             slots = step.slots.clamp(max=self._states.max_num_reqs - 1)
             columns = fill_columns(logits, widths.num_topk, sampler.token_ids, slots, widths.num_token_ids)
-            token_ids, readings = greedy_readings(logits, widths.num_topk, columns, vocab=sampler.vocab)
+            token_ids, readings = greedy_readings(logits, columns, vocab=sampler.vocab)
             health = readings.lse
         else:
             token_ids, health = sampler.vocab.most_likely(logits)

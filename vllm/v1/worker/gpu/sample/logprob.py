@@ -12,6 +12,7 @@ from vllm.ops.token_readings import Readings, token_readings
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload
+from vllm.v1.worker.gpu.sample.states import SamplingStates
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 
 _INITIAL_WIDTH = 16
@@ -176,7 +177,6 @@ def compute_topk_logprobs(
 
 def greedy_readings(
     logits: torch.Tensor,
-    num_logprobs: int,
     columns: Columns,
     entropy: bool = False,
     vocab: WholeVocab = WHOLE,
@@ -192,16 +192,17 @@ def greedy_readings(
     Returns:
         sampled token ids int32 [L] (the lowest id among equals), readings.
     """
-    readings = vocab.read(logits, columns.table, num_logprobs, columns.num_valid, entropy)
-    return readings.argmax, as_tensors(readings, columns.num_valid, num_logprobs, columns.num_token_ids)
+    readings = vocab.read(logits, columns.table, columns.num_topk, columns.num_valid, entropy)
+    return readings.argmax, as_tensors(readings, columns.num_valid, columns.num_topk, columns.num_token_ids)
 
 
 class Columns(NamedTuple):
-    """The ids to read of L rows; nobody writes there."""
+    """What to read of L rows; nobody writes there."""
 
     table: torch.Tensor  # int32 [L, 1 + K + M]: the last M are those that were asked for; the others hold nothing
     num_valid: torch.Tensor | None  # int32 [L], how many of a row's columns count; None: all of them
     num_token_ids: torch.Tensor | None  # int32 [L], how many of its last M; None: M is 0
+    num_topk: int  # K
 
 
 def fill_columns(
@@ -215,7 +216,7 @@ def fill_columns(
     width = 1 + num_logprobs + max_per_req_token_ids
     columns = torch.empty((len(logits), width), dtype=torch.int32, device=logits.device)
     if not max_per_req_token_ids:
-        return Columns(columns, None, None)
+        return Columns(columns, None, None, num_logprobs)
     assert state is not None and expanded_idx_mapping is not None, "ids need their state and the rows' slots"
     num_token_ids = fill_logprob_token_ids(
         columns,
@@ -225,31 +226,34 @@ def fill_columns(
         state.list_idx,
         state.num_token_ids,
     )
-    return Columns(columns, num_token_ids + (1 + num_logprobs), num_token_ids)
+    return Columns(columns, num_token_ids + (1 + num_logprobs), num_token_ids, num_logprobs)
 
 
 class FilledColumns:
-    """The columns of the batches seen last, as long as no slot's ids change: decoding reads the same in every step."""
+    """The columns of the batches seen last, as long as no slot reads something else: decoding reads the same in every
+    step."""
 
     # A step has a batch for each way of reading.
     _MOST = 8
     # Ids; what is larger is not kept.
     _LARGEST = 65536
 
-    def __init__(self, state: LogprobTokenIdsState) -> None:
-        self._state = state
-        self._version = -1
-        self._filled: dict[tuple[bytes, int], Columns] = {}
+    def __init__(self, token_ids: LogprobTokenIdsState, sampling: SamplingStates) -> None:
+        self._token_ids = token_ids
+        self._sampling = sampling
+        self._version = (-1, -1)
+        self._filled: dict[bytes, Columns] = {}
 
-    def of(self, logits: torch.Tensor, num_logprobs: int, slots: np.ndarray) -> Columns:
-        """Columns of the rows of `logits`, which stand in `slots` (int64 [L])."""
-        if self._version != self._state.version:
-            self._version, self._filled = self._state.version, {}
-        key = slots.tobytes(), num_logprobs
+    def of(self, logits: torch.Tensor, slots: np.ndarray) -> Columns:
+        """Columns of the rows of `logits`, which stand in `slots` (int64 [L]); K is the greatest top-k among them."""
+        version = self._token_ids.version, self._sampling.topk_version
+        if self._version != version:
+            self._version, self._filled = version, {}
+        key = slots.tobytes()
         found = self._filled.get(key)
         if found is None:
-            most = self._state.max_num_token_ids(slots)
-            found = fill_columns(logits, num_logprobs, self._state, upload(slots, logits.device), most)
+            num_topk, most = int(self._sampling.num_topk[slots].max()), self._token_ids.max_num_token_ids(slots)
+            found = fill_columns(logits, num_topk, self._token_ids, upload(slots, logits.device), most)
             if found.table.numel() > self._LARGEST:
                 return found
             if len(self._filled) >= self._MOST:

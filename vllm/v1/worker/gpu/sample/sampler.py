@@ -75,7 +75,7 @@ class Sampler:
         self.penalties = PenaltiesState(max_num_reqs, device, vocab)
         self.logit_bias = LogitBiasState(max_num_reqs, device, model_config.hf_config.eos_token_ids, vocab)
         self.token_ids = LogprobTokenIdsState(max_num_reqs, device)
-        self.columns = FilledColumns(self.token_ids)
+        self.columns = FilledColumns(self.token_ids, self.states)
         self.bad_words = BadWordsState(vocab)
         self.request_processors, self.custom = make_processors(config, device, vocab)
         self.reading_clock = ReadingClock()
@@ -171,13 +171,10 @@ class Sampler:
             else:
                 own_slots = slots[rows]
                 with self.reading_clock.running(logits.device):
-                    num_topk = int(self.states.num_topk[own_slots].max())
                     # Strangers read what some row of the group reads.
                     readers = np.where(is_own, slots[span], own_slots[0]) if has_strangers else own_slots
-                    columns = self.columns.of(part, num_topk, readers)
-                    token_ids, tensors = greedy_readings(
-                        part, num_topk, columns, bool(kind & Reads.ENTROPY), self.vocab
-                    )
+                    columns = self.columns.of(part, readers)
+                    token_ids, tensors = greedy_readings(part, columns, bool(kind & Reads.ENTROPY), self.vocab)
                 owners = np.where(is_own, span, -1).tolist() if has_strangers else _as_range(rows)
                 output.logprobs.append((owners, tensors))
                 health = tensors.lse
@@ -287,11 +284,10 @@ class Sampler:
 
     def _read(self, logits: torch.Tensor, kind: int, token_ids: torch.Tensor, slots: np.ndarray) -> LogprobsTensors:
         with self.reading_clock.running(logits.device):
-            num_topk = int(self.states.num_topk[slots].max())
-            columns = self.columns.of(logits, num_topk, slots)
+            columns = self.columns.of(logits, slots)
             entropy = bool(kind & Reads.ENTROPY)
             return compute_topk_logprobs(
-                logits, num_topk, token_ids, entropy=entropy, vocab=self.vocab, columns=columns
+                logits, columns.num_topk, token_ids, entropy=entropy, vocab=self.vocab, columns=columns
             )
 
 

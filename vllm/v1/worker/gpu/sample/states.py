@@ -46,6 +46,7 @@ class SamplingStates:
         self.log_min_p = StagedTensor(max_num_reqs, torch.float32, device, fill=-math.inf)
         self.seeds = StagedTensor(max_num_reqs, torch.int64, device)
         self.num_topk = np.zeros(max_num_reqs, dtype=np.int32)  # [S], own k, at most V
+        self.topk_version = 0  # counts the changes of it
         self.reads = np.zeros(max_num_reqs, dtype=np.int8)  # [S], bits of Reads
 
     def add_request(self, slot: int, params: SamplingParams, request_id: str) -> None:
@@ -64,7 +65,9 @@ class SamplingStates:
         self.log_min_p.stage(slot, math.log(params.min_p) if params.min_p > 0 and not greedy else -math.inf)
         self.seeds.stage(slot, self._draw_seed(request_id) if params.seed is None else params.seed)
         num_topk = params.logprobs or 0
-        self.num_topk[slot] = self.vocab_size if num_topk == -1 else min(num_topk, self.vocab_size)
+        num_topk = self.vocab_size if num_topk == -1 else min(num_topk, self.vocab_size)
+        self.topk_version += int(num_topk != self.num_topk[slot])
+        self.num_topk[slot] = num_topk
         self.reads[slot] = self._kind(params, self.num_topk[slot])
 
     @staticmethod
