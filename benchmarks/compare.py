@@ -118,10 +118,17 @@ def _bounds(row: str, shape: ModelShape, rates: Rates, args: argparse.Namespace)
 
 
 def _profile(args: argparse.Namespace) -> dict[str, Any]:
+    """A step of each row that has one; of int8, a step of `score`."""
+    from profile_step import STEPS
+
     say("profile")
-    model = ["--model", args.model] if args.model else []
-    ran = _run_here([str(_HERE / "profile_step.py"), *model, "--dtype", args.dtype], args)
-    return json.loads(ran.splitlines()[-1])
+    common = [str(_HERE / "profile_step.py"), "--dtype", args.dtype, *(["--model", args.model] if args.model else [])]
+    ran = _run_here([*common, "--rows", ",".join(row for row in STEPS if row in args.rows)], args)
+    profile = json.loads(ran.splitlines()[-1])
+    if args.quantization and "score" in args.rows:
+        ran = _run_here([*common, "--rows", "score", "--quantization", args.quantization], args)
+        profile[f"score, {args.quantization}"] = json.loads(ran.splitlines()[-1])["score"]
+    return profile
 
 
 def _run_here(command: list[str], args: argparse.Namespace) -> str:

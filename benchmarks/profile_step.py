@@ -29,10 +29,18 @@ from flags import some_of
 from report import DOCUMENT, markdown_table, replace_section
 from workloads import make_workload
 
-# Of each row: steps to let pass, and steps to look at. Scoring fills some five steps, decoding does the prompts first.
-STEPS = {"decode64": (4, 24), "score": (1, 3), "decode1": (4, 40), "prompt_logprobs": (1, 2)}
+# Of each row: steps to let pass, and steps to look at. Scoring fills some five steps, or three where the first computes a
+# shared prefix; decoding does the prompts first.
+STEPS = {
+    "score": (1, 3),
+    "score_prefix": (1, 1),
+    "decode64": (4, 24),
+    "decode64_ids": (4, 24),
+    "decode1": (4, 40),
+    "prompt_logprobs": (1, 2),
+}
 
-_SHOWN = 14
+_SHOWN = 12
 _REST = "between the operations"
 
 
