@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import vllm
 from vllm.entrypoints.cli import main as cli
 from vllm.entrypoints.cli.errors import CliError
+from vllm.entrypoints.cli.serve import SignalsBeforeReady
 from vllm.exceptions import VLLMValidationError
 
 
@@ -161,3 +163,28 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(timeout=60) == 141
+
+
+@pytest.mark.parametrize(("signum", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_that_a_destructor_swallows_is_not_lost(
+    signum: int, raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+
+    class Swallows:
+        def __del__(self) -> None:
+            signal.raise_signal(signum)
+
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        signals = SignalsBeforeReady()
+        signals.check()
+        Swallows()
+        assert [each.exc_type for each in unraisable] == [raised]
+        with pytest.raises(raised) as error:
+            signals.check()
+        assert getattr(error.value, "code", None) in (None, 128 + signum)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -84,4 +84,8 @@ def _tolerate_narrow_encodings() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    # Of a KeyboardInterrupt that came while some module executed a string, Python keeps a note, handled or not; under
+    # `python -m` it then ends by SIGINT instead of with the exit code. The next string wipes it out.
+    exec("pass")
+    sys.exit(exit_code)

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         num_replicas = engine_args.create_parallel_config().data_parallel_size
     except ValueError as error:
         raise CliError(str(error)) from error
-    signal.signal(signal.SIGTERM, _end_before_ready)
+    signals = SignalsBeforeReady()
     core_processes = [start_core() for _ in range(num_replicas)]
     try:
         from vllm.entrypoints.openai.launcher import bind, serve
@@ -69,14 +69,35 @@ def run(args: argparse.Namespace) -> int:
             config = engine_args.create_engine_config()
         except (ValueError, OSError) as error:
             raise CliError(str(error)) from error
-        return serve(config, server_args, template, listener, core_processes)
+        return serve(config, server_args, template, listener, core_processes, signals.check)
     finally:
         for each in core_processes:
             end_core(each)
 
 
-def _end_before_ready(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + signum)
+class SignalsBeforeReady:
+    """SIGINT and SIGTERM, from now on until somebody else handles them, end what is being done. Python drops what a
+    handler raises in a destructor or in a callback, of which imports have many: `check` raises it again."""
+
+    def __init__(self) -> None:
+        self._received: int | None = None
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, self._take)
+
+    def _take(self, signum: int, frame: FrameType | None) -> None:
+        self._received = signum
+        self.check()
+
+    def check(self) -> None:
+        """
+        Raises:
+            KeyboardInterrupt: SIGINT has come.
+            SystemExit: SIGTERM has come.
+        """
+        if self._received == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self._received is not None:
+            raise SystemExit(128 + self._received)
 
 
 def check_args(args: ServerArgs) -> None:

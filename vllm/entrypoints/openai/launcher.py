@@ -77,6 +77,7 @@ def serve(
     chat_template: str | None,
     listener: socket.socket,
     core_processes: Sequence[CoreProcessHandle],
+    check_signals: Callable[[], None],
 ) -> int:
     """Load the model and serve it until a signal or the engine's death ends that. For the main thread.
 
@@ -86,6 +87,7 @@ def serve(
         chat_template: text of a template in place of the model's own.
         listener: from `bind`.
         core_processes: from `start_core`, one a replica.
+        check_signals: raises if a signal has come that was to end the server before it is ready.
 
     Returns:
         The exit code: 0 after SIGTERM, 1 after the engine's death, 128 + its number after a signal that cut requests
@@ -94,12 +96,14 @@ def serve(
     Raises:
         EngineDeadError: the engine could not start.
         KeyboardInterrupt: SIGINT before the server was ready.
+        SystemExit: SIGTERM before that.
     """
     engine = AsyncLLM(config, core_processes, _prepare)
     try:
         from vllm.entrypoints.openai.state import ServerState
 
-        return uvloop.run(_run(ServerState(engine, args, chat_template), listener))
+        check_signals()
+        return uvloop.run(_run(ServerState(engine, args, chat_template), listener, check_signals))
     finally:
         engine.shutdown()
 
@@ -114,11 +118,12 @@ def _prepare(tokenizer: Tokenizer | None) -> None:
             _ = tokenizer.chat_template
 
 
-async def _run(state: ServerState, listener: socket.socket) -> int:
+async def _run(state: ServerState, listener: socket.socket, check_signals: Callable[[], None]) -> int:
     server = _Server(_config(state), lambda: _announce(state, listener))
     # What has been imported lives as long as the process: no collection need look at it.
     gc.freeze()
     signals = _Signals(state.engine.core_pids)
+    check_signals()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     dead = asyncio.create_task(_wait_dead(state.engine))
     came = asyncio.create_task(signals.came.wait())
