@@ -29,8 +29,8 @@ from flags import some_of
 from report import DOCUMENT, markdown_table, replace_section
 from workloads import make_workload
 
-# Of each row: steps to let pass, and steps to look at. Scoring fills some five steps, or three of which the first computes
-# a shared prefix; decoding does the prompts first.
+# Of each row: steps to let pass, and steps to look at. Scoring fills some five steps, a shared prefix's three, of which
+# the first computes it; decoding does the prompts first.
 STEPS = {
     "score": (1, 3),
     "score_prefix": (1, 1),
