@@ -134,10 +134,10 @@ def test_the_beams_share_what_is_cached(llama):
     stats = llm.llm_engine.engine_core.scheduler.stats
     (cold,) = llm.generate(prompt, beam_params(4, 1, 1.0, False, 4), use_tqdm=False)
     assert cold.num_cached_tokens == 0
-    # After the first step, the prompt's two full blocks are there for each beam of each step.
-    assert stats().num_prefix_hit_tokens == 3 * 4 * 32
+    # After the first step, the prompt's two full blocks are there for each beam of each step, and of some the third.
+    assert 3 * 4 * 32 < stats().num_prefix_hit_tokens <= 3 * 4 * 40 + 4 * (0 + 1 + 2)
     (warm,) = llm.generate(prompt, beam_params(4, 1, 1.0, False, 4), use_tqdm=False)
-    assert warm.num_cached_tokens == 32 and warm.outputs == cold.outputs
+    assert 32 <= warm.num_cached_tokens < 40 and warm.outputs == cold.outputs
 
 
 def test_a_salt_keeps_the_cached_prefix_apart(llama):
@@ -148,7 +148,7 @@ def test_a_salt_keeps_the_cached_prefix_apart(llama):
         salted = {"prompt_token_ids": prompt, "cache_salt": salt}
         (output,) = llm.generate([salted], beam_params(2, 1, 1.0, False, 3), use_tqdm=False)
         cached.append(output.num_cached_tokens)
-    assert cached == [0, 0, 32]
+    assert cached[:2] == [0, 0] and 32 <= cached[2] < 40
 
 
 class TestWhatEndsASequence:

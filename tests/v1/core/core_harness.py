@@ -225,7 +225,6 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
     assert set(pool._reusable) <= set(pool._hash_of)
     assert not set(pool._blank) & set(pool._hash_of)
     assert pool._with_hidden <= set(pool._hash_of)
-    assert set(pool.siblings._family_of) <= set(pool._hash_of)
     assert set(pool.siblings._families) == set(pool.siblings._family_of.values())
     for blocks in scheduler.kv._blocks.values():
         assert len(blocks) == len(set(blocks))

@@ -71,7 +71,8 @@ class BlockPool:
         self._hash_of: dict[int, bytes] = {}
         self._with_hidden: set[int] = set()  # blocks whose tokens' final hidden states are kept, too
         self._block_of: dict[bytes, int] = {}
-        self.siblings = Siblings()  # of the blocks that hold content, those whose tokens somebody has told
+        # Blocks whose tokens somebody has told: those with content, and such as are not full, owned or blank.
+        self.siblings = Siblings()
 
     @property
     def num_free(self) -> int:
@@ -107,6 +108,7 @@ class BlockPool:
         for _ in range(count):
             if self._blank and not (self._blank[-1] >= self._num_touched and self._has_enough_idle):
                 block_id = self._blank.pop()
+                self.siblings.discard(block_id)
                 self._num_touched = max(self._num_touched, block_id + 1)
             else:
                 block_id, _ = self._reusable.popitem(last=False)
@@ -156,6 +158,7 @@ class BlockPool:
 
     def unregister(self, block_id: int) -> bytes | None:
         """The block does not hold what it was registered for: the hash of that, None if it was not registered."""
+        self.siblings.discard(block_id)
         if block_id not in self._hash_of:
             return None
         content_hash = self._forget(block_id)
@@ -166,7 +169,7 @@ class BlockPool:
 
     def forget_idle(self) -> None:
         """Forget the content of blocks that nobody owns."""
-        for block_id in list(self._reusable):
+        for block_id in (*self._reusable, *self._blank):
             self.unregister(block_id)
 
     def reset(self) -> bool:

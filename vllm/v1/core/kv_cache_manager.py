@@ -29,6 +29,15 @@ class CachedPrefix(NamedTuple):
     part_of: int | None = None  # the block that the tokens beyond the whole ones are to be copied from
 
 
+class _Unwritten(NamedTuple):
+    """A block of a request that the step being scheduled writes, up to these tokens."""
+
+    request: Request
+    number: int  # among the request's blocks
+    block_id: int
+    token_ids: list[int]
+
+
 class KVCacheManager:
     """Gives requests blocks and takes them back.
 
@@ -62,8 +71,7 @@ class KVCacheManager:
         self.swap_in: list[tuple[int, int]] = []
         self.block_copies: list[tuple[int, int]] = []
         self._shares_parts = shares_parts
-        # Registered since the last step was scheduled: (block, content hash, predecessor's, tokens).
-        self._unwritten: list[tuple[int, bytes, bytes, list[int]]] = []
+        self._unwritten: list[_Unwritten] = []
         self.stats = PrefixCacheStats()
         self._blocks: dict[str, list[int]] = {}
         self._num_registered: dict[str, int] = {}  # leading blocks that were offered to the cache
@@ -110,8 +118,13 @@ class KVCacheManager:
         end = min(start + self.block_size, request.num_tokens - 1)
         if request.next_prompt_row is not None:
             end = min(end, request.next_prompt_row)
-        parent = request.block_hashes[index - 1] if index else root_hash(request.cache_salt)
-        return self.pool.siblings.find(parent, request.token_ids[start:end]) if start < end else None
+        if start >= end:
+            return None
+        return self.pool.siblings.find(self._parent(request, index), request.token_ids[start:end])
+
+    @staticmethod
+    def _parent(request: Request, index: int) -> bytes:
+        return request.block_hashes[index - 1] if index else root_hash(request.cache_salt)
 
     def admit(self, request: Request, prefix: CachedPrefix, num_new_tokens: int) -> bool:
         """Give a request without blocks its cached prefix and room for `num_new_tokens` more; False, and
@@ -141,6 +154,7 @@ class KVCacheManager:
                 self.stats.num_queried_tokens += request.num_tokens
                 self.stats.num_hit_tokens += prefix.num_tokens
             self._register(request, num_tokens)
+            self._note_tail(request, num_tokens)
         return True
 
     def grow(self, request: Request, num_new_tokens: int) -> list[int] | None:
@@ -158,6 +172,8 @@ class KVCacheManager:
         blocks += added
         if self.enable_caching and num_tokens // self.block_size > self._num_registered[request.request_id]:
             self._register(request, num_tokens)
+        if self.enable_caching and num_new_tokens > 1:
+            self._note_tail(request, num_tokens)
         return added
 
     def num_missing_blocks(self, request: Request, num_new_tokens: int) -> int:
@@ -192,9 +208,10 @@ class KVCacheManager:
     def finish_step(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
         """The copies that the step begins with, `swap_out`, `block_copies` and `swap_in`; the next step starts without
         any, and finds parts of the blocks that this one writes."""
-        for block_id, content_hash, parent, token_ids in self._unwritten:
-            if self.pool.find(content_hash) == block_id:
-                self.pool.siblings.add(block_id, parent, token_ids)
+        for request, number, block_id, token_ids in self._unwritten:
+            # A preempted request has lost its blocks again, unwritten.
+            if self.blocks_of(request.request_id)[number : number + 1] == [block_id]:
+                self.pool.siblings.add(block_id, self._parent(request, number), token_ids)
         self._unwritten.clear()
         copies = self.swap_out, self.block_copies, self.swap_in
         self.block_copies = []
@@ -259,10 +276,17 @@ class KVCacheManager:
         for index in range(self._num_registered[request.request_id], full):
             self.pool.register(blocks[index], hashes[index], request.keeps_hidden(index, self.block_size))
             if self._shares_parts:
-                parent = hashes[index - 1] if index else root_hash(request.cache_salt)
                 tokens = request.token_ids[index * self.block_size : (index + 1) * self.block_size]
-                self._unwritten.append((blocks[index], hashes[index], parent, tokens))
+                self._unwritten.append(_Unwritten(request, index, blocks[index], tokens))
         self._num_registered[request.request_id] = full
+
+    def _note_tail(self, request: Request, num_tokens: int) -> None:
+        """The block that a prompt's part up to `num_tokens` ends in may lend what it has, though it is not full."""
+        index = num_tokens // self.block_size
+        tokens = request.token_ids[index * self.block_size : num_tokens]
+        if self._shares_parts and tokens:
+            block_id = self._blocks[request.request_id][index]
+            self._unwritten.append(_Unwritten(request, index, block_id, tokens))
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
