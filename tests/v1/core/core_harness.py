@@ -83,6 +83,12 @@ class FakeRunner:
                 cell, key = self._cell(req_id, position), self._key(req_id, position)
                 self.cells[cell] = key
                 self.hidden[cell] = key if position in self.keeps[req_id] else ("none",)
+        for owner, sharer, start, count in step.shared_tokens:
+            for position in range(start, start + count):
+                assert position in range(self.computed[owner], self.computed[owner] + step.num_scheduled_tokens[owner])
+                assert position < self.computed[sharer]
+                cell = self._cell(sharer, position)
+                self.cells[cell], self.hidden[cell] = self._key(owner, position), ("none",)
         prompts = {req_id: self._read_prompt(req_id, count) for req_id, count in step.num_scheduled_tokens.items()}
         req_ids, sampled = [], []
         for req_id, count in step.num_scheduled_tokens.items():
@@ -204,6 +210,7 @@ def _count(
         seen["resumed from the host"] += bool(request.num_preemptions and brought_back & set(new.block_ids))
         seen["split prompts"] += request.num_computed_tokens < request.num_tokens
     seen["copied parts"] += len(step.block_copies)
+    seen["parts shared within a step"] += len(step.shared_tokens)
     # The copy's source was handed out in this very step.
     handed_out = {block for new in step.scheduled_new_reqs for block in new.block_ids}
     seen["copies of what is given up"] += sum(block in handed_out for block, _ in step.block_copies)

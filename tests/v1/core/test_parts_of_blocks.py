@@ -42,17 +42,31 @@ def test_the_first_block_too_but_not_across_salts():
         assert drain(scheduler, runner)[-1].num_cached_tokens == cached
 
 
-def test_nothing_is_copied_of_a_block_that_the_same_step_writes():
+def test_what_the_same_step_computes_is_written_twice_and_nothing_copied():
     scheduler, runner = make_scheduler(budget=40), FakeRunner(4)
     for number in range(3):
         scheduler.add_request(make_request(f"r{number}", [*PREFIX, number, number], max_tokens=1))
     step = scheduler.schedule()
     assert step.block_copies == []
-    assert step.num_scheduled_tokens == {"r0": 8, "r1": 4, "r2": 4}
-    scheduler.update_from_output(step, runner.execute(step))
+    assert step.shared_tokens == [("r0", "r1", 4, 2), ("r0", "r2", 4, 2)]
+    assert step.num_scheduled_tokens == {"r0": 8, "r1": 2, "r2": 2}
+    outputs = scheduler.update_from_output(step, runner.execute(step))
+    assert [output.num_cached_tokens for output in outputs] == [0, 6, 6]
     scheduler.add_request(make_request("r3", [*PREFIX, 3], max_tokens=1))
     step = scheduler.schedule()
-    assert len(step.block_copies) == 1 and step.num_scheduled_tokens == {"r3": 1}
+    assert len(step.block_copies) == 1 and step.shared_tokens == [] and step.num_scheduled_tokens == {"r3": 1}
+
+
+def test_a_block_that_another_step_began_is_not_shared_but_copied_later():
+    scheduler, runner = make_scheduler(budget=6), FakeRunner(4)
+    scheduler.add_request(make_request("r0", [*PREFIX, 0, 0, 0, 0], max_tokens=1))
+    run_step(scheduler, runner)  # r0's second block has two tokens now
+    scheduler.add_request(make_request("r1", [*PREFIX, 0, 1], max_tokens=1))
+    step = scheduler.schedule()
+    # Two are copied; the third is computed by both.
+    assert step.num_scheduled_tokens == {"r0": 4, "r1": 2}
+    assert len(step.block_copies) == 1 and step.shared_tokens == []
+    runner.execute(step)
 
 
 def test_a_failed_step_leaves_nothing_to_copy():
@@ -129,9 +143,8 @@ class TestSiblings:
         assert siblings.find(b"p", [1, 2, 5]) == (1, 3)
         assert siblings.find(b"p", [1, 2, 3, 4]) == (0, 4)
         assert siblings.find(b"p", [1]) in ((0, 1), (1, 1), (3, 1))
-        assert siblings.find(b"p", [3]) is None
-        assert siblings.find(b"q", [1, 2]) is None
-        assert siblings.find(b"p", []) is None
+        assert siblings.find(b"p", [3]) == (-1, 0)
+        assert siblings.find(b"q", [1, 2]) == (-1, 0)
 
     def test_what_is_discarded_is_gone(self):
         siblings = Siblings()
@@ -141,9 +154,9 @@ class TestSiblings:
         assert siblings.find(b"p", [1, 2]) == (1, 1)
         siblings.discard(1)
         siblings.discard(1)
-        assert siblings.find(b"p", [1]) is None and len(siblings) == 1
+        assert siblings.find(b"p", [1]) == (-1, 0) and len(siblings) == 1
         siblings.clear()
-        assert siblings.find(b"q", [5]) is None and not len(siblings)
+        assert siblings.find(b"q", [5]) == (-1, 0) and not len(siblings)
 
     @pytest.mark.parametrize("number", [15, 16, 100])
     def test_of_many_the_latest_are_compared(self, number: int):

@@ -230,6 +230,7 @@ def test_the_same_under_constant_pressure():
             "broken requests",
             "rows of cached prefixes",
             "copied parts",
+            "parts shared within a step",
             "copies of what is given up",
             "swapped out",
             "swapped in",

@@ -152,7 +152,8 @@ def test_every_bit_is_that_of_steps_that_are_not_recorded(make_llm, async_schedu
 
 
 def test_one_replay_does_it_all_for_plain_rows(make_llm):
-    llm = make_llm()
+    # With it, all but the last token of a prompt that comes again may be there, and its step is a replay, too.
+    llm = make_llm(enable_prefix_caching=False)
     recorder = runner_of(llm)._graph_recorder
     assert recorder.num_recorded == len(ladder(7)) == 4
     results(llm, KINDS["few ids"], 3)

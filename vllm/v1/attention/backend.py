@@ -38,6 +38,7 @@ class AttentionBackend(ABC):
         """Put k, v [T, Hkv, D] into the cache's slots."""
         k_cache, v_cache = self._of_operations(kv_cache)
         reshape_and_cache_(k, v, k_cache, v_cache, attn.slot_mapping)
+        _write_shared(k, v, k_cache, v_cache, attn)
 
     def rotate_and_write_kv(
         self,
@@ -52,10 +53,17 @@ class AttentionBackend(ABC):
         """Rotate q [T, Hq, D] and k [T, Hkv, D] in place by positions [T], then put k, v into the cache's slots."""
         k_cache, v_cache = self._of_operations(kv_cache)
         rotary_and_cache_(positions, q, k, v, cos_sin_cache, k_cache, v_cache, attn.slot_mapping)
+        _write_shared(k, v, k_cache, v_cache, attn)
 
     def _of_operations(self, kv_cache: KVCache) -> KVCache:
         """The caches in a layout of `vllm.ops.kv_cache`."""
         return kv_cache
+
+
+def _write_shared(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, attn: AttentionMetadata) -> None:
+    if attn.shared is not None:
+        tokens, slots = attn.shared
+        reshape_and_cache_(k.index_select(0, tokens), v.index_select(0, tokens), k_cache, v_cache, slots)
 
 
 class TokenMajorBackend(AttentionBackend):

@@ -20,3 +20,5 @@ class AttentionMetadata:
     seq_lens: Tensor  # int32 [R], tokens with KV after this step
     max_query_len: int
     max_seq_len: int
+    # Tokens whose keys and values another request has at the same positions, and that one's slots, both int64 [S].
+    shared: tuple[Tensor, Tensor] | None = None

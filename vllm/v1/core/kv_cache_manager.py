@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from vllm.v1.core.block_pool import BlockPool, extend_block_hashes, root_hash
 from vllm.v1.core.host_pool import HostPool
+from vllm.v1.core.sched.output import SchedulerOutput, SharedTokens
+from vllm.v1.core.siblings import Siblings
 from vllm.v1.request import Request
 
 
@@ -27,6 +29,7 @@ class CachedPrefix(NamedTuple):
     on_host: list[bytes]  # the content hashes of those, in order
     num_tokens: int = 0  # in those blocks and in the part of one
     part_of: int | None = None  # the block that the tokens beyond the whole ones are to be copied from
+    shared_with: str | None = None  # instead of that: the request that computes them in the step being scheduled
 
 
 class _Unwritten(NamedTuple):
@@ -47,6 +50,7 @@ class KVCacheManager:
 
     Where the cached prefix ends inside a block, the request gets a copy of a block that begins as its own does, if one
     was written by an earlier step: `block_copies` (block, its copy) happen before any of the step's blocks is written.
+    If the same step computes it from its beginning, what both have in common is written to both: `shared_tokens`.
 
     With host blocks, content that leaves the device goes there, be it of a preempted request or of a prefix that
     nobody wanted for long, and is found there. `swap_out` (device block, host block) and `swap_in` (host block, device
@@ -71,7 +75,11 @@ class KVCacheManager:
         self.swap_in: list[tuple[int, int]] = []
         self.block_copies: list[tuple[int, int]] = []
         self._shares_parts = shares_parts
+        self.shared_tokens: list[SharedTokens] = []
         self._unwritten: list[_Unwritten] = []
+        # Of these, the blocks that the step writes from their beginning, and whose they are.
+        self._whole = Siblings()
+        self._owners: dict[int, str] = {}
         self.stats = PrefixCacheStats()
         self._blocks: dict[str, list[int]] = {}
         self._num_registered: dict[str, int] = {}  # leading blocks that were offered to the cache
@@ -106,21 +114,27 @@ class KVCacheManager:
                 on_host.append(content_hash)
             blocks.append(block_id)
         num_whole = len(blocks) * self.block_size
-        part = self._find_part(request, len(blocks)) if self._shares_parts else None
-        if part is None:
-            return CachedPrefix(blocks, on_host, num_whole)
-        return CachedPrefix(blocks, on_host, num_whole + part[1], part[0])
+        if self._shares_parts:
+            written, unwritten = self._find_parts(request, len(blocks))
+            if written[1] >= max(unwritten[1], 1):
+                return CachedPrefix(blocks, on_host, num_whole + written[1], part_of=written[0])
+            if unwritten[1]:
+                owner = self._owners[unwritten[0]]
+                return CachedPrefix(blocks, on_host, num_whole + unwritten[1], shared_with=owner)
+        return CachedPrefix(blocks, on_host, num_whole)
 
-    def _find_part(self, request: Request, index: int) -> tuple[int, int] | None:
-        """A block that begins as the request's block `index` does, and with how many tokens. None of them may be a
-        position that is still to be read: hidden states are not copied."""
+    def _find_parts(self, request: Request, index: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Blocks that begin as the request's block `index` does, and with how many tokens, maybe 0: one that is
+        written, and one that the step is to write. None of the tokens may be a position that is still to be read:
+        hidden states are not copied."""
         start = index * self.block_size
         end = min(start + self.block_size, request.num_tokens - 1)
         if request.next_prompt_row is not None:
             end = min(end, request.next_prompt_row)
         if start >= end:
-            return None
-        return self.pool.siblings.find(self._parent(request, index), request.token_ids[start:end])
+            return (-1, 0), (-1, 0)
+        parent, tokens = self._parent(request, index), request.token_ids[start:end]
+        return self.pool.siblings.find(parent, tokens), self._whole.find(parent, tokens)
 
     @staticmethod
     def _parent(request: Request, index: int) -> bytes:
@@ -146,6 +160,10 @@ class KVCacheManager:
             # The block may have been free, and just been handed out for its own copy.
             if own != prefix.part_of:
                 self.block_copies.append((prefix.part_of, own))
+        if prefix.shared_with is not None:
+            start = num_cached * self.block_size
+            shared = SharedTokens(prefix.shared_with, request.request_id, start, prefix.num_tokens - start)
+            self.shared_tokens.append(shared)
         request.hidden_from = request.next_prompt_row
         self._num_registered[request.request_id] = num_cached
         if self.enable_caching:
@@ -153,8 +171,8 @@ class KVCacheManager:
             if request.num_preemptions == 0:
                 self.stats.num_queried_tokens += request.num_tokens
                 self.stats.num_hit_tokens += prefix.num_tokens
-            self._register(request, num_tokens)
-            self._note_tail(request, num_tokens)
+            self._register(request, num_tokens, prefix.num_tokens)
+            self._note_tail(request, num_tokens, prefix.num_tokens)
         return True
 
     def grow(self, request: Request, num_new_tokens: int) -> list[int] | None:
@@ -171,9 +189,9 @@ class KVCacheManager:
         added = self.pool.allocate(missing) if missing > 0 else []
         blocks += added
         if self.enable_caching and num_tokens // self.block_size > self._num_registered[request.request_id]:
-            self._register(request, num_tokens)
+            self._register(request, num_tokens, request.num_computed_tokens)
         if self.enable_caching and num_new_tokens > 1:
-            self._note_tail(request, num_tokens)
+            self._note_tail(request, num_tokens, request.num_computed_tokens)
         return added
 
     def num_missing_blocks(self, request: Request, num_new_tokens: int) -> int:
@@ -186,7 +204,7 @@ class KVCacheManager:
         known tokens can be found from now on."""
         num_known = min(request.num_computed_tokens, len(request.token_ids))
         if self.enable_caching and num_known // self.block_size > self._num_registered[request.request_id]:
-            self._register(request, num_known)
+            self._register(request, num_known, num_known)
 
     def blocks_filled_by(self, request: Request, num_computed_before: int) -> list[int]:
         """The request's blocks that are not full until the step begun at `num_computed_before` is done."""
@@ -205,22 +223,24 @@ class KVCacheManager:
             if content_hash is not None and self.host is not None:
                 self.host.forget(content_hash)
 
-    def finish_step(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
-        """The copies that the step begins with, `swap_out`, `block_copies` and `swap_in`; the next step starts without
-        any, and finds parts of the blocks that this one writes."""
+    def finish_step(self, step: SchedulerOutput) -> None:
+        """Give the step its copies and what it shares; the next one starts without any, and finds parts of the blocks
+        that this one writes."""
         for request, number, block_id, token_ids in self._unwritten:
             # A preempted request has lost its blocks again, unwritten.
             if self.blocks_of(request.request_id)[number : number + 1] == [block_id]:
                 self.pool.siblings.add(block_id, self._parent(request, number), token_ids)
         self._unwritten.clear()
-        copies = self.swap_out, self.block_copies, self.swap_in
-        self.block_copies = []
+        self._whole.clear()
+        self._owners.clear()
+        step.block_copies, self.block_copies = self.block_copies, []
+        step.shared_tokens, self.shared_tokens = self.shared_tokens, []
+        step.swap_out, step.swap_in = self.swap_out, self.swap_in
         if self.host is not None:
             self.host.end_step()
             self.stats.num_swapped_out_blocks += len(self.swap_out)
             self.stats.num_swapped_in_blocks += len(self.swap_in)
             self.swap_out, self.swap_in = [], []
-        return copies
 
     def forget_swaps(self, swap_out: list[tuple[int, int]], swap_in: list[tuple[int, int]]) -> None:
         """A step's copies may not have been made."""
@@ -269,7 +289,8 @@ class KVCacheManager:
             blocks.append(block_id)
         return [*blocks, *new]
 
-    def _register(self, request: Request, num_tokens: int) -> None:
+    def _register(self, request: Request, num_tokens: int, begin: int) -> None:
+        """The request's full blocks up to `num_tokens` can be found from now on; the step computes it from `begin`."""
         hashes = extend_block_hashes(request, self.block_size)
         blocks = self._blocks[request.request_id]
         full = min(num_tokens // self.block_size, len(hashes))
@@ -277,16 +298,22 @@ class KVCacheManager:
             self.pool.register(blocks[index], hashes[index], request.keeps_hidden(index, self.block_size))
             if self._shares_parts:
                 tokens = request.token_ids[index * self.block_size : (index + 1) * self.block_size]
-                self._unwritten.append(_Unwritten(request, index, blocks[index], tokens))
+                self._note(_Unwritten(request, index, blocks[index], tokens), begin)
         self._num_registered[request.request_id] = full
 
-    def _note_tail(self, request: Request, num_tokens: int) -> None:
+    def _note_tail(self, request: Request, num_tokens: int, begin: int) -> None:
         """The block that a prompt's part up to `num_tokens` ends in may lend what it has, though it is not full."""
         index = num_tokens // self.block_size
         tokens = request.token_ids[index * self.block_size : num_tokens]
         if self._shares_parts and tokens:
             block_id = self._blocks[request.request_id][index]
-            self._unwritten.append(_Unwritten(request, index, block_id, tokens))
+            self._note(_Unwritten(request, index, block_id, tokens), begin)
+
+    def _note(self, block: _Unwritten, begin: int) -> None:
+        self._unwritten.append(block)
+        if block.number * self.block_size >= begin:
+            self._whole.add(block.block_id, self._parent(block.request, block.number), block.token_ids)
+            self._owners[block.block_id] = block.request.request_id
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -40,12 +40,10 @@ class Siblings:
         self._families.clear()
         self._family_of.clear()
 
-    def find(self, parent: bytes, token_ids: Sequence[int]) -> tuple[int, int] | None:
-        """A block that begins with as many of `token_ids` as any that is compared, and how many those are; None where
-        not even the first one is there."""
-        members = self._families.get((parent, token_ids[0])) if token_ids else None
-        if members is None:
-            return None
+    def find(self, parent: bytes, token_ids: Sequence[int]) -> tuple[int, int]:
+        """A block that begins with as many of `token_ids` (not empty) as any that is compared, and how many those are:
+        -1 and 0 where no block has even the first."""
+        members = self._families.get((parent, token_ids[0]), {})
         best, longest = -1, 0
         for block_id, content in islice(reversed(members.items()), _MOST_COMPARED):
             length = _num_common(content, token_ids)

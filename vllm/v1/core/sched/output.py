@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from vllm.sampling_params import SamplingParams
 
@@ -30,6 +31,15 @@ class CachedRequestData:
     num_computed_tokens: list[int] = field(default_factory=list)
 
 
+class SharedTokens(NamedTuple):
+    """Tokens that two requests have at the same positions, which a step computes once."""
+
+    owner: str  # id of the request that computes them
+    sharer: str  # id of the other, whose block they are written to as well
+    start: int  # their first position
+    num_tokens: int
+
+
 @dataclass
 class SchedulerOutput:
     """One step."""
@@ -45,6 +55,8 @@ class SchedulerOutput:
     # (block, its copy), the copies distinct. All blocks are read before a copy is written.
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, device block), the latter distinct
+    # Keys and values that the step computes for one request and writes for another, too.
+    shared_tokens: list[SharedTokens] = field(default_factory=list)
 
     def begun_at(self) -> Iterator[tuple[str, int]]:
         """Each request of the step, and how many of its tokens had been computed before."""

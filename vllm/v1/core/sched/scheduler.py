@@ -163,7 +163,7 @@ class Scheduler:
         self._schedule_running(step)
         if not step.preempted_req_ids:
             self._admit_waiting(step)
-        step.swap_out, step.block_copies, step.swap_in = self.kv.finish_step()
+        self.kv.finish_step(step)
         return step
 
     def _schedule_running(self, step: SchedulerOutput) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from vllm.v1.attention.metadata import AttentionMetadata
+from vllm.v1.core.sched.output import SharedTokens
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.buffer_utils import upload_all
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsState, PromptRows
@@ -47,11 +49,14 @@ class InputBatch:
     prompts: PromptBatch | None  # None: no request reads its prompt
     max_query_len: int
     max_seq_len: int
+    # Tokens whose keys and values are written once more, and the KV cache slots of that, both int64 [S]; None: none.
+    shared_np: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def is_decode(self) -> bool:
-        """Whether each request computes one token, and its final hidden state is wanted."""
-        return self.max_query_len == 1 and len(self.hidden_rows_np) == len(self.input_ids_np)
+        """Whether each request computes one token of its own, and its final hidden state is wanted."""
+        is_short = self.max_query_len == 1 and self.shared_np is None
+        return is_short and len(self.hidden_rows_np) == len(self.input_ids_np)
 
     def to_device(self, states: RequestStates) -> ModelInputs:
         """What the model reads, in one upload."""
@@ -63,6 +68,10 @@ class InputBatch:
         tensors = upload_all(wide + narrow, states.device)
         positions, slot_mapping, hidden_rows, *token_slots = tensors[: len(wide)]
         input_ids, query_start_loc, seq_lens, block_table = tensors[len(wide) :]
+        shared: tuple[torch.Tensor, torch.Tensor] | None = None
+        if self.shared_np is not None:
+            tokens, other_slots = upload_all(list(self.shared_np), states.device)
+            shared = tokens, other_slots
         return ModelInputs(
             states.known(input_ids, *token_slots) if is_unknown else input_ids,
             positions,
@@ -73,6 +82,7 @@ class InputBatch:
                 seq_lens=seq_lens,
                 max_query_len=self.max_query_len,
                 max_seq_len=self.max_seq_len,
+                shared=shared,
             ),
             hidden_rows,
         )
@@ -104,6 +114,7 @@ def build_input_batch(
     states: RequestStates,
     block_tables: BlockTables,
     prompt_logprobs: PromptLogprobsState,
+    shared_tokens: Sequence[SharedTokens] = (),
 ) -> InputBatch:
     """Gather a step's inputs from the slots. Everything is vectorised over the step; nothing is built row by row."""
     req_ids = list(num_scheduled_tokens)
@@ -148,7 +159,26 @@ def build_input_batch(
         prompts=prompts,
         max_query_len=int(counts.max(initial=0)),
         max_seq_len=max_seq_len,
+        shared_np=_shared(shared_tokens, req_ids, states, block_tables, layout) if shared_tokens else None,
     )
+
+
+def _shared(
+    shared_tokens: Sequence[SharedTokens],
+    req_ids: list[str],
+    states: RequestStates,
+    block_tables: BlockTables,
+    layout: _Layout,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a step writes once more: its tokens and their other slots, both int64 [S]."""
+    row_of = {req_id: row for row, req_id in enumerate(req_ids)}
+    # The step's index of each request's position 0, were it there.
+    origins = layout.query_start_loc[:-1] - layout.computed
+    counts = [each.num_tokens for each in shared_tokens]
+    positions = np.concatenate([np.arange(each.start, each.start + each.num_tokens) for each in shared_tokens])
+    owners = np.repeat([origins[row_of[each.owner]] for each in shared_tokens], counts)
+    sharers = np.repeat([states.req_id_to_slot[each.sharer] for each in shared_tokens], counts)
+    return owners + positions, block_tables.slot_mapping(sharers, positions)
 
 
 def _lay_out(slots: np.ndarray, counts: np.ndarray, states: RequestStates, block_tables: BlockTables) -> _Layout:

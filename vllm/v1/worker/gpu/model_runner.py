@@ -155,6 +155,7 @@ class GPUModelRunner:
             self.states,
             self.block_tables,
             self.prompt_logprobs,
+            scheduler_output.shared_tokens,
         )
         hidden = self._forward(batch)
         self.states.num_computed_tokens[batch.idx_mapping_np] += batch.num_scheduled_np
