@@ -130,7 +130,7 @@ def test_the_way_it_is_run_changes_nothing(llama, prompts, fields):
 
 def test_the_beams_share_what_is_cached(llama):
     prompt = random_prompts(199, (40,))
-    llm = make_llm(llama[0])
+    llm = make_llm(llama[0], device="cpu")
     stats = llm.llm_engine.engine_core.scheduler.stats
     (cold,) = llm.generate(prompt, beam_params(4, 1, 1.0, False, 4), use_tqdm=False)
     assert cold.num_cached_tokens == 0

@@ -124,7 +124,7 @@ def scheduled_tokens(llm: LLM, call) -> tuple[int, int]:
 
 @pytest.mark.parametrize("length", [64, 70])
 def test_the_prompt_is_computed_once(tiny, length):
-    llm = make_tiny_llm(tiny[0])
+    llm = make_tiny_llm(tiny[0], device="cpu")
     (prompt,) = random_prompts(VOCAB_SIZE, (length,))
     labels = [[first, second] for first in range(10, 30) for second in (40, 41)]
     tokens, requests = scheduled_tokens(llm, lambda: llm.score_labels([prompt], labels, use_tqdm=False))
