@@ -180,4 +180,4 @@ def test_a_profile_adds_up_to_its_step(benchmark_module: Import) -> None:
     lines = benchmark_module("profile_step").make_table({"score": step}).splitlines()
     assert lines[0] == "One step of `score`: 1.90 ms, 2.00 ms under the profiler."
     assert lines[4] == "| op0 | 2 | 100 | 5.0% |"
-    assert lines[-2:] == ["| 2 other operations | 4 | 171 | 8.6% |", "| between the operations | 1 | 480 | 24.0% |"]
+    assert lines[-2:] == ["| 4 other operations | 8 | 346 | 17.3% |", "| between the operations | 1 | 480 | 24.0% |"]

@@ -284,6 +284,17 @@ def test_the_request_id_is_a_part_of_the_answers(server):
     assert complete(server, request_id="mine")["id"] == "cmpl-mine"
 
 
+def test_cached_tokens_are_told_in_steps_of_16(server):
+    """Or one could guess what others have sent, token by token."""
+    prompt = byte_ids("told in steps, whatever the cache has of it")
+
+    def cached(prompt):
+        return complete(server, prompt=prompt)["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert len(prompt) == 43 and cached(prompt) == 0
+    assert [cached([*prompt[:length], 3, 3]) for length in (15, 16, 31, 32, 42)] == [0, 16, 16, 32, 32]
+
+
 def test_salts_keep_cached_prefixes_apart(server):
     prompt = byte_ids("salted " * 9)
 

@@ -15,6 +15,7 @@ from vllm.entrypoints.openai.schema_extras import check_exactly_one
 from vllm.entrypoints.openai.scoring_prompts import PromptBuilder, ScoringPrompt
 from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.openai.token_texts import id_name
+from vllm.entrypoints.openai.usage import cached_tokens_told
 from vllm.outputs import LabelScores, RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizer import Tokenizer
@@ -127,7 +128,7 @@ class _Plan:
         scores = [self.scorer.scores(prompt, row) for prompt, row in zip(self.processed, rows, strict=True)]
         num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
         # Further requests of a prompt find it in the cache by construction: the first one tells.
-        num_cached = sum(row[0].num_cached_tokens or 0 for row in rows)
+        num_cached = sum(cached_tokens_told(row[0]) for row in rows)
         usage = {
             "prompt_tokens": num_tokens,
             "completion_tokens": 0,

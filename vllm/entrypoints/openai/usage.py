@@ -10,6 +10,14 @@ from fastapi import Request
 from vllm.entrypoints.openai.protocol import StreamOptions
 from vllm.outputs import RequestOutput
 
+_CACHED_STEP = 16
+
+
+def cached_tokens_told(output: RequestOutput) -> int:
+    """How many of the prompt's tokens were in the cache, in whole steps of 16: who saw every single one could find out
+    what others have sent, token by token."""
+    return (output.num_cached_tokens or 0) // _CACHED_STEP * _CACHED_STEP
+
 
 class UsageCount:
     """Tokens of a request's prompts and answers, so far.
@@ -29,7 +37,7 @@ class UsageCount:
             self._prompts.add(index)
             self.counts["prompt_tokens"] += len(output.prompt_token_ids)
             self.counts["total_tokens"] += len(output.prompt_token_ids)
-            self._num_cached += output.num_cached_tokens or 0
+            self._num_cached += cached_tokens_told(output)
         for completion in output.outputs:
             self.counts["completion_tokens"] += len(completion.token_ids)
             self.counts["total_tokens"] += len(completion.token_ids)
