@@ -19,8 +19,8 @@ from tiny_llm import make_tiny_model
 from vllm.entrypoints.openai.api_server import build_app
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-FEW = 8
-"""Steps that may begin before the engine hears that nobody waits; some may be under way then."""
+FEW = 100
+"""More steps than may begin before the engine hears that nobody waits, and fewer than a request would take."""
 
 LONG = {"model": "tiny", "max_tokens": 200, "ignore_eos": True, "temperature": 0}
 PROMPT = {**LONG, "prompt": [5, 6, 7]}
