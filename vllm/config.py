@@ -89,7 +89,7 @@ class CacheConfig:
         block_size: tokens a block.
         enable_prefix_caching: keep full blocks of finished requests and share them by content.
         num_blocks: blocks in the pool; None = sized from memory when the engine starts.
-        shares_parts_of_blocks: whether a cached prefix may end inside a block, which is then copied for its new owner.
+        shares_parts_of_blocks: whether a cached prefix may end inside a block, of which its new owner gets a copy.
         max_idle_tokens: tokens whose keys and values are kept for requests to come before memory that was not used yet
             is; None = as many as the pool holds. It is the memory in use that this bounds, not the pool.
         gpu_memory_utilization: fraction of the device's memory that the engine may use (CUDA).

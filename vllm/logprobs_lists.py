@@ -68,7 +68,7 @@ class LogprobsLists:
 
     @property
     def has_table(self) -> bool:
-        """Whether `table` has nothing to do."""
+        """Whether there is a table already."""
         return self._table is not None
 
     def arrays(self) -> StepArrays:
@@ -133,7 +133,7 @@ class LogprobsLists:
         return self.arrays().entropy
 
     def first_logprob(self, row: int) -> float:
-        """The logprob in the first column."""
+        """The logprob in the row's first column."""
         if self._first is None:
             self._first = self.arrays().logprobs[:, 0].tolist()
         return self._first[row]

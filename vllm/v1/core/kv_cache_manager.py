@@ -115,12 +115,12 @@ class KVCacheManager:
             blocks.append(block_id)
         num_whole = len(blocks) * self.block_size
         if self._shares_parts:
-            written, unwritten = self._find_parts(request, len(blocks))
-            if written[1] >= max(unwritten[1], 1):
-                return CachedPrefix(blocks, on_host, num_whole + written[1], part_of=written[0])
-            if unwritten[1]:
-                owner = self._owners[unwritten[0]]
-                return CachedPrefix(blocks, on_host, num_whole + unwritten[1], shared_with=owner)
+            (written, num_written), (unwritten, num_unwritten) = self._find_parts(request, len(blocks))
+            if num_unwritten > num_written:
+                owner = self._owners[unwritten]
+                return CachedPrefix(blocks, on_host, num_whole + num_unwritten, shared_with=owner)
+            if num_written:
+                return CachedPrefix(blocks, on_host, num_whole + num_written, part_of=written)
         return CachedPrefix(blocks, on_host, num_whole)
 
     def _find_parts(self, request: Request, index: int) -> tuple[tuple[int, int], tuple[int, int]]:

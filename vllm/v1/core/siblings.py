@@ -11,7 +11,8 @@ _MOST_COMPARED = 16
 
 
 class Siblings:
-    """The tokens of blocks that hold content, found by their predecessor's content and their first token."""
+    """The tokens that blocks hold from their beginning on, full or not, found by their predecessor's content and their
+    first token."""
 
     def __init__(self) -> None:
         self._families: dict[tuple[bytes, int], dict[int, array[int]]] = {}

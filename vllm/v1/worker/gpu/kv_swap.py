@@ -24,7 +24,7 @@ _PIECE_BYTES = 2**30
 
 
 class KVSwap:
-    """This rank's host blocks and the copies to and from them.
+    """This rank's host blocks, the copies to and from them, and those from one block of the device to another.
 
     A host block is one piece of memory, [2 * layers, E], where E is what a block has of one layer's keys or values.
     On CUDA a block's pieces are gathered on the device, so that a block is one transfer. Transfers run on a stream of
