@@ -14,6 +14,8 @@
 // Include only from kernels/*.cpp.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels.h"
 #include "scratch.h"
 #include "vec.h"
@@ -199,6 +201,9 @@ inline void write_values(const LinearArgs& a, Vec values, int64_t row, int64_t c
   }
 }
 
+// silu(gates) * values.
+inline Vec gate(Vec gates, Vec values) { return gates / (set1(1.0f) + exp(zero() - gates)) * values; }
+
 // What becomes of a row's sums in kLanes columns of a panel's first half and of its second, from lane `lane` of each.
 template <typename T>
 inline void write_sums(const LinearArgs& a, Vec low, Vec high, int64_t row, int64_t panel, int64_t lane) {
@@ -206,10 +211,54 @@ inline void write_sums(const LinearArgs& a, Vec low, Vec high, int64_t row, int6
   low = low + load_bias<T>(a, column);
   high = high + load_bias<T>(a, column + 16);
   if (a.gated) {
-    write_values<T>(a, low / (set1(1.0f) + exp(zero() - low)) * high, row, panel * 16 + lane);
+    write_values<T>(a, gate(low, high), row, panel * 16 + lane);
   } else {
     write_values<T>(a, low, row, column);
     write_values<T>(a, high, row, column + 16);
+  }
+}
+
+// The same of a tile that ends within the result, without a branch, so that the sums stay in registers till they are
+// written: between two tiles no products run, and each of these cycles counts.
+template <typename T, bool kGated, bool kStreams, int R, int P>
+inline void write_within(const LinearArgs& a, const Vec (&sums)[R][P][2], int64_t row, int64_t panel, int64_t lane) {
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p) {
+    const int64_t column = (panel + p) * kPanel + lane;
+    const Vec low_bias = load_bias<T>(a, column), high_bias = load_bias<T>(a, column + 16);
+    const int64_t at = row * a.out_columns + (kGated ? (panel + p) * 16 + lane : column);
+    T* rounded = static_cast<T*>(a.out) + at;
+    float* floats = static_cast<float*>(a.out) + at;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r, rounded += a.out_columns, floats += a.out_columns) {
+      const Vec low = sums[r][p][0] + low_bias, high = sums[r][p][1] + high_bias;
+      if constexpr (kGated) {
+        store(rounded, gate(low, high));
+      } else if constexpr (kStreams) {
+        stream(floats, low);
+        stream(floats + 16, high);
+      } else {
+        store(rounded, low);
+        store(rounded + 16, high);
+      }
+    }
+  }
+}
+
+// The same of R rows and P panels.
+template <typename T, int R, int P>
+inline void write_tile(const LinearArgs& a, const Vec (&sums)[R][P][2], int64_t row, int64_t panel, int64_t lane) {
+  const bool within = (panel + P) * (a.gated ? kPanel / 2 : kPanel) <= a.out_columns;
+  if (within && a.gated && !a.float_out) {
+    write_within<T, true, false>(a, sums, row, panel, lane);
+  } else if (within && !a.gated && a.streams) {
+    write_within<T, false, true>(a, sums, row, panel, lane);
+  } else if (within && !a.gated && !a.float_out) {
+    write_within<T, false, false>(a, sums, row, panel, lane);
+  } else {
+    for (int r = 0; r < R; ++r) {
+      for (int p = 0; p < P; ++p) write_sums<T>(a, sums[r][p][0], sums[r][p][1], row + r, panel + p, lane);
+    }
   }
 }
 
@@ -263,17 +312,18 @@ struct ChainedProduct {
       start_chain<R, P>(x + k / kValues * R, weight + k * kPanel, panel_size, chain, group, ahead, sums);
       add_to(totals, sums);
     }
-    for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) {
-        Vec low = totals[r][p][0], high = totals[r][p][1];
-        const int64_t lane = group * kLanes;
-        if (a.scales != nullptr) {
-          low = low * load(a.scales + (panel + p) * kPanel + lane);
-          high = high * load(a.scales + (panel + p) * kPanel + 16 + lane);
+    const int64_t lane = group * kLanes;
+    if constexpr (!std::is_same_v<T, W>) {
+      // A weight in another dtype is a scaled one.
+      for (int r = 0; r < R; ++r) {
+        for (int p = 0; p < P; ++p) {
+          const float* scales = a.scales + (panel + p) * kPanel + lane;
+          totals[r][p][0] = totals[r][p][0] * load(scales);
+          totals[r][p][1] = totals[r][p][1] * load(scales + 16);
         }
-        write_sums<T>(a, low, high, row + r, panel + p, lane);
       }
     }
+    write_tile<T>(a, totals, row, panel, lane);
   }
 };
 

@@ -26,8 +26,12 @@ struct PairProduct : ChainedProduct<PairProduct, BF16, BF16, uint32_t, 2> {
       for (int64_t k = 0; k < a.inner; k += kRun) {
         uint32_t* run = out + (k / kRun * rows + r) * kPairs;
         const int64_t left = least(kRun, a.inner - k);
-        if (left < kRun) std::memset(run, 0, kPairs * sizeof(uint32_t));
-        std::memcpy(run, x + k, static_cast<size_t>(left) * sizeof(BF16));
+        if (left < kRun) {
+          std::memset(run, 0, kPairs * sizeof(uint32_t));
+          std::memcpy(run, x + k, static_cast<size_t>(left) * sizeof(BF16));
+        } else {
+          std::memcpy(run, x + k, kRun * sizeof(BF16));
+        }
       }
     }
   }

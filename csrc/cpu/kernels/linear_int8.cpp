@@ -187,11 +187,7 @@ struct Int8Product {
       x += R * (blocks * kBlock + kInfoBytes);
       weight += blocks * kBytesOfBlock;
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) write_sums<T>(a, totals[r][p][0], totals[r][p][1], row + r, panel + p, 0);
-    }
+    write_tile<T>(a, totals, row, panel, 0);
   }
 
  private:
@@ -337,9 +333,7 @@ struct Int8Product {
         packed += R * (blocks * kBlock + 1);
         weight += blocks * kBytesOfBlock;
       }
-      for (int r = 0; r < R; ++r) {
-        for (int p = 0; p < P; ++p) write_sums<T>(a, totals[r][p][0], totals[r][p][1], row + r, panel + p, lane);
-      }
+      write_tile<T>(a, totals, row, panel, lane);
     }
   }
 
