@@ -44,9 +44,10 @@ def linear_readings(
     return chosen, ranks, lse, argmax, highest
 
 
-def _tile_columns() -> int:
-    """256 keep a Hopper's matrix units fed; others have no registers for the sums beside what is read of them."""
-    if triton.knobs.runtime.interpret:
+def _tile_columns(is_even: bool) -> int:
+    """256 keep a Hopper's matrix units fed; others have no registers for the sums beside what is read of them, nor has
+    it for the masks of a hidden size that is no multiple of the loop's step."""
+    if triton.knobs.runtime.interpret or not is_even:
         return 128
     return 256 if triton.runtime.driver.active.get_current_target().arch // 10 == 9 else 128
 
@@ -54,7 +55,8 @@ def _tile_columns() -> int:
 def _read_rows(hidden: torch.Tensor, weight: torch.Tensor, token_ids: torch.Tensor) -> Result:
     num_rows, hidden_size = hidden.shape
     vocab_size, num_columns = len(weight), token_ids.shape[1]
-    tile_columns = _tile_columns()
+    is_even = hidden_size % _DEPTH == 0
+    tile_columns = _tile_columns(is_even)
     num_tiles = triton.cdiv(vocab_size, tile_columns)
     num_row_tiles = triton.cdiv(num_rows, _ROWS)
     device = hidden.device
@@ -69,7 +71,7 @@ def _read_rows(hidden: torch.Tensor, weight: torch.Tensor, token_ids: torch.Tens
         ROWS=_ROWS,
         COLUMNS=tile_columns,
         DEPTH=_DEPTH,
-        IS_EVEN=hidden_size % _DEPTH == 0,
+        IS_EVEN=is_even,
         # The interpreter computes with NumPy, which has no bfloat16.
         WIDEN=triton.knobs.runtime.interpret and hidden.dtype == torch.bfloat16,
         num_warps=_NUM_WARPS,
@@ -235,7 +237,8 @@ def _linear_readings_kernel(
         is_greater = logits > threshold[:, None]
         above = tl.sum(is_greater.to(tl.int32), axis=1)
         if tl.max((own // COLUMNS == tile).to(tl.int32), axis=0) > 0:
-            above -= tl.sum((is_greater & (column[None, :] == own[:, None])).to(tl.int32), axis=1)
+            own_logit = tl.max(tl.where(column[None, :] == own[:, None], logits, float("-inf")), axis=1)
+            above -= (own_logit > threshold).to(tl.int32)
         tl.atomic_add(counts_ptr + rows, above, mask=inside & (above > 0), sem="relaxed")
         ids_ptr += num_rows
         chosen_ptr += num_rows
