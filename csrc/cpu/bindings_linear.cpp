@@ -104,17 +104,40 @@ Tensor new_product(const LinearArgs& args, const Tensor& x) {
   return torch::stable::new_empty(x, {args.rows, args.out_columns}, ScalarType::Float);
 }
 
+// What x is added to and normalised with before it is multiplied, if it is.
+struct Norm {
+  const std::optional<Tensor>&residual, &weight;
+  double eps;
+
+  void set(LinearArgs& args, const Tensor& x) const {
+    STD_TORCH_CHECK(residual.has_value() == weight.has_value(), "residual and norm_weight belong together");
+    if (!residual.has_value()) return;
+    check_shape(*residual, "residual", {args.rows, args.inner});
+    check_last_contiguous(*residual, "residual");
+    check_same_dtype(*residual, "residual", x, "x");
+    check_shape(*weight, "norm_weight", {args.inner});
+    check_contiguous(*weight, "norm_weight");
+    check_same_dtype(*weight, "norm_weight", x, "x");
+    args.residual = residual->data_ptr();
+    args.residual_stride = residual->stride(0);
+    args.norm_weight = weight->data_ptr();
+    args.eps = static_cast<float>(eps);
+  }
+};
+
 Tensor multiply(void (*kernel)(const LinearArgs&), LinearArgs args, const Tensor& x, const Tensor& weight,
-                const std::optional<Tensor>& scales, const std::optional<Tensor>& bias) {
+                const std::optional<Tensor>& scales, const std::optional<Tensor>& bias, const Norm& norm) {
+  norm.set(args, x);
   Tensor out = new_product(args, x);
   args.out = out.data_ptr();
-  if (args.rows > 0) launch([=] { kernel(args); }, x, weight, scales, bias, out);
+  if (args.rows > 0) launch([=] { kernel(args); }, x, weight, scales, bias, norm.residual, norm.weight, out);
   return out;
 }
 
 // With scales [panels * 32] the weight is float16, and bfloat16 rows are multiplied with it and them.
 Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t columns, bool float_out,
-              std::optional<Tensor> scales, bool gated) {
+              std::optional<Tensor> scales, bool gated, std::optional<Tensor> residual,
+              std::optional<Tensor> norm_weight, double eps) {
   check_shape(x, "x", {-1, -1});
   check_last_contiguous(x, "x");
   const int64_t panels = num_panels(columns, gated);
@@ -129,11 +152,12 @@ Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t colum
   } else {
     check_same_dtype(packed, "packed", x, "x");
   }
-  return multiply(VLLM_KERNEL(linear), args, x, packed, scales, bias);
+  return multiply(VLLM_KERNEL(linear), args, x, packed, scales, bias, {residual, norm_weight, eps});
 }
 
 // The weight is of 8-bit integers with their scales; see kernels/linear_int8.cpp.
-Tensor linear_int8(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t columns, bool float_out, bool gated) {
+Tensor linear_int8(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t columns, bool float_out, bool gated,
+                   std::optional<Tensor> residual, std::optional<Tensor> norm_weight, double eps) {
   check_shape(x, "x", {-1, -1});
   check_last_contiguous(x, "x");
   // Bytes in blocks of 64 values of k, and bfloat16 scales in groups of 128.
@@ -143,7 +167,7 @@ Tensor linear_int8(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t 
   check_contiguous(weight, "weight");
   LinearArgs args = linear_args(x, bias, columns, float_out, gated);
   args.weight = weight.data_ptr();
-  return multiply(VLLM_KERNEL(linear_int8), args, x, weight, std::nullopt, bias);
+  return multiply(VLLM_KERNEL(linear_int8), args, x, weight, std::nullopt, bias, {residual, norm_weight, eps});
 }
 
 }  // namespace
@@ -153,9 +177,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("pack_linear(Tensor weight, bool pairs=False) -> Tensor");
   m.def("panel_rows(Tensor packed, Tensor rows, int columns) -> Tensor");
   m.def(
-      "linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales, bool gated) "
-      "-> Tensor");
-  m.def("linear_int8(Tensor x, Tensor weight, Tensor? bias, int columns, bool float_out, bool gated) -> Tensor");
+      "linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales, bool gated, "
+      "Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0) -> Tensor");
+  m.def(
+      "linear_int8(Tensor x, Tensor weight, Tensor? bias, int columns, bool float_out, bool gated, "
+      "Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {

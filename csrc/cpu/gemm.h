@@ -1,12 +1,12 @@
 // How a product of many rows with a packed weight is cut into register tiles and shared out over threads. What a tile
 // computes is a Product's affair:
 //
-//   Element                 what packed rows consist of
+//   Row, Element            what rows of x and packed rows consist of
 //   kMaxRows                rows of the highest tile
 //   kPanelsAtATime          panels that stay in the second-level cache while all tiles of a block pass by
 //   panels_at_once(rows)    panels that a tile of so many rows takes together
 //   packed_row(args)        elements that a packed row takes
-//   pack_rows(args, first, rows, out)          packs rows [first, first + rows), one tile's
+//   pack_row(args, x, r, rows, out)            packs the row of x that is the r-th of a tile's `rows`
 //   multiply<R, P>(args, x, row, panel, ahead) R packed rows times panels [panel, panel + P), into args.out; calls
 //                                              `ahead` with the runs of kRun values of k that it goes on by
 //   panel_size(args)        bytes of a panel
@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "kernels.h"
+#include "rms_norm_row.h"
 #include "scratch.h"
 #include "vec.h"
 
@@ -62,6 +63,7 @@ class Gemm {
 
  private:
   using Element = typename Product::Element;
+  using Row = typename Product::Row;
   static constexpr int kMaxRows = Product::kMaxRows;
   static constexpr int kFew = Product::panels_at_once(kMaxRows);
 
@@ -74,6 +76,7 @@ class Gemm {
         : first(first), last(last), count((last - first + kMaxRows - 1) / kMaxRows) {}
     int64_t start(int64_t tile) const { return first + (last - first) * tile / count; }
     int64_t height(int64_t tile) const { return start(tile + 1) - start(tile); }
+    int64_t tile_of(int64_t row) const { return ((row - first + 1) * count - 1) / (last - first); }
   };
 
   // A tile of R rows times panels [begin, end).
@@ -90,9 +93,30 @@ class Gemm {
     }
   }
 
-  static void pack_tile(const LinearArgs& a, const Tiles& tiles, int64_t tile, Element* packed) {
-    const int64_t start = tiles.start(tile);
-    Product::pack_rows(a, start, tiles.height(tile), packed + (start - tiles.first) * Product::packed_row(a));
+  // Packs rows, which may have to be normalised before.
+  class Packer {
+   public:
+    explicit Packer(const LinearArgs& a) : args_(a), normed_(a.residual == nullptr ? 0 : max_threads() * a.inner) {}
+
+    // Row `row` into a tile of `height` rows that begins with row `start`.
+    void pack(int64_t row, int64_t start, int64_t height, Element* tile) const {
+      const Row* x = static_cast<const Row*>(args_.x) + row * args_.x_stride;
+      if (args_.residual != nullptr) {
+        Row* normed = normed_.get() + this_thread() * args_.inner;
+        Row* residual = static_cast<Row*>(args_.residual) + row * args_.residual_stride;
+        norm_row(x, residual, static_cast<const Row*>(args_.norm_weight), normed, args_.inner, args_.eps);
+        x = normed;
+      }
+      Product::pack_row(args_, x, row - start, height, tile);
+    }
+
+   private:
+    const LinearArgs& args_;
+    Scratch<Row> normed_;
+  };
+
+  static Element* packed_tile(const LinearArgs& a, const Tiles& tiles, int64_t tile, Element* packed) {
+    return packed + (tiles.start(tile) - tiles.first) * Product::packed_row(a);
   }
 
   // The packed tiles times panels [begin, end). `next`: the first of as many panels that this thread is likely to take
@@ -123,20 +147,26 @@ class Gemm {
     // A whole number of rounds, so that no thread waits for a last block.
     const int64_t blocks = (a.rows + block * threads - 1) / (block * threads) * threads;
     Shares shares(blocks);
+    const Packer packer(a);
 #pragma omp parallel
     {
       Scratch<Element> packed((a.rows / blocks + 1) * Product::packed_row(a));
       int64_t turn = 0;
       for (int64_t part = shares.claim(&turn); part < blocks; part = shares.claim(&turn)) {
-        multiply_rows(a, a.rows * part / blocks, a.rows * (part + 1) / blocks, packed.get());
+        multiply_rows(a, a.rows * part / blocks, a.rows * (part + 1) / blocks, packer, packed.get());
       }
       if (a.streams) finish_streams();
     }
   }
 
-  static void multiply_rows(const LinearArgs& a, int64_t begin, int64_t end, Element* packed) {
+  static void multiply_rows(const LinearArgs& a, int64_t begin, int64_t end, const Packer& packer, Element* packed) {
     const Tiles tiles(begin, end);
-    for (int64_t tile = 0; tile < tiles.count; ++tile) pack_tile(a, tiles, tile, packed);
+    for (int64_t tile = 0; tile < tiles.count; ++tile) {
+      const int64_t start = tiles.start(tile), height = tiles.height(tile);
+      for (int64_t row = start; row < start + height; ++row) {
+        packer.pack(row, start, height, packed_tile(a, tiles, tile, packed));
+      }
+    }
     multiply_block(a, tiles, 0, num_panels(a), 0, packed);
   }
 
@@ -145,6 +175,7 @@ class Gemm {
   static void by_panels(const LinearArgs& a) {
     const int64_t panels = num_panels(a), threads = max_threads();
     const Tiles tiles(0, a.rows);
+    const Packer packer(a);
     Scratch<Element> packed(a.rows * Product::packed_row(a));
     const bool in_runs = Product::panels_at_once(static_cast<int>(tiles.height(tiles.count - 1))) > kFew;
     // Single ones at the end, so that all finish together.
@@ -153,7 +184,10 @@ class Gemm {
 #pragma omp parallel if (a.rows * a.columns * a.inner > 65536)
     {
 #pragma omp for schedule(static)
-      for (int64_t tile = 0; tile < tiles.count; ++tile) pack_tile(a, tiles, tile, packed.get());
+      for (int64_t row = 0; row < a.rows; ++row) {
+        const int64_t tile = tiles.tile_of(row);
+        packer.pack(row, tiles.start(tile), tiles.height(tile), packed_tile(a, tiles, tile, packed.get()));
+      }
 #pragma omp for schedule(dynamic) nowait
       for (int64_t part = 0; part < parts; ++part) {
         int64_t begin = panels * part / parts, end = panels * (part + 1) / parts;
@@ -270,6 +304,8 @@ inline void write_tile(const LinearArgs& a, const Vec (&sums)[R][P][2], int64_t 
 // T: the result's dtype; W: the panels'; Element: what packed rows consist of, kValues neighbours of a row each.
 template <typename Product, typename T, typename W, typename Element, int kValues>
 struct ChainedProduct {
+  using Row = T;
+
   // Few rows leave registers free: several panels at once keep enough chains in flight to hide latency.
   static constexpr int panels_at_once(int rows) {
     return 8 * rows <= 2 * Product::kMaxRows ? 4 : 4 * rows <= 2 * Product::kMaxRows ? 2 : 1;

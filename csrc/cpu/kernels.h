@@ -99,6 +99,11 @@ struct LinearArgs {
   bool gated;
   // The product's own affair: the result is written past the caches.
   bool streams;
+  // Multiplied are not the rows of x but those of norm(residual += x) * norm_weight, in x's dtype; null: those of x.
+  void* residual;  // [rows, inner]
+  const void* norm_weight;  // [inner]
+  int64_t residual_stride;
+  float eps;
 };
 
 struct Logits {

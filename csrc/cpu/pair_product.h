@@ -20,20 +20,13 @@ struct PairProduct : ChainedProduct<PairProduct, BF16, BF16, uint32_t, 2> {
   static int64_t packed_row(const LinearArgs& a) { return num_runs(a) * kPairs; }
 
   // [ceil(K / kRun)][rows][kRun / 2], filled up with zeros.
-  static void pack_rows(const LinearArgs& a, int64_t first, int64_t rows, uint32_t* out) {
-    for (int64_t r = 0; r < rows; ++r) {
-      const BF16* x = static_cast<const BF16*>(a.x) + (first + r) * a.x_stride;
-      for (int64_t k = 0; k < a.inner; k += kRun) {
-        uint32_t* run = out + (k / kRun * rows + r) * kPairs;
-        const int64_t left = least(kRun, a.inner - k);
-        if (left < kRun) {
-          std::memset(run, 0, kPairs * sizeof(uint32_t));
-          std::memcpy(run, x + k, static_cast<size_t>(left) * sizeof(BF16));
-        } else {
-          std::memcpy(run, x + k, kRun * sizeof(BF16));
-        }
-      }
-    }
+  static void pack_row(const LinearArgs& a, const BF16* x, int64_t r, int64_t rows, uint32_t* out) {
+    uint32_t* run = out + r * kPairs;
+    int64_t k = 0;
+    for (; k + kRun <= a.inner; k += kRun, run += rows * kPairs) std::memcpy(run, x + k, kRun * sizeof(BF16));
+    if (k == a.inner) return;
+    std::memset(run, 0, kPairs * sizeof(uint32_t));
+    std::memcpy(run, x + k, static_cast<size_t>(a.inner - k) * sizeof(BF16));
   }
 
  private:

@@ -35,7 +35,7 @@ template <typename T>
 class Scratch {
  public:
   explicit Scratch(int64_t size)
-      : data_(static_cast<T*>(::operator new(static_cast<size_t>(size > 0 ? size : 1) * sizeof(T), kAlign))) {}
+      : data_(size > 0 ? static_cast<T*>(::operator new(static_cast<size_t>(size) * sizeof(T), kAlign)) : nullptr) {}
   ~Scratch() { ::operator delete(data_, kAlign); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;

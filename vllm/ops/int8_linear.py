@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vllm.ops._dispatch import implementation
 from vllm.ops.packed_linear import PANEL, interleave_gate
+from vllm.ops.rms_norm import AddedNorm
 
 # Inputs that are rotated together, and such blocks that share a scale.
 BLOCK = 64
@@ -85,13 +86,14 @@ def take_int8_rows(packed: Int8Linear, rows: Tensor) -> Int8Linear:
     return _arrange(_shift(taken).view(torch.int8), scales[panels, :, columns], bias, shape)
 
 
-def int8_linear(x: Tensor, packed: Int8Linear, float_out: bool = False) -> Tensor:
+def int8_linear(x: Tensor, packed: Int8Linear, float_out: bool = False, norm: AddedNorm | None = None) -> Tensor:
     """x W^T + bias, as the module's description says.
 
     Args:
         x: [T, K], float32, bfloat16 or float16; any strides. A row with NaN, infinity or absolute values above 1e36
             gives NaN alone.
         float_out: give the result in float32, before it is rounded to x's dtype.
+        norm: applied to x first; see packed_linear.
 
     Returns:
         [T, N], or [T, N / 2] when `packed.gated`; contiguous, in x's dtype or float32.
@@ -103,7 +105,11 @@ def int8_linear(x: Tensor, packed: Int8Linear, float_out: bool = False) -> Tenso
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
     if packed.scales is None:
         columns = packed.shape[0] // 2 if packed.gated else packed.shape[0]
-        return torch.ops.vllm_cpu.linear_int8(x, packed.weight, packed.bias, columns, float_out, packed.gated)
+        return torch.ops.vllm_cpu.linear_int8(
+            x, packed.weight, packed.bias, columns, float_out, packed.gated, *(norm or ())
+        )
+    if norm is not None:
+        x = norm(x)
     return _reference(x, packed, packed.scales, float_out)
 
 

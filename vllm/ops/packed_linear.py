@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vllm import envs
 from vllm.ops._dispatch import ISA_LEVELS, cpu_ops, implementation
+from vllm.ops.rms_norm import AddedNorm
 
 Layout = Literal["plain", "panels", "pairs", "halves", "onednn"]
 
@@ -78,13 +79,14 @@ def pack_as(weight: Tensor, layout: Layout) -> Tensor:
     return torch.ops.vllm_cpu.pack_linear(weight, layout == "pairs")
 
 
-def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False) -> Tensor:
-    """x W^T + bias.
+def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm: AddedNorm | None = None) -> Tensor:
+    """x W^T + bias, or norm(x) W^T + bias.
 
     Args:
         x: [T, K], of the weight's dtype; any strides.
         float_out: ask for the float32 sums before they are rounded to x's dtype. Honoured where the kernel can;
             the result's dtype tells.
+        norm: applied to x first; the same bits as by itself, but where the kernel can without its result in memory.
 
     Returns:
         [T, N], or [T, N / 2] when `packed.gated`; contiguous.
@@ -94,11 +96,15 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False) -> T
     """
     if x.shape[-1] != packed.shape[1]:
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
-    if packed.layout == "plain":
-        return F.linear(x, packed.weight, packed.bias)
     if packed.layout in _OWN:
         columns = packed.shape[0] // 2 if packed.gated else packed.shape[0]
-        return torch.ops.vllm_cpu.linear(x, packed.weight, packed.bias, columns, float_out, packed.scales, packed.gated)
+        return torch.ops.vllm_cpu.linear(
+            x, packed.weight, packed.bias, columns, float_out, packed.scales, packed.gated, *(norm or ())
+        )
+    if norm is not None:
+        x = norm(x)
+    if packed.layout == "plain":
+        return F.linear(x, packed.weight, packed.bias)
     if not x.shape[0]:
         return x.new_empty(0, packed.shape[0])
     return torch.ops.mkldnn._linear_pointwise(x.contiguous(), packed.weight, packed.bias, "none", [], "")

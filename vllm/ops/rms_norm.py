@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from vllm.ops._dispatch import implementation
+
+
+class AddedNorm(NamedTuple):
+    """What `fused_add_rms_norm_` does to an x, for an operation to do it before its own: see there."""
+
+    residual: Tensor
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Do it now."""
+        return fused_add_rms_norm_(x, self.residual, self.weight, self.eps)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -35,14 +35,11 @@ struct FloatProduct : ChainedProduct<FloatProduct<T, W>, T, W, float, 1> {
   static int64_t packed_row(const LinearArgs& a) { return padded_inner(a); }
 
   // As floats [ceil(K / kRun)][rows][kRun]: whole vectors to write here, and neighbours to read for the product.
-  static void pack_rows(const LinearArgs& a, int64_t first, int64_t rows, float* out) {
-    for (int64_t r = 0; r < rows; ++r) {
-      const T* x = static_cast<const T*>(a.x) + (first + r) * a.x_stride;
-      for (int64_t k = 0; k < a.inner; k += kRun) {
-        float* run = out + k * rows + r * kRun;
-        for (int i = 0; i < kRun && k + i < a.inner; i += kLanes) {
-          store(run + i, load_n(x + k + i, static_cast<int>(least(kLanes, a.inner - k - i))));
-        }
+  static void pack_row(const LinearArgs& a, const T* x, int64_t r, int64_t rows, float* out) {
+    for (int64_t k = 0; k < a.inner; k += kRun) {
+      float* run = out + k * rows + r * kRun;
+      for (int i = 0; i < kRun && k + i < a.inner; i += kLanes) {
+        store(run + i, load_n(x + k + i, static_cast<int>(least(kLanes, a.inner - k - i))));
       }
     }
   }
@@ -81,6 +78,7 @@ struct FloatProduct : ChainedProduct<FloatProduct<T, W>, T, W, float, 1> {
 // that rounding the result to bfloat16 makes anyway. Nothing can overflow: 2^5 * 2^5 * 64 = 2^16, and each factor is
 // below its power.
 struct HalfProduct {
+  using Row = BF16;
   // A value twice: broadcasting 32 bits is free, 16 bits are not.
   using Element = uint32_t;
   static constexpr int kMaxRows = 13;
@@ -92,22 +90,19 @@ struct HalfProduct {
 
   static int64_t panel_size(const LinearArgs& a) { return a.inner * kPanel * sizeof(_Float16); }
 
-  // The last kRun hold the inverse of the row's scale (see pack_rows).
+  // The last kRun hold the inverse of the row's scale (see pack_row).
   static int64_t packed_row(const LinearArgs& a) { return padded_inner(a) + kRun; }
 
   // [ceil(K / kRun)][rows][kRun] as FloatProduct, then the inverse scales as floats [rows].
-  static void pack_rows(const LinearArgs& a, int64_t first, int64_t rows, uint32_t* out) {
-    for (int64_t r = 0; r < rows; ++r) {
-      const BF16* x = static_cast<const BF16*>(a.x) + (first + r) * a.x_stride;
-      const int exponent = kRowExponent - largest_exponent(x, a.inner);
-      const Vec scale = scale_by_power_of_two(set1(1.0f), set1(static_cast<float>(exponent)));
-      const Vec inverse = scale_by_power_of_two(set1(1.0f), set1(static_cast<float>(-exponent)));
-      store_n(reinterpret_cast<float*>(out) + padded_inner(a) * rows + r, inverse, 1);
-      for (int64_t k = 0; k < a.inner; k += kRun) {
-        const Vec values = load_n(x + k, static_cast<int>(least(kRun, a.inner - k))) * scale;
-        const __m512i halves = _mm512_cvtepu16_epi32(_mm512_cvtps_ph(values.v, _MM_FROUND_TO_NEAREST_INT));
-        _mm512_storeu_si512(out + k * rows + r * kRun, _mm512_or_si512(halves, _mm512_slli_epi32(halves, 16)));
-      }
+  static void pack_row(const LinearArgs& a, const BF16* x, int64_t r, int64_t rows, uint32_t* out) {
+    const int exponent = kRowExponent - largest_exponent(x, a.inner);
+    const Vec scale = scale_by_power_of_two(set1(1.0f), set1(static_cast<float>(exponent)));
+    const Vec inverse = scale_by_power_of_two(set1(1.0f), set1(static_cast<float>(-exponent)));
+    store_n(reinterpret_cast<float*>(out) + padded_inner(a) * rows + r, inverse, 1);
+    for (int64_t k = 0; k < a.inner; k += kRun) {
+      const Vec values = load_n(x + k, static_cast<int>(least(kRun, a.inner - k))) * scale;
+      const __m512i halves = _mm512_cvtepu16_epi32(_mm512_cvtps_ph(values.v, _MM_FROUND_TO_NEAREST_INT));
+      _mm512_storeu_si512(out + k * rows + r * kRun, _mm512_or_si512(halves, _mm512_slli_epi32(halves, 16)));
     }
   }
 

@@ -127,8 +127,7 @@ inline void rotate_blocks(const T* x, int64_t left, int blocks, Rotated* to) {
 
 // Calls pack_group(rotated, block, blocks) for each group of a row: its first block in `rotated`, and how many it has.
 template <typename T, typename F>
-inline void rotate_row(const LinearArgs& a, int64_t row, const F& pack_group) {
-  const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+inline void rotate_row(const LinearArgs& a, const T* x, const F& pack_group) {
   for (int64_t first = 0; first < num_blocks(a); first += Rotated::kGroups * kGroupBlocks) {
     const int blocks = static_cast<int>(least(Rotated::kGroups * kGroupBlocks, num_blocks(a) - first));
     Rotated rotated;
@@ -148,6 +147,7 @@ inline Vec load_scales(const uint8_t* panel, int64_t lane, int half) {
 
 template <typename T>
 struct Int8Product {
+  using Row = T;
   using Element = int8_t;
   // Rows times the panel's two vectors, once as integers and once as floats, plus operands, fill the register file.
   static constexpr int kMaxRows = 7;
@@ -161,13 +161,10 @@ struct Int8Product {
 
   // For each group its blocks [blocks][rows][kBlock], then the rows' scales, and then where the sums of their products
   // with the weight's bytes begin.
-  static void pack_rows(const LinearArgs& a, int64_t first, int64_t rows, int8_t* out) {
-    for (int64_t r = 0; r < rows; ++r) {
-      int8_t* to = out;
-      rotate_row<T>(a, first + r, [&](const Rotated& rotated, int block, int blocks) {
-        to = pack_group(rotated, block, blocks, rows, r, to);
-      });
-    }
+  static void pack_row(const LinearArgs& a, const T* x, int64_t r, int64_t rows, int8_t* out) {
+    rotate_row(a, x, [&](const Rotated& rotated, int block, int blocks) {
+      out = pack_group(rotated, block, blocks, rows, r, out);
+    });
   }
 
   template <int R, int P>
@@ -290,6 +287,7 @@ struct Int8Product {
 
 template <typename T>
 struct Int8Product {
+  using Row = T;
   using Element = float;
   static constexpr int kMaxRows = kLanes == 16 ? 7 : kLanes == 8 ? 3 : 2;
   static constexpr int64_t kPanelsAtATime = 4;
@@ -300,20 +298,17 @@ struct Int8Product {
   static int64_t packed_row(const LinearArgs& a) { return num_blocks(a) * kBlock + num_groups(a); }
 
   // For each group the integers [blocks][rows][kBlock], then the rows' scales.
-  static void pack_rows(const LinearArgs& a, int64_t first, int64_t rows, float* out) {
-    for (int64_t r = 0; r < rows; ++r) {
-      float* to = out;
-      rotate_row<T>(a, first + r, [&](const Rotated& rotated, int block, int blocks) {
-        const Vec inverse = rotated.inverse(block / kGroupBlocks);
-        for (int b = block; b < block + blocks; ++b, to += rows * kBlock) {
-          for (int i = 0; i < kBlock; i += kLanes) {
-            store(to + r * kBlock + i, round(load(rotated.values[b] + i) * inverse));
-          }
+  static void pack_row(const LinearArgs& a, const T* x, int64_t r, int64_t rows, float* out) {
+    rotate_row(a, x, [&](const Rotated& rotated, int block, int blocks) {
+      const Vec inverse = rotated.inverse(block / kGroupBlocks);
+      for (int b = block; b < block + blocks; ++b, out += rows * kBlock) {
+        for (int i = 0; i < kBlock; i += kLanes) {
+          store(out + r * kBlock + i, round(load(rotated.values[b] + i) * inverse));
         }
-        to[r] = rotated.scale(block / kGroupBlocks);
-        to += rows;
-      });
-    }
+      }
+      out[r] = rotated.scale(block / kGroupBlocks);
+      out += rows;
+    });
   }
 
   template <int R, int P>

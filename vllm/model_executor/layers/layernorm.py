@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
+from vllm.ops.rms_norm import AddedNorm, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -21,9 +21,10 @@ class RMSNorm(nn.Module):
         """[T, H] -> [T, H]."""
         return rms_norm(x, self.weight, self.eps)
 
-    def add_and_norm(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Add x to `residual` in place and return the sum normalised. Both [T, H]."""
-        return fused_add_rms_norm_(x, residual, self.weight, self.eps)
+    def adding_to(self, residual: Tensor) -> AddedNorm:
+        """What adds an x to `residual` in place and normalises the sum, both [T, H]: to call, or for a linear layer to
+        do before its product."""
+        return AddedNorm(residual, self.weight, self.eps)
 
 
 class LayerNorm(nn.Module):

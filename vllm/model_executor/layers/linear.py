@@ -16,6 +16,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.activation import get_act_and_mul_fn
 from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
+from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.silu_and_mul import silu_and_mul
 
 
@@ -42,9 +43,9 @@ class LinearBase(nn.Module):
         self.method: LinearMethod = UNQUANTIZED
         self.packed: Any
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, inputs held] -> [T, sum of the parts' rows held]."""
-        return self.method.apply(x, self.packed)
+    def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
+        """[T, inputs held] -> [T, sum of the parts' rows held], of norm(x) where there is a norm."""
+        return self.method.apply(x, self.packed, norm=norm)
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Where each checkpoint tensor goes, by its name within the parent: to a part of the weight or bias."""
@@ -87,9 +88,9 @@ class RowParallelLinear(LinearBase):
         super().__init__(Shard.even(input_size, group), {name: Shard.whole(output_size)}, bias)
         self.group = group
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
         """[T, input_size / N] -> [T, output_size]."""
-        return self.group.all_reduce(super().forward(x))
+        return self.group.all_reduce(super().forward(x, norm))
 
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
         """See LinearBase."""
@@ -118,9 +119,9 @@ class GatedLinear(LinearBase):
         super().__init__(Shard.whole(input_size), {"gate_proj": rows, "up_proj": rows}, bias)
         self.act_and_mul = get_act_and_mul_fn(activation)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, input_size] -> [T, output_size / N]."""
-        out = self.method.apply(x, self.packed)
+    def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
+        """[T, input_size] -> [T, output_size / N], of norm(x) where there is a norm."""
+        out = super().forward(x, norm)
         return out if self.packed.gated else self.act_and_mul(out)
 
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:

@@ -19,7 +19,7 @@ class LinearMethod:
 
     Attributes:
         pack: (weight [N, K], bias [N] or None, float_out, gated) -> the packed weight; see pack_linear.
-        apply: (x [T, K], packed, float_out) -> [T, N]; see packed_linear.
+        apply: (x [T, K], packed, float_out, norm) -> [T, N]; see packed_linear.
         take_rows: (packed, rows int64 [I]) -> the packed weight of these outputs alone, or None where that is not
             possible.
     """

@@ -9,6 +9,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.ops.rms_norm import AddedNorm
 from vllm.transformers_utils.config import HFConfig
 from vllm.v1.attention.metadata import AttentionMetadata
 
@@ -46,9 +47,10 @@ class LlamaAttention(nn.Module):
         kv_cache: KVCache,
         attn: AttentionMetadata,
         rows: Tensor | None,
+        norm: AddedNorm | None,
     ) -> Tensor:
-        """[T, H] -> [T, H], or [L, H] for the tokens in `rows`."""
-        heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
+        """[T, H], to which `norm` is applied first -> [T, H], or [L, H] for the tokens in `rows`."""
+        heads = self.qkv_proj(hidden, norm).view(hidden.shape[0], -1, self.head_dim)
         q, k, v = heads.split(self.qkv_proj.head_counts, dim=1)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -64,13 +66,14 @@ class LlamaMLP(nn.Module):
         self.gate_up_proj = GatedLinear(hidden, inner, config.mlp_bias, config.hidden_act)
         self.down_proj = RowParallelLinear(inner, hidden, config.mlp_bias, "down_proj")
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, H] -> [T, H]."""
-        return self.down_proj(self.gate_up_proj(x))
+    def forward(self, x: Tensor, norm: AddedNorm) -> Tensor:
+        """[T, H], to which `norm` is applied first -> [T, H]."""
+        return self.down_proj(self.gate_up_proj(x, norm))
 
 
 class LlamaDecoderLayer(nn.Module):
-    """One block. Its output is added to the residual stream by the next norm: one operation for both."""
+    """One block. What it and its attention put out is added to the residual stream by the next norm, and that is done
+    by the product that takes the sum: one operation for all three."""
 
     def __init__(self, config: HFConfig, attention: LlamaAttention) -> None:
         super().__init__()
@@ -89,16 +92,16 @@ class LlamaDecoderLayer(nn.Module):
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """(output not yet added, residual), both [T, H], or [L, H] for the tokens in `rows`."""
+        norm = None
         if residual is None:
             residual = hidden
             hidden = self.input_layernorm(hidden)
         else:
-            hidden = self.input_layernorm.add_and_norm(hidden, residual)
-        hidden = self.self_attn(positions, hidden, kv_cache, attn, rows)
+            norm = self.input_layernorm.adding_to(residual)
+        hidden = self.self_attn(positions, hidden, kv_cache, attn, rows, norm)
         if rows is not None:
             residual = residual.index_select(0, rows)
-        hidden = self.post_attention_layernorm.add_and_norm(hidden, residual)
-        return self.mlp(hidden), residual
+        return self.mlp(hidden, self.post_attention_layernorm.adding_to(residual)), residual
 
 
 class LlamaModel(nn.Module):
@@ -127,7 +130,7 @@ class LlamaModel(nn.Module):
                 positions, hidden, residual, kv_caches[index], attn, rows if index == last else None
             )
         assert residual is not None
-        return self.norm.add_and_norm(hidden, residual)
+        return self.norm.adding_to(residual)(hidden)
 
 
 class LlamaForCausalLM(nn.Module):

@@ -1,0 +1,84 @@
+"""Products of rows that are added to a residual and normalised first: the bits of the norm, then of the product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from twins import DTYPES, chosen, strided
+
+from vllm.ops import packed_linear as module
+from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
+from vllm.ops.int8_linear import int8_linear, pack_int8_linear
+from vllm.ops.packed_linear import Layout, pack_linear, packed_linear
+from vllm.ops.rms_norm import AddedNorm, fused_add_rms_norm_
+
+OPERATORS = cpu_ops()
+LEVELS = ["reference"]
+if OPERATORS is not None:
+    LEVELS += ["cpp", *(f"cpp-{level}" for level in ISA_LEVELS[: OPERATORS.set_isa(-1)])]
+
+# Alone, a tile and more, panels shared out between threads, and rows shared out.
+ROWS = [0, 1, 13, 15, 64, 130, 260]
+
+
+def assert_normed_first(
+    rows: int, inner: int, dtype: torch.dtype, pack: Callable[..., Any], multiply: Callable[..., Tensor]
+) -> None:
+    torch.manual_seed(rows)
+    x, residual = (strided(torch.randn(max(ROWS), inner)).to(dtype)[:rows] for _ in range(2))
+    norm_weight = torch.randn(inner).to(dtype)
+    for gated in (False, True):
+        packed = pack(torch.randn(70, inner).to(dtype), torch.randn(70).to(dtype), gated=gated)
+        apart, together = residual.clone(), strided(residual)
+        expected = multiply(fused_add_rms_norm_(x, apart, norm_weight, 1e-5), packed)
+        got = multiply(x, packed, norm=AddedNorm(together, norm_weight, 1e-5))
+        assert torch.equal(got, expected)
+        assert torch.equal(together, apart), "the sum is kept"
+        assert rows == 0 or not torch.equal(together, residual)
+
+
+@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_machines_layout(twin: str, rows: int, dtype: torch.dtype) -> None:
+    with chosen(twin):
+        assert_normed_first(rows, 100, dtype, pack_linear, packed_linear)
+
+
+@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("layout", ["panels", "pairs", "halves", "onednn"])
+@pytest.mark.parametrize("rows", ROWS)
+def test_every_layout(twin: str, layout: Layout, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_bf16_layout", lambda: layout)
+    with chosen(twin):
+        assert_normed_first(rows, 40, torch.bfloat16, pack_linear, packed_linear)
+
+
+@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_int8(twin: str, rows: int, dtype: torch.dtype) -> None:
+    with chosen(twin):
+        assert_normed_first(rows, 200, dtype, pack_int8_linear, int8_linear)
+
+
+@pytest.mark.skipif(OPERATORS is None, reason="the C++ operators are not built")
+def test_what_does_not_fit_is_refused() -> None:
+    x, weight = torch.randn(3, 16), torch.randn(32, 16)
+    good = AddedNorm(torch.randn(3, 16), torch.randn(16), 1e-5)
+    with chosen("cpp"):
+        for pack, multiply in ((pack_linear, packed_linear), (pack_int8_linear, int8_linear)):
+            packed = pack(weight, None)
+            for bad, name in (
+                (good._replace(residual=torch.randn(2, 16)), "residual"),
+                (good._replace(residual=torch.randn(16, 3).t()), "residual"),
+                (good._replace(residual=good.residual.half()), "residual"),
+                (good._replace(weight=torch.randn(15)), "norm_weight"),
+                (good._replace(weight=good.weight.half()), "norm_weight"),
+            ):
+                with pytest.raises(RuntimeError, match=f"{name} must "):
+                    multiply(x, packed, norm=bad)
