@@ -82,7 +82,7 @@ def target_of(engine: str, other: str, row: str) -> float | None:
 
 def make_tables(result: dict[str, Any]) -> str:
     """All tables of a comparison, as markdown."""
-    parts = [medians_table(result), ratios_table(result), bounds_table(result), ids_line(result)]
+    parts = [medians_table(result), ratios_table(result), bounds_table(result), misses_table(result), ids_line(result)]
     parts += [f"- {failure}" for failure in result["failures"]]
     return "\n\n".join(part for part in parts if part)
 
@@ -126,6 +126,26 @@ def bounds_table(result: dict[str, Any]) -> str:
         medians = (statistics.median(values) for values in (cell["seconds"], bound["gemm"], bound["memory"]))
         lines.append([row, *(f"{seconds:.3f}" for seconds in medians), f"{share:.0%}"])
     head = ["row", "ours (s)", "GEMM alone (s)", "memory alone (s)", "of the bound"]
+    return markdown_table(head, lines, num_text=1) if lines else ""
+
+
+def misses_table(result: dict[str, Any]) -> str:
+    """Of each row whose target against upstream is missed, the time that the target allows beside the products alone,
+    and what everything but products takes."""
+    lines = []
+    for row in _rows(result):
+        bound, cells = result["bounds"].get(row), result["rows"][row]["engines"]
+        target = target_of(OURS, "upstream", row)
+        if bound is None or target is None or OURS not in cells or "upstream" not in cells:
+            continue
+        taken, allowed = (statistics.median(cells[name]["seconds"]) for name in (OURS, "upstream"))
+        allowed /= target
+        if taken <= allowed:
+            continue
+        products = statistics.median(bound["gemm"])
+        seconds = (taken, allowed, products, allowed - products, taken - products)
+        lines.append([row, *(f"{value:.3f}" for value in seconds)])
+    head = ["missed", "ours (s)", "target allows (s)", "GEMM alone (s)", "allowed beside it (s)", "taken beside it (s)"]
     return markdown_table(head, lines, num_text=1) if lines else ""
 
 

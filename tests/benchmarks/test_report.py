@@ -140,6 +140,20 @@ def test_distance_from_the_bound_is_that_of_each_repeat(benchmark_module: Import
     assert table.splitlines()[-1] == "| score | 2.000 | 1.000 | 0.100 | 75% |"
 
 
+def test_a_missed_target_says_what_it_allows_beside_the_products(benchmark_module: Import) -> None:
+    report = benchmark_module("report")
+    rows = {
+        "score": {"unit": "req/s", "engines": {"ours": _cell(10.0, 5.0, 2.5), "upstream": _cell(4.5, 4.5, 4.5)}},
+        "decode1": {"unit": "tok/s", "engines": {"ours": _cell(10.0), "upstream": _cell(5.0)}},
+        "fullvocab": {"unit": "req/s", "engines": {"ours": _cell(10.0)}},
+    }
+    bounds = {row: {"gemm": [1.5, 1.0, 2.0], "memory": [9.0, 9.0, 9.0]} for row in rows}
+    table = report.misses_table(_result(rows=rows, bounds=bounds))
+    # Ours takes 2 s; 1.25 times as fast as upstream's 2.22 s would be 1.78 s.
+    assert table.splitlines()[2:] == ["| score | 2.000 | 1.778 | 1.500 | 0.278 | 0.500 |"]
+    assert report.misses_table(_result(rows={"decode1": rows["decode1"]}, bounds=bounds)) == ""
+
+
 def test_pairs_are_told_by_their_median(benchmark_module: Import) -> None:
     ids_line = benchmark_module("report").ids_line
     assert "+1.0% time (median of 3 pairs, -1.0% to +9.0%; target at most +2%: yes)" in ids_line(

@@ -163,19 +163,26 @@ void merge_segment(const AttentionArgs& a, const Plan& plan, const Tile& tile, i
   }
 }
 
+// to[size] = from[size] * factor.
+template <typename To, typename From>
+inline void scale_into(To* to, const From* from, Vec factor, int64_t size) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(to + i, load(from + i) * factor);
+  if (i == size) return;
+  const int n = static_cast<int>(size - i);
+  store_n(to + i, load_n(from + i, n) * factor, n);
+}
+
 template <typename T>
 void write_rows(const AttentionArgs& a, const Plan& plan, const Tile& tile, int64_t head, const Partial& total) {
   const int64_t dim = a.head_dim;
   for (int64_t i = tile.first_member; i < tile.first_member + tile.members; ++i) {
     const Member& member = plan.members[i];
-    for (int64_t r = 0; r < member.tokens * plan.group; ++r) {
-      const int64_t token = a.query_start_loc[member.request] + member.first + r / plan.group;
-      T* out = static_cast<T*>(a.out) + (token * a.q.num_heads + head * plan.group + r % plan.group) * dim;
-      const float* from = total.out + (member.row + r) * dim;
-      const Vec scale = set1(1.0f / total.sum[member.row + r]);
-      for (int64_t d = 0; d < dim; d += kLanes) {
-        const int n = static_cast<int>(least(kLanes, dim - d));
-        store_n(out + d, load_n(from + d, n) * scale, n);
+    int64_t row = member.row, token = a.query_start_loc[member.request] + member.first;
+    for (const int64_t end = token + member.tokens; token < end; ++token) {
+      T* out = static_cast<T*>(a.out) + (token * a.q.num_heads + head * plan.group) * dim;
+      for (int64_t each = 0; each < plan.group; ++each, ++row, out += dim) {
+        scale_into(out, total.out + row * dim, set1(1.0f / total.sum[row]), dim);
       }
     }
   }
@@ -251,20 +258,19 @@ class Worker {
     const Vec scale = set1(factor());
     for (int64_t i = step.tile->first_member; i < step.tile->first_member + step.tile->members; ++i) {
       const Member& member = plan_.members[i];
-      for (int64_t r = 0; r < member.tokens * plan_.group; ++r) {
-        const int64_t token = a_.query_start_loc[member.request] + member.first + r / plan_.group;
-        const T* q = static_cast<const T*>(a_.q.data) + token * a_.q.token_stride +
-                     (step.head * plan_.group + r % plan_.group) * a_.q.head_stride;
-        float* to = q_ + (member.row + r) * dim_;
-        if constexpr (kDots) {
-          std::memcpy(to, q, dim_ * sizeof(T));
-        } else {
-          for (int64_t d = 0; d < dim_; d += kLanes) {
-            const int n = static_cast<int>(least(kLanes, dim_ - d));
-            store_n(to + d, load_n(q + d, n) * scale, n);
+      const int64_t first = a_.query_start_loc[member.request] + member.first;
+      int64_t row = member.row;
+      for (int64_t token = 0; token < member.tokens; ++token) {
+        const T* q = static_cast<const T*>(a_.q.data) + (first + token) * a_.q.token_stride +
+                     step.head * plan_.group * a_.q.head_stride;
+        for (int64_t each = 0; each < plan_.group; ++each, ++row, q += a_.q.head_stride) {
+          if constexpr (kDots) {
+            std::memcpy(q_ + row * dim_, q, dim_ * sizeof(T));
+          } else {
+            scale_into(q_ + row * dim_, q, scale, dim_);
           }
+          last_[row] = member.position + token;
         }
-        last_[member.row + r] = member.position + r / plan_.group;
       }
     }
   }
