@@ -240,33 +240,43 @@ inline void scale_row(float* row, float factor, int64_t dim) {
   }
 }
 
-// Turns a row's first `valid` scores, in units of log2, into weights; those after them, up to `tokens`, become 0.
-// `sums` are the row's sums by lane.
-inline void soften(float* scores, int valid, int tokens, float* out, float* row_max, float* sums, int64_t dim,
+// Turns R rows' scores, in units of log2, into weights, of each row the first valid[r]; those after them, up to `tokens`,
+// become 0. `sums` are the rows' sums by lane. Rows go side by side: an exponential is a long chain of operations.
+template <int R>
+inline void soften(float* scores, const int* valid, int tokens, float* out, float* row_max, float* sums, int64_t dim,
                    bool fresh) {
-  for (int t = valid / kLanes * kLanes; t < tokens; t += kLanes) {
-    const Mask in = lanes_below(valid - t > 0 ? static_cast<int>(least(kLanes, valid - t)) : 0);
-    store(scores + t, select(in, load(scores + t), set1(-__builtin_inff())));
+  Vec top[R], total[R];
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) {
+    float* row = scores + r * kChunk;
+    for (int t = valid[r] / kLanes * kLanes; t < tokens; t += kLanes) {
+      const Mask in = lanes_below(valid[r] - t > 0 ? static_cast<int>(least(kLanes, valid[r] - t)) : 0);
+      store(row + t, select(in, load(row + t), set1(-__builtin_inff())));
+    }
+    Vec high = load(row);
+    for (int t = kLanes; t < tokens; t += kLanes) high = max(high, load(row + t));
+    total[r] = fresh ? zero() : load(sums + r * kLanes);
+    if (fresh) {
+      row_max[r] = reduce_max(high);
+    } else if (any(gt(high, set1(row_max[r] + kLag)))) {
+      const float greatest = reduce_max(high);
+      const float shrink = first_lane(exp2(set1(row_max[r] - greatest)));
+      row_max[r] = greatest;
+      total[r] = total[r] * set1(shrink);
+      scale_row(out + r * dim, shrink, dim);
+    }
+    top[r] = set1(row_max[r]);
   }
-  Vec high = load(scores);
-  for (int t = kLanes; t < tokens; t += kLanes) high = max(high, load(scores + t));
-  Vec total = fresh ? zero() : load(sums);
-  if (fresh) {
-    *row_max = reduce_max(high);
-  } else if (any(gt(high, set1(*row_max + kLag)))) {
-    const float top = reduce_max(high);
-    const float shrink = first_lane(exp2(set1(*row_max - top)));
-    *row_max = top;
-    total = total * set1(shrink);
-    scale_row(out, shrink, dim);
-  }
-  const Vec top = set1(*row_max);
   for (int t = 0; t < tokens; t += kLanes) {
-    const Vec weight = exp2(load(scores + t) - top);
-    store(scores + t, weight);
-    total = total + weight;
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const Vec weight = exp2(load(scores + r * kChunk + t) - top[r]);
+      store(scores + r * kChunk + t, weight);
+      total[r] = total[r] + weight;
+    }
   }
-  store(sums, total);
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) store(sums + r * kLanes, total[r]);
 }
 
 // Calls f with the number of rows as a constant.

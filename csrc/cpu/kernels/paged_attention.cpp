@@ -366,13 +366,11 @@ class Worker {
     for (; row < end; row += kRows) {
       const int rows = static_cast<int>(least(kRows, end - row));
       const int tokens = static_cast<int>(least(kChunk, last_[row + rows - 1] - step.start + 1));
-      with_rows<kRows>(rows, [&]<int R>() { score_chunk<R>(chunk, q_ + row * dim_, scores_, dim_, tokens); });
-      for (int r = 0; r < rows; ++r) {
-        const int valid = static_cast<int>(least(kChunk, last_[row + r] - step.start + 1));
-        soften(scores_ + r * kChunk, valid, tokens, to.out + (row + r) * dim_, to.max + row + r,
-               sums_ + (row + r) * kLanes, dim_, fresh);
-      }
+      int valid[kRows];
+      for (int r = 0; r < rows; ++r) valid[r] = static_cast<int>(least(kChunk, last_[row + r] - step.start + 1));
       with_rows<kRows>(rows, [&]<int R>() {
+        score_chunk<R>(chunk, q_ + row * dim_, scores_, dim_, tokens);
+        soften<R>(scores_, valid, tokens, to.out + row * dim_, to.max + row, sums_ + row * kLanes, dim_, fresh);
         add_chunk<R>(chunk, scores_, to.out + row * dim_, dim_, tokens, fresh);
       });
     }
