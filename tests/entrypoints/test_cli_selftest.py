@@ -50,7 +50,9 @@ def test_a_fault_is_reported(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = LinearBase.forward
-    monkeypatch.setattr(LinearBase, "forward", lambda self, x: plain(self, x) * (1 + 2.0**-6 * (len(x) > 1)))
+    monkeypatch.setattr(
+        LinearBase, "forward", lambda self, x, norm=None: plain(self, x, norm) * (1 + 2.0**-6 * (len(x) > 1))
+    )
     assert selftest(folder, "--repeats", "0", "--json", str(tmp_path / "r.json")) == 1
     shown = capsys.readouterr().out
     result = json.loads((tmp_path / "r.json").read_text())

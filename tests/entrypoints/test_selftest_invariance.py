@@ -130,7 +130,7 @@ def _in_linear(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[pyte
     plain = LinearBase.forward
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(LinearBase, "forward", lambda self, x: change(plain(self, x)))
+        patch.setattr(LinearBase, "forward", lambda self, x, norm=None: change(plain(self, x, norm)))
 
     return plant
 
