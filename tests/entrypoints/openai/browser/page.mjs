@@ -36,6 +36,9 @@ const facts = (page) =>
 const frame = (page) =>
   page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
 
+const serverIsMet = (page) =>
+  page.waitForFunction(() => document.getElementById("server-state").textContent !== "");
+
 const focused = (page) => page.evaluate(() => document.activeElement.id);
 
 const status = (page, pattern) =>
@@ -128,17 +131,18 @@ const scenarios = {
 
   async hover(page) {
     const seen = {};
-    for (const mode of ["completion", "chat"]) {
+    let mode;
+    // One route for both: a request right after routes were replaced may go past the new one.
+    await page.route("**/v1/**", async (route) => {
+      const postData = JSON.stringify({ ...route.request().postDataJSON(), seed: 1, ignore_eos: true });
+      const response = await route.fetch({ postData });
+      seen[mode] = { stream: await response.text() };
+      await route.fulfill({ response, body: seen[mode].stream });
+    });
+    for (mode of ["completion", "chat"]) {
       await page.check(`input[name=mode][value=${mode}]`, { force: true });
       await typeRequest(page, REQUEST);
       await page.fill("#temperature", "3"); // so that unlikely tokens come, too, and the same each time
-      await page.unrouteAll();
-      await page.route("**/v1/**", async (route) => {
-        const postData = JSON.stringify({ ...route.request().postDataJSON(), seed: 1, ignore_eos: true });
-        const response = await route.fetch({ postData });
-        seen[mode] = { stream: await response.text() };
-        await route.fulfill({ response, body: seen[mode].stream });
-      });
       await submit(page);
       const tips = [];
       for (let i = 1; i <= REQUEST.maxTokens; i++) {
@@ -318,6 +322,7 @@ const scenarios = {
     const paths = [];
     page.on("request", (request) => paths.push(new URL(request.url()).pathname));
     await page.goto(`${PAGE_URL}/some/where/`);
+    await serverIsMet(page);
     await typeRequest(page, REQUEST);
     await submit(page);
     return { paths, bars: (await visibleBars(page)).length, code: await page.textContent("#code") };
@@ -342,7 +347,7 @@ for (const [name, scenario] of Object.entries(scenarios)) {
   page.on("pageerror", (error) => complaints.push(error.stack));
   try {
     await page.goto(PAGE_URL);
-    await page.waitForFunction(() => document.getElementById("server-state").textContent !== "");
+    await serverIsMet(page);
     results[name] = await scenario(page);
   } catch (error) {
     results[name] = { failed: error.stack };
