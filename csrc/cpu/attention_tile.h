@@ -233,11 +233,14 @@ void add_chunk(const C& chunk, const float* weights, float* out, int64_t dim, in
   }
 }
 
-inline void scale_row(float* row, float factor, int64_t dim) {
-  for (int64_t d = 0; d < dim; d += kLanes) {
-    const int n = static_cast<int>(least(kLanes, dim - d));
-    store_n(row + d, load_n(row + d, n) * set1(factor), n);
-  }
+// to[size] = from[size] * factor.
+template <typename To, typename From>
+inline void scale_into(To* to, const From* from, Vec factor, int64_t size) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(to + i, load(from + i) * factor);
+  if (i == size) return;
+  const int n = static_cast<int>(size - i);
+  store_n(to + i, load_n(from + i, n) * factor, n);
 }
 
 // Turns R rows' scores, in units of log2, into weights, of each row the first valid[r]; those after them, up to `tokens`,
@@ -263,7 +266,7 @@ inline void soften(float* scores, const int* valid, int tokens, float* out, floa
       const float shrink = first_lane(exp2(set1(row_max[r] - greatest)));
       row_max[r] = greatest;
       total[r] = total[r] * set1(shrink);
-      scale_row(out + r * dim, shrink, dim);
+      scale_into(out + r * dim, out + r * dim, set1(shrink), dim);
     }
     top[r] = set1(row_max[r]);
   }

@@ -98,8 +98,8 @@ class Gemm {
    public:
     explicit Packer(const LinearArgs& a) : args_(a), normed_(a.residual == nullptr ? 0 : max_threads() * a.inner) {}
 
-    // Row `row` into a tile of `height` rows that begins with row `start`.
-    void pack(int64_t row, int64_t start, int64_t height, Element* tile) const {
+    // Row `row` into its place in the packed tiles.
+    void pack(int64_t row, const Tiles& tiles, Element* packed) const {
       const Row* x = static_cast<const Row*>(args_.x) + row * args_.x_stride;
       if (args_.residual != nullptr) {
         Row* normed = normed_.get() + this_thread() * args_.inner;
@@ -107,17 +107,15 @@ class Gemm {
         norm_row(x, residual, static_cast<const Row*>(args_.norm_weight), normed, args_.inner, args_.eps);
         x = normed;
       }
-      Product::pack_row(args_, x, row - start, height, tile);
+      const int64_t tile = tiles.tile_of(row), start = tiles.start(tile);
+      Element* to = packed + (start - tiles.first) * Product::packed_row(args_);
+      Product::pack_row(args_, x, row - start, tiles.height(tile), to);
     }
 
    private:
     const LinearArgs& args_;
     Scratch<Row> normed_;
   };
-
-  static Element* packed_tile(const LinearArgs& a, const Tiles& tiles, int64_t tile, Element* packed) {
-    return packed + (tiles.start(tile) - tiles.first) * Product::packed_row(a);
-  }
 
   // The packed tiles times panels [begin, end). `next`: the first of as many panels that this thread is likely to take
   // after the last of them.
@@ -161,12 +159,7 @@ class Gemm {
 
   static void multiply_rows(const LinearArgs& a, int64_t begin, int64_t end, const Packer& packer, Element* packed) {
     const Tiles tiles(begin, end);
-    for (int64_t tile = 0; tile < tiles.count; ++tile) {
-      const int64_t start = tiles.start(tile), height = tiles.height(tile);
-      for (int64_t row = start; row < start + height; ++row) {
-        packer.pack(row, start, height, packed_tile(a, tiles, tile, packed));
-      }
-    }
+    for (int64_t row = begin; row < end; ++row) packer.pack(row, tiles, packed);
     multiply_block(a, tiles, 0, num_panels(a), 0, packed);
   }
 
@@ -184,10 +177,7 @@ class Gemm {
 #pragma omp parallel if (a.rows * a.columns * a.inner > 65536)
     {
 #pragma omp for schedule(static)
-      for (int64_t row = 0; row < a.rows; ++row) {
-        const int64_t tile = tiles.tile_of(row);
-        packer.pack(row, tiles.start(tile), tiles.height(tile), packed_tile(a, tiles, tile, packed.get()));
-      }
+      for (int64_t row = 0; row < a.rows; ++row) packer.pack(row, tiles, packed.get());
 #pragma omp for schedule(dynamic) nowait
       for (int64_t part = 0; part < parts; ++part) {
         int64_t begin = panels * part / parts, end = panels * (part + 1) / parts;

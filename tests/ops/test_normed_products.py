@@ -44,9 +44,21 @@ def assert_normed_first(
 @pytest.mark.parametrize("twin", LEVELS)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_machines_layout(twin: str, rows: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("inner", "pack", "multiply"),
+    [(100, pack_linear, packed_linear), (200, pack_int8_linear, int8_linear)],
+    ids=["plain", "int8"],
+)
+def test_what_the_machine_prefers(
+    twin: str,
+    rows: int,
+    dtype: torch.dtype,
+    inner: int,
+    pack: Callable[..., Any],
+    multiply: Callable[..., Tensor],
+) -> None:
     with chosen(twin):
-        assert_normed_first(rows, 100, dtype, pack_linear, packed_linear)
+        assert_normed_first(rows, inner, dtype, pack, multiply)
 
 
 @pytest.mark.parametrize("twin", LEVELS)
@@ -56,14 +68,6 @@ def test_every_layout(twin: str, layout: Layout, rows: int, monkeypatch: pytest.
     monkeypatch.setattr(module, "_bf16_layout", lambda: layout)
     with chosen(twin):
         assert_normed_first(rows, 40, torch.bfloat16, pack_linear, packed_linear)
-
-
-@pytest.mark.parametrize("twin", LEVELS)
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_int8(twin: str, rows: int, dtype: torch.dtype) -> None:
-    with chosen(twin):
-        assert_normed_first(rows, 200, dtype, pack_int8_linear, int8_linear)
 
 
 @pytest.mark.skipif(OPERATORS is None, reason="the C++ operators are not built")

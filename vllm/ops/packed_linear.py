@@ -86,7 +86,8 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm
         x: [T, K], of the weight's dtype; any strides.
         float_out: ask for the float32 sums before they are rounded to x's dtype. Honoured where the kernel can;
             the result's dtype tells.
-        norm: applied to x first; the same bits as by itself, but where the kernel can without its result in memory.
+        norm: applied to x first, which is added to the norm's residual in place; the same bits as by itself, but
+            where the kernel can without its result in memory.
 
     Returns:
         [T, N], or [T, N / 2] when `packed.gated`; contiguous.

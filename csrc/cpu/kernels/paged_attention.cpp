@@ -163,16 +163,6 @@ void merge_segment(const AttentionArgs& a, const Plan& plan, const Tile& tile, i
   }
 }
 
-// to[size] = from[size] * factor.
-template <typename To, typename From>
-inline void scale_into(To* to, const From* from, Vec factor, int64_t size) {
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) store(to + i, load(from + i) * factor);
-  if (i == size) return;
-  const int n = static_cast<int>(size - i);
-  store_n(to + i, load_n(from + i, n) * factor, n);
-}
-
 template <typename T>
 void write_rows(const AttentionArgs& a, const Plan& plan, const Tile& tile, int64_t head, const Partial& total) {
   const int64_t dim = a.head_dim;
