@@ -195,12 +195,12 @@ class Gemm {
 // A later chain's sums, added to those before.
 template <int R, int P>
 inline void add_to(Vec (&totals)[R][P][2], const Vec (&sums)[R][P][2]) {
-  for (int r = 0; r < R; ++r) {
-    for (int p = 0; p < P; ++p) {
+  unroll<R>([&](auto r) VLLM_INLINE {
+    unroll<P>([&](auto p) VLLM_INLINE {
       totals[r][p][0] = totals[r][p][0] + sums[r][p][0];
       totals[r][p][1] = totals[r][p][1] + sums[r][p][1];
-    }
-  }
+    });
+  });
 }
 
 template <typename T>
@@ -225,9 +225,6 @@ inline void write_values(const LinearArgs& a, Vec values, int64_t row, int64_t c
   }
 }
 
-// silu(gates) * values.
-inline Vec gate(Vec gates, Vec values) { return gates / (set1(1.0f) + exp(zero() - gates)) * values; }
-
 // What becomes of a row's sums in kLanes columns of a panel's first half and of its second, from lane `lane` of each.
 template <typename T>
 inline void write_sums(const LinearArgs& a, Vec low, Vec high, int64_t row, int64_t panel, int64_t lane) {
@@ -235,29 +232,35 @@ inline void write_sums(const LinearArgs& a, Vec low, Vec high, int64_t row, int6
   low = low + load_bias<T>(a, column);
   high = high + load_bias<T>(a, column + 16);
   if (a.gated) {
-    write_values<T>(a, gate(low, high), row, panel * 16 + lane);
+    write_values<T>(a, silu(low) * high, row, panel * 16 + lane);
   } else {
     write_values<T>(a, low, row, column);
     write_values<T>(a, high, row, column + 16);
   }
 }
 
-// The same of a tile that ends within the result, without a branch, so that the sums stay in registers till they are
-// written: between two tiles no products run, and each of these cycles counts.
+// The same of sums [rows][panels][2].
+template <typename T>
+void write_each(const LinearArgs& a, const Vec* sums, int rows, int panels, int64_t row, int64_t panel, int64_t lane) {
+  for (int r = 0; r < rows; ++r) {
+    for (int p = 0; p < panels; ++p, sums += 2) write_sums<T>(a, sums[0], sums[1], row + r, panel + p, lane);
+  }
+}
+
+// The same of a tile that ends within the result, without a branch.
 template <typename T, bool kGated, bool kStreams, int R, int P>
-inline void write_within(const LinearArgs& a, const Vec (&sums)[R][P][2], int64_t row, int64_t panel, int64_t lane) {
-#pragma GCC unroll 8
-  for (int p = 0; p < P; ++p) {
+[[gnu::always_inline]] inline void write_within(const LinearArgs& a, const Vec (&sums)[R][P][2], int64_t row,
+                                                int64_t panel, int64_t lane) {
+  unroll<P>([&](auto p) VLLM_INLINE {
     const int64_t column = (panel + p) * kPanel + lane;
     const Vec low_bias = load_bias<T>(a, column), high_bias = load_bias<T>(a, column + 16);
     const int64_t at = row * a.out_columns + (kGated ? (panel + p) * 16 + lane : column);
     T* rounded = static_cast<T*>(a.out) + at;
     float* floats = static_cast<float*>(a.out) + at;
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r, rounded += a.out_columns, floats += a.out_columns) {
+    unroll<R>([&](auto r) VLLM_INLINE {
       const Vec low = sums[r][p][0] + low_bias, high = sums[r][p][1] + high_bias;
       if constexpr (kGated) {
-        store(rounded, gate(low, high));
+        store(rounded, silu(low) * high);
       } else if constexpr (kStreams) {
         stream(floats, low);
         stream(floats + 16, high);
@@ -265,13 +268,17 @@ inline void write_within(const LinearArgs& a, const Vec (&sums)[R][P][2], int64_
         store(rounded, low);
         store(rounded + 16, high);
       }
-    }
-  }
+      rounded += a.out_columns;
+      floats += a.out_columns;
+    });
+  });
 }
 
-// The same of R rows and P panels.
+// The same of a tile whose sums are registers, and stay so till they are written: between two tiles no products run, and
+// each of these cycles counts.
 template <typename T, int R, int P>
-inline void write_tile(const LinearArgs& a, const Vec (&sums)[R][P][2], int64_t row, int64_t panel, int64_t lane) {
+[[gnu::always_inline]] inline void write_registers(const LinearArgs& a, const Vec (&sums)[R][P][2], int64_t row,
+                                                   int64_t panel, int64_t lane) {
   const bool within = (panel + P) * (a.gated ? kPanel / 2 : kPanel) <= a.out_columns;
   if (within && a.gated && !a.float_out) {
     write_within<T, true, false>(a, sums, row, panel, lane);
@@ -280,10 +287,23 @@ inline void write_tile(const LinearArgs& a, const Vec (&sums)[R][P][2], int64_t 
   } else if (within && !a.gated && !a.float_out) {
     write_within<T, false, false>(a, sums, row, panel, lane);
   } else {
-    for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) write_sums<T>(a, sums[r][p][0], sums[r][p][1], row + r, panel + p, lane);
-    }
+    // The sums themselves would have to be in memory all along.
+    Vec copies[R][P][2];
+    unroll<R>([&](auto r) VLLM_INLINE {
+      unroll<P>([&](auto p) VLLM_INLINE {
+        copies[r][p][0] = sums[r][p][0];
+        copies[r][p][1] = sums[r][p][1];
+      });
+    });
+    write_each<T>(a, copies[0][0], R, P, row, panel, lane);
   }
+}
+
+// The same of a tile whose sums are in memory.
+template <typename T, int R, int P>
+[[gnu::noinline]] void write_tile(const LinearArgs& a, const Vec (&sums)[R][P][2], int64_t row, int64_t panel,
+                                  int64_t lane) {
+  write_registers<T>(a, sums, row, panel, lane);
 }
 
 // What products share whose tiles sum float32 chains over k in registers. A Product has, beside what Gemm asks for:
@@ -316,11 +336,9 @@ struct ChainedProduct {
   template <int R, int P>
   static inline void start_chain(const Element* x, const W* panel, int64_t panel_size, int64_t inner, int group,
                                  Ahead& ahead, Vec (&sums)[R][P][2]) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) sums[r][p][0] = sums[r][p][1] = zero();
-    }
+    unroll<R>([&](auto r) VLLM_INLINE {
+      unroll<P>([&](auto p) VLLM_INLINE { sums[r][p][0] = sums[r][p][1] = zero(); });
+    });
     Product::template multiply_chain<R, P>(x, panel, panel_size, inner, group, ahead, sums);
   }
 
@@ -341,15 +359,15 @@ struct ChainedProduct {
     const int64_t lane = group * kLanes;
     if constexpr (!std::is_same_v<T, W>) {
       // A weight in another dtype is a scaled one.
-      for (int r = 0; r < R; ++r) {
-        for (int p = 0; p < P; ++p) {
+      unroll<R>([&](auto r) VLLM_INLINE {
+        unroll<P>([&](auto p) VLLM_INLINE {
           const float* scales = a.scales + (panel + p) * kPanel + lane;
           totals[r][p][0] = totals[r][p][0] * load(scales);
           totals[r][p][1] = totals[r][p][1] * load(scales + 16);
-        }
-      }
+        });
+      });
     }
-    write_tile<T>(a, totals, row, panel, lane);
+    write_registers<T>(a, totals, row, panel, lane);
   }
 };
 

@@ -83,21 +83,18 @@ struct PairProduct : ChainedProduct<PairProduct, BF16, BF16, uint32_t, 2> {
       ahead();
       for (int pair = 0; pair < pairs; ++pair, panel += 2 * kPanel) {
         Weights weights[P];
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) {
+        unroll<P>([&](auto p) VLLM_INLINE {
           const BF16* at = panel + p * panel_size;
-          if (group == 0) {
+          if (kGroups == 1 || group == 0) {
             __builtin_prefetch(at + kAhead * 2 * kPanel);
             __builtin_prefetch(at + kAhead * 2 * kPanel + kPanel);
           }
           weights[p] = load_weights(at, group);
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
+        });
+        unroll<R>([&](auto r) VLLM_INLINE {
           const Value value = repeat(x[r * kPairs + pair]);
-#pragma GCC unroll 4
-          for (int p = 0; p < P; ++p) add_products(value, weights[p], sums[r][p]);
-        }
+          unroll<P>([&](auto p) VLLM_INLINE { add_products(value, weights[p], sums[r][p]); });
+        });
       }
     }
   }

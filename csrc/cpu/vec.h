@@ -5,7 +5,7 @@
 // copy it meets first, wide instructions and all. For the same reason kernels use no std:: containers or algorithms.
 //
 //   Vec           kLanes floats: zero, set1, load, load_n, store, store_n (float, BF16, F16), + - * /, fma, max, min,
-//                 exp, exp2, log, reduce_sum, reduce_max, iota
+//                 exp, exp2, log, silu, reduce_sum, reduce_max, iota
 //   Mask          lanes: gt, ge, lt, le, eq, lanes_below, count, any, select, add_where, operators & | ~
 //   load_bf16_pair   kLanes words of two bfloat16 each: the low halves and the high halves
 //   load_n/store_n touch only the first n lanes' memory (0 <= n <= kLanes); lanes beyond read as zero.
@@ -26,6 +26,25 @@
 
 namespace vllm_cpu {
 namespace VLLM_ISA {
+
+// Of a lambda, behind its parameters.
+#define VLLM_INLINE __attribute__((always_inline))
+
+// A number that a lambda's `auto` parameter brings as a constant.
+template <int N>
+struct Constant {
+  constexpr operator int() const { return N; }
+};
+
+// f(0), ..., f(N - 1) of Constants. An array whose every index is one is registers to all of the compiler's passes; one
+// that a loop goes through stays in memory before and after the loop, even if the compiler unrolls that in the end.
+template <int N, int I = 0, typename F>
+[[gnu::always_inline]] inline void unroll(const F& f) {
+  if constexpr (I < N) {
+    f(Constant<I>{});
+    unroll<N, I + 1>(f);
+  }
+}
 
 // e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, n into the exponent. Below the least
 // normal result it is 0, above the greatest finite one infinity; NaN stays NaN.
@@ -49,21 +68,35 @@ inline Vec exp(Vec x) {
   return select(gt(x, high), set1(__builtin_inff()), result);
 }
 
-// 2^x to about 1 ulp for x <= 127; 0 below -126; NaN stays NaN. The polynomial is the minimax one of relative error
-// over |r| <= 1/2.
+// The minimax polynomial of 2^r's relative error, 1e-7, over |r| <= 1/2 that is 1 at 0.
+inline Vec exp2_of_half(Vec r) {
+  Vec p = set1(1.32646988e-3f);
+  p = fma(p, r, set1(9.67150883e-3f));
+  p = fma(p, r, set1(5.55073378e-2f));
+  p = fma(p, r, set1(2.40222421e-1f));
+  p = fma(p, r, set1(6.93146978e-1f));
+  return fma(p, r, set1(1.0f));
+}
+
+// 2^x to about 1.5 ulp for -126 <= x <= 127; below that 0 or what a float still has; NaN stays NaN.
 inline Vec exp2(Vec x) {
-  const Vec low = set1(-126.0f);
+  const Vec low = set1(kScaleOverflows ? -200.0f : -126.0f);
   const Vec clamped = max(low, x);
   const Vec n = round(clamped);
-  const Vec r = clamped - n;
-  Vec p = set1(1.53458118e-4f);
-  p = fma(p, r, set1(1.33999312e-3f));
-  p = fma(p, r, set1(9.61848896e-3f));
-  p = fma(p, r, set1(5.55032878e-2f));
-  p = fma(p, r, set1(2.40226469e-1f));
-  p = fma(p, r, set1(6.93147206e-1f));
-  p = fma(p, r, set1(1.0f));
-  return select(lt(x, low), zero(), scale_by_power_of_two(p, n));
+  const Vec result = scale_by_power_of_two(exp2_of_half(clamped - n), n);
+  return kScaleOverflows ? result : select(lt(x, low), zero(), result);
+}
+
+// x / (1 + e^-x) to about 4 ulp for |x| < 20 and within 2e-6 of it elsewhere; 0 where that is less than 1e-36. NaN
+// stays NaN. e^-x is 2^(r - n) with n = round(x / ln 2).
+inline Vec silu(Vec x) {
+  const Vec high = set1(kScaleOverflows ? 200.0f : 87.0f), low = zero() - high;
+  const Vec inverse_ln2 = set1(1.44269504f), minus_inverse_ln2 = set1(-1.44269504f);
+  const Vec clamped = min(high, max(low, x));
+  const Vec n = round(clamped * inverse_ln2);
+  const Vec r = fma(clamped, minus_inverse_ln2, n);
+  if constexpr (!kScaleOverflows) x = select(lt(x, low), zero(), x);
+  return x / (set1(1.0f) + scale_by_power_of_two(exp2_of_half(r), zero() - n));
 }
 
 // ln x for normal x > 0, to about 1 ulp. With s = (m - 1) / (m + 1) of the mantissa m in [3/4, 3/2):

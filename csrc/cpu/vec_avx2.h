@@ -92,6 +92,8 @@ inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
 inline Vec round(Vec a) {
   return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
+// The product has to be a normal float.
+constexpr bool kScaleOverflows = false;
 inline Vec scale_by_power_of_two(Vec a, Vec n) {
   const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n.v), 23);
   return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.v), exponent))};

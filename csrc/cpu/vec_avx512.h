@@ -88,6 +88,8 @@ inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Vec round(Vec a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
+// To infinity or zero where the product is beyond a float; elsewhere it has to be a normal one.
+constexpr bool kScaleOverflows = true;
 inline Vec scale_by_power_of_two(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 inline void split_exponent(Vec a, Vec* mantissa, Vec* exponent) {
   mantissa->v = _mm512_getmant_ps(a.v, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);

@@ -128,6 +128,8 @@ inline Vec round(Vec a) {
   const Vec magic = set1(12582912.0f);
   return (a + magic) - magic;
 }
+// The product has to be a normal float.
+constexpr bool kScaleOverflows = false;
 inline Vec scale_by_power_of_two(Vec a, Vec n) {
   const Vec magic = set1(12582912.0f);
   const Int4 exponent = ((Int4)(n + magic).v - (Int4)magic.v) << 23;

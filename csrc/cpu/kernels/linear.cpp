@@ -52,20 +52,17 @@ struct FloatProduct : ChainedProduct<FloatProduct<T, W>, T, W, float, 1> {
       ahead();
       for (int k = 0; k < run; ++k, panel += kPanel) {
         Vec low[P], high[P];
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) {
+        unroll<P>([&](auto p) VLLM_INLINE {
           if (kGroups == 1 || group == 0) prefetch_row(panel + p * panel_size + kAhead * kPanel);
           load_pair(panel + p * panel_size, group, &low[p], &high[p]);
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
+        });
+        unroll<R>([&](auto r) VLLM_INLINE {
           const Vec value = set1(x[r * kRun + k]);
-#pragma GCC unroll 4
-          for (int p = 0; p < P; ++p) {
+          unroll<P>([&](auto p) VLLM_INLINE {
             sums[r][p][0] = fma(value, low[p], sums[r][p][0]);
             sums[r][p][1] = fma(value, high[p], sums[r][p][1]);
-          }
-        }
+          });
+        });
       }
     }
   }

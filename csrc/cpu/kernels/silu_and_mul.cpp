@@ -8,11 +8,9 @@ namespace {
 
 template <typename T>
 void row(const T* gate, const T* up, T* out, int64_t width) {
-  const Vec one = set1(1.0f);
   for (int64_t i = 0; i < width; i += kLanes) {
     const int n = width - i < kLanes ? static_cast<int>(width - i) : kLanes;
-    const Vec x = load_n(gate + i, n);
-    store_n(out + i, x / (one + exp(zero() - x)) * load_n(up + i, n), n);
+    store_n(out + i, silu(load_n(gate + i, n)) * load_n(up + i, n), n);
   }
 }
 

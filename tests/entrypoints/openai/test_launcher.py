@@ -101,10 +101,11 @@ def assert_gone(server: LiveServer, cores: list[int]) -> None:
 
 
 def refuses(server: LiveServer) -> bool:
+    """Whether nothing listens any more. A connection made just before that is reset, or closed without an answer."""
     try:
         httpx.get(f"{server.url}/health")
-    except httpx.ConnectError:
-        return True
+    except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
+        return isinstance(error, httpx.ConnectError)
     return False
 
 
