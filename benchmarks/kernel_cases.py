@@ -212,11 +212,17 @@ def _silu_and_mul(shape: ModelShape) -> Iterator[Case]:
         yield Case("silu_and_mul", label, lambda x=x: silu_and_mul(x), 2 * (x.numel() + x.numel() // 2))
 
 
+def _slots(tokens: int) -> Tensor:
+    """Of a prompt's tokens in blocks in no order; or, of a batch's, one in each block."""
+    offsets = torch.arange(_BLOCK_SIZE if tokens == ROWS[-1] else 1)
+    return (torch.randperm(1024)[:, None] * _BLOCK_SIZE + offsets).flatten()[:tokens]
+
+
 def _write_cache(shape: ModelShape) -> Iterator[Case]:
     caches = _caches(shape, 1024)
     for rows in ROWS:
         _, k, v = _qkv(shape, rows)
-        slots = torch.randperm(1024 * _BLOCK_SIZE)[:rows]
+        slots = _slots(rows)
         yield Case(
             "write_cache",
             f"{rows} tokens",
@@ -230,7 +236,7 @@ def _rotary_and_cache(shape: ModelShape) -> Iterator[Case]:
     table, caches = torch.cat([angles.cos(), angles.sin()], dim=1), _caches(shape, 1024)
     for rows in ROWS:
         q, k, v = _qkv(shape, rows)
-        positions, slots = torch.randint(0, 8192, (rows,)), torch.randperm(1024 * _BLOCK_SIZE)[:rows]
+        positions, slots = torch.randint(0, 8192, (rows,)), _slots(rows)
         arguments = (positions, q, k, v, table, *caches, slots)
         yield Case(
             "rotary_and_cache",

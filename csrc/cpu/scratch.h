@@ -28,6 +28,15 @@ inline int64_t this_thread() {
 #endif
 }
 
+// Of the parallel region that this is in.
+inline int64_t num_threads() {
+#ifdef _OPENMP
+  return omp_get_num_threads();
+#else
+  return 1;
+#endif
+}
+
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Memory that is not constructed, aligned to a cache line. A std::vector's code would be shared between levels.
