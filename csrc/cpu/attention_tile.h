@@ -113,14 +113,11 @@ inline void add_pairs(const C& chunk, const float* q, int64_t dim, int first, Ve
     fetch_keys(chunk, 2 * pair);
     fetch_keys(chunk, 2 * pair + 1);
     __m512bh key[W];
-#pragma GCC unroll 4
-    for (int w = 0; w < W; ++w) key[w] = chunk.key_pair(first + w * kLanes, pair);
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
+    unroll<W>([&](auto w) VLLM_INLINE { key[w] = chunk.key_pair(first + w * kLanes, pair); });
+    unroll<R>([&](auto r) VLLM_INLINE {
       const __m512bh value = (__m512bh)_mm512_set1_ps(q[r * dim + pair]);
-#pragma GCC unroll 4
-      for (int w = 0; w < W; ++w) sums[r][w].v = _mm512_dpbf16_ps(sums[r][w].v, key[w], value);
-    }
+      unroll<W>([&](auto w) VLLM_INLINE { sums[r][w].v = _mm512_dpbf16_ps(sums[r][w].v, key[w], value); });
+    });
   }
 }
 #endif
@@ -129,35 +126,26 @@ inline void add_pairs(const C& chunk, const float* q, int64_t dim, int first, Ve
 template <int R, int W, typename C>
 void score_rows(const C& chunk, const float* q, float* scores, int64_t dim, int first) {
   Vec sums[R][W];
-#pragma GCC unroll 6
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int w = 0; w < W; ++w) sums[r][w] = zero();
-  }
+  unroll<R>([&](auto r) VLLM_INLINE { unroll<W>([&](auto w) VLLM_INLINE { sums[r][w] = zero(); }); });
   if constexpr (C::kInPairs) {
     add_pairs<R, W>(chunk, q, dim, first, sums);
   } else {
     for (int64_t d = 0; d < dim; ++d) {
       fetch_keys(chunk, d);
       Vec key[W];
-#pragma GCC unroll 4
-      for (int w = 0; w < W; ++w) key[w] = load(chunk.key(first + w * kLanes) + d * chunk.key_stride);
-#pragma GCC unroll 6
-      for (int r = 0; r < R; ++r) {
+      unroll<W>([&](auto w) VLLM_INLINE { key[w] = load(chunk.key(first + w * kLanes) + d * chunk.key_stride); });
+      unroll<R>([&](auto r) VLLM_INLINE {
         const Vec value = set1(q[r * dim + d]);
-#pragma GCC unroll 4
-        for (int w = 0; w < W; ++w) sums[r][w] = fma(value, key[w], sums[r][w]);
-      }
+        unroll<W>([&](auto w) VLLM_INLINE { sums[r][w] = fma(value, key[w], sums[r][w]); });
+      });
     }
   }
-#pragma GCC unroll 6
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int w = 0; w < W; ++w) {
+  unroll<R>([&](auto r) VLLM_INLINE {
+    unroll<W>([&](auto w) VLLM_INLINE {
       if constexpr (C::kInPairs) sums[r][w] = sums[r][w] * set1(chunk.scale);
       store(scores + r * kChunk + first + w * kLanes, sums[r][w]);
-    }
-  }
+    });
+  });
 }
 
 // out[R][W vectors from dimension `first`] += weights[R][tokens] values; `n` lanes of each vector exist. `fresh`: there
@@ -165,11 +153,19 @@ void score_rows(const C& chunk, const float* q, float* scores, int64_t dim, int 
 template <int R, int W, typename C>
 void add_values(const C& chunk, const float* weights, float* out, int64_t dim, int64_t first, int tokens, int n,
                 bool fresh) {
+  // Whole vectors, but one that goes alone.
+  const auto read = [&](const auto* from) VLLM_INLINE {
+    if constexpr (W > 1) return load(from);
+    return load_n(from, n);
+  };
   Vec sums[R][W];
-#pragma GCC unroll 6
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int w = 0; w < W; ++w) sums[r][w] = fresh ? zero() : load_n(out + r * dim + first + w * kLanes, n);
+  unroll<R>([&](auto r) VLLM_INLINE {
+    unroll<W>([&](auto w) VLLM_INLINE { sums[r][w] = zero(); });
+  });
+  if (!fresh) {
+    unroll<R>([&](auto r) VLLM_INLINE {
+      unroll<W>([&](auto w) VLLM_INLINE { sums[r][w] = read(out + r * dim + first + w * kLanes); });
+    });
   }
   for (int begin = 0; begin < tokens; begin += kRun) {
     const auto* values = chunk.value(begin, dim) + first;
@@ -182,23 +178,18 @@ void add_values(const C& chunk, const float* weights, float* out, int64_t dim, i
         __builtin_prefetch(next + t * dim + 64 / sizeof(*next));
       }
       Vec value[W];
-#pragma GCC unroll 4
-      for (int w = 0; w < W; ++w) {
-        value[w] = W > 1 ? load(values + t * dim + w * kLanes) : load_n(values + t * dim, n);
-      }
-#pragma GCC unroll 6
-      for (int r = 0; r < R; ++r) {
+      unroll<W>([&](auto w) VLLM_INLINE { value[w] = read(values + t * dim + w * kLanes); });
+      unroll<R>([&](auto r) VLLM_INLINE {
         const Vec weight = set1(weights[r * kChunk + begin + t]);
-#pragma GCC unroll 4
-        for (int w = 0; w < W; ++w) sums[r][w] = fma(weight, value[w], sums[r][w]);
-      }
+        unroll<W>([&](auto w) VLLM_INLINE { sums[r][w] = fma(weight, value[w], sums[r][w]); });
+      });
     }
   }
-#pragma GCC unroll 6
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int w = 0; w < W; ++w) store_n(out + r * dim + first + w * kLanes, sums[r][w], n);
-  }
+  unroll<R>([&](auto r) VLLM_INLINE {
+    unroll<W>([&](auto w) VLLM_INLINE {
+      store_n(out + r * dim + first + w * kLanes, sums[r][w], W > 1 ? kLanes : n);
+    });
+  });
 }
 
 template <int R, typename C>
