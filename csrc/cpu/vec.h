@@ -46,10 +46,10 @@ template <int N, int I = 0, typename F>
   }
 }
 
-// e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, n into the exponent. Below the least
-// normal result it is 0, above the greatest finite one infinity; NaN stays NaN.
+// e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, n into the exponent. Above the greatest
+// finite result it is infinity, below the least normal one what a float still has, or 0; NaN stays NaN.
 inline Vec exp(Vec x) {
-  const Vec low = set1(-87.336544f), high = set1(88.376259f);
+  const Vec low = set1(kScaleOverflows ? -200.0f : -87.336544f), high = set1(kScaleOverflows ? 200.0f : 88.376259f);
   // The operand order lets NaN pass: on x86 min and max return the second operand then.
   const Vec clamped = min(high, max(low, x));
   const Vec n = round(clamped * set1(1.44269504f));
@@ -63,9 +63,9 @@ inline Vec exp(Vec x) {
   p = fma(p, r, set1(5.0000000e-1f));
   p = fma(p, r, set1(1.0f));
   p = fma(p, r, set1(1.0f));
-  Vec result = scale_by_power_of_two(p, n);
-  result = select(lt(x, low), zero(), result);
-  return select(gt(x, high), set1(__builtin_inff()), result);
+  const Vec result = scale_by_power_of_two(p, n);
+  if constexpr (kScaleOverflows) return result;
+  return select(gt(x, high), set1(__builtin_inff()), select(lt(x, low), zero(), result));
 }
 
 // The minimax polynomial of 2^r's relative error, 1e-7, over |r| <= 1/2 that is 1 at 0.
