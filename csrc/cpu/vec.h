@@ -88,15 +88,16 @@ inline Vec exp2(Vec x) {
   return kScaleOverflows ? result : select(lt(x, low), zero(), result);
 }
 
-// x / (1 + e^-x) to about 2 ulp; 0 where that is less than 1e-36. NaN stays NaN. e^-x is 2^(r - n) with
-// n = round(x / ln 2), and 1 / ln 2 in two parts, since the first is exact to a float's last bit only.
+// x / (1 + e^-x) to about 2 ulp; for x below -87, where that is less than 1e-35, what a float still has of it or -0. NaN
+// stays NaN, and -inf becomes it. e^-x is 2^(r - n) with n = round(x / ln 2), and 1 / ln 2 is in two parts, since the
+// first is exact to a float's last bit only.
 inline Vec silu(Vec x) {
   const Vec high = set1(kScaleOverflows ? 200.0f : 87.0f), low = zero() - high;
   const Vec inverse_ln2 = set1(1.44269504f), minus_inverse_ln2 = set1(-1.44269504f);
   const Vec clamped = min(high, max(low, x));
   const Vec n = round(clamped * inverse_ln2);
   const Vec r = fma(clamped, set1(-1.92596303e-8f), fma(clamped, minus_inverse_ln2, n));
-  if constexpr (!kScaleOverflows) x = select(lt(x, low), zero(), x);
+  if constexpr (!kScaleOverflows) x = select(lt(x, low), x * zero(), x);
   return x / (set1(1.0f) + scale_by_power_of_two(exp2_of_half(r), zero() - n));
 }
 

@@ -33,3 +33,10 @@ def test_gates_beyond_the_exponential(twin: str, dtype: torch.dtype) -> None:
     got = run(twin, silu_and_mul, x)
     for column in range(len(gate)):
         assert_accurate(twin, got[:, column], truth(x)[:, column])
+
+
+@pytest.mark.parametrize("twin", twins("silu_and_mul"))
+def test_gates_that_are_not_finite(twin: str) -> None:
+    x = torch.tensor([[torch.nan, -torch.inf, torch.inf, 1.0, 1.0, 1.0]])
+    got = run(twin, silu_and_mul, x)[0]
+    assert got.isnan().tolist() == [True, True, False] and got[2] == torch.inf
