@@ -23,8 +23,10 @@ class RotaryEmbedding:
 
     def __init__(self, head_dim: int, max_positions: int, rope: RopeConfig) -> None:
         inv_freq, attention_factor = rope_frequencies(head_dim, rope)
-        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inv_freq)
-        table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
+        # On the CPU, so that every device has the same table.
+        with torch.device("cpu"):
+            angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inv_freq)
+            table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
         # float32 [max_positions, head_dim], cosines | sines
         self.cos_sin_cache = table.to(torch.get_default_device())
 
