@@ -248,7 +248,7 @@ def test_greedy_readings_take_no_copy_of_the_logits(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(sampler_module, "greedy_readings", watch)
     harness = Harness()
-    logits = random_logits(8).to(torch.bfloat16)
+    logits = random_logits(8).to(harness.device, torch.bfloat16)
     slots = [harness.add(SamplingParams(logprob_token_ids=[1, 2, 3 + i], **GREEDY)) for i in range(8)]
     harness.step(logits, slots)
     assert [each.data_ptr() for each in seen] == [logits.data_ptr()]
