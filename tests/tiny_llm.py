@@ -20,7 +20,9 @@ def make_tiny_model(folder: Path, **overrides: Any) -> Path:
 
 def make_tiny_llm(folder: Path, **fields: Any) -> LLM:
     """LLM on a folder of make_tiny_model, float32, 128 tokens of context."""
-    return LLM(str(folder), **{"dtype": "float32", "max_model_len": 128, "max_logprobs": -1, **fields})
+    # A GPU is shared with other tests.
+    usual = {"dtype": "float32", "max_model_len": 128, "max_logprobs": -1, "gpu_memory_utilization": 0.3}
+    return LLM(str(folder), **{**usual, **fields})
 
 
 def is_empty(llm: LLM) -> bool:

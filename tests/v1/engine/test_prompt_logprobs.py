@@ -117,6 +117,7 @@ def test_equal_to_transformers_with_any_chunk_size_cold_and_cached(arch, tmp_pat
             device=device,
             dtype="float32",
             skip_tokenizer_init=True,
+            gpu_memory_utilization=0.3,
             max_logprobs=-1,
             max_num_batched_tokens=chunk,
         )

@@ -44,6 +44,7 @@ def test_random_models(arch, size, tmp_path, device):
             device=device,
             dtype="float32",
             skip_tokenizer_init=True,
+            gpu_memory_utilization=0.3,
             max_logprobs=-1,
             enable_chunked_prefill=chunked,
             max_num_batched_tokens=13 if chunked else None,

@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
+from models_util import ARCHITECTURES, make_random_model
+from pretend_cuda import pretending
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
-from vllm import SamplingParams
+from vllm import LLM, SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import upload, upload_all, upload_into
 from vllm.v1.worker.gpu.decode_graphs import ladder
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A random model of each architecture; "tiny" has a tokenizer, too."""
+    folders = {"tiny": make_tiny_model(tmp_path_factory.mktemp("tiny"))}
+    for arch in ARCHITECTURES:
+        folders[arch], _ = make_random_model(arch, "odd", tmp_path_factory.mktemp(arch))
+    return folders
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+def folder(folders):
+    return folders["tiny"]
+
+
+@pytest.fixture(
+    scope="module",
+    autouse=True,
+    params=[
+        pytest.param("pretended", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")),
+        pytest.param("real", marks=pytest.mark.gpu),
+    ],
+)
+def cuda(request, folders):
+    """A CUDA device, where there is none a pretended one."""
+    with contextlib.nullcontext() if request.param == "real" else pretending():
+        yield
 
 
 def make_llm(folder, **fields):
@@ -53,7 +75,14 @@ def results(llm, kinds):
 @pytest.mark.parametrize("kinds", [KINDS, KINDS[:2] * 4, KINDS[:1] * 3], ids=["mixed", "readings", "tokens"])
 def test_graphs_and_steps_ahead_give_what_plain_steps_give(folder, kinds):
     plain = results(make_llm(folder, enforce_eager=True, async_scheduling=False), kinds)
-    for fields in ({}, {"enforce_eager": True}, {"async_scheduling": False}, {"num_gpu_blocks_override": 20}):
+    settings = (
+        {},
+        {"enforce_eager": True},
+        {"async_scheduling": False},
+        {"num_gpu_blocks_override": 20},
+        {"num_gpu_blocks_override": 12, "swap_space": 1e-3},
+    )
+    for fields in settings:
         llm = make_llm(folder, **fields)
         for _ in range(2):
             for ours, theirs in zip(results(llm, kinds), plain, strict=True):
@@ -63,6 +92,33 @@ def test_graphs_and_steps_ahead_give_what_plain_steps_give(folder, kinds):
                     # Kernels order their sums by the number of rows, which padding changes: some float32 roundings
                     # of sums over a width of 64, on logits of about 1.
                     np.testing.assert_allclose(ours.logprobs.logprobs, theirs.logprobs.logprobs, atol=2e-4)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture_gives_what_it_gives_on_the_cpu(folders, arch):
+    params = [SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2, prompt_logprobs=1)] * 3
+    prompts = [{"prompt_token_ids": list(range(3, 20 + 9 * index))} for index in range(3)]
+    outputs = []
+    for device in ("cuda", "cpu"):
+        llm = LLM(
+            str(folders[arch]),
+            device=device,
+            dtype="float32",
+            skip_tokenizer_init=True,
+            max_model_len=64,
+            max_num_seqs=4,
+            gpu_memory_utilization=0.3,
+        )
+        outputs.append(llm.generate(prompts, params, use_tqdm=False))
+    for ours, theirs in zip(*outputs, strict=True):
+        ours_generated, theirs_generated = ours.outputs[0], theirs.outputs[0]
+        assert ours_generated.token_ids == theirs_generated.token_ids
+        # float32's rounding of sums in another order, on logits of about 1.
+        for own, other in (
+            (ours_generated.logprobs, theirs_generated.logprobs),
+            (ours.prompt_logprobs, theirs.prompt_logprobs),
+        ):
+            np.testing.assert_allclose(own.logprobs, other.logprobs, atol=2e-4)
 
 
 def test_every_size_is_recorded_and_replayed(folder):
@@ -96,7 +152,7 @@ def test_nothing_waits_before_sampling_ends(folder, fields):
 
 
 def test_uploads():
-    device = torch.device("cuda")
+    device = torch.device("cuda", 0)
     arrays = [np.arange(5), np.arange(12, dtype=np.int32).reshape(3, 4), np.empty(0, np.int32), np.ones(3, np.int32)]
     for array, tensor in zip(arrays, upload_all(arrays, device), strict=True):
         assert tensor.dtype == torch.from_numpy(array).dtype

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
-import pretend_device
 import pytest
 import torch
+from pretend_cuda import PretendTensor, pretending
 from sampling_harness import EOS, VOCAB, random_logits
 
-from vllm.ops._dispatch import force
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
@@ -83,8 +84,7 @@ def assert_same(got: SamplerOutput, wanted: SamplerOutput) -> None:
 
 def on_host(output: SamplerOutput) -> SamplerOutput:
     def moved(tensor: torch.Tensor) -> torch.Tensor:
-        tensor = pretend_device.held(tensor)
-        return tensor.cpu()
+        return tensor.to("cpu")
 
     logprobs = [
         (rows, type(tensors)(*(moved(part) if isinstance(part, torch.Tensor) else part for part in tensors)))
@@ -96,25 +96,27 @@ def on_host(output: SamplerOutput) -> SamplerOutput:
 BATCHES = [[name] for name in PARAMS] + [list(PARAMS)]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled, and need real tensors")
-@pytest.mark.parametrize("names", BATCHES, ids=lambda names: names[0] if len(names) == 1 else "all")
-def test_nothing_waits_for_a_device(names: list[str]) -> None:
-    logits = random_logits(len(names), seed=len(names))
-    with pretend_device.pretending(), force("triton"):
-        there = sample(names, pretend_device.DEVICE, pretend_device.PretendTensor(logits.clone()), len(names) > 1)
-    assert_same(on_host(there), sample(names, torch.device("cpu"), logits, len(names) > 1))
+@pytest.fixture(
+    params=[
+        pytest.param("pretended", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")),
+        pytest.param("real", marks=pytest.mark.gpu),
+    ]
+)
+def cuda(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """A CUDA device, where there is none a pretended one."""
+    with contextlib.nullcontext() if request.param == "real" else pretending(interpreted=True):
+        yield torch.device("cuda", 0)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("names", BATCHES, ids=lambda names: names[0] if len(names) == 1 else "all")
-def test_nothing_waits_for_cuda(names: list[str]) -> None:
+def test_nothing_waits(names: list[str], cuda: torch.device) -> None:
     logits = random_logits(len(names), seed=len(names))
-    there = logits.cuda()
-    sample(names, there.device, there, len(names) > 1)  # compiles
+    there = logits.to(cuda)
+    if not isinstance(there, PretendTensor):
+        sample(names, cuda, there, len(names) > 1)  # compiles
     torch.cuda.set_sync_debug_mode("error")
     try:
-        output = sample(names, there.device, there, len(names) > 1)
+        output = sample(names, cuda, there, len(names) > 1)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert_same(on_host(output), sample(names, torch.device("cpu"), logits, len(names) > 1))

@@ -1,0 +1,417 @@
+"""CUDA without a GPU: a device that computes on the CPU but keeps apart from it, with torch.cuda's streams and graphs.
+
+Tensors of the pretended device hold CPU tensors and say that they are on "cuda". An operation that mixes them with the
+CPU's is an error, as on a GPU. So is, where the test says so with torch.cuda.set_sync_debug_mode("error"), and always
+while a graph is captured, what would make the host wait: bringing anything to the host, an operation whose result's
+shape depends on values, a copy from or to memory that is not pinned.
+
+Triton's kernels are interpreted, which is slow, or left out: then their wrappers run the references. All is done at
+once, in the order in which it is asked for; orders that streams allow beside it are the matter of other tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+
+from vllm.ops._dispatch import force
+
+DEVICE = torch.device("cuda", 0)
+MEMORY_BYTES = 4 * 2**30
+
+_aten = torch.ops.aten
+_WAITING = {
+    _aten._local_scalar_dense,
+    _aten.nonzero,
+    _aten.masked_select,
+    _aten._unique2,
+    _aten.unique_dim,
+    _aten.unique_consecutive,
+    _aten.repeat_interleave,
+    _aten.bincount,
+    _aten.equal,
+    _aten.is_nonzero,
+}
+_INDEXING = {_aten.index, _aten.index_put_, _aten.index_put, _aten._index_put_impl_}
+_COPYING = {_aten._to_copy, _aten.copy_}
+# Operations whose Triton twin is left out, by the module in vllm.ops.
+_KERNELS = {
+    "count_above": ["count_above"],
+    "fill_token_ids": ["fill_logprob_token_ids"],
+    "gumbel_sample": ["gumbel_sample"],
+    "kv_cache": ["reshape_and_cache_"],
+    "linear_readings": ["linear_readings"],
+    "paged_attention": ["paged_attention"],
+    "rms_norm": ["rms_norm", "fused_add_rms_norm_"],
+    "rotary": ["rotary_embedding_"],
+    "rotary_and_cache": ["rotary_and_cache_"],
+    "silu_and_mul": ["silu_and_mul"],
+    "token_readings": ["token_readings"],
+    "topk": ["topk"],
+}
+
+
+class WaitsForDevice(AssertionError):
+    """The host would wait."""
+
+
+class MixesDevices(AssertionError):
+    """An operation that CUDA refuses."""
+
+
+class PretendTensor(Tensor):
+    """Of the pretended device; `held` is the CPU tensor."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> PretendTensor:
+        # What is a view of a tensor that inference mode did not make must not be its own.
+        with torch.inference_mode(False):
+            return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+                cls,
+                held.shape,
+                strides=held.stride(),
+                storage_offset=held.storage_offset(),
+                dtype=held.dtype,
+                # A torch that is built for the CPU alone refuses to index tensors on "cuda".
+                device="meta",
+            )
+
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return DEVICE
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if not isinstance(value, Tensor):
+            # Otherwise it would be made where the tensor says that it is.
+            with _disable_current_modes():
+                value = PretendTensor(torch.full((), value, dtype=self.dtype, device="cpu"))
+        super().__setitem__(index, value)
+
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} on a pretended device outside of `pretending`")
+
+
+class _Mode(TorchDispatchMode):
+    """What becomes of operations on the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_wait = True
+        self.recording: list[Callable[[], None]] | None = None
+        self.made: list[Tensor] = []  # while recording: what the graph computes
+        self._pinned: dict[int, Tensor] = {}  # by address, kept so that nothing else comes to lie there
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, packet = dict(kwargs or {}), func.overloadpacket
+        if packet is _aten.is_pinned:
+            return self._is_pinned(args[0])
+        if packet in (_aten.pin_memory, _aten._pin_memory):
+            return self._pin(args[0].clone())
+        if packet is _aten.to:
+            return self._to(func, args, kwargs)
+        # Inference mode hands over operations that are made of others.
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            with self:
+                return func.decompose(*args, **kwargs)
+        if kwargs.pop("pin_memory", False):
+            return self._pin(func(*args, **kwargs))
+        operands = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        is_asked = "device" in kwargs and kwargs["device"] is not None
+        to_device = is_asked and torch.device(kwargs["device"]).type == "cuda"
+        if not to_device and not any(isinstance(each, PretendTensor) for each in operands):
+            return func(*args, **kwargs)
+        self._check(func, args, kwargs, operands)
+        to_host = packet is _aten._to_copy and is_asked and not to_device
+        return self._compute(func, args, kwargs, to_host or packet is _aten._local_scalar_dense)
+
+    def _to(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        names = [each.name for each in func._schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        source, like = given["self"], given.get("other")
+        dtype = given.get("dtype") or (source.dtype if like is None else like.dtype)
+        device = torch.device(given.get("device") or (source.device if like is None else like.device))
+        if (source.dtype, source.device.type) == (dtype, device.type) and not given.get("copy"):
+            return source
+        with self:
+            non_blocking = given.get("non_blocking") or False
+            return _aten._to_copy(source, dtype=dtype, device=device, non_blocking=non_blocking)
+
+    def _compute(self, func: Any, args: Any, kwargs: Any, to_host: bool) -> Any:
+        asked = {name: torch.device("cpu") if name == "device" else value for name, value in kwargs.items()}
+        held_args, held_kwargs = tree_map(held, args), tree_map(held, asked)
+        returns = func._schema.returns
+        is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in returns)
+
+        def run() -> Any:
+            return func(*held_args, **held_kwargs)
+
+        result = run()
+        if func._schema.is_mutable:
+            self.record(run)
+            # What it writes, in the order of the arguments.
+            written = [
+                args[index] if index < len(args) else kwargs.get(each.name)
+                for index, each in enumerate(func._schema.arguments)
+                if each.is_out or (each.alias_info is not None and each.alias_info.is_write)
+            ]
+            return written[0] if len(returns) == 1 else tuple(written) if returns else None
+        if to_host:
+            return result
+        if not is_view:
+            self._record_new(run, result)
+        return tree_map(_there, result)
+
+    def launch(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What a kernel's wrapper does, on held tensors."""
+        for each in tree_leaves((args, kwargs)):
+            if isinstance(each, Tensor) and not isinstance(each, PretendTensor):
+                raise MixesDevices(f"a kernel is given {tuple(each.shape)} {each.dtype} on the CPU")
+        held_args, held_kwargs = tree_map(held, args), tree_map(held, kwargs)
+        by_held = {id(held(each)): each for each in args if isinstance(each, Tensor)}
+
+        def run() -> Any:
+            with _disable_current_modes(), force("reference"):
+                return compute(*held_args, **held_kwargs)
+
+        result = run()
+        self._record_new(run, result, set(by_held))
+        return tree_map(lambda each: by_held[id(each)] if id(each) in by_held else _there(each), result)
+
+    def record(self, run: Callable[[], Any]) -> None:
+        """While a graph is captured, let it do this, too."""
+        if self.recording is not None:
+            self.recording.append(run)
+
+    def _record_new(self, run: Callable[[], Any], result: Any, given: Collection[int] = ()) -> None:
+        if self.recording is None:
+            return
+        made = [each for each in tree_leaves(result) if isinstance(each, Tensor) and id(each) not in given]
+        self.made += made
+
+        def again() -> None:
+            new = [each for each in tree_leaves(run()) if isinstance(each, Tensor) and id(each) not in given]
+            for own, value in zip(made, new, strict=True):
+                own.copy_(value)
+
+        self.recording.append(again)
+
+    def _is_pinned(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._pinned
+
+    def _pin(self, tensor: Tensor) -> Tensor:
+        self._pinned[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    def _check(self, func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> None:
+        packet = func.overloadpacket
+        if packet in _COPYING:
+            host = next((each for each in operands if not isinstance(each, PretendTensor)), None)
+            if packet is _aten._to_copy and host is None and torch.device(kwargs.get("device") or DEVICE) != DEVICE:
+                if torch.device(kwargs["device"]).type == "cpu":
+                    self._waits(f"{func} to the host")
+            elif host is not None and host.dim():
+                non_blocking = kwargs.get("non_blocking", False) or (
+                    packet is _aten.copy_ and len(args) > 2 and args[2]
+                )
+                if not (non_blocking and self._is_pinned(host)):
+                    self._waits(f"{func}: {tuple(host.shape)} {host.dtype} in pageable memory")
+            return
+        if packet in _WAITING:
+            self._waits(str(func))
+        if packet in _INDEXING and any(
+            each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1]
+        ):
+            self._waits(f"{func} by a mask, whose places are counted first")
+        for each in operands:
+            if not isinstance(each, PretendTensor) and each.dim():
+                raise MixesDevices(f"{func} reads {tuple(each.shape)} {each.dtype} on the CPU")
+
+    def _waits(self, what: str) -> None:
+        if not self.may_wait or self.recording is not None:
+            raise WaitsForDevice(what)
+
+
+def held(tensor: Any) -> Any:
+    """The CPU tensor that a pretended one holds; anything else as it is."""
+    return tensor.held if isinstance(tensor, PretendTensor) else tensor
+
+
+def _there(tensor: Any) -> Any:
+    return PretendTensor(tensor) if isinstance(tensor, Tensor) else tensor
+
+
+class _Event:
+    def __init__(self, enable_timing: bool = False) -> None:
+        pass
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: _Event) -> float:
+        return 0.0
+
+
+class _Stream:
+    def __init__(self, mode: _Mode) -> None:
+        self._mode = mode
+
+    def wait_stream(self, other: _Stream) -> None:
+        pass
+
+    def record_event(self) -> Any:
+        event = _Event()
+        event.synchronize = lambda: self._mode._waits("an event's synchronize")  # type: ignore[attr-defined]
+        return event
+
+
+def _graph_class(mode: _Mode) -> type:
+    class Graph:
+        """Runs what was recorded once more, into the tensors that the recording made."""
+
+        def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+            assert mode.recording is None
+            mode.recording, mode.made = [], []
+
+        def capture_end(self) -> None:
+            assert mode.recording is not None
+            self._recording, mode.recording = mode.recording, None
+            for tensor in mode.made:
+                if tensor.numel() and 0 not in tensor.stride():
+                    tensor.fill_(-3)  # a recording is not a run
+
+        @torch.inference_mode()
+        def replay(self) -> None:
+            with _disable_current_modes():
+                for run in self._recording:
+                    run()
+
+    return Graph
+
+
+@contextlib.contextmanager
+def pretending(interpreted: bool = False) -> Iterator[None]:
+    """torch.cuda has one device, on which tensors can be made.
+
+    Args:
+        interpreted: whether Triton's kernels are run, by its interpreter.
+    """
+    mode = _Mode()
+
+    def set_sync_debug_mode(name: str) -> None:
+        mode.may_wait = name != "error"
+
+    fakes: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_lazy_init": lambda: None,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
+        "get_device_capability": lambda device=None: (9, 0),
+        "get_device_name": lambda device=None: "pretended",
+        "get_arch_list": lambda: ["sm_90"],
+        "mem_get_info": lambda device=None: (MEMORY_BYTES, MEMORY_BYTES),
+        "memory_reserved": lambda device=None: 0,
+        "max_memory_reserved": lambda device=None: 0,
+        "reset_peak_memory_stats": lambda device=None: None,
+        "empty_cache": lambda: None,
+        "synchronize": lambda device=None: mode._waits("synchronize"),
+        "is_current_stream_capturing": lambda: mode.recording is not None,
+        "set_sync_debug_mode": set_sync_debug_mode,
+        "graph_pool_handle": lambda: (0, 1),
+        "current_stream": lambda device=None: _Stream(mode),
+        "stream": lambda stream: contextlib.nullcontext(),
+        "Stream": lambda device=None: _Stream(mode),
+        "Event": _Event,
+        "CUDAGraph": _graph_class(mode),
+        "_sleep": lambda cycles: None,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.version, "cuda", "13.0")
+        patch.setattr(torch, "tensor", _tensor_maker(mode, torch.tensor))
+        for name, fake in fakes.items():
+            patch.setattr(torch.cuda, name, fake)
+        if interpreted:
+            _interpret(patch, mode)
+        else:
+            for module, names in _KERNELS.items():
+                for name in names:
+                    _leave_out(patch, mode, module, name)
+        with mode:
+            yield
+
+
+def _interpret(patch: pytest.MonkeyPatch, mode: _Mode) -> None:
+    from triton.runtime.interpreter import InterpretedFunction
+
+    run = InterpretedFunction.run
+
+    def run_there(self: Any, *args: Any, **kwargs: Any) -> None:
+        own, named = tree_map(held, args), tree_map(held, kwargs)
+
+        def launch() -> None:
+            with _disable_current_modes():
+                run(self, *own, **named)
+
+        launch()
+        mode.record(launch)
+
+    patch.setattr(InterpretedFunction, "run", run_there)
+
+
+def _tensor_maker(mode: _Mode, make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """torch.tensor, which a torch that is built for the CPU alone refuses before any mode could see it."""
+
+    def tensor(data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
+        contexts = [each for each in _get_current_function_mode_stack() if isinstance(each, DeviceContext)]
+        where = torch.device(device) if device is not None else contexts[-1].device if contexts else None
+        with torch.device("cpu"):
+            made = make(data, **kwargs)
+        if where is None or where.type != "cuda":
+            return made
+        if made.numel():
+            mode._waits(f"torch.tensor of {tuple(made.shape)}")
+        return PretendTensor(made)
+
+    return tensor
+
+
+def _leave_out(patch: pytest.MonkeyPatch, mode: _Mode, module: str, name: str) -> None:
+    """Let a kernel's wrapper compute with the operation's reference."""
+    public = getattr(importlib.import_module(f"vllm.ops.{module}"), name)
+    kernels = importlib.import_module(f"vllm.ops.triton.{module}")
+    parameters = list(inspect.signature(public).parameters.values())
+    by_name = [each.name for each in parameters if each.kind == each.KEYWORD_ONLY]
+
+    def launch(*args: Any) -> Any:
+        few = len(parameters) - len(by_name)
+        return mode.launch(public, args[:few], dict(zip(by_name, args[few:], strict=False)))
+
+    patch.setattr(kernels, name, launch)
