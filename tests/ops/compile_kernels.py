@@ -34,7 +34,7 @@ from vllm.ops.silu_and_mul import silu_and_mul
 from vllm.ops.token_readings import token_readings
 from vllm.ops.topk import topk
 
-CAPABILITIES = (80, 90, 100)
+CAPABILITIES = (75, 80, 90, 100)
 
 
 class _Driver:
@@ -58,17 +58,20 @@ def _int32(*shape: int) -> torch.Tensor:
 
 
 def _calls(capability: int) -> Iterator[Callable[[], Any]]:
-    for dtype in (torch.float32, torch.bfloat16):
+    half = torch.bfloat16 if capability >= 80 else torch.float16
+    for dtype in (torch.float32, half):
         logits = torch.empty(4, 49152, dtype=dtype)
         yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4))
         yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4), entropy=True)
         yield lambda x=logits: count_above(x, torch.empty(4, 20), _int32(4))
         x, weight = torch.empty(8, 4096, dtype=dtype), torch.empty(4096, dtype=dtype)
         yield lambda x=x, weight=weight: fused_add_rms_norm_(x, x.clone(), weight, 1e-5)
-    hidden, head = torch.empty(300, 1024, dtype=torch.bfloat16), torch.empty(49152, 1024, dtype=torch.bfloat16)
-    yield lambda: linear_readings(hidden, head, _int32(300, 5))
+    # `has_linear_readings` is false of Turing.
+    hidden, head = torch.empty(300, 1024, dtype=half), torch.empty(49152, 1024, dtype=half)
+    if capability >= 80:
+        yield lambda: linear_readings(hidden, head, _int32(300, 5))
     # An odd vocabulary: rows that are not aligned.
-    logits = torch.empty(4, 50257, dtype=torch.bfloat16)
+    logits = torch.empty(4, 50257, dtype=half)
     yield lambda: token_readings(logits, _int32(4, 0))
     yield lambda: token_readings(logits, _int32(4, 100))
     yield lambda: token_readings(logits, _int32(4, 100), entropy=True)
@@ -77,8 +80,8 @@ def _calls(capability: int) -> Iterator[Callable[[], Any]]:
     yield lambda: rms_norm(x, weight, 1e-5)
     yield lambda: rms_norm(x.view(8, 32, 128), weight[:128], 1e-5)
     yield lambda: silu_and_mul(x)
-    yield from _attention_calls(torch.bfloat16, 32, 8, 128)
-    if capability == CAPABILITIES[0]:
+    yield from _attention_calls(half, 32, 8, 128)
+    if capability == 80:
         # Without tensor cores, so much the same on every generation, and the slowest to compile.
         yield from _attention_calls(torch.float32, 32, 8, 128)
     slots = torch.zeros(4, dtype=torch.int64)
@@ -94,7 +97,7 @@ def _attention_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: in
     positions = torch.zeros(8, dtype=torch.int64)
     # Contexts that may be split, and requests of several queries.
     yield lambda: paged_attention(q, *caches, _int32(2, 64), _int32(3), _int32(2), 0.125)
-    if dtype == torch.bfloat16 and head_dim == 128:
+    if dtype != torch.float32 and head_dim == 128:
         table = torch.empty(64, head_dim)
         yield lambda: rotary_embedding_(positions, q, k, table)
         yield lambda: reshape_and_cache_(k, v, *caches, positions)

@@ -56,17 +56,19 @@ def test_no_kernel_spills(reports: list[dict[str, int | str]]) -> None:
 
 # Bytes of shared memory that a block may have, by compute capability (CUDA's programming guide, technical
 # specifications).
-MAX_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+MAX_SHARED_BYTES = {75: 64 * 1024, 80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
 
 def test_shared_memory_is_within_limits(reports: list[dict[str, int | str]]) -> None:
     assert [each for each in reports if int(each["shared_bytes"]) > MAX_SHARED_BYTES[int(each["capability"])]] == []
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", [75, 80, 90, 100])
 def test_every_kernel_is_compiled(reports: list[dict[str, int | str]], capability: int) -> None:
     here = Counter(report["kernel"] for report in reports if report["capability"] == capability)
-    assert sorted(here) == KERNELS
+    # Turing's products go through cuBLAS.
+    left_out = {"_linear_readings_kernel", "_chosen_logits_kernel"} if capability < 80 else set()
+    assert sorted(here) == [name for name in KERNELS if name not in left_out]
     sizes = [report["cubin_bytes"] for report in reports if report["capability"] == capability]
     assert all(int(size) > 0 for size in sizes)
 

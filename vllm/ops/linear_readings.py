@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from vllm.ops._dispatch import implementation
@@ -47,7 +49,14 @@ def linear_readings(
 
 def has_linear_readings(hidden: torch.Tensor) -> bool:
     """Whether there is a kernel for such hidden states that needs no logits in memory; the reference is slow."""
-    return implementation(hidden) == "triton" and hidden.dtype in (torch.bfloat16, torch.float16)
+    is_16_bit = hidden.dtype in (torch.bfloat16, torch.float16)
+    return implementation(hidden) == "triton" and is_16_bit and _multiplies_tiles(hidden.device)
+
+
+@lru_cache(maxsize=8)
+def _multiplies_tiles(device: torch.device) -> bool:
+    """Whether Triton uses the device's tensor cores; on Turing it does not, and logits in memory are faster."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _check(

@@ -22,15 +22,12 @@ have nothing to do leave at once. Products run in the tensors' dtype (float32 wi
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from vllm.ops.triton.paged_decode import decode
-from vllm.ops.triton.paged_tiles import ANY_ALIGNMENT, Inputs, Tile, attend, padded
+from vllm.ops.triton.paged_tiles import ANY_ALIGNMENT, LEAST_SHARED_KIB, Inputs, Tile, attend, padded, shared_kib
 
 
 def paged_attention(
@@ -57,7 +54,7 @@ def paged_attention(
 def _prefill(inputs: Inputs) -> None:
     q, kv_heads, requests = inputs.q, inputs.keys.shape[1], len(inputs.seq_lens)
     group = q.shape[1] // kv_heads
-    tile = _prefill_tile(padded(q.shape[2]), q.element_size(), _shared_kib(q.device))
+    tile = _prefill_tile(padded(q.shape[2]), q.element_size(), shared_kib(q.device))
     rows = max(tile.rows, triton.next_power_of_2(group))
     _prefill_kernel[(kv_heads, len(q) // (rows // group) + requests)](
         *inputs.arguments(),
@@ -70,26 +67,20 @@ def _prefill(inputs: Inputs) -> None:
     )
 
 
-def _prefill_tile(dims: int, element_size: int, shared_kib: int) -> Tile:
-    """As many rows as spill no register. float32 is multiplied without tensor cores, which takes more registers."""
+def _prefill_tile(dims: int, element_size: int, shared: int) -> Tile:
+    """As many rows as spill no register and as shared memory (`shared` KiB) holds. float32, and on Turing everything,
+    is multiplied without tensor cores, which takes more registers."""
+    if shared == LEAST_SHARED_KIB:
+        return Tile(64, 32, 8, 1) if dims <= 64 else Tile(32 if dims <= 128 else 16, 16, 4, 1)
     if element_size == 2:
         if dims <= 64:
             return Tile(128, 64, 8, 3)
         if dims <= 128:
-            return Tile(128, 64, 8, 5 if shared_kib > 160 else 3)
-        return Tile(64, 32, 8, 5 if shared_kib > 160 else 3)
+            return Tile(128, 64, 8, 5 if shared > 160 else 3)
+        return Tile(64, 32, 8, 5 if shared > 160 else 3)
     if dims <= 64:
         return Tile(32, 16, 4, 2)
     return Tile(16, 32 if dims <= 128 else 16, 8, 2)
-
-
-@lru_cache(maxsize=8)
-def _shared_kib(device: torch.device) -> int:
-    """Shared memory that a program can have."""
-    if triton.knobs.runtime.interpret:
-        return 99
-    capability = triton.runtime.driver.active.get_current_target().arch
-    return {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}.get(capability, 99)
 
 
 @triton.jit(do_not_specialize=["table_stride", "requests"], do_not_specialize_on_alignment=ANY_ALIGNMENT)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm.ops.triton.paged_tiles import ANY_ALIGNMENT, Inputs, Tile, attend, padded
+from vllm.ops.triton.paged_tiles import ANY_ALIGNMENT, LEAST_SHARED_KIB, Inputs, Tile, attend, padded, shared_kib
 
 # Contexts are split from this length on: below it the second kernel costs more than is won.
 _SPLIT_TOKENS = 512
@@ -24,7 +24,7 @@ def decode(inputs: Inputs) -> None:
     num_heads, head_dim = q.shape[1:]
     requests, kv_heads = len(inputs.seq_lens), keys.shape[1]
     dims = padded(head_dim)
-    tile = _decode_tile(dims, q.element_size(), num_heads // kv_heads)
+    tile = _decode_tile(dims, q.element_size(), num_heads // kv_heads, shared_kib(q.device))
     max_splits = max(8, min(64, _SPLITS_OF_ALL_HEADS // kv_heads))
     longest = inputs.block_table.shape[1] * keys.shape[2]
     splits = max(1, min(max_splits, triton.cdiv(longest, _SPLIT_TOKENS)))
@@ -62,9 +62,12 @@ def decode(inputs: Inputs) -> None:
         )
 
 
-def _decode_tile(dims: int, element_size: int, group: int) -> Tile:
-    """Few rows; keys and values of 16 KiB each a tile, of which two are on their way while one is computed with."""
+def _decode_tile(dims: int, element_size: int, group: int, shared: int) -> Tile:
+    """Few rows; keys and values of 16 KiB each a tile, of which two are on their way while one is computed with, but
+    for Turing, which cannot load ahead."""
     rows = max(16, triton.next_power_of_2(group))
+    if shared == LEAST_SHARED_KIB:
+        return Tile(rows, 32 if dims <= 128 else 16, 4, 1)
     if element_size == 2:
         return Tile(rows, max(16, min(128, 8192 // dims)), 4, 5)
     return Tile(rows, max(16, min(64, 4096 // dims)), 4, 3)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+LEAST_SHARED_KIB = 64
+"""Turing's, the oldest generation that runs."""
 
 _LOG2_E = 1.4426950408889634
 # Parts of one upload, each step at other places in it: code for each alignment would be compiled while requests wait.
@@ -21,6 +25,16 @@ class Tile(NamedTuple):
     keys: int
     num_warps: int
     num_stages: int
+
+
+@lru_cache(maxsize=8)
+def shared_kib(device: torch.device) -> int:
+    """Shared memory that a program can have."""
+    if triton.knobs.runtime.interpret:
+        return 99
+    capability = triton.runtime.driver.active.get_current_target().arch
+    by_capability = {75: LEAST_SHARED_KIB, 80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
+    return by_capability.get(capability, 99)
 
 
 class Inputs(NamedTuple):
