@@ -229,16 +229,7 @@ class _Mode(TorchDispatchMode):
     def _check(self, func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> None:
         packet = func.overloadpacket
         if packet in _COPYING:
-            host = next((each for each in operands if not isinstance(each, PretendTensor)), None)
-            if packet is _aten._to_copy and host is None and torch.device(kwargs.get("device") or DEVICE) != DEVICE:
-                if torch.device(kwargs["device"]).type == "cpu":
-                    self._waits(f"{func} to the host")
-            elif host is not None and host.dim():
-                non_blocking = kwargs.get("non_blocking", False) or (
-                    packet is _aten.copy_ and len(args) > 2 and args[2]
-                )
-                if not (non_blocking and self._is_pinned(host)):
-                    self._waits(f"{func}: {tuple(host.shape)} {host.dtype} in pageable memory")
+            self._check_copy(func, args, kwargs, operands)
             return
         if packet in _WAITING:
             self._waits(str(func))
@@ -249,6 +240,16 @@ class _Mode(TorchDispatchMode):
         for each in operands:
             if not isinstance(each, PretendTensor) and each.dim():
                 raise MixesDevices(f"{func} reads {tuple(each.shape)} {each.dtype} on the CPU")
+
+    def _check_copy(self, func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> None:
+        host = next((each for each in operands if not isinstance(each, PretendTensor)), None)
+        if host is None:
+            if torch.device(kwargs.get("device") or DEVICE).type == "cpu":
+                self._waits(f"{func} to the host")
+            return
+        non_blocking = kwargs.get("non_blocking") or (func.overloadpacket is _aten.copy_ and len(args) > 2 and args[2])
+        if host.dim() and not (non_blocking and self._is_pinned(host)):
+            self._waits(f"{func}: {tuple(host.shape)} {host.dtype} in pageable memory")
 
     def _waits(self, what: str) -> None:
         if not self.may_wait or self.recording is not None:
