@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
@@ -60,7 +62,7 @@ class GraphRecorder:
         function()
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), _no_garbage_collection():
             # Other threads may use the device meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -78,6 +80,18 @@ def host_copies(device: torch.device) -> HostCopies | None:
 def graph_recorder(device: torch.device) -> GraphRecorder | None:
     """What records graphs; None: the device has none."""
     return GraphRecorder(device) if device.type == "cuda" else None
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """An engine that was given up holds graphs and memory, whose end in the middle of a capture could end that, too."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _to_pinned(tensor: torch.Tensor) -> torch.Tensor:
