@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
+from ptx_launches import StandInDriver
 from triton.runtime.jit import JITFunction
 
 from vllm.ops._dispatch import force
@@ -35,22 +35,6 @@ from vllm.ops.token_readings import token_readings
 from vllm.ops.topk import topk
 
 CAPABILITIES = (75, 80, 90, 100)
-
-
-class _Driver:
-    """As much of a driver as compiling asks for; the device's number is its capability."""
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> int:
-        return self.capability
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 def _int32(*shape: int) -> torch.Tensor:
@@ -106,7 +90,7 @@ def _attention_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: in
 
 def _compile(capability: int) -> Iterator[dict[str, Any]]:
     """A report on each kernel that the calls launch on a device of this capability, each variant once."""
-    triton.runtime.driver.set_active(_Driver(capability))
+    triton.runtime.driver.set_active(StandInDriver(capability))
     reports: dict[str, dict[str, Any]] = {}
 
     def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:

@@ -1,0 +1,193 @@
+"""Hold what Triton's compiler makes of the kernels, run by the machine of ptx_machine.py, to the references; print one
+JSON line a check, with the kernels that it ran.
+
+Run as a program: Triton must not interpret here, and needs no device.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import triton
+from ptx_launches import running_ptx
+from torch import Tensor
+
+from vllm.ops._dispatch import force
+from vllm.ops.count_above import count_above
+from vllm.ops.fill_token_ids import fill_logprob_token_ids
+from vllm.ops.gumbel_sample import gumbel_sample
+from vllm.ops.kv_cache import kv_rows_shape, reshape_and_cache_
+from vllm.ops.linear_readings import linear_readings
+from vllm.ops.paged_attention import paged_attention
+from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
+from vllm.ops.rotary import rotary_embedding_
+from vllm.ops.rotary_and_cache import rotary_and_cache_
+from vllm.ops.silu_and_mul import silu_and_mul
+from vllm.ops.token_readings import token_readings
+from vllm.ops.topk import topk
+
+CAPABILITIES = (75, 80, 90)
+
+Call = Callable[[], Any]
+
+
+def _ids(rows: int, columns: int, most: int) -> Tensor:
+    return torch.randint(most, (rows, columns), dtype=torch.int32)
+
+
+def _reading_calls(dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    # Whole chunks and a tail; rows that are not aligned; ties, infinities and counts.
+    for rows, vocab_size, columns in ((2, 8208, 20), (1, 4999, 3), (2, 301, 0), (1, 4100, 100)):
+        logits = torch.randn(rows, vocab_size).mul_(4).to(dtype)
+        logits[:, 7:11] = logits.max()
+        logits[0, 20:30] = -torch.inf
+        ids, counts = _ids(rows, columns, vocab_size), torch.tensor([max(columns - 1, 0), columns][:rows]).int()
+        name = f"[{rows}, {vocab_size}] {columns} ids"
+        yield f"token_readings {name}", lambda x=logits, i=ids: token_readings(x, i)
+        yield (
+            f"token_readings {name}, counts, entropy",
+            lambda x=logits, i=ids, n=counts: token_readings(x, i, n, entropy=True),
+        )
+    values = torch.randn(2, 5).mul_(4)
+    logits = torch.randn(2, 5003).mul_(4).to(dtype)
+    yield "count_above", lambda: count_above(logits, values)
+    yield "topk", lambda: topk(logits, 20)
+    slots, positions = torch.tensor([3, 1]).int(), torch.tensor([9, 1])
+    temperature, seeds = torch.tensor([0.0, 0.7, 1.0, 1.3]), torch.tensor([5, -6, 7, 2**40 + 1])
+    yield "gumbel_sample", lambda: gumbel_sample(logits.float(), temperature, seeds, positions, slots)
+
+
+def _layer_calls(dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    x, residual, weight = torch.randn(3, 576).to(dtype), torch.randn(3, 576).to(dtype), torch.randn(576).to(dtype)
+    yield "rms_norm", lambda: rms_norm(x, weight, 1e-5)
+
+    def fused_add_rms_norm() -> tuple[Tensor, Tensor]:
+        total = residual.clone()
+        return fused_add_rms_norm_(x, total, weight, 1e-5), total
+
+    yield "fused_add_rms_norm_", fused_add_rms_norm
+    yield "silu_and_mul", lambda: silu_and_mul(x)
+    qkv = torch.randn(5, 4 + 2 * 2, 64).to(dtype)
+    table, positions, slots = torch.randn(40, 64), torch.tensor([0, 39, 7, 7, 1]), torch.tensor([0, 33, 5, 18, 47])
+
+    def on_heads(call: Callable[..., Any]) -> Call:
+        def run() -> tuple[Tensor, ...]:
+            own = qkv.clone()
+            caches = [torch.zeros(kv_rows_shape(3, 16, 2, 64), dtype=dtype) for _ in range(2)]
+            call(*own.split([4, 2, 2], dim=1), *caches)
+            return own, *caches
+
+        return run
+
+    yield "rotary_embedding_", on_heads(lambda q, k, v, *caches: rotary_embedding_(positions, q, k, table))
+    yield "reshape_and_cache_", on_heads(lambda q, k, v, *caches: reshape_and_cache_(k, v, *caches, slots))
+    yield (
+        "rotary_and_cache_",
+        on_heads(lambda q, k, v, *caches: rotary_and_cache_(positions, q, k, v, table, *caches, slots)),
+    )
+
+
+def _linear_readings_calls() -> Iterator[tuple[str, Call]]:
+    for rows, vocab_size, hidden_size in ((3, 300, 96), (2, 140, 40)):
+        hidden = torch.randn(rows, hidden_size).bfloat16()
+        weight = (torch.randn(vocab_size, hidden_size) * hidden_size**-0.5).bfloat16()
+        ids = _ids(rows, 4, vocab_size)
+        yield (
+            f"linear_readings [{rows}, {hidden_size}] x {vocab_size}",
+            lambda h=hidden, w=weight, i=ids: linear_readings(h, w, i),
+        )
+
+
+def _fill_call() -> Call:
+    lists, list_idx, counts = _ids(9, 32, 1000), _ids(8, 1, 9)[:, 0], _ids(8, 1, 21)[:, 0]
+
+    def run() -> tuple[Tensor, Any]:
+        columns = torch.full((4, 21), -5, dtype=torch.int32)
+        return columns, fill_logprob_token_ids(columns, 1, torch.tensor([2, 0, 7, 7]), lists, list_idx, counts)
+
+    return run
+
+
+def _attention_calls(dtype: torch.dtype, prefills: bool) -> Iterator[tuple[str, Call]]:
+    for head_dim, lengths in ((64, ((1, 40), (20, 37), (1, 1), (3, 3))), (64, ((1, 1100),)), (40, ((2, 18), (1, 9)))):
+        queries = [each if prefills else 1 for each, _ in lengths]
+        longest = max(queries)
+        q = torch.randn(sum(queries), 4, head_dim).to(dtype)
+        num_blocks = [-(-context // 16) for _, context in lengths]
+        keys, values = (torch.randn(kv_rows_shape(sum(num_blocks), 16, 2, head_dim)).to(dtype) for _ in range(2))
+        blocks = torch.randperm(sum(num_blocks), dtype=torch.int32).split(num_blocks)
+        table = torch.nn.utils.rnn.pad_sequence(list(blocks), batch_first=True)
+        starts = torch.tensor([0, *queries]).cumsum(0).int()
+        seq_lens = torch.tensor([context for _, context in lengths], dtype=torch.int32)
+        yield (
+            f"paged_attention {head_dim} {lengths}",
+            lambda q=q, k=keys, v=values, t=table, s=starts, n=seq_lens, m=longest: paged_attention(
+                q, k, v, t, s, n, 0.125, max_query_len=m
+            ),
+        )
+
+
+def _calls(capability: int) -> Iterator[tuple[str, Call]]:
+    half = torch.bfloat16 if capability >= 80 else torch.float16
+    for dtype in (torch.float32, half):
+        for name, call in (*_reading_calls(dtype), *_layer_calls(dtype)):
+            yield f"{name} {dtype}", call
+    for dtype in (torch.float32, half):
+        # A prefill of 16 bits is multiplied by Hopper's own matrix instructions there.
+        for name, call in _attention_calls(dtype, capability < 90 or dtype == torch.float32):
+            yield f"{name} {dtype}", call
+    if capability == 80:
+        yield from _linear_readings_calls()
+    yield "fill_logprob_token_ids", _fill_call()
+
+
+def _largest_error(got: Any, wanted: Any) -> float:
+    """In units of float32's, or of the dtype's own, rounding of the greatest value; 0 where integers are equal."""
+    errors = [0.0]
+    for own, other in zip(_tensors(got), _tensors(wanted), strict=True):
+        assert own.dtype == other.dtype and own.shape == other.shape
+        if not own.is_floating_point():
+            errors.append(0.0 if torch.equal(own, other) else float("inf"))
+        elif own.numel():
+            finite = other.isfinite()
+            assert torch.equal(own[~finite].nan_to_num(5.0), other[~finite].nan_to_num(5.0))
+            unit = torch.finfo(own.dtype).eps * max(1.0, other[finite].abs().max().item())
+            errors.append((own - other)[finite].abs().max().item() / unit)
+    return max(errors)
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    return [tensor for part in result for tensor in _tensors(part)] if isinstance(result, tuple) else []
+
+
+def _check(name: str, call: Call, capability: int, change: Callable[[str], str] = str) -> None:
+    with force("reference"):
+        wanted = call()
+    with force("triton"), running_ptx(capability, change) as kernels:
+        got = call()
+    report = {"check": name, "capability": capability, "error": _largest_error(got, wanted), "kernels": kernels}
+    print(json.dumps(report), flush=True)
+
+
+def main() -> None:
+    """Check for the capabilities named, or for all."""
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        triton.knobs.cache.dir = folder
+        for capability in [int(each) for each in sys.argv[1:]] or CAPABILITIES:
+            for name, call in _calls(capability):
+                _check(name, call, capability)
+        # Equal logits count as greater: that must show.
+        name, call = next(_reading_calls(torch.bfloat16))
+        _check(f"spoiled {name}", call, 90, lambda text: text.replace("set.gt.u32.bf16x2", "set.ge.u32.bf16x2"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Launches of Triton's kernels on CPU tensors, compiled for a GPU and run by the machine of ptx_machine.py."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import ptx_machine
+import torch
+import triton
+from ptx_memory import Memory
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+_SCALARS = {"i32": np.int32, "i64": np.int64, "u32": np.uint32, "u64": np.uint64, "fp32": np.float32, "i1": np.uint8}
+
+
+class StandInDriver:
+    """As much of a driver as compiling asks for; the device's number is its capability."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextlib.contextmanager
+def running_ptx(capability: int, change: Callable[[str], str] = str) -> Iterator[list[str]]:
+    """While it lasts, a launch compiles the kernel for GPUs of this capability and runs what came out.
+
+    Args:
+        change: what is done to the PTX before it is run.
+
+    Yields:
+        the names of the kernels that have been run.
+    """
+    names: list[str] = []
+    compile_ = JITFunction.run
+
+    def launch(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        compiled = compile_(kernel, *args, grid=grid, warmup=True, **kwargs)
+        given = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+        memory, params = Memory(), []
+        for name, kind in compiled.src.signature.items():
+            if kind == "constexpr":
+                continue
+            value = given[name]
+            if isinstance(value, torch.Tensor):
+                memory.allow(value.untyped_storage().data_ptr(), value.untyped_storage().nbytes())
+                params.append(np.array([value.data_ptr()], dtype=np.uint64))
+            else:
+                params.append(np.array([value], dtype=_SCALARS[kind]))
+        size = tuple(grid(given) if callable(grid) else grid)
+        ptx_machine.run(
+            change(compiled.asm["ptx"]), params, memory, (*size, 1, 1)[:3], 32 * compiled.metadata.num_warps
+        )
+        names.append(kernel.__name__)
+
+    triton.runtime.driver.set_active(StandInDriver(capability))
+    JITFunction.run = launch
+    try:
+        yield names
+    finally:
+        JITFunction.run = compile_

@@ -1,0 +1,483 @@
+"""Runs PTX on the CPU, so that what Triton's compiler made of a kernel can be held to the truth without a GPU.
+
+A block's threads go through each instruction together, blocks one after the other. Programs without races mean the same
+then; branches that threads of a block take apart are an error here, and Triton makes none. Hopper's matrix instructions
+are not known. Meanings are those of the PTX ISA (NVIDIA, version 9.0).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+from ptx_memory import SHARED_BASE, Memory
+
+WARP = 32
+_DTYPES: dict[str, Any] = {
+    **{f"b{bits}": getattr(np, f"uint{bits}") for bits in (8, 16, 32, 64)},
+    **{f"u{bits}": getattr(np, f"uint{bits}") for bits in (8, 16, 32, 64)},
+    **{f"s{bits}": getattr(np, f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"f{bits}": getattr(np, f"float{bits}") for bits in (16, 32, 64)},
+    "bf16": np.uint16,
+    "bf16x2": np.uint32,
+    "f16x2": np.uint32,
+    "pred": np.bool_,
+}
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    # Also where one is no number.
+    "equ": lambda a, b: ~((a < b) | (a > b)),
+    "neu": lambda a, b: ~(a == b),
+    "ltu": lambda a, b: ~(a >= b),
+    "leu": lambda a, b: ~(a > b),
+    "gtu": lambda a, b: ~(a <= b),
+    "geu": lambda a, b: ~(a < b),
+    "nan": lambda a, b: np.isnan(a) | np.isnan(b),
+    "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
+}
+
+
+class Program:
+    """A module's one kernel."""
+
+    def __init__(self, text: str) -> None:
+        body = text[text.index(".entry") :]
+        self.num_params = len(re.findall(r"\.param [^,)]*_param_\d+", body[: body.index("{")]))
+        self.instructions: list[tuple[str | None, str, list[str]]] = []  # guard, opcode, operands
+        self.labels: dict[str, int] = {}
+        for line in re.sub(r"//[^\n]*", "", body[body.index("{") + 1 :]).splitlines():
+            self._read(line.strip())
+
+    def _read(self, line: str) -> None:
+        label = re.match(r"([$\w]+):$", line)
+        if label:
+            self.labels[label[1]] = len(self.instructions)
+        if not line.endswith(";") or line.startswith("."):
+            return
+        found = re.match(r"(?:@(!?%p\w+)\s+)?([a-z][\w.:]*)\s*(.*);$", line)
+        assert found, line
+        operands = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", found[3])
+        self.instructions.append((found[1], found[2], operands))
+
+
+class Block:
+    """A block's threads and their registers."""
+
+    def __init__(self, program: Program, params: list[np.ndarray], memory: Memory, num_threads: int) -> None:
+        self._program, self._params, self._memory = program, params, memory
+        self._threads = np.arange(num_threads, dtype=np.uint32)
+        self._registers: dict[str, np.ndarray] = {}
+        self._special: dict[str, np.ndarray] = {}
+
+    def run(self, place: tuple[int, ...], grid: tuple[int, ...]) -> None:
+        """Run the block of this place in the grid."""
+        self._special = {"%tid.x": self._threads, "%laneid": self._threads % WARP}
+        for axis, (own, size) in zip("xyz", zip(place, grid, strict=True), strict=True):
+            self._special[f"%ctaid.{axis}"] = np.full_like(self._threads, own)
+            self._special[f"%nctaid.{axis}"] = np.full_like(self._threads, size)
+        position = 0
+        with np.errstate(all="ignore"):
+            while position < len(self._program.instructions):
+                guard, opcode, operands = self._program.instructions[position]
+                mask = None if guard is None else self._predicate(guard)
+                position += 1
+                name, *kinds = opcode.split(".")
+                if name == "ret" and (mask is None or mask.all()):
+                    return
+                if name in ("bra", "ret"):
+                    if mask is None or mask.any():
+                        assert mask is None or mask.all(), f"threads part at {opcode} {operands}"
+                        position = self._program.labels[operands[0]]
+                elif name not in ("bar", "membar", "fence"):
+                    self._do(name, kinds, operands, mask)
+
+    def _do(self, name: str, kinds: list[str], operands: list[str], mask: np.ndarray | None) -> None:
+        try:
+            getattr(self, f"_{name}")(kinds, operands, mask)
+        except Exception as error:
+            raise RuntimeError(f"at {'.'.join([name, *kinds])} {', '.join(operands)}") from error
+
+    def _predicate(self, name: str) -> np.ndarray:
+        value = self._registers[name.lstrip("!")]
+        return ~value if name.startswith("!") else value
+
+    def _get(self, operand: str, kind: str) -> np.ndarray:
+        dtype = np.dtype(_DTYPES[kind])
+        if operand.startswith("{"):
+            parts = [
+                self._get(part, f"b{8 * dtype.itemsize // 2}") for part in operand[1:-1].replace(" ", "").split(",")
+            ]
+            return np.stack(parts, axis=1).view(dtype)[:, 0]
+        if operand in self._special:
+            return self._special[operand].view(dtype)
+        if operand in self._registers:
+            value = self._registers[operand]
+            return value if value.dtype == dtype else value.view(dtype)
+        if operand.startswith("0f"):
+            return np.full(len(self._threads), int(operand[2:], 16), dtype=np.uint32).view(dtype)
+        if operand == "global_smem":
+            return np.full(len(self._threads), SHARED_BASE, dtype=np.uint64).astype(dtype)
+        number = int(operand.rstrip("U"), 0)
+        return (
+            np.full(len(self._threads), number & (2 ** (8 * dtype.itemsize) - 1))
+            .astype(f"u{dtype.itemsize}")
+            .view(dtype)
+        )
+
+    def _put(self, operand: str, value: np.ndarray, mask: np.ndarray | None) -> None:
+        if operand.startswith("{"):
+            half = np.ascontiguousarray(value).view(f"u{value.dtype.itemsize // 2}").reshape(len(value), 2)
+            for column, part in enumerate(operand[1:-1].replace(" ", "").split(",")):
+                self._put(part, np.ascontiguousarray(half[:, column]), mask)
+            return
+        value = value if value.dtype == np.bool_ else np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}")
+        if mask is not None and not mask.all():
+            before = self._registers.get(operand, np.zeros_like(value))
+            value = np.where(mask, value, before)
+        if operand != "_":
+            self._registers[operand] = value
+
+    def _binary(self, kinds: list[str], operands: list[str], mask: Any, compute: Callable[..., Any]) -> None:
+        values, kind = [self._get(each, kinds[-1]) for each in operands[1:]], kinds[-1]
+        if kind in ("bf16", "bf16x2", "f16x2"):
+            wide = [_from_16_bit(value, kind) for value in values]
+            result = _to_16_bit(np.asarray(compute(*wide), dtype=np.float32), kind).view(_DTYPES[kind]).reshape(-1)
+        else:
+            result = np.asarray(compute(*values), dtype=_DTYPES[kind])
+        self._put(operands[0], result, mask)
+
+    def _add(self, *call: Any) -> None:
+        self._binary(*call, np.add)
+
+    def _sub(self, *call: Any) -> None:
+        self._binary(*call, np.subtract)
+
+    def _and(self, *call: Any) -> None:
+        self._binary(*call, np.bitwise_and)
+
+    def _or(self, *call: Any) -> None:
+        self._binary(*call, np.bitwise_or)
+
+    def _xor(self, *call: Any) -> None:
+        self._binary(*call, np.bitwise_xor)
+
+    def _not(self, *call: Any) -> None:
+        self._binary(*call, np.invert)
+
+    def _neg(self, *call: Any) -> None:
+        self._binary(*call, np.negative)
+
+    def _abs(self, *call: Any) -> None:
+        self._binary(*call, np.abs)
+
+    def _max(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        self._binary(kinds, operands, mask, np.maximum if "NaN" in kinds else np.fmax)
+
+    def _min(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        self._binary(kinds, operands, mask, np.minimum if "NaN" in kinds else np.fmin)
+
+    def _div(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        if kinds[-1].startswith("f"):
+            self._binary(kinds, operands, mask, np.divide)
+        else:
+            # Towards 0.
+            self._binary(kinds, operands, mask, lambda a, b: np.trunc(a.astype(np.float64) / b))
+
+    def _rem(self, *call: Any) -> None:
+        self._binary(*call, np.fmod)
+
+    def _shl(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        value, count = self._get(operands[1], kinds[-1]), self._get(operands[2], "u32")
+        bits = 8 * value.dtype.itemsize
+        shifted = np.left_shift(value, np.minimum(count, bits - 1).astype(value.dtype))
+        self._put(operands[0], np.where(count < bits, shifted, 0).astype(value.dtype), mask)
+
+    def _shr(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        value, count = self._get(operands[1], kinds[-1]), self._get(operands[2], "u32")
+        bits = 8 * value.dtype.itemsize
+        shifted = np.right_shift(value, np.minimum(count, bits - 1).astype(value.dtype))
+        far = 0 if kinds[-1][0] != "s" else np.where(value < 0, -1, 0)
+        self._put(operands[0], np.where(count < bits, shifted, far).astype(value.dtype), mask)
+
+    def _bfe(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        value, first, count = (self._get(each, "u32").astype(np.int64) for each in operands[1:])
+        kept = (value >> first) & ((1 << count) - 1)
+        if kinds == ["s32"]:
+            kept -= np.where(kept >> (count - 1), 1 << count, 0)
+        self._put(operands[0], kept.astype(_DTYPES[kinds[0]]), mask)
+
+    def _popc(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        bits = np.unpackbits(np.ascontiguousarray(self._get(operands[1], "b32")).view(np.uint8).reshape(-1, 4), axis=1)
+        self._put(operands[0], bits.sum(axis=1).astype(np.uint32), mask)
+
+    def _prmt(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        assert kinds == ["b32"], kinds
+        pair = np.stack([self._get(each, "b32") for each in operands[1:3]], axis=1).view(np.uint8)
+        selector = self._get(operands[3], "b32")
+        chosen = np.zeros((len(selector), 4), dtype=np.uint8)
+        for place in range(4):
+            which = (selector >> np.uint32(4 * place)) & np.uint32(15)
+            byte = np.take_along_axis(pair, (which & np.uint32(7)).astype(np.int64)[:, None], axis=1)[:, 0]
+            chosen[:, place] = np.where(which & np.uint32(8), np.where(byte & 128, 255, 0), byte)
+        self._put(operands[0], chosen.view(np.uint32)[:, 0], mask)
+
+    def _mul(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        if kinds[0] == "wide":
+            self._put(operands[0], self._wide(kinds[-1], operands[1], operands[2]), mask)
+        elif kinds[0] == "hi":
+            product_ = self._wide(kinds[-1], operands[1], operands[2])
+            high = product_ >> np.array(product_.dtype.itemsize * 4, dtype=product_.dtype)
+            self._put(operands[0], high.astype(_DTYPES[kinds[-1]]), mask)
+        else:
+            self._binary(kinds, operands, mask, np.multiply)
+
+    def _wide(self, kind: str, first: str, second: str) -> np.ndarray:
+        wide = _DTYPES[f"{kind[0]}{2 * int(kind[1:])}"]
+        return self._get(first, kind).astype(wide) * self._get(second, kind).astype(wide)
+
+    def _mad(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        if kinds[0] == "wide":
+            wide = self._wide(kinds[-1], operands[1], operands[2])
+            self._put(operands[0], wide + self._get(operands[3], f"{kinds[-1][0]}64"), mask)
+        else:
+            self._binary(kinds, operands, mask, lambda a, b, c: a * b + c)
+
+    def _fma(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        # The product is exact in float64; rounding its sum twice is once in 2**29 another rounding.
+        self._binary(kinds, operands, mask, lambda a, b, c: a.astype(np.float64) * b + c)
+
+    def _ex2(self, *call: Any) -> None:
+        self._binary(*call, np.exp2)
+
+    def _lg2(self, *call: Any) -> None:
+        self._binary(*call, np.log2)
+
+    def _sqrt(self, *call: Any) -> None:
+        self._binary(*call, np.sqrt)
+
+    def _rsqrt(self, *call: Any) -> None:
+        self._binary(*call, lambda a: 1 / np.sqrt(a.astype(np.float64)))
+
+    def _rcp(self, *call: Any) -> None:
+        self._binary(*call, lambda a: 1 / a.astype(np.float64))
+
+    def _setp(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        first, second = (self._get(each, kinds[-1]) for each in operands[1:3])
+        result = _COMPARE[kinds[0]](first, second)
+        if len(operands) == 4:
+            other = self._predicate(operands[3])
+            result = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[kinds[1]](result, other)
+        self._put(operands[0], result, mask)
+
+    def _set(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        assert kinds[-1] in ("bf16x2", "f16x2") and kinds[-2] == "u32", kinds
+        is_true = _COMPARE[kinds[0]](*(_from_16_bit(self._get(each, kinds[-1]), kinds[-1]) for each in operands[1:3]))
+        self._put(operands[0], np.where(is_true, 0xFFFF, 0).astype(np.uint16).view(np.uint32)[:, 0], mask)
+
+    def _selp(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        chosen = self._predicate(operands[3])
+        first, second = (self._get(each, kinds[-1]) for each in operands[1:3])
+        self._put(operands[0], np.where(chosen, first, second).astype(first.dtype), mask)
+
+    def _mov(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        self._put(operands[0], self._get(operands[1], kinds[-1]), mask)
+
+    def _cvt(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        target, source = kinds[-2:]
+        if target in ("bf16x2", "f16x2"):
+            # The first operand becomes the high half.
+            halves = [_to_16_bit(self._get(each, source), target[:-2]) for each in reversed(operands[1:3])]
+            self._put(operands[0], np.stack(halves, axis=1).view(np.uint32)[:, 0], mask)
+            return
+        value = self._get(operands[1], source)
+        if source == "bf16":
+            value = _from_16_bit(value, source)[:, 0]
+        if target in ("bf16", "f16"):
+            self._put(operands[0], _to_16_bit(value, target), mask)
+            return
+        if source[0] in "fb" and target[0] in "us":
+            rounded = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}[kinds[0]](value)
+            limits = np.iinfo(_DTYPES[target])
+            value = np.nan_to_num(np.clip(rounded.astype(np.float64), limits.min, limits.max))
+        self._put(operands[0], value.astype(_DTYPES[target]), mask)
+
+    def _cvta(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        self._put(operands[0], self._get(operands[1], "u64"), mask)
+
+    def _address(self, operand: str) -> np.ndarray:
+        base, _, offset = operand[1:-1].replace(" ", "").partition("+")
+        value = self._registers.get(base)
+        if value is None:
+            address = self._get(base, "u64")
+        else:
+            address = value.astype(np.uint64)
+            if value.dtype == np.uint32:
+                address |= np.uint64(SHARED_BASE)
+        return address + np.array(int(offset or 0)).astype(np.int64).view(np.uint64)
+
+    def _ld(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        dtype = np.dtype(_DTYPES[kinds[-1]])
+        if kinds[0] == "param":
+            index = int(operands[1][1:-1].rpartition("_")[2])
+            self._put_loaded(operands[0], np.repeat(self._params[index].view(dtype), len(self._threads)), mask)
+            return
+        names = operands[0].strip("{}").replace(" ", "").split(",")
+        loaded = np.zeros((len(self._threads), len(names)), dtype=dtype)
+        active = np.ones(len(self._threads), dtype=bool) if mask is None else mask
+        if active.any():
+            piece, starts = self._memory.at(self._address(operands[1])[active], loaded[0].nbytes)
+            raw = piece[starts[:, None] + np.arange(loaded[0].nbytes)]
+            loaded[active] = raw.view(dtype)
+        for column, name in enumerate(names):
+            self._put_loaded(name, np.ascontiguousarray(loaded[:, column]), mask)
+
+    def _put_loaded(self, name: str, value: np.ndarray, mask: np.ndarray | None) -> None:
+        """Into a register that may be wider, as a number of the same value."""
+        digits = {"%rs": 2, "%r": 4, "%rd": 8}.get(name.rstrip("0123456789"), value.dtype.itemsize)
+        if digits > value.dtype.itemsize:
+            value = value.astype(f"{value.dtype.kind}{digits}")
+        self._put(name, value, mask)
+
+    def _st(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        names = operands[1].strip("{}").replace(" ", "").split(",")
+        values = np.stack([self._get(name, kinds[-1]) for name in names], axis=1)
+        active = np.ones(len(self._threads), dtype=bool) if mask is None else mask
+        if active.any():
+            piece, starts = self._memory.at(self._address(operands[0])[active], values[0].nbytes)
+            raw = np.ascontiguousarray(values[active]).view(np.uint8)
+            piece[starts[:, None] + np.arange(values[0].nbytes)] = raw
+
+    def _atom(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        assert kinds[-2] == "add", kinds
+        values, addresses = self._get(operands[2], kinds[-1]), self._address(operands[1])
+        before = np.zeros_like(values)
+        for thread in np.flatnonzero(np.ones(len(values), dtype=bool) if mask is None else mask):
+            piece, starts = self._memory.at(addresses[thread : thread + 1], values.dtype.itemsize)
+            cell = piece[starts[0] : starts[0] + values.dtype.itemsize].view(values.dtype)
+            before[thread] = cell[0]
+            cell[0] += values[thread]
+        self._put(operands[0], before, mask)
+
+    def _red(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        self._atom(kinds, ["_", *operands], mask)
+
+    def _shfl(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        assert kinds[:1] == ["sync"] and kinds[1] in ("bfly", "idx"), kinds
+        value, other = self._get(operands[1], "b32"), self._get(operands[2], "u32")
+        lane, first = self._threads % WARP, self._threads // WARP * WARP
+        source = lane ^ other if kinds[1] == "bfly" else other % WARP
+        self._put(operands[0].partition("|")[0], value[first + source], mask)
+
+    def _redux(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        value = self._get(operands[1], kinds[-1]).reshape(-1, WARP)
+        reduced = {"add": np.add, "min": np.minimum, "max": np.maximum}[kinds[1]].reduce(
+            value, axis=1, dtype=value.dtype
+        )
+        self._put(operands[0], np.repeat(reduced, WARP), mask)
+
+    def _vote(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        value = self._predicate(operands[1]).reshape(-1, WARP)
+        if kinds[1] == "ballot":
+            bits = (value * (1 << np.arange(WARP, dtype=np.uint64))).sum(axis=1).astype(np.uint32)
+            self._put(operands[0], np.repeat(bits, WARP), mask)
+        else:
+            self._put(operands[0], np.repeat({"any": np.any, "all": np.all}[kinds[1]](value, axis=1), WARP), mask)
+
+    def _rows_of_matrices(self, operand: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The memory that holds the warps' 8x8 matrices of 16 bits, and where their rows are: [warps, count, 8, 16]."""
+        addresses = self._address(operand).reshape(-1, WARP)[:, : 8 * count].reshape(-1, count, 8)
+        piece, starts = self._memory.at(addresses, 16)
+        return piece, starts[..., None] + np.arange(16)
+
+    def _ldmatrix(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        assert mask is None and kinds[2] == "m8n8", kinds
+        names = operands[0].strip("{}").replace(" ", "").split(",")
+        piece, places = self._rows_of_matrices(operands[1], len(names))
+        matrices = piece[places].view(np.uint16)  # [warps, matrices, 8, 8]
+        if "trans" in kinds:
+            matrices = matrices.swapaxes(2, 3)
+        pairs = np.ascontiguousarray(matrices).view(np.uint32).reshape(len(matrices), len(names), WARP)
+        for index, name in enumerate(names):
+            self._put(name, pairs[:, index].reshape(-1), None)
+
+    def _stmatrix(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        assert mask is None and "m8n8" in kinds, kinds
+        names = operands[1].strip("{}").replace(" ", "").split(",")
+        piece, places = self._rows_of_matrices(operands[0], len(names))
+        pairs = np.stack([self._get(name, "b32").reshape(-1, 8, 4) for name in names], axis=1)
+        matrices = np.ascontiguousarray(pairs).view(np.uint16)
+        if "trans" in kinds:
+            matrices = np.ascontiguousarray(matrices.swapaxes(2, 3))
+        piece[places] = matrices.view(np.uint8)
+
+    def _mma(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        assert mask is None and kinds[2:5] == ["m16n8k16", "row", "col"] and kinds[6] == kinds[7], kinds
+
+        def halves(names: str) -> np.ndarray:
+            """float64 [warps, 8, 4, registers, 2]: lanes are a matrix's rows and its pairs of columns."""
+            registers = [self._get(name, "b32") for name in names.strip("{}").replace(" ", "").split(",")]
+            bits = np.stack(registers, axis=1).view(np.uint16)
+            return _from_16_bit(bits, kinds[6]).astype(np.float64).reshape(-1, 8, 4, len(registers), 2)
+
+        left, right = halves(operands[1]), halves(operands[2])
+        # Register r of the left is row + 8 * (r % 2), column + 8 * (r // 2); of the right it is column + 8 * r.
+        a = left.reshape(-1, 8, 4, 2, 2, 2).transpose(0, 4, 1, 3, 2, 5).reshape(-1, 16, 16)
+        b = right.transpose(0, 3, 2, 4, 1).reshape(-1, 16, 8)
+        product_ = (a @ b).reshape(-1, 2, 8, 4, 2).transpose(0, 2, 3, 1, 4).reshape(-1, 4)
+        targets, added = (names.strip("{}").replace(" ", "").split(",") for names in (operands[0], operands[3]))
+        for index, (name, other) in enumerate(zip(targets, added, strict=True)):
+            self._put(name, (self._get(other, "f32") + product_[:, index]).astype(np.float32), None)
+
+    def _cp(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        """Done at once, so there is nothing to wait for."""
+        if kinds[1] in ("commit_group", "wait_group", "wait_all"):
+            return
+        size = int(operands[2], 0)
+        active = np.ones(len(self._threads), dtype=bool) if mask is None else mask.copy()
+        target, starts = self._memory.at(self._address(operands[0]), size)
+        read = self._get(operands[3], "u32") if len(operands) > 3 else np.full(len(self._threads), size)
+        assert np.isin(read, (0, size)).all(), "copies of a part"
+        data = np.zeros((len(self._threads), size), dtype=np.uint8)
+        is_read = active & (read == size)
+        if is_read.any():
+            piece, sources = self._memory.at(self._address(operands[1])[is_read], size)
+            data[is_read] = piece[sources[:, None] + np.arange(size)]
+        target[starts[active][:, None] + np.arange(size)] = data[active]
+
+
+def _from_16_bit(values: np.ndarray, kind: str) -> np.ndarray:
+    """float32 [threads, 1], or 2, the low half first."""
+    bits = np.ascontiguousarray(values).view(np.uint16).reshape(len(values), -1)
+    if kind.startswith("f16"):
+        return bits.view(np.float16).astype(np.float32)
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _to_16_bit(values: np.ndarray, kind: str) -> np.ndarray:
+    """Rounded to the nearest, halfway to even."""
+    if kind.startswith("f16"):
+        return values.astype(np.float16).view(np.uint16)
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(values), 0x7FFF, rounded).astype(np.uint16)
+
+
+def run(text: str, params: list[np.ndarray], memory: Memory, grid: tuple[int, ...], num_threads: int) -> None:
+    """Run a kernel.
+
+    Args:
+        text: its PTX.
+        params: of each parameter its one value; those that Triton adds come after them, and are 0.
+    """
+    program = Program(text)
+    zeros = [np.zeros(1, dtype=np.uint64)] * (program.num_params - len(params))
+    for place in product(*(range(size) for size in reversed(grid))):
+        Block(program, [*params, *zeros], memory, num_threads).run(place[::-1], grid)
