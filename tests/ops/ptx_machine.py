@@ -1,8 +1,8 @@
 """Runs PTX on the CPU, so that what Triton's compiler made of a kernel can be held to the truth without a GPU.
 
 A block's threads go through each instruction together, blocks one after the other. Programs without races mean the same
-then; branches that threads of a block take apart are an error here, and Triton makes none. Hopper's matrix instructions
-are not known. Meanings are those of the PTX ISA (NVIDIA, version 9.0).
+then; branches that threads of a block take apart are an error here, and Triton makes none. Meanings are those of the
+PTX ISA (NVIDIA, version 9.0).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from ptx_matrices import WARP, MatrixInstructions
 from ptx_memory import SHARED_BASE, Memory
+from ptx_numbers import from_16_bit, names, to_16_bit
 
-WARP = 32
 _DTYPES: dict[str, Any] = {
     **{f"b{bits}": getattr(np, f"uint{bits}") for bits in (8, 16, 32, 64)},
     **{f"u{bits}": getattr(np, f"uint{bits}") for bits in (8, 16, 32, 64)},
@@ -68,7 +69,7 @@ class Program:
         self.instructions.append((found[1], found[2], operands))
 
 
-class Block:
+class Block(MatrixInstructions):
     """A block's threads and their registers."""
 
     def __init__(self, program: Program, params: list[np.ndarray], memory: Memory, num_threads: int) -> None:
@@ -120,6 +121,8 @@ class Block:
             return self._special[operand].view(dtype)
         if operand in self._registers:
             value = self._registers[operand]
+            if value.dtype.itemsize > dtype.itemsize:
+                value = value.astype(f"u{dtype.itemsize}")  # the low bits
             return value if value.dtype == dtype else value.view(dtype)
         if operand.startswith("0f"):
             return np.full(len(self._threads), int(operand[2:], 16), dtype=np.uint32).view(dtype)
@@ -148,8 +151,8 @@ class Block:
     def _binary(self, kinds: list[str], operands: list[str], mask: Any, compute: Callable[..., Any]) -> None:
         values, kind = [self._get(each, kinds[-1]) for each in operands[1:]], kinds[-1]
         if kind in ("bf16", "bf16x2", "f16x2"):
-            wide = [_from_16_bit(value, kind) for value in values]
-            result = _to_16_bit(np.asarray(compute(*wide), dtype=np.float32), kind).view(_DTYPES[kind]).reshape(-1)
+            wide = [from_16_bit(value, kind) for value in values]
+            result = to_16_bit(np.asarray(compute(*wide), dtype=np.float32), kind).view(_DTYPES[kind]).reshape(-1)
         else:
             result = np.asarray(compute(*values), dtype=_DTYPES[kind])
         self._put(operands[0], result, mask)
@@ -279,7 +282,7 @@ class Block:
 
     def _set(self, kinds: list[str], operands: list[str], mask: Any) -> None:
         assert kinds[-1] in ("bf16x2", "f16x2") and kinds[-2] == "u32", kinds
-        is_true = _COMPARE[kinds[0]](*(_from_16_bit(self._get(each, kinds[-1]), kinds[-1]) for each in operands[1:3]))
+        is_true = _COMPARE[kinds[0]](*(from_16_bit(self._get(each, kinds[-1]), kinds[-1]) for each in operands[1:3]))
         self._put(operands[0], np.where(is_true, 0xFFFF, 0).astype(np.uint16).view(np.uint32)[:, 0], mask)
 
     def _selp(self, kinds: list[str], operands: list[str], mask: Any) -> None:
@@ -294,14 +297,14 @@ class Block:
         target, source = kinds[-2:]
         if target in ("bf16x2", "f16x2"):
             # The first operand becomes the high half.
-            halves = [_to_16_bit(self._get(each, source), target[:-2]) for each in reversed(operands[1:3])]
+            halves = [to_16_bit(self._get(each, source), target[:-2]) for each in reversed(operands[1:3])]
             self._put(operands[0], np.stack(halves, axis=1).view(np.uint32)[:, 0], mask)
             return
         value = self._get(operands[1], source)
         if source == "bf16":
-            value = _from_16_bit(value, source)[:, 0]
+            value = from_16_bit(value, source)[:, 0]
         if target in ("bf16", "f16"):
-            self._put(operands[0], _to_16_bit(value, target), mask)
+            self._put(operands[0], to_16_bit(value, target), mask)
             return
         if source[0] in "fb" and target[0] in "us":
             rounded = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}[kinds[0]](value)
@@ -329,14 +332,14 @@ class Block:
             index = int(operands[1][1:-1].rpartition("_")[2])
             self._put_loaded(operands[0], np.repeat(self._params[index].view(dtype), len(self._threads)), mask)
             return
-        names = operands[0].strip("{}").replace(" ", "").split(",")
-        loaded = np.zeros((len(self._threads), len(names)), dtype=dtype)
+        registers = names(operands[0])
+        loaded = np.zeros((len(self._threads), len(registers)), dtype=dtype)
         active = np.ones(len(self._threads), dtype=bool) if mask is None else mask
         if active.any():
             piece, starts = self._memory.at(self._address(operands[1])[active], loaded[0].nbytes)
             raw = piece[starts[:, None] + np.arange(loaded[0].nbytes)]
             loaded[active] = raw.view(dtype)
-        for column, name in enumerate(names):
+        for column, name in enumerate(registers):
             self._put_loaded(name, np.ascontiguousarray(loaded[:, column]), mask)
 
     def _put_loaded(self, name: str, value: np.ndarray, mask: np.ndarray | None) -> None:
@@ -347,8 +350,8 @@ class Block:
         self._put(name, value, mask)
 
     def _st(self, kinds: list[str], operands: list[str], mask: Any) -> None:
-        names = operands[1].strip("{}").replace(" ", "").split(",")
-        values = np.stack([self._get(name, kinds[-1]) for name in names], axis=1)
+        registers = names(operands[1])
+        values = np.stack([self._get(name, kinds[-1]) for name in registers], axis=1)
         active = np.ones(len(self._threads), dtype=bool) if mask is None else mask
         if active.any():
             piece, starts = self._memory.at(self._address(operands[0])[active], values[0].nbytes)
@@ -391,51 +394,6 @@ class Block:
         else:
             self._put(operands[0], np.repeat({"any": np.any, "all": np.all}[kinds[1]](value, axis=1), WARP), mask)
 
-    def _rows_of_matrices(self, operand: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The memory that holds the warps' 8x8 matrices of 16 bits, and where their rows are: [warps, count, 8, 16]."""
-        addresses = self._address(operand).reshape(-1, WARP)[:, : 8 * count].reshape(-1, count, 8)
-        piece, starts = self._memory.at(addresses, 16)
-        return piece, starts[..., None] + np.arange(16)
-
-    def _ldmatrix(self, kinds: list[str], operands: list[str], mask: Any) -> None:
-        assert mask is None and kinds[2] == "m8n8", kinds
-        names = operands[0].strip("{}").replace(" ", "").split(",")
-        piece, places = self._rows_of_matrices(operands[1], len(names))
-        matrices = piece[places].view(np.uint16)  # [warps, matrices, 8, 8]
-        if "trans" in kinds:
-            matrices = matrices.swapaxes(2, 3)
-        pairs = np.ascontiguousarray(matrices).view(np.uint32).reshape(len(matrices), len(names), WARP)
-        for index, name in enumerate(names):
-            self._put(name, pairs[:, index].reshape(-1), None)
-
-    def _stmatrix(self, kinds: list[str], operands: list[str], mask: Any) -> None:
-        assert mask is None and "m8n8" in kinds, kinds
-        names = operands[1].strip("{}").replace(" ", "").split(",")
-        piece, places = self._rows_of_matrices(operands[0], len(names))
-        pairs = np.stack([self._get(name, "b32").reshape(-1, 8, 4) for name in names], axis=1)
-        matrices = np.ascontiguousarray(pairs).view(np.uint16)
-        if "trans" in kinds:
-            matrices = np.ascontiguousarray(matrices.swapaxes(2, 3))
-        piece[places] = matrices.view(np.uint8)
-
-    def _mma(self, kinds: list[str], operands: list[str], mask: Any) -> None:
-        assert mask is None and kinds[2:5] == ["m16n8k16", "row", "col"] and kinds[6] == kinds[7], kinds
-
-        def halves(names: str) -> np.ndarray:
-            """float64 [warps, 8, 4, registers, 2]: lanes are a matrix's rows and its pairs of columns."""
-            registers = [self._get(name, "b32") for name in names.strip("{}").replace(" ", "").split(",")]
-            bits = np.stack(registers, axis=1).view(np.uint16)
-            return _from_16_bit(bits, kinds[6]).astype(np.float64).reshape(-1, 8, 4, len(registers), 2)
-
-        left, right = halves(operands[1]), halves(operands[2])
-        # Register r of the left is row + 8 * (r % 2), column + 8 * (r // 2); of the right it is column + 8 * r.
-        a = left.reshape(-1, 8, 4, 2, 2, 2).transpose(0, 4, 1, 3, 2, 5).reshape(-1, 16, 16)
-        b = right.transpose(0, 3, 2, 4, 1).reshape(-1, 16, 8)
-        product_ = (a @ b).reshape(-1, 2, 8, 4, 2).transpose(0, 2, 3, 1, 4).reshape(-1, 4)
-        targets, added = (names.strip("{}").replace(" ", "").split(",") for names in (operands[0], operands[3]))
-        for index, (name, other) in enumerate(zip(targets, added, strict=True)):
-            self._put(name, (self._get(other, "f32") + product_[:, index]).astype(np.float32), None)
-
     def _cp(self, kinds: list[str], operands: list[str], mask: Any) -> None:
         """Done at once, so there is nothing to wait for."""
         if kinds[1] in ("commit_group", "wait_group", "wait_all"):
@@ -451,23 +409,6 @@ class Block:
             piece, sources = self._memory.at(self._address(operands[1])[is_read], size)
             data[is_read] = piece[sources[:, None] + np.arange(size)]
         target[starts[active][:, None] + np.arange(size)] = data[active]
-
-
-def _from_16_bit(values: np.ndarray, kind: str) -> np.ndarray:
-    """float32 [threads, 1], or 2, the low half first."""
-    bits = np.ascontiguousarray(values).view(np.uint16).reshape(len(values), -1)
-    if kind.startswith("f16"):
-        return bits.view(np.float16).astype(np.float32)
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def _to_16_bit(values: np.ndarray, kind: str) -> np.ndarray:
-    """Rounded to the nearest, halfway to even."""
-    if kind.startswith("f16"):
-        return values.astype(np.float16).view(np.uint16)
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(values), 0x7FFF, rounded).astype(np.uint16)
 
 
 def run(text: str, params: list[np.ndarray], memory: Memory, grid: tuple[int, ...], num_threads: int) -> None:

@@ -34,13 +34,8 @@ def reports() -> list[dict[str, Any]]:
 
 
 def test_results_are_those_of_the_references(reports: list[dict[str, Any]]) -> None:
-    # Integers and copies are equal. Other orders of sums, and exponentials of other functions, may cost a few roundings
-    # of float32; a result of 16 bits is the same but for one.
-    limits = {"float32": 4.0, "bfloat16": 1.0, "float16": 1.0}
-    for report in reports:
-        if not report["check"].startswith("spoiled"):
-            dtype = report["check"].rpartition("torch.")[2]
-            assert report["error"] <= limits.get(dtype, 4.0), report
+    wrong = [each for each in reports if each["error"] > 1 and not each["check"].startswith("spoiled")]
+    assert len(reports) > 100 and wrong == []
 
 
 def test_an_instruction_that_is_wrong_shows(reports: list[dict[str, Any]]) -> None:
@@ -54,9 +49,8 @@ def test_every_kernel_is_run(reports: list[dict[str, Any]]) -> None:
         for capability in (75, 80, 90)
     }
     products = {"_linear_readings_kernel", "_chosen_logits_kernel"}
-    assert by_capability[80] == set(KERNELS)
+    assert by_capability[80] == by_capability[90] == set(KERNELS)
     assert by_capability[75] == set(KERNELS) - products
-    assert by_capability[90] == set(KERNELS) - products
 
 
 def test_an_access_outside_of_what_was_given_is_an_error() -> None:
