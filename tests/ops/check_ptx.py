@@ -153,8 +153,8 @@ def _calls(capability: int) -> Iterator[tuple[str, Call]]:
 
 
 def _largest_error(got: Any, wanted: Any) -> float:
-    """As a share of what is allowed: of float32 some roundings of the greatest value, for other orders of sums and other
-    functions for exponentials; one of a result of 16 bits; of integers nothing."""
+    """As a share of what is allowed: of float32 some roundings of the greatest value, for other orders of sums and
+    other functions for exponentials; one of a result of 16 bits; of integers nothing."""
     errors = [0.0]
     for own, other in zip(_tensors(got), _tensors(wanted), strict=True):
         assert own.dtype == other.dtype and own.shape == other.shape
