@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import triton
-from ptx_launches import StandInDriver
+from ptx_launches import pretend_capability
 from triton.runtime.jit import JITFunction
 
 from vllm.ops._dispatch import force
@@ -90,7 +90,7 @@ def _attention_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: in
 
 def _compile(capability: int) -> Iterator[dict[str, Any]]:
     """A report on each kernel that the calls launch on a device of this capability, each variant once."""
-    triton.runtime.driver.set_active(StandInDriver(capability))
+    pretend_capability(capability)
     reports: dict[str, dict[str, Any]] = {}
 
     def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:

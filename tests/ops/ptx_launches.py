@@ -14,6 +14,8 @@ from ptx_memory import Memory
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from vllm.ops.triton.paged_tiles import shared_kib
+
 _SCALARS = {"i32": np.int32, "i64": np.int64, "u32": np.uint32, "u64": np.uint64, "fp32": np.float32, "i1": np.uint8}
 
 
@@ -31,6 +33,13 @@ class StandInDriver:
 
     def get_current_stream(self, device: int) -> int:
         return 0
+
+
+def pretend_capability(capability: int) -> None:
+    """Let Triton compile for GPUs of this capability."""
+    triton.runtime.driver.set_active(StandInDriver(capability))
+    # By device, of which there is one here.
+    shared_kib.cache_clear()
 
 
 @contextlib.contextmanager
@@ -65,7 +74,7 @@ def running_ptx(capability: int, change: Callable[[str], str] = str) -> Iterator
         )
         names.append(kernel.__name__)
 
-    triton.runtime.driver.set_active(StandInDriver(capability))
+    pretend_capability(capability)
     JITFunction.run = launch
     try:
         yield names
