@@ -14,7 +14,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Collection, Iterator
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,6 +28,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+import vllm.ops.triton as triton_kernels
 from vllm.ops._dispatch import force
 
 DEVICE = torch.device("cuda", 0)
@@ -45,21 +49,6 @@ _WAITING = {
 }
 _INDEXING = {_aten.index, _aten.index_put_, _aten.index_put, _aten._index_put_impl_}
 _COPYING = {_aten._to_copy, _aten.copy_}
-# Operations whose Triton twin is left out, by the module in vllm.ops.
-_KERNELS = {
-    "count_above": ["count_above"],
-    "fill_token_ids": ["fill_logprob_token_ids"],
-    "gumbel_sample": ["gumbel_sample"],
-    "kv_cache": ["reshape_and_cache_"],
-    "linear_readings": ["linear_readings"],
-    "paged_attention": ["paged_attention"],
-    "rms_norm": ["rms_norm", "fused_add_rms_norm_"],
-    "rotary": ["rotary_embedding_"],
-    "rotary_and_cache": ["rotary_and_cache_"],
-    "silu_and_mul": ["silu_and_mul"],
-    "token_readings": ["token_readings"],
-    "topk": ["topk"],
-}
 
 
 class WaitsForDevice(AssertionError):
@@ -362,9 +351,8 @@ def pretending(interpreted: bool = False) -> Iterator[None]:
         if interpreted:
             _interpret(patch, mode)
         else:
-            for module, names in _KERNELS.items():
-                for name in names:
-                    _leave_out(patch, mode, module, name)
+            for operation, kernels, name in _wrappers():
+                _leave_out(patch, mode, operation, kernels, name)
         with mode:
             yield
 
@@ -404,15 +392,27 @@ def _tensor_maker(mode: _Mode, make: Callable[..., Tensor]) -> Callable[..., Ten
     return tensor
 
 
-def _leave_out(patch: pytest.MonkeyPatch, mode: _Mode, module: str, name: str) -> None:
+def _wrappers() -> Iterator[tuple[Callable[..., Any], ModuleType, str]]:
+    """Each operation that has kernels, the module with their wrapper, and the name of both."""
+    for info in pkgutil.iter_modules(triton_kernels.__path__):
+        if find_spec(f"vllm.ops.{info.name}"):
+            operations = importlib.import_module(f"vllm.ops.{info.name}")
+            kernels = importlib.import_module(f"{triton_kernels.__name__}.{info.name}")
+            for name, function in list(vars(kernels).items()):
+                is_own = inspect.isfunction(function) and function.__module__ == kernels.__name__
+                if is_own and not name.startswith("_") and hasattr(operations, name):
+                    yield getattr(operations, name), kernels, name
+
+
+def _leave_out(
+    patch: pytest.MonkeyPatch, mode: _Mode, operation: Callable[..., Any], kernels: ModuleType, name: str
+) -> None:
     """Let a kernel's wrapper compute with the operation's reference."""
-    public = getattr(importlib.import_module(f"vllm.ops.{module}"), name)
-    kernels = importlib.import_module(f"vllm.ops.triton.{module}")
-    parameters = list(inspect.signature(public).parameters.values())
+    parameters = list(inspect.signature(operation).parameters.values())
     by_name = [each.name for each in parameters if each.kind == each.KEYWORD_ONLY]
 
     def launch(*args: Any) -> Any:
         few = len(parameters) - len(by_name)
-        return mode.launch(public, args[:few], dict(zip(by_name, args[few:], strict=False)))
+        return mode.launch(operation, args[:few], dict(zip(by_name, args[few:], strict=False)))
 
     patch.setattr(kernels, name, launch)

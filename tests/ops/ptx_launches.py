@@ -58,7 +58,7 @@ def running_ptx(capability: int, change: Callable[[str], str] = str) -> Iterator
     def launch(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         compiled = compile_(kernel, *args, grid=grid, warmup=True, **kwargs)
         given = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
-        memory, params = Memory(), []
+        memory, params = Memory(compiled.metadata.shared), []
         for name, kind in compiled.src.signature.items():
             if kind == "constexpr":
                 continue
@@ -69,9 +69,8 @@ def running_ptx(capability: int, change: Callable[[str], str] = str) -> Iterator
             else:
                 params.append(np.array([value], dtype=_SCALARS[kind]))
         size = tuple(grid(given) if callable(grid) else grid)
-        ptx_machine.run(
-            change(compiled.asm["ptx"]), params, memory, (*size, 1, 1)[:3], 32 * compiled.metadata.num_warps
-        )
+        num_threads = ptx_machine.WARP * compiled.metadata.num_warps
+        ptx_machine.run(change(compiled.asm["ptx"]), params, memory, (*size, 1, 1)[:3], num_threads)
         names.append(kernel.__name__)
 
     pretend_capability(capability)

@@ -80,6 +80,8 @@ class Block(MatrixInstructions):
 
     def run(self, place: tuple[int, ...], grid: tuple[int, ...]) -> None:
         """Run the block of this place in the grid."""
+        # What another block has left there means nothing: NaN, or a number too large for an index.
+        self._memory.shared.fill(0xFF)
         self._special = {"%tid.x": self._threads, "%laneid": self._threads % WARP}
         for axis, (own, size) in zip("xyz", zip(place, grid, strict=True), strict=True):
             self._special[f"%ctaid.{axis}"] = np.full_like(self._threads, own)
@@ -107,15 +109,15 @@ class Block(MatrixInstructions):
             raise RuntimeError(f"at {'.'.join([name, *kinds])} {', '.join(operands)}") from error
 
     def _predicate(self, name: str) -> np.ndarray:
+        """bool [threads]."""
         value = self._registers[name.lstrip("!")]
         return ~value if name.startswith("!") else value
 
     def _get(self, operand: str, kind: str) -> np.ndarray:
+        """[threads]: a register, a vector of two that is packed, a special register or a constant."""
         dtype = np.dtype(_DTYPES[kind])
         if operand.startswith("{"):
-            parts = [
-                self._get(part, f"b{8 * dtype.itemsize // 2}") for part in operand[1:-1].replace(" ", "").split(",")
-            ]
+            parts = [self._get(part, f"b{8 * dtype.itemsize // 2}") for part in names(operand)]
             return np.stack(parts, axis=1).view(dtype)[:, 0]
         if operand in self._special:
             return self._special[operand].view(dtype)
@@ -138,7 +140,7 @@ class Block(MatrixInstructions):
     def _put(self, operand: str, value: np.ndarray, mask: np.ndarray | None) -> None:
         if operand.startswith("{"):
             half = np.ascontiguousarray(value).view(f"u{value.dtype.itemsize // 2}").reshape(len(value), 2)
-            for column, part in enumerate(operand[1:-1].replace(" ", "").split(",")):
+            for column, part in enumerate(names(operand)):
                 self._put(part, np.ascontiguousarray(half[:, column]), mask)
             return
         value = value if value.dtype == np.bool_ else np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}")
@@ -191,23 +193,25 @@ class Block(MatrixInstructions):
         if kinds[-1].startswith("f"):
             self._binary(kinds, operands, mask, np.divide)
         else:
-            # Towards 0.
+            # Towards 0; float64 holds numbers of 32 bits.
+            assert kinds[-1] in ("s32", "u32"), kinds
             self._binary(kinds, operands, mask, lambda a, b: np.trunc(a.astype(np.float64) / b))
 
     def _rem(self, *call: Any) -> None:
         self._binary(*call, np.fmod)
 
-    def _shl(self, kinds: list[str], operands: list[str], mask: Any) -> None:
-        value, count = self._get(operands[1], kinds[-1]), self._get(operands[2], "u32")
-        bits = 8 * value.dtype.itemsize
-        shifted = np.left_shift(value, np.minimum(count, bits - 1).astype(value.dtype))
-        self._put(operands[0], np.where(count < bits, shifted, 0).astype(value.dtype), mask)
+    def _shl(self, *call: Any) -> None:
+        self._shift(*call, np.left_shift)
 
-    def _shr(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+    def _shr(self, *call: Any) -> None:
+        self._shift(*call, np.right_shift)
+
+    def _shift(self, kinds: list[str], operands: list[str], mask: Any, shift: Callable[..., Any]) -> None:
         value, count = self._get(operands[1], kinds[-1]), self._get(operands[2], "u32")
         bits = 8 * value.dtype.itemsize
-        shifted = np.right_shift(value, np.minimum(count, bits - 1).astype(value.dtype))
-        far = 0 if kinds[-1][0] != "s" else np.where(value < 0, -1, 0)
+        shifted = shift(value, np.minimum(count, bits - 1).astype(value.dtype))
+        # By all bits and more; of a negative number that goes down its sign is left, as by one bit less.
+        far = shifted if shift is np.right_shift and kinds[-1][0] == "s" else 0
         self._put(operands[0], np.where(count < bits, shifted, far).astype(value.dtype), mask)
 
     def _bfe(self, kinds: list[str], operands: list[str], mask: Any) -> None:
@@ -236,8 +240,8 @@ class Block(MatrixInstructions):
         if kinds[0] == "wide":
             self._put(operands[0], self._wide(kinds[-1], operands[1], operands[2]), mask)
         elif kinds[0] == "hi":
-            product_ = self._wide(kinds[-1], operands[1], operands[2])
-            high = product_ >> np.array(product_.dtype.itemsize * 4, dtype=product_.dtype)
+            wide = self._wide(kinds[-1], operands[1], operands[2])
+            high = wide >> np.array(wide.dtype.itemsize * 4, dtype=wide.dtype)
             self._put(operands[0], high.astype(_DTYPES[kinds[-1]]), mask)
         else:
             self._binary(kinds, operands, mask, np.multiply)

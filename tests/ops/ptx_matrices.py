@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -12,23 +13,23 @@ from ptx_numbers import from_16_bit, names
 WARP = 32
 
 
-class MatrixInstructions:
-    """A part of Block."""
+class MatrixInstructions(ABC):
+    """A part of Block, which knows the registers."""
 
     _memory: Memory
     _threads: np.ndarray
 
-    def _get(self, operand: str, kind: str) -> np.ndarray:
-        raise NotImplementedError
+    @abstractmethod
+    def _get(self, operand: str, kind: str) -> np.ndarray: ...
 
-    def _put(self, operand: str, value: np.ndarray, mask: np.ndarray | None) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _put(self, operand: str, value: np.ndarray, mask: np.ndarray | None) -> None: ...
 
-    def _address(self, operand: str) -> np.ndarray:
-        raise NotImplementedError
+    @abstractmethod
+    def _address(self, operand: str) -> np.ndarray: ...
 
-    def _predicate(self, name: str) -> np.ndarray:
-        raise NotImplementedError
+    @abstractmethod
+    def _predicate(self, name: str) -> np.ndarray: ...
 
     def _rows_of_matrices(self, operand: str, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The memory that holds the warps' 8x8 matrices of 16 bits, and where their rows are: [warps, count, 8, 16]."""
@@ -67,11 +68,10 @@ class MatrixInstructions:
         halves = self._halves(operand, kind).reshape(-1, 8, 4, 2, 2, 2)
         return halves.transpose(0, 4, 1, 3, 2, 5).reshape(-1, 16, 16)
 
-    def _put_product(self, targets: list[str], added: list[str] | None, product_: np.ndarray) -> None:
+    def _put_product(self, targets: list[str], added: list[str] | None, product: np.ndarray) -> None:
         """A product, [warps, 16, columns]: lanes are rows and pairs of columns of 8x8 matrices."""
-        parts = (
-            product_.reshape(len(product_), 2, 8, -1, 4, 2).transpose(0, 2, 4, 3, 1, 5).reshape(len(self._threads), -1)
-        )
+        by_lane = product.reshape(len(product), 2, 8, -1, 4, 2).transpose(0, 2, 4, 3, 1, 5)
+        parts = by_lane.reshape(len(self._threads), -1)
         for index, name in enumerate(targets):
             before = self._get(added[index], "f32") if added else np.float32(0)
             self._put(name, (before + parts[:, index]).astype(np.float32), None)
@@ -92,10 +92,10 @@ class MatrixInstructions:
         else:
             left = self._described(operands[1], 64, operands[-2] == "1", kinds[5]).reshape(-1, 16, 16)
         right = self._described(operands[2], int(shape[1]), operands[-1] == "1", kinds[5])
-        product_ = left.reshape(len(right), 64, 16) @ right.swapaxes(1, 2)
+        product = left.reshape(len(right), 64, 16) @ right.swapaxes(1, 2)
         adds = operands[3] == "1" or (operands[3] != "0" and bool(self._predicate(operands[3]).all()))
         targets = names(operands[0])
-        self._put_product(targets, targets if adds else None, product_.reshape(-1, 16, int(shape[1])))
+        self._put_product(targets, targets if adds else None, product.reshape(-1, 16, int(shape[1])))
 
     def _described(self, operand: str, rows: int, is_transposed: bool, kind: str) -> np.ndarray:
         """float64 [warpgroups, rows, 16] of shared memory that a matrix descriptor tells of: its 16 columns follow each
@@ -111,8 +111,5 @@ class MatrixInstructions:
             place = row // 8 * stride + row % 8 * span + column * 2
         place = place + start[:, None, None]
         place ^= ((place >> 7) & (span // 16 - 1)) << 4
-        return (
-            from_16_bit(self._memory.shared.view(np.uint16)[place // 2].reshape(-1, 1), kind)
-            .astype(np.float64)
-            .reshape(-1, rows, 16)
-        )
+        values = from_16_bit(self._memory.shared.view(np.uint16)[place // 2].reshape(-1, 1), kind)
+        return values.astype(np.float64).reshape(-1, rows, 16)

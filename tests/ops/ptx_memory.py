@@ -9,15 +9,13 @@ import numpy as np
 SHARED_BASE = 1 << 40
 """Where addresses of shared memory begin."""
 
-_SHARED_BYTES = 227 * 1024
-
 
 class Memory:
     """Pieces of the process's memory by address, and a block's shared memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared_bytes: int) -> None:
         self._pieces: list[tuple[int, np.ndarray]] = []
-        self.shared = np.zeros(_SHARED_BYTES, dtype=np.uint8)
+        self.shared = np.zeros(shared_bytes, dtype=np.uint8)
 
     def allow(self, address: int, num_bytes: int) -> None:
         """Let the kernel read and write there."""
@@ -31,7 +29,8 @@ class Memory:
         Raises:
             IndexError: one of them lies outside, or is not aligned.
         """
-        assert (addresses % num_bytes == 0).all(), f"accesses of {num_bytes} bytes that are not aligned"
+        if (addresses % num_bytes).any():
+            raise IndexError(f"accesses of {num_bytes} bytes that are not aligned")
         first, last = int(addresses.min()), int(addresses.max()) + num_bytes
         for base, piece in (*self._pieces, (SHARED_BASE, self.shared)):
             if base <= first and last <= base + len(piece):
