@@ -7,6 +7,7 @@ Run as a program: Triton must not interpret here, and needs no device.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -184,6 +185,16 @@ def _check(name: str, call: Call, capability: int, change: Callable[[str], str] 
     print(json.dumps(report), flush=True)
 
 
+def _check_racing(name: str, call: Call, change: Callable[[str], str]) -> None:
+    race = ""
+    with force("triton"), running_ptx(90, change):
+        try:
+            call()
+        except RuntimeError as error:
+            race = str(error.__cause__)
+    print(json.dumps({"check": f"racing {name}", "race": race}), flush=True)
+
+
 def main() -> None:
     """Check for the capabilities named, or for all."""
     torch.manual_seed(0)
@@ -192,9 +203,12 @@ def main() -> None:
         for capability in [int(each) for each in sys.argv[1:]] or CAPABILITIES:
             for name, call in _calls(capability):
                 _check(name, call, capability)
-        # Equal logits count as greater: that must show.
         name, call = next(_reading_calls(torch.bfloat16))
+        # Equal logits count as greater: that must show.
         _check(f"spoiled {name}", call, 90, lambda text: text.replace("set.gt.u32.bf16x2", "set.ge.u32.bf16x2"))
+        # The last program of a row reads what the others wrote.
+        _check_racing(f"relaxed {name}", call, lambda text: text.replace(".acq_rel", ".relaxed"))
+        _check_racing(f"without barriers {name}", call, lambda text: re.sub(r"\tbar\.sync[^;]*;", "", text))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Runs PTX on the CPU, so that what Triton's compiler made of a kernel can be held to the truth without a GPU.
 
 A block's threads go through each instruction together, blocks one after the other. Programs without races mean the same
-then; branches that threads of a block take apart are an error here, and Triton makes none. Meanings are those of the
-PTX ISA (NVIDIA, version 9.0).
+then, and races by memory outside of a block's own are an error here (ptx_races.py); so are branches that threads of a
+block take apart, of which Triton makes none. Meanings are those of the PTX ISA (NVIDIA, version 9.0).
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from itertools import product
@@ -16,6 +17,7 @@ import numpy as np
 from ptx_matrices import WARP, MatrixInstructions
 from ptx_memory import SHARED_BASE, Memory
 from ptx_numbers import from_16_bit, names, to_16_bit
+from ptx_races import Races
 
 _DTYPES: dict[str, Any] = {
     **{f"b{bits}": getattr(np, f"uint{bits}") for bits in (8, 16, 32, 64)},
@@ -55,9 +57,9 @@ class Program:
         self.instructions: list[tuple[str | None, str, list[str]]] = []  # guard, opcode, operands
         self.labels: dict[str, int] = {}
         for line in re.sub(r"//[^\n]*", "", body[body.index("{") + 1 :]).splitlines():
-            self._read(line.strip())
+            self._add_line(line.strip())
 
-    def _read(self, line: str) -> None:
+    def _add_line(self, line: str) -> None:
         label = re.match(r"([$\w]+):$", line)
         if label:
             self.labels[label[1]] = len(self.instructions)
@@ -72,8 +74,10 @@ class Program:
 class Block(MatrixInstructions):
     """A block's threads and their registers."""
 
-    def __init__(self, program: Program, params: list[np.ndarray], memory: Memory, num_threads: int) -> None:
-        self._program, self._params, self._memory = program, params, memory
+    def __init__(
+        self, program: Program, params: list[np.ndarray], memory: Memory, races: Races, num_threads: int
+    ) -> None:
+        self._program, self._params, self._memory, self._races = program, params, memory, races
         self._threads = np.arange(num_threads, dtype=np.uint32)
         self._registers: dict[str, np.ndarray] = {}
         self._special: dict[str, np.ndarray] = {}
@@ -82,6 +86,7 @@ class Block(MatrixInstructions):
         """Run the block of this place in the grid."""
         # What another block has left there means nothing: NaN, or a number too large for an index.
         self._memory.shared.fill(0xFF)
+        self._races.begin_block()
         self._special = {"%tid.x": self._threads, "%laneid": self._threads % WARP}
         for axis, (own, size) in zip("xyz", zip(place, grid, strict=True), strict=True):
             self._special[f"%ctaid.{axis}"] = np.full_like(self._threads, own)
@@ -99,7 +104,7 @@ class Block(MatrixInstructions):
                     if mask is None or mask.any():
                         assert mask is None or mask.all(), f"threads part at {opcode} {operands}"
                         position = self._program.labels[operands[0]]
-                elif name not in ("bar", "membar", "fence"):
+                elif name not in ("membar", "fence"):
                     self._do(name, kinds, operands, mask)
 
     def _do(self, name: str, kinds: list[str], operands: list[str], mask: np.ndarray | None) -> None:
@@ -340,9 +345,7 @@ class Block(MatrixInstructions):
         loaded = np.zeros((len(self._threads), len(registers)), dtype=dtype)
         active = np.ones(len(self._threads), dtype=bool) if mask is None else mask
         if active.any():
-            piece, starts = self._memory.at(self._address(operands[1])[active], loaded[0].nbytes)
-            raw = piece[starts[:, None] + np.arange(loaded[0].nbytes)]
-            loaded[active] = raw.view(dtype)
+            loaded[active] = self._read(self._address(operands[1]), active, loaded[0].nbytes).view(dtype)
         for column, name in enumerate(registers):
             self._put_loaded(name, np.ascontiguousarray(loaded[:, column]), mask)
 
@@ -358,19 +361,19 @@ class Block(MatrixInstructions):
         values = np.stack([self._get(name, kinds[-1]) for name in registers], axis=1)
         active = np.ones(len(self._threads), dtype=bool) if mask is None else mask
         if active.any():
-            piece, starts = self._memory.at(self._address(operands[0])[active], values[0].nbytes)
             raw = np.ascontiguousarray(values[active]).view(np.uint8)
-            piece[starts[:, None] + np.arange(values[0].nbytes)] = raw
+            self._write(self._address(operands[0]), active, raw)
 
     def _atom(self, kinds: list[str], operands: list[str], mask: Any) -> None:
         assert kinds[-2] == "add", kinds
         values, addresses = self._get(operands[2], kinds[-1]), self._address(operands[1])
         before = np.zeros_like(values)
         for thread in np.flatnonzero(np.ones(len(values), dtype=bool) if mask is None else mask):
-            piece, starts = self._memory.at(addresses[thread : thread + 1], values.dtype.itemsize)
-            cell = piece[starts[0] : starts[0] + values.dtype.itemsize].view(values.dtype)
+            piece, cells = self._memory.at(addresses[thread : thread + 1], values.dtype.itemsize)
+            self._races.atomic(piece, cells[0], thread, synchronises="acq_rel" in kinds)
+            cell = piece[cells[0]].view(values.dtype)
             before[thread] = cell[0]
-            cell[0] += values[thread]
+            piece[cells[0]] = (cell + values[thread]).view(np.uint8)
         self._put(operands[0], before, mask)
 
     def _red(self, kinds: list[str], operands: list[str], mask: Any) -> None:
@@ -404,15 +407,33 @@ class Block(MatrixInstructions):
             return
         size = int(operands[2], 0)
         active = np.ones(len(self._threads), dtype=bool) if mask is None else mask.copy()
-        target, starts = self._memory.at(self._address(operands[0]), size)
         read = self._get(operands[3], "u32") if len(operands) > 3 else np.full(len(self._threads), size)
         assert np.isin(read, (0, size)).all(), "copies of a part"
         data = np.zeros((len(self._threads), size), dtype=np.uint8)
         is_read = active & (read == size)
         if is_read.any():
-            piece, sources = self._memory.at(self._address(operands[1])[is_read], size)
-            data[is_read] = piece[sources[:, None] + np.arange(size)]
-        target[starts[active][:, None] + np.arange(size)] = data[active]
+            data[is_read] = self._read(self._address(operands[1]), is_read, size)
+        if active.any():
+            self._write(self._address(operands[0]), active, data[active])
+
+    def _bar(self, kinds: list[str], operands: list[str], mask: Any) -> None:
+        assert mask is None and (kinds == ["warp", "sync"] or (kinds == ["sync"] and operands == ["0"])), operands
+        if kinds == ["sync"] or len(self._threads) == WARP:
+            self._races.barrier()
+
+    def _read(self, addresses: np.ndarray, active: np.ndarray, num_bytes: int) -> np.ndarray:
+        """uint8 [active threads, num_bytes]."""
+        piece, cells = self._memory.at(addresses[active], num_bytes)
+        if piece is not self._memory.shared:
+            self._races.read(piece, cells, self._threads[active])
+        return piece[cells]
+
+    def _write(self, addresses: np.ndarray, active: np.ndarray, data: np.ndarray) -> None:
+        """Data is uint8 [active threads, bytes]."""
+        piece, cells = self._memory.at(addresses[active], data.shape[1])
+        piece[cells] = data
+        if piece is not self._memory.shared:
+            self._races.write(piece, cells, self._threads[active], data)
 
 
 def run(text: str, params: list[np.ndarray], memory: Memory, grid: tuple[int, ...], num_threads: int) -> None:
@@ -421,8 +442,13 @@ def run(text: str, params: list[np.ndarray], memory: Memory, grid: tuple[int, ..
     Args:
         text: its PTX.
         params: of each parameter its one value; those that Triton adds come after them, and are 0.
+
+    Raises:
+        RuntimeError: an access outside of the memory, or one that races with another thread's; it names the
+            instruction.
     """
     program = Program(text)
     zeros = [np.zeros(1, dtype=np.uint64)] * (program.num_params - len(params))
+    races = Races(math.prod(grid))
     for place in product(*(range(size) for size in reversed(grid))):
-        Block(program, [*params, *zeros], memory, num_threads).run(place[::-1], grid)
+        Block(program, [*params, *zeros], memory, races, num_threads).run(place[::-1], grid)

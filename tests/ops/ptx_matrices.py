@@ -34,8 +34,7 @@ class MatrixInstructions(ABC):
     def _rows_of_matrices(self, operand: str, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The memory that holds the warps' 8x8 matrices of 16 bits, and where their rows are: [warps, count, 8, 16]."""
         addresses = self._address(operand).reshape(-1, WARP)[:, : 8 * count].reshape(-1, count, 8)
-        piece, starts = self._memory.at(addresses, 16)
-        return piece, starts[..., None] + np.arange(16)
+        return self._memory.at(addresses, 16)
 
     def _ldmatrix(self, kinds: list[str], operands: list[str], mask: Any) -> None:
         assert mask is None and kinds[2] == "m8n8", kinds

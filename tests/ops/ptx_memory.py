@@ -24,7 +24,7 @@ class Memory:
             self._pieces.append((address, piece))
 
     def at(self, addresses: np.ndarray, num_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-        """The piece that holds all of these accesses, and where each begins in it.
+        """The piece that holds all of these accesses, and their bytes' places in it, [accesses, num_bytes].
 
         Raises:
             IndexError: one of them lies outside, or is not aligned.
@@ -34,5 +34,6 @@ class Memory:
         first, last = int(addresses.min()), int(addresses.max()) + num_bytes
         for base, piece in (*self._pieces, (SHARED_BASE, self.shared)):
             if base <= first and last <= base + len(piece):
-                return piece, (addresses - np.uint64(base)).astype(np.int64)
+                starts = (addresses - np.uint64(base)).astype(np.int64)
+                return piece, starts[..., None] + np.arange(num_bytes)
         raise IndexError(f"an access outside of every tensor, {first:#x} to {last:#x}")
