@@ -49,6 +49,11 @@ def test_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "  no-such-package: none\n" in capsys.readouterr().out
 
 
+def test_torch_is_told_with_its_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "9.8.7+cu130")
+    assert collect_env.collect()["packages"]["torch"] == "9.8.7+cu130"
+
+
 def test_cuda_devices(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     device = SimpleNamespace(name="Big One", major=9, minor=0, total_memory=80 * 2**30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

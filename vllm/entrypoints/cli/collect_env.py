@@ -40,7 +40,7 @@ def collect() -> dict[str, Any]:
         "vllm-logprobs": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: _version(name) for name in _PACKAGES} | {"torch": _torch_version()},
         "cpu": _cpu(),
         "cuda": _cuda(),
         "environment": {
@@ -56,6 +56,13 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _torch_version() -> str:
+    """With what it was built for, which its package's version may leave out."""
+    import torch
+
+    return torch.__version__
 
 
 def _cpu() -> dict[str, Any]:

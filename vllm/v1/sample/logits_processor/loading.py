@@ -65,10 +65,9 @@ def _load_spec(spec: Any) -> type[LogitsProcessor]:
 
 def _load_entry_point(entry: EntryPoint) -> type[LogitsProcessor]:
     subject = f"logits processor of entry point {entry.name!r} = {entry.value!r} (group {LOGITSPROCS_GROUP})"
-    try:
-        module, attribute = entry.module, entry.attr
-    except (AttributeError, ValueError):  # the value does not match the form that the standard library expects
-        module = attribute = ""
+    # Not entry.module: what it raises for another form differs from Python to Python.
+    form = entry.pattern.match(entry.value)
+    module, attribute = form.group("module", "attr") if form else (None, None)
     if not (module and attribute):
         raise ValueError(f"{subject}: must have the form 'module.path:ClassName'")
     return _resolve(subject, module, attribute)
