@@ -6,7 +6,7 @@ while a graph is captured, what would make the host wait: bringing anything to t
 shape depends on values, a copy from or to memory that is not pinned.
 
 Triton's kernels are interpreted, which is slow, or left out: then their wrappers run the references. All is done at
-once, in the order in which it is asked for; orders that streams allow beside it are the matter of other tests.
+once, in the order in which it is asked for; where streams allow another order, that is an error (pretend_streams.py).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+from pretend_streams import Clock, Streams, key_of
 from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
@@ -63,6 +64,7 @@ class PretendTensor(Tensor):
     """Of the pretended device; `held` is the CPU tensor."""
 
     held: Tensor
+    mode: _Mode
 
     @staticmethod
     def __new__(cls, held: Tensor) -> PretendTensor:
@@ -80,6 +82,7 @@ class PretendTensor(Tensor):
 
     def __init__(self, held: Tensor) -> None:
         self.held = held
+        self.mode.streams.hold(held, self, of_graph=self.mode.recording is not None)
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -99,6 +102,9 @@ class PretendTensor(Tensor):
     def data_ptr(self) -> int:
         return self.held.data_ptr()
 
+    def record_stream(self, stream: _Stream) -> None:  # type: ignore[override]
+        self.mode.streams.record(self.held, stream.number)
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise AssertionError(f"{func} on a pretended device outside of `pretending`")
@@ -112,6 +118,8 @@ class _Mode(TorchDispatchMode):
         self.may_wait = True
         self.recording: list[Callable[[], None]] | None = None
         self.made: list[Tensor] = []  # while recording: what the graph computes
+        self.recorded_uses: tuple[set[int], set[int]] = set(), set()  # while recording: storages read and written
+        self.streams = Streams()
         self._pinned: dict[int, Tensor] = {}  # by address, kept so that nothing else comes to lie there
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -158,6 +166,12 @@ class _Mode(TorchDispatchMode):
         def run() -> Any:
             return func(*held_args, **held_kwargs)
 
+        host = self._pinned_operand(func, args, kwargs)
+        if host is not None and host is args[0] and func._schema.is_mutable:
+            self.streams.copy_to_host(host, held_args[1], self._use(args[1], ()))
+            return host
+        if host is not None:
+            self.streams.deliver(host)
         result = run()
         if func._schema.is_mutable:
             self.record(run)
@@ -167,12 +181,38 @@ class _Mode(TorchDispatchMode):
                 for index, each in enumerate(func._schema.arguments)
                 if each.is_out or (each.alias_info is not None and each.alias_info.is_write)
             ]
-            return written[0] if len(returns) == 1 else tuple(written) if returns else None
-        if to_host:
-            return result
-        if not is_view:
+            given = written[0] if len(returns) == 1 else tuple(written) if returns else None
+        elif to_host:
+            given, written = result, []
+        else:
+            if is_view:
+                return tree_map(_there, result)
             self._record_new(run, result)
-        return tree_map(_there, result)
+            given = tree_map(_there, result)
+            written = tree_leaves(given)
+        done = self._use((args, kwargs), written)
+        if host is not None:
+            self.streams.copy_from_host(host, done)
+        return given
+
+    def _pinned_operand(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """Host memory from or to which a copy goes that nobody waits for."""
+        if func.overloadpacket not in _COPYING:
+            return None
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        return next((each for each in tensors if not isinstance(each, PretendTensor) and self._is_pinned(each)), None)
+
+    def _use(self, read: Any, written: Any) -> Clock:
+        """Tell the streams of an operation, or the graph, if one is captured."""
+        reads, writes = (
+            {key_of(each.held) for each in tree_leaves(all_of) if isinstance(each, PretendTensor)}
+            for all_of in (read, written)
+        )
+        if self.recording is None:
+            return self.streams.use(reads - writes, writes)
+        self.recorded_uses[0].update(reads)
+        self.recorded_uses[1].update(writes)
+        return {}
 
     def launch(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What a kernel's wrapper does, on held tensors."""
@@ -188,7 +228,10 @@ class _Mode(TorchDispatchMode):
 
         result = run()
         self._record_new(run, result, set(by_held))
-        return tree_map(lambda each: by_held[id(each)] if id(each) in by_held else _there(each), result)
+        given = tree_map(lambda each: by_held[id(each)] if id(each) in by_held else _there(each), result)
+        # Which of its arguments it writes is not known.
+        self._use((), (args, kwargs, given))
+        return given
 
     def record(self, run: Callable[[], Any]) -> None:
         """While a graph is captured, let it do this, too."""
@@ -240,9 +283,11 @@ class _Mode(TorchDispatchMode):
         if host.dim() and not (non_blocking and self._is_pinned(host)):
             self._waits(f"{func}: {tuple(host.shape)} {host.dtype} in pageable memory")
 
-    def _waits(self, what: str) -> None:
+    def _waits(self, what: str, *clocks: Clock) -> None:
+        """The host waits, for the current stream if nothing else is said."""
         if not self.may_wait or self.recording is not None:
             raise WaitsForDevice(what)
+        self.streams.host_waits(*clocks or (self.streams.reached(),))
 
 
 def held(tensor: Any) -> Any:
@@ -255,13 +300,18 @@ def _there(tensor: Any) -> Any:
 
 
 class _Event:
-    def __init__(self, enable_timing: bool = False) -> None:
-        pass
+    def __init__(self, mode: _Mode) -> None:
+        self._mode = mode
+        self._clock: Clock = {}
 
-    def record(self, stream: Any = None) -> None:
-        pass
+    def record(self, stream: _Stream | None = None) -> None:
+        self._clock = self._mode.streams.reached()
+
+    def synchronize(self) -> None:
+        self._mode._waits("an event's synchronize", self._clock)
 
     def query(self) -> bool:
+        self._mode.streams.host_waits(self._clock)
         return True
 
     def elapsed_time(self, end: _Event) -> float:
@@ -269,16 +319,26 @@ class _Event:
 
 
 class _Stream:
-    def __init__(self, mode: _Mode) -> None:
-        self._mode = mode
+    def __init__(self, mode: _Mode, number: int) -> None:
+        self._mode, self.number = mode, number
 
     def wait_stream(self, other: _Stream) -> None:
-        pass
+        self._mode.streams.wait(self.number, other.number)
 
-    def record_event(self) -> Any:
-        event = _Event()
-        event.synchronize = lambda: self._mode._waits("an event's synchronize")  # type: ignore[attr-defined]
+    def record_event(self) -> _Event:
+        event = _Event(self._mode)
+        with _on(self._mode, self):
+            event.record()
         return event
+
+
+@contextlib.contextmanager
+def _on(mode: _Mode, stream: _Stream) -> Iterator[None]:
+    before, mode.streams.current = mode.streams.current, stream.number
+    try:
+        yield
+    finally:
+        mode.streams.current = before
 
 
 def _graph_class(mode: _Mode) -> type:
@@ -287,17 +347,19 @@ def _graph_class(mode: _Mode) -> type:
 
         def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
             assert mode.recording is None
-            mode.recording, mode.made = [], []
+            mode.recording, mode.made, mode.recorded_uses = [], [], (set(), set())
 
         def capture_end(self) -> None:
             assert mode.recording is not None
             self._recording, mode.recording = mode.recording, None
+            self._uses = mode.recorded_uses
             for tensor in mode.made:
                 if tensor.numel() and 0 not in tensor.stride():
                     tensor.fill_(-3)  # a recording is not a run
 
         @torch.inference_mode()
         def replay(self) -> None:
+            mode.streams.use(*self._uses)
             with _disable_current_modes():
                 for run in self._recording:
                     run()
@@ -317,6 +379,10 @@ def pretending(interpreted: bool = False) -> Iterator[None]:
     def set_sync_debug_mode(name: str) -> None:
         mode.may_wait = name != "error"
 
+    def synchronize(device: Any = None) -> None:
+        mode._waits("synchronize")
+        mode.streams.host_waits()
+
     fakes: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -332,14 +398,14 @@ def pretending(interpreted: bool = False) -> Iterator[None]:
         "max_memory_reserved": lambda device=None: 0,
         "reset_peak_memory_stats": lambda device=None: None,
         "empty_cache": lambda: None,
-        "synchronize": lambda device=None: mode._waits("synchronize"),
+        "synchronize": synchronize,
         "is_current_stream_capturing": lambda: mode.recording is not None,
         "set_sync_debug_mode": set_sync_debug_mode,
         "graph_pool_handle": lambda: (0, 1),
-        "current_stream": lambda device=None: _Stream(mode),
-        "stream": lambda stream: contextlib.nullcontext(),
-        "Stream": lambda device=None: _Stream(mode),
-        "Event": _Event,
+        "current_stream": lambda device=None: _Stream(mode, mode.streams.current),
+        "stream": lambda stream: _on(mode, stream),
+        "Stream": lambda device=None: _Stream(mode, mode.streams.new()),
+        "Event": lambda enable_timing=False: _Event(mode),
         "CUDAGraph": _graph_class(mode),
         "_sleep": lambda cycles: None,
     }
@@ -353,8 +419,10 @@ def pretending(interpreted: bool = False) -> Iterator[None]:
         else:
             for operation, kernels, name in _wrappers():
                 _leave_out(patch, mode, operation, kernels, name)
+        patch.setattr(PretendTensor, "mode", mode, raising=False)
         with mode:
             yield
+            mode.streams.finish()
 
 
 def _interpret(patch: pytest.MonkeyPatch, mode: _Mode) -> None:

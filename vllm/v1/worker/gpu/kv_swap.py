@@ -64,6 +64,8 @@ class KVSwap:
             raise ValueError(f"swap_space: the host does not give {gib:.2f} GiB, lower it: {error}") from error
         if on_cuda:
             self._stream = torch.cuda.Stream(self._device)
+            # An engine may end while blocks are leaving.
+            self._staging.record_stream(self._stream)
         seconds = time.perf_counter() - started
         logger.info("swap space: %d blocks, %.2f GiB of host memory, in %.1f s", num_host_blocks, gib, seconds)
 
