@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +267,39 @@ def test_slow_tokenizers_have_the_same_interface(tokenizer: Tokenizer) -> None:
     assert "".join(stream.step([token_id]) for token_id in ids) == text
     assert slow.decode_tokens(ids[:2]) == tokenizer.decode_tokens(ids[:2])
     assert slow.token_to_id("no such token") is None and slow.id_to_token(-1) is None
+
+
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "opt", None)
+CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast", "LlamaTokenizerFast", "Qwen2Tokenizer", "GPT2Tokenizer")
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("tokenizer_class", (*CLASSES, None))
+def test_transformers_tokenizer_is_the_one_of_the_folders_config(
+    folder: Path, tmp_path: Path, model_type: str | None, tokenizer_class: str | None
+) -> None:
+    from transformers import AutoTokenizer
+
+    shutil.copy(folder / "tokenizer.json", tmp_path)
+    settings = {"chat_template": "{{ messages[0].content }}!", "eos_token": "<|im_end|>"}
+    named = {"tokenizer_class": tokenizer_class} if tokenizer_class else {}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | named))
+    if model_type:
+        (tmp_path / "config.json").write_text(
+            json.dumps({"model_type": model_type, "tokenizer_class": "GPT2Tokenizer"})
+        )
+    mine, theirs = get_tokenizer(tmp_path).hf_tokenizer, AutoTokenizer.from_pretrained(tmp_path)
+    assert type(mine) is type(theirs)
+    assert mine.init_kwargs == theirs.init_kwargs and mine.name_or_path == theirs.name_or_path
+    assert mine.encode("Hello wörld 🤗") == theirs.encode("Hello wörld 🤗")
+    messages = [{"role": "user", "content": "Hello"}]
+    assert mine.apply_chat_template(messages, tokenize=False) == "Hello!"
+
+
+def test_a_chat_template_does_not_import_torchs_compiler(folder: Path) -> None:
+    code = "import sys; from vllm.tokenizer import get_tokenizer; get_tokenizer(sys.argv[1]).chat_template; "
+    code += "assert 'transformers' in sys.modules and 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True)
 
 
 def test_without_tokenizer_json_transformers_loads(tmp_path: Path, folder: Path, tokenizer: Tokenizer) -> None:

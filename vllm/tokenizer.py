@@ -48,9 +48,23 @@ class _Source:
         if path.suffix == ".gguf" and path.is_file():
             path, options["gguf_file"] = path.parent, path.name
         try:
+            if (config := self._small_config()) is not None:
+                options["config"] = config
             return AutoTokenizer.from_pretrained(str(path), **options)
         except (OSError, ValueError, ImportError, KeyError) as error:
             raise ValueError(f"no tokenizer could be loaded from {path.name}: {error}") from error
+
+    def _small_config(self) -> Any:
+        """What the choice of a tokenizer's class needs of config.json, where tokenizer_config.json names one of
+        transformers' own; else None. The model's config class would import torch's compiler, for a second."""
+        from transformers import PreTrainedConfig
+
+        model, tokenizer = (_read_object(Path(self.path), f"{name}config.json") for name in ("", "tokenizer_"))
+        if "model_type" not in model or "tokenizer_class" not in tokenizer or "auto_map" in {**model, **tokenizer}:
+            return None
+        known: dict[str, Any] = {"name_or_path": self.path}
+        known |= {name: model[name] for name in ("model_type", "model_name", "tokenizer_class") if name in model}
+        return PreTrainedConfig(**known)
 
 
 class Tokenizer:
@@ -423,15 +437,18 @@ def _hf_special_tokens(hf_tokenizer: Any) -> dict[str, str]:
 
 def _read_settings(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json over special_tokens_map.json."""
-    settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        path = folder / name
-        if path.is_file():
-            try:
-                settings.update(json.loads(path.read_text(encoding="utf-8")))
-            except ValueError as error:
-                raise ValueError(f"{folder.name}/{name} is not a JSON object: {error}") from None
-    return settings
+    return {**_read_object(folder, "special_tokens_map.json"), **_read_object(folder, "tokenizer_config.json")}
+
+
+def _read_object(folder: Path, name: str) -> dict[str, Any]:
+    """The file's JSON object; an empty one if there is no such file."""
+    path = folder / name
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{folder.name}/{name} is not a JSON object: {error}") from None
 
 
 def _named_special_tokens(settings: dict[str, Any]) -> dict[str, str]:
