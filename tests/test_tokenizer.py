@@ -274,7 +274,7 @@ CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast", "LlamaTokenizerFast",
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-@pytest.mark.parametrize("tokenizer_class", (*CLASSES, None))
+@pytest.mark.parametrize("tokenizer_class", (*CLASSES, None, "left out"))
 def test_transformers_tokenizer_is_the_one_of_the_folders_config(
     folder: Path, tmp_path: Path, model_type: str | None, tokenizer_class: str | None
 ) -> None:
@@ -282,7 +282,7 @@ def test_transformers_tokenizer_is_the_one_of_the_folders_config(
 
     shutil.copy(folder / "tokenizer.json", tmp_path)
     settings = {"chat_template": "{{ messages[0].content }}!", "eos_token": "<|im_end|>"}
-    named = {"tokenizer_class": tokenizer_class} if tokenizer_class else {}
+    named = {} if tokenizer_class == "left out" else {"tokenizer_class": tokenizer_class}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | named))
     if model_type:
         (tmp_path / "config.json").write_text(

@@ -60,7 +60,8 @@ class _Source:
         from transformers import PreTrainedConfig
 
         model, tokenizer = (_read_object(Path(self.path), f"{name}config.json") for name in ("", "tokenizer_"))
-        if "model_type" not in model or "tokenizer_class" not in tokenizer or "auto_map" in {**model, **tokenizer}:
+        is_named = model.get("model_type") and tokenizer.get("tokenizer_class")
+        if not is_named or "auto_map" in {**model, **tokenizer}:
             return None
         known: dict[str, Any] = {"name_or_path": self.path}
         known |= {name: model[name] for name in ("model_type", "model_name", "tokenizer_class") if name in model}
