@@ -101,7 +101,7 @@ class ScriptedCore:
         """A row of LogprobsLists a request: the token itself, the likeliest ones, the ids asked for."""
         import numpy as np
 
-        from vllm.logprobs_lists import LogprobsLists
+        from vllm.logprobs.lists import LogprobsLists
 
         num_topk = max(request.sampling_params.logprobs or 0 for request in readers)
         num_ids = max(len(request.sampling_params.logprob_token_ids or ()) for request in readers)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import math
 import pickle
+import tracemalloc
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
-from vllm.logprobs import FlatLogprobs, Logprob, PositionLogprobs
-from vllm.logprobs_lists import LogprobsLists
+from vllm.logprobs import FlatLogprobs, Logprob, PositionLogprobs, WidePositionLogprobs
+from vllm.logprobs.lists import LogprobsLists, LogprobsRows
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.logprobs import LogprobsProcessor, PromptLogprobsProcessor
 
 VOCAB = 50
 
@@ -36,7 +42,7 @@ def texts(token_ids: np.ndarray) -> list[str]:
 def build(lists: LogprobsLists, num_topk: int, ids: list[list[int]], **options) -> FlatLogprobs:
     flat = FlatLogprobs(texts, num_topk, **options)
     for row, wanted in enumerate(ids):
-        flat.append_later([(lists, row)], len(wanted))
+        flat.append((lists, row), len(wanted))
     return flat
 
 
@@ -47,16 +53,14 @@ def rng():
 
 def test_no_position_is_nothing_to_read(rng):
     """A delta without a token, or a request that was aborted before its first."""
-    rows = []
     flat = FlatLogprobs(texts)
-    flat.append_later(rows, 2)
+    empty = flat.snapshot()
     lists, _ = make_lists(rng, 1, 0, [[1, 2]])
-    rows.append((lists, 0))
-    assert len(flat) == 0 and list(flat) == [] and list(flat.parts(10)) == []
-    for array in (flat.token_ids, flat.logprobs, flat.logits, flat.ranks, flat.lse, flat.start_indices):
+    flat.append((lists, 0), 2)
+    assert len(empty) == 0 and list(empty) == [] and list(empty.parts(10)) == []
+    for array in (empty.token_ids, empty.logprobs, empty.logits, empty.ranks, empty.lse, empty.start_indices):
         assert array.size == 0
-    assert list(pickle.loads(pickle.dumps(flat))) == []
-    flat.append_later(rows, 2)
+    assert list(pickle.loads(pickle.dumps(empty))) == []
     assert len(flat) == 1 and set(flat.token_ids.tolist()) == {int(lists.token_ids[0, 0]), 1, 2}
 
 
@@ -120,7 +124,7 @@ def test_select_is_rectangular_and_in_the_order_asked(rng):
 
 @pytest.mark.parametrize("few", [0, 3, 64])
 def test_every_way_of_merging_and_finding_agrees(rng, few, monkeypatch):
-    monkeypatch.setattr("vllm.flat_arrays._FEW", few)
+    monkeypatch.setattr("vllm.logprobs.flat_arrays._FEW", few)
     for _ in range(100):
         num_topk, num_ids = rng.integers(0, 8, 2)
         ids = [rng.permutation(VOCAB)[:num_ids].tolist() for _ in range(3)]
@@ -139,22 +143,24 @@ def test_steps_of_different_widths_make_one_sequence(rng):
     narrow, _ = make_lists(rng, 1, 2, [[7, 3]])
     wide, _ = make_lists(rng, 2, 2, [[7, 3], [1, 2, 4, 5]])
     flat = FlatLogprobs(texts, 2)
-    flat.append_later([(narrow, 0)], 2)
-    flat.append_later([(wide, 0)], 2)
+    flat.append((narrow, 0), 2)
+    flat.append((wide, 0), 2)
     for lists, position in zip((narrow, wide), flat, strict=True):
         assert list(position) == list(dict.fromkeys(lists.token_ids[0, :5].tolist()))
 
 
-def test_what_was_shown_stays_when_more_rows_come(rng):
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_what_was_shown_stays_when_more_rows_come(rng, looked_at):
     lists, _ = make_lists(rng, 3, 0, [[4]] * 3)
-    rows, shown = [], []
+    flat, shown = FlatLogprobs(texts, 0), []
     for row in range(3):
-        rows.append((lists, row))
-        shown.append(FlatLogprobs(texts, 0))
-        shown[-1].append_later(rows, 1)
-    for length, flat in enumerate(shown, 1):
-        assert len(flat) == length
-        assert list(flat) == list(build(lists, 0, [[4]] * length))
+        flat.append((lists, row), 1)
+        shown.append(flat.snapshot())
+        if looked_at:
+            assert len(flat.lse) == row + 1
+    for length, snapshot in enumerate(shown, 1):
+        assert len(snapshot) == length
+        assert list(snapshot) == list(build(lists, 0, [[4]] * length))
 
 
 def test_growth_after_a_look_is_seen(rng):
@@ -162,7 +168,7 @@ def test_growth_after_a_look_is_seen(rng):
     lists, _ = make_lists(rng, 3, 0, ids)
     flat = build(lists, 0, ids[:1])
     first = flat[0]
-    flat.append_later([(lists, 1)], 1)
+    flat.append((lists, 1), 1)
     assert len(flat) == 2
     assert flat[0] == first
     assert 4 in flat[1]
@@ -182,7 +188,7 @@ def test_pickle_keeps_everything_but_the_neighbours_rows(rng):
     ids = [[4]] * 64
     lists, _ = make_lists(rng, 64, 0, ids)
     flat = FlatLogprobs(texts)
-    flat.append_later([(lists, 0)], 1)
+    flat.append((lists, 0), 1)
     data = pickle.dumps(flat)
     assert len(data) < 2000
     assert pickle.loads(data) == flat
@@ -204,3 +210,145 @@ def test_masked_out_ids_have_no_distribution():
     masked = PositionLogprobs({1: Logprob(-math.inf, 9, None, -math.inf)}.items(), lse=0.0)
     assert masked.mass([1]) == 0.0
     assert math.isnan(masked.softmax([1])[1])
+
+
+# -- what is kept ---------------------------------------------------------------------------------------------------
+
+
+def held_bytes(keep) -> int:
+    """What `keep(tables)` holds of 100 steps' tables, 256 rows of 149 columns each, when the steps are over."""
+
+    def tables():
+        rng = np.random.default_rng(1)
+        for _ in range(100):
+            table = np.zeros((256, 4 * 149 + 2), np.int32)
+            table[0, :149] = rng.permutation(1000)[:149]
+            yield LogprobsLists.of_table(table, num_topk=20, has_entropy=False)
+
+    tracemalloc.start()
+    try:
+        kept = keep(tables())
+        gc.collect()
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept is not None
+    return size
+
+
+# A table is 610 kB, all of them are 61 MB.
+def test_a_request_keeps_its_own_rows_alone():
+    def keep(tables):
+        processor = LogprobsProcessor(SamplingParams(logprobs=1, max_tokens=100), None)
+        for lists in tables:
+            processor.append([(lists, 0)])
+        return processor, processor.readings()
+
+    assert held_bytes(keep) < 30_000
+
+
+def test_deltas_that_nobody_reads_keep_their_own_rows_alone():
+    def keep(tables):
+        processor = LogprobsProcessor(SamplingParams(logprob_token_ids=[1, 2], max_tokens=100), None)
+        deltas = []
+        for lists in tables:
+            processor.append([(lists, 0)])
+            deltas.append(processor.take())
+        return deltas
+
+    assert held_bytes(keep) < 200_000
+
+
+def test_a_prompt_keeps_its_own_rows_alone():
+    def keep(tables):
+        processor = PromptLogprobsProcessor(SamplingParams(prompt_logprobs=1), 1000, None)
+        for lists in tables:
+            processor.append([LogprobsRows(lists, slice(0, 2), 0)])
+        return processor
+
+    assert held_bytes(keep) < 60_000
+
+
+def test_own_columns_are_the_same_from_a_table_from_arrays_and_from_wide_rows(rng, monkeypatch):
+    ids = [[7, 3, 9], [1], []]
+    lists, _ = make_lists(rng, 3, 5, ids)
+    tables = LogprobsLists.of_table(lists.table().copy(), 5, has_entropy=False)
+    for num_topk in (-1, 0, 2, 5):
+        expected = build(lists, num_topk, ids)
+        assert build(tables, num_topk, ids) == expected
+        monkeypatch.setattr("vllm.logprobs.lists.WIDEST_TABLE", 0)
+        wide, _ = make_lists(np.random.default_rng(0), 3, 5, ids)
+        assert build(wide, num_topk, ids) == expected
+        monkeypatch.undo()
+
+
+# -- positions of many entries --------------------------------------------------------------------------------------
+
+
+def wide_and_dict(rng, monkeypatch) -> tuple[WidePositionLogprobs, PositionLogprobs]:
+    ids = [list(range(20))]
+    lists, _ = make_lists(rng, 1, VOCAB, ids)
+    narrow = build(lists, -1, ids)[0]
+    monkeypatch.setattr("vllm.logprobs.flat.WIDEST_DICT", 20)
+    wide = build(lists, -1, ids)[0]
+    assert type(narrow) is PositionLogprobs and type(wide) is WidePositionLogprobs
+    return wide, narrow
+
+
+def test_dicts_up_to_256_entries(rng):
+    for num_ids, kind in ((255, PositionLogprobs), (256, WidePositionLogprobs)):
+        ids = np.arange(1 + num_ids, dtype=np.int32)[None]
+        ones = np.ones(ids.shape, np.float32)
+        flat = FlatLogprobs()
+        flat.append((LogprobsLists(ids, ones, ones, ids, ones[:, 0], 0), 0), num_ids)
+        assert type(flat[0]) is kind and len(flat[0]) == 1 + num_ids
+
+
+def test_a_wide_position_reads_as_the_dict_does(rng, monkeypatch):
+    wide, narrow = wide_and_dict(rng, monkeypatch)
+    assert isinstance(wide, Mapping) and len(wide) == len(narrow) == VOCAB
+    # More looks than are scans, in both directions.
+    for token_id in [*narrow, *reversed(list(narrow))]:
+        assert wide[token_id] == narrow[token_id] == wide.get(np.int32(token_id))
+        assert token_id in wide
+    for position in (wide, WidePositionLogprobs(wide._columns, texts, wide.lse)):
+        for _ in range(12):
+            for missing in (VOCAB, -1, 2**70, "x", None):
+                assert missing not in position and position.get(missing) is None
+                with pytest.raises(KeyError, match=str(missing)):
+                    position[missing]
+    assert list(wide) == list(wide.keys()) == list(narrow) and list(wide)[:5] == list(narrow)[:5]
+    assert list(reversed(wide)) == list(reversed(narrow))
+    assert list(wide.items()) == list(narrow.items()) and list(wide.values()) == list(narrow.values())
+    assert (7, narrow[7]) in wide.items() and narrow[7] in wide.values()
+    best = max(narrow, key=lambda token_id: narrow[token_id].logprob)
+    assert max(wide, key=lambda token_id: wide[token_id].logprob) == best
+    assert max(wide.items(), key=lambda item: item[1].logprob)[0] == best
+    assert wide == narrow and narrow == wide and wide == dict(narrow) and dict(wide) == narrow
+    assert wide != {**narrow, 7: Logprob(0.0)} and wide != {} and wide != 1
+    assert wide.mass([3, 5]) == narrow.mass([3, 5]) and wide.softmax([3, 5]) == narrow.softmax([3, 5])
+    assert (wide.lse, wide.entropy) == (narrow.lse, narrow.entropy)
+
+
+def test_a_wide_position_makes_objects_for_the_entries_looked_at_only(rng, monkeypatch):
+    decoded = []
+    ids = [list(range(20))]
+    lists, _ = make_lists(rng, 1, VOCAB, ids)
+    monkeypatch.setattr("vllm.logprobs.flat.WIDEST_DICT", 20)
+    flat = FlatLogprobs(lambda token_ids: decoded.extend(token_ids.tolist()) or texts(token_ids), -1)
+    flat.append((lists, 0), 20)
+    assert flat[0][7].decoded_token == "<7>" and 8 in flat[0] and list(flat[0])
+    assert decoded == [7]
+    shown = repr(flat[0])
+    assert len(decoded) < 10 and shown.count("Logprob(") == len(decoded) - 1
+    assert f"{VOCAB - len(decoded) + 1} more" in shown
+
+
+def test_a_wide_position_copies_and_pickles(rng, monkeypatch):
+    wide, narrow = wide_and_dict(rng, monkeypatch)
+    changed = wide.copy()
+    changed[7] = None
+    assert isinstance(changed, dict) and wide[7] == narrow[7]
+    for same in (copy.copy(wide), copy.deepcopy(wide), pickle.loads(pickle.dumps(wide))):
+        assert type(same) is WidePositionLogprobs and same == narrow
+        assert (same.lse, same.entropy) == (wide.lse, wide.entropy) and same[7].decoded_token == "<7>"

@@ -16,7 +16,7 @@ import numpy as np
 from vllm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, beam_search_score
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
-from vllm.logprobs_lists import LogprobsLists, LogprobsRows
+from vllm.logprobs.lists import LogprobsLists
 from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizer import Tokenizer
@@ -231,7 +231,7 @@ class _Search:
 
     def _readings_of(self, found: Hypothesis, tokenizer: Tokenizer | None) -> FlatLogprobs:
         """One position a token: the token itself, then the candidates by rank."""
-        result = FlatLogprobs(tokenizer.decode_tokens if tokenizer is not None else None, num_topk=-1)
+        result = FlatLogprobs(tokenizer.decode_tokens if tokenizer is not None else None)
         for step, (token_id, query) in enumerate(zip(found.token_ids, found.path, strict=True)):
             read = self._history[step][query]
             chosen = np.flatnonzero(read.token_ids == token_id)[:1]
@@ -242,9 +242,9 @@ class _Search:
                 read.logits[columns],
                 read.ranks[columns],
                 read.lse,
-                num_topk=len(read.token_ids),
+                num_topk=0,
             )
-            result.append_rows(LogprobsRows(lists, slice(0, 1), 0))
+            result.append((lists, 0), len(read.token_ids))
         return result
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from vllm.logprobs_lists import LogprobsLists, LogprobsRow, LogprobsRows
+from vllm.logprobs.lists import LogprobsLists, LogprobsRow, LogprobsRows
 
 if TYPE_CHECKING:
     import torch

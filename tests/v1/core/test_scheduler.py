@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from core_harness import FakeRunner, make_request, make_scheduler, run_step
 
-from vllm.logprobs_lists import LogprobsLists
+from vllm.logprobs.lists import LogprobsLists
 from vllm.v1.outputs import ModelRunnerOutput
 
 

@@ -16,7 +16,7 @@ from tokenizers import processors
 
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs, PromptLogprobs
-from vllm.logprobs_lists import LogprobsLists, LogprobsRows
+from vllm.logprobs.lists import LogprobsLists, LogprobsRows
 from vllm.outputs import CompletionOutput, LabelScores, RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.input_processor import ProcessedPrompt

@@ -8,7 +8,7 @@ from byte_tokenizer import EOS, byte_ids, make_byte_tokenizer
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.logprobs_lists import LogprobsLists, LogprobsRow
+from vllm.logprobs.lists import LogprobsLists, LogprobsRow
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vllm import SamplingParams
-from vllm.logprobs_lists import LogprobsLists, LogprobsRows
+from vllm.logprobs.lists import LogprobsLists, LogprobsRows
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.serial import decode_outputs, decode_request, encode_outputs, encode_request

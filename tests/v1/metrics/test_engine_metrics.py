@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as ReferenceHistogram
 
 from vllm import SamplingParams
-from vllm.logprobs_lists import LogprobsLists, LogprobsRows
+from vllm.logprobs.lists import LogprobsLists, LogprobsRows
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.engine_metrics import EngineMetrics, Histogram, token_bounds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm.logprobs_lists import LogprobsRow, LogprobsRows
+from vllm.logprobs.lists import LogprobsRow, LogprobsRows
 from vllm.sampling_params import SamplingParams
 
 

@@ -1,57 +1,55 @@
-"""Gathers one request's readings, step by step, by reference to the steps' arrays."""
+"""Gathers one request's readings, step by step: its own rows, so that no step's arrays outlive the step."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from vllm.logprobs import FlatLogprobs, PromptLogprobs, TokenDecoder
-from vllm.logprobs_lists import LogprobsRow, LogprobsRows
+from vllm.logprobs.lists import LogprobsRow, LogprobsRows
 from vllm.sampling_params import SamplingParams
 
 
 class LogprobsProcessor:
-    """The readings of one sequence so far. Exists only when `num_logprobs` is not None."""
+    """The readings of one sequence so far. Exists only when `num_logprobs` is not None.
+
+    Attributes:
+        cumulative_logprob: the sum of the generated tokens' logprobs; 0 where none is sampled.
+    """
 
     def __init__(self, params: SamplingParams, decode: TokenDecoder | None) -> None:
-        self._decode = decode
-        self._num_topk = params.logprobs or 0
-        self._num_token_ids = len(params.logprob_token_ids or ())
-        self._as_logits = _as_logits(params)
         self._has_sampled = params.max_tokens != 0
-        self._has_entropy = params.logprob_entropy
-        # To be added to: a row for each newly generated token, or, with max_tokens=0, that of the next position.
-        self.rows: list[LogprobsRow] = []
-        # Of the tokens whose rows were taken, and of the first `_num_summed` rows.
-        self._sum, self._num_summed = 0.0, 0
+        self._num_token_ids = len(params.logprob_token_ids or ())
+        self._empty = partial(
+            FlatLogprobs,
+            decode=decode,
+            num_topk=params.logprobs or 0,
+            as_logits=_as_logits(params),
+            has_sampled=self._has_sampled,
+            has_entropy=params.logprob_entropy,
+        )
+        self._readings = self._empty()
+        self.cumulative_logprob = 0.0
 
     @classmethod
     def from_params(cls, params: SamplingParams, decode: TokenDecoder | None) -> LogprobsProcessor | None:
         """A processor, or None when the request asked for no readings."""
         return None if params.num_logprobs is None else cls(params, decode)
 
-    @property
-    def cumulative_logprob(self) -> float:
-        """The sum of the generated tokens' logprobs; 0 where none is sampled."""
-        self._add_up()
-        return self._sum
-
-    def _add_up(self) -> None:
-        if self._has_sampled:
-            for lists, row in self.rows[self._num_summed :]:
-                self._sum += lists.first_logprob(row)
-            self._num_summed = len(self.rows)
+    def append(self, rows: list[LogprobsRow]) -> None:
+        """Add a row for each newly generated token, or, with max_tokens=0, that of the next position."""
+        for row in rows:
+            self._readings.append(row, self._num_token_ids)
+            if self._has_sampled:
+                lists, index = row
+                self.cumulative_logprob += lists.first_logprob(index)
 
     def readings(self) -> FlatLogprobs:
         """The readings so far; what is returned stays as it is when more come."""
-        readings = FlatLogprobs(
-            self._decode, self._num_topk, self._as_logits, self._has_sampled, has_entropy=self._has_entropy
-        )
-        readings.append_later(self.rows, self._num_token_ids)
-        return readings
+        return self._readings.snapshot()
 
     def take(self) -> FlatLogprobs:
         """The readings since the last take, which then start afresh (for streamed deltas)."""
-        readings = self.readings()
-        self._add_up()
-        self.rows, self._num_summed = [], 0
+        readings, self._readings = self._readings, self._empty()
         return readings
 
 

@@ -57,7 +57,7 @@ class _Sequence:
         self.stop_reason = output.stop_reason
         self.error = output.error
         if self.logprobs_processor is not None and output.logprobs is not None:
-            self.logprobs_processor.rows += output.logprobs
+            self.logprobs_processor.append(output.logprobs)
         if self.detokenizer is None:
             return False
         stopped_by_token = output.finish_reason == "stop"

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from vllm.exceptions import VLLMValidationError
-from vllm.logprobs_lists import LogprobsLists, LogprobsRows
+from vllm.logprobs.lists import LogprobsLists, LogprobsRows
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 

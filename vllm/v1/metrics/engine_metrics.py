@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vllm.logprobs_lists import LogprobsRows
+from vllm.logprobs.lists import LogprobsRows
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput
 

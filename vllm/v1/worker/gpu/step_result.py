@@ -8,7 +8,7 @@ from itertools import repeat
 
 import numpy as np
 
-from vllm.logprobs_lists import LogprobsRow
+from vllm.logprobs.lists import LogprobsRow
 from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.prompt_logprob import UNSOUND_PROMPT, PromptReadings

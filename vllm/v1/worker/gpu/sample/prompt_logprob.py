@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vllm.logprobs_lists import LogprobsLists, LogprobsRows
+from vllm.logprobs.lists import LogprobsLists, LogprobsRows
 from vllm.ops.linear_readings import has_linear_readings, linear_readings
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import upload

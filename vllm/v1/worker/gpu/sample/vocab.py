@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from vllm.logprobs_lists import WIDEST_TABLE
+from vllm.logprobs.lists import WIDEST_TABLE
 from vllm.ops.token_readings import Readings, token_readings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk

@@ -1,13 +1,28 @@
-"""The readings of one step as arrays on the host, and references to some of their rows."""
+"""The readings of one step on the host, and references to some of their rows.
+
+One layout holds a row's readings everywhere: int32 [4 W + 2], floats by their bits: W token ids, logprobs, logits and
+ranks, then lse and entropy (NaN where it was not asked for). In a step's table every row is as wide as the widest; a
+request copies its own columns out of it (`LogprobsLists.row`), so that nothing of the step outlives it.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 WIDEST_TABLE = 1024
 """Wider rows are taken from their step's arrays as they are: their number is small, and a table would be a copy."""
+
+
+# Of a row's words, those that are no cell's: lse and entropy.
+_ENDS = 2
+
+
+def row_width(row: bytes) -> int:
+    """The number of cells, w, of a row of 4 w + 2 words."""
+    return (len(row) // 4 - _ENDS) // 4
 
 
 class StepArrays(NamedTuple):
@@ -89,18 +104,41 @@ class LogprobsLists:
         return self._arrays
 
     def table(self) -> np.ndarray:
-        """int32 [L, 4 W + 2]: everything side by side, floats by their bits, so that a row is taken at once: token ids,
-        logprobs, logits, ranks, lse, entropy (NaN where it was not asked for)."""
+        """int32 [L, 4 W + 2], a row's readings each."""
         if self._table is None:
             token_ids, logprobs, logits, ranks, lse, entropy = self.arrays()
             _, width = self.layout
-            table = np.empty((len(lse), 4 * width + 2), np.int32)
+            table = np.empty((len(lse), 4 * width + _ENDS), np.int32)
             for part, cells in enumerate((token_ids, logprobs, logits, ranks)):
                 table[:, part * width : (part + 1) * width] = cells.view(np.int32)
             table[:, -2] = lse.view(np.int32)
             table[:, -1].view(np.float32)[:] = np.nan if entropy is None else entropy
             self._table = table
         return self._table
+
+    def own_topk(self, num_topk: int) -> int:
+        """How many of the K top-k columns belong to a request that asked for `num_topk` (-1 = all)."""
+        return self.num_topk if num_topk < 0 else min(num_topk, self.num_topk)
+
+    def row(self, index: int, num_topk: int, num_token_ids: int) -> bytes:
+        """What a request has of a row: 4 w + 2 words with w = 1 + own top-k + ids.
+
+        Args:
+            num_topk: how many of the most likely tokens the request asked for (-1 = all).
+            num_token_ids: how many ids.
+        """
+        topk, width = self.layout
+        own = self.own_topk(num_topk)
+        is_whole = own == topk and 1 + topk + num_token_ids == width
+        if width <= WIDEST_TABLE:
+            row = self.table()[index]
+            return (row if is_whole else row[_own_columns(topk, width, own, num_token_ids)]).tobytes()
+        spans = slice(1 + own), slice(1 + topk, 1 + topk + num_token_ids)
+        *cells, lse, entropy = self.arrays()
+        ends = np.array([lse[index], np.nan if entropy is None else entropy[index]], np.float32)
+        return b"".join(
+            [*(np.ascontiguousarray(part[index][span]).data for part in cells for span in spans), ends.data]
+        )
 
     @property
     def token_ids(self) -> np.ndarray:
@@ -137,6 +175,12 @@ class LogprobsLists:
         if self._first is None:
             self._first = self.arrays().logprobs[:, 0].tolist()
         return self._first[row]
+
+
+@lru_cache(maxsize=256)
+def _own_columns(num_topk: int, width: int, own_topk: int, num_token_ids: int) -> np.ndarray:
+    cells = np.r_[: 1 + own_topk, 1 + num_topk : 1 + num_topk + num_token_ids]
+    return np.concatenate([*(cells + part * width for part in range(4)), [4 * width, 4 * width + 1]])
 
 
 # One row of a step's readings, by reference: a plain tuple, as a step makes one a request.

@@ -33,11 +33,6 @@ EMPTY = FlatArrays(
 _FEW = 64
 
 
-def joined(parts: list[np.ndarray]) -> np.ndarray:
-    """The parts one after another."""
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
 def repeated(token_ids: np.ndarray, num_ranked: int) -> np.ndarray:
     """bool [P, W]: entries whose token stands in an earlier column. Columns: the sampled token, top-k up to
     `num_ranked`, requested ids; the top-k are distinct, and so are the requested ids."""

@@ -1,0 +1,300 @@
+"""Readings as users hold them: arrays underneath, dictionaries of Logprob on demand.
+
+A position is kept as the bytes of its own row of a step's table. They become arrays when somebody looks at one, and a
+Python object per token is made only for a position that somebody indexes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+from vllm.logprobs.flat_arrays import EMPTY, FlatArrays, repeated, select
+from vllm.logprobs.lists import LogprobsRow, LogprobsRows, row_width
+from vllm.logprobs.position import (
+    WIDEST_DICT,
+    KnownTexts,
+    Logprob,
+    PositionLogprobs,
+    TokenDecoder,
+    WidePositionLogprobs,
+)
+
+Position = PositionLogprobs | WidePositionLogprobs
+
+
+class Readings(NamedTuple):
+    """Readings of chosen ids at every position: P positions, I ids, columns in the order asked."""
+
+    logprobs: np.ndarray  # float32 [P, I]
+    logits: np.ndarray  # float32 [P, I]
+    ranks: np.ndarray  # int32 [P, I]
+
+
+class FlatLogprobs(Sequence[Position]):
+    """The readings of one completion: a sequence with one `{token_id: Logprob}` a position, over numpy arrays.
+
+    The arrays hold the entries of all positions one after another; position i is the slice
+    `start_indices[i]:end_indices[i]` of `token_ids` (int32), `logprobs` (float32), `logits` (float32) and `ranks`
+    (int32). `lse` (float32) has one value a position. A token that stands twice (sampled and asked for, say) is one
+    entry. `select(ids)` gives rectangular arrays.
+    """
+
+    def __init__(
+        self,
+        decode: TokenDecoder | None = None,
+        num_topk: int = 0,
+        as_logits: bool = False,
+        has_sampled: bool = True,
+        has_entropy: bool = False,
+    ) -> None:
+        """
+        Args:
+            decode: int32 array [E] of ids -> list of E texts; None leaves `decoded_token` None.
+            num_topk: the request's own `logprobs` (a step may have computed more for its neighbours); -1 = all.
+            as_logits: a `*_logits` mode: `logprob` carries the logit.
+            has_sampled: whether the first column, the sampled token, is shown (nothing is sampled by max_tokens=0).
+            has_entropy: whether the request asked for the entropy.
+        """
+        self._decode = decode
+        self._num_topk = num_topk
+        self._as_logits = as_logits
+        self._has_sampled = has_sampled
+        self._has_entropy = has_entropy
+        self._own_topk = 0
+        self._rows: list[bytes] = []  # of the last positions: those that are not in `_flat`
+        self._flat = EMPTY
+        self._ends = np.empty(0, np.int64)
+        self._positions: dict[int, Position] = {}
+
+    def append(self, row: LogprobsRow, num_token_ids: int) -> None:
+        """Add a position: a copy of its sampled token, its top-k and its `num_token_ids` requested ids."""
+        lists, index = row
+        self._own_topk = lists.own_topk(self._num_topk)
+        self._rows.append(lists.row(index, self._num_topk, num_token_ids))
+
+    def append_rows(self, run: LogprobsRows) -> None:
+        """Add a position for each of the rows."""
+        lists, rows, num_token_ids = run
+        self._own_topk = lists.own_topk(self._num_topk)
+        self._rows += [lists.row(index, self._num_topk, num_token_ids) for index in range(rows.start, rows.stop)]
+
+    def snapshot(self) -> FlatLogprobs:
+        """The same positions, also when this one gets further ones."""
+        same = self._empty()
+        same._own_topk, same._rows = self._own_topk, self._rows.copy()
+        same._flat, same._ends = self._flat, self._ends
+        return same
+
+    def parts(self, num_entries: int) -> Iterator[FlatLogprobs]:
+        """The positions that were read, in order, a few at a time: a part has one of them, or at most `num_entries`
+        entries. What was put together before, by a look at an array, is not taken apart again, nor what fits a part."""
+        if self._flat.lse.size or sum(map(row_width, self._rows)) <= num_entries:
+            if self._length:
+                yield self
+            return
+        part, room = self._empty(), num_entries
+        for row in self._rows:
+            width = row_width(row)
+            if part._rows and room < width:
+                yield part
+                part, room = self._empty(), num_entries
+            part._own_topk = self._own_topk
+            part._rows.append(row)
+            room -= width
+        yield part
+
+    def _empty(self) -> FlatLogprobs:
+        return FlatLogprobs(self._decode, self._num_topk, self._as_logits, self._has_sampled, self._has_entropy)
+
+    @property
+    def _length(self) -> int:
+        return len(self._ends) + len(self._rows)
+
+    # -- arrays -------------------------------------------------------------------------------------------------
+
+    def _arrays(self) -> FlatArrays:
+        if self._rows:
+            parts = [self._flat] if self._flat.lse.size else []
+            for width, alike in itertools.groupby(self._rows, key=row_width):
+                parts.append(self._flatten(np.frombuffer(b"".join(alike), np.int32), width))
+            self._flat = parts[0] if len(parts) == 1 else FlatArrays(*map(np.concatenate, zip(*parts, strict=True)))
+            self._ends = np.cumsum(self._flat.counts)
+            self._rows = []
+        return self._flat
+
+    def _flatten(self, words: np.ndarray, width: int) -> FlatArrays:
+        """The entries to show of rows of w = `width` cells, int32 [P (4 w + 2)]; copies."""
+        table = words.reshape(-1, 4 * width + 2)
+        token_ids, logprobs, logits, ranks = (table[:, part * width : (part + 1) * width] for part in range(4))
+        lse, entropy = table[:, 4 * width :].T.copy().view(np.float32)
+        own = self._own_topk
+        if self._has_sampled:
+            keep = ~repeated(token_ids, 1 + own)
+        else:
+            keep = np.ones(token_ids.shape, dtype=bool)
+            keep[:, 0] = False
+            keep[:, 1:] = ~repeated(token_ids[:, 1:], own) if own else True
+        keeps_all = keep.all()
+        counts = np.full(len(keep), keep.shape[1]) if keeps_all else keep.sum(axis=1)
+        cells = (token_ids, logits if self._as_logits else logprobs, logits, ranks)
+        token_ids, shown, logits, ranks = (part.flatten() if keeps_all else part[keep] for part in cells)
+        if not self._has_entropy:
+            entropy.fill(np.nan)
+        return FlatArrays(token_ids, shown.view(np.float32), logits.view(np.float32), ranks, lse, entropy, counts)
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        """int32 [E]."""
+        return self._arrays().token_ids
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        """float32 [E]."""
+        return self._arrays().logprobs
+
+    @property
+    def logits(self) -> np.ndarray:
+        """float32 [E]."""
+        return self._arrays().logits
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """int32 [E]."""
+        return self._arrays().ranks
+
+    @property
+    def has_sampled(self) -> bool:
+        """Whether each position's first entry is its own token; with max_tokens=0 there is none."""
+        return self._has_sampled
+
+    @property
+    def lse(self) -> np.ndarray:
+        """float32 [P]: log-sum-exp of each position's logits."""
+        return self._arrays().lse
+
+    @property
+    def entropy(self) -> np.ndarray:
+        """float32 [P]: entropy of each position's distribution, in nats; NaN unless `logprob_entropy` asked for it."""
+        return self._arrays().entropy
+
+    @property
+    def start_indices(self) -> np.ndarray:
+        """int64 [P]: where each position's entries begin."""
+        return self.end_indices - self._arrays().counts
+
+    @property
+    def end_indices(self) -> np.ndarray:
+        """int64 [P]: where each position's entries end."""
+        self._arrays()
+        return self._ends
+
+    @property
+    def decoded_tokens(self) -> list[str | None]:
+        """The text of every entry [E]."""
+        return self._texts(self.token_ids)
+
+    def _texts(self, token_ids: np.ndarray) -> list[str | None]:
+        if self._decode is None:
+            return [None] * len(token_ids)
+        return list(self._decode(token_ids))
+
+    def select(self, ids: Sequence[int]) -> Readings:
+        """The readings of `ids` at every position, as arrays [P, len(ids)] with columns in the order given.
+
+        Raises:
+            KeyError: an id that was not read at every position.
+        """
+        return Readings(*select(self._arrays(), np.asarray(ids, dtype=np.int64)))
+
+    # -- sequence -----------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Position: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Position]: ...
+    def __getitem__(self, index: int | slice) -> Position | list[Position]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._length))]
+        if not -self._length <= index < self._length:
+            raise IndexError(f"position {index} of {self._length}")
+        index %= self._length
+        position = self._positions.get(index)
+        if position is None:
+            position = self._positions[index] = self._build(index)
+        return position
+
+    def _build(self, index: int) -> Position:
+        flat = self._arrays()
+        stop = int(self._ends[index])
+        span = slice(stop - int(flat.counts[index]), stop)
+        lse, entropy = flat.lse[index].item(), flat.entropy[index].item() if self._has_entropy else None
+        columns = flat.token_ids[span], flat.logprobs[span], flat.ranks[span], flat.logits[span]
+        if len(columns[0]) > WIDEST_DICT:
+            return WidePositionLogprobs(columns, self._decode, lse, entropy)
+        token_ids, *others = (column.tolist() for column in columns)
+        entries = zip(token_ids, *others, self._texts(columns[0]), strict=True)
+        return PositionLogprobs(
+            ((token, Logprob(logprob, rank, text, logit)) for token, logprob, rank, logit, text in entries),
+            lse,
+            entropy,
+        )
+
+    def __iter__(self) -> Iterator[Position]:
+        return (self[i] for i in range(self._length))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Sequence) and not isinstance(other, (str, bytes)):
+            return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self)!r})"
+
+    def __getstate__(self) -> dict:
+        # The decoder has a tokenizer, which should not travel.
+        known = None if self._decode is None else KnownTexts.of(self._arrays().token_ids, self._decode)
+        return {**vars(self), "_decode": known, "_positions": {}}
+
+
+class PromptLogprobs(FlatLogprobs):
+    """The readings of a prompt: one entry a prompt position, None where nothing was read (the first `num_unread`).
+
+    `prompt_logprobs[i]` holds the prompt's i-th token first (its logprob given the tokens before it), then the top-k,
+    then the requested ids. The arrays, and `select`, cover the positions that were read, from the first one on.
+    """
+
+    def __init__(self, num_unread: int = 1, **options: Any) -> None:
+        """
+        Args:
+            num_unread: leading positions without a reading; at least 1, as nothing stands before the first token.
+            **options: of FlatLogprobs.
+        """
+        super().__init__(**options)
+        self.num_unread = num_unread
+
+    def __len__(self) -> int:
+        return self._length + self.num_unread
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """A position's entries, or None where nothing was read."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"position {index} of {len(self)}")
+        index %= len(self)
+        return None if index < self.num_unread else super().__getitem__(index - self.num_unread)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+
+SampleLogprobs = FlatLogprobs
