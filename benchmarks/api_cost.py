@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from machine import describe_machine
 
-from vllm.entrypoints.cli.bench_load import Call, run_load
-from vllm.entrypoints.cli.server_client import ServerClient
+from vllm.entrypoints.cli.bench.load import Call, run_load
+from vllm.utils.server_client import ServerClient
 
 CONCURRENCY = 64
 DECODED = 64
@@ -77,7 +77,7 @@ class ScriptedCore:
 
     def step(self) -> list[Any]:
         """A token for every request."""
-        from vllm.v1.engine import EngineCoreOutput
+        from vllm.v1.messages import EngineCoreOutput
 
         time.sleep(max(0.0, self._due - time.monotonic()))
         now = time.monotonic()

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from machine import describe_machine
 from own_server import ServerProcess
 
-from vllm.entrypoints.cli.server_client import ServerClient
+from vllm.utils.server_client import ServerClient
 
 _SETTLING_SECONDS = 5.0
 """A server that has just become ready still loads what only some requests need."""

@@ -1,4 +1,4 @@
-"""What it takes to look one token up where the whole vocabulary was read, by index as anybody would and from the arrays.
+"""What it takes to look one token up where the whole vocabulary was read: by index, and from the arrays.
 
     python benchmarks/lookups.py                                    # the embedded model, 32 prompts
     python benchmarks/lookups.py --model FOLDER --prompts 8

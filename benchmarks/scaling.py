@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from machine import describe_machine, usable_cores
 
 from vllm import LLM, SamplingParams
-from vllm.ray_utils import import_ray_for
+from vllm.utils.ray_utils import import_ray_for
 
 RANKS = (1, 2)
 REPLICAS = (1, 2)

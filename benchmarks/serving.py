@@ -29,9 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from machine import describe_machine, usable_cores
 from serving_process import OURS, UPSTREAM, Serving, serve
 
-from vllm.entrypoints.cli.bench_load import Call, Outcome, latencies, rates, run_load
-from vllm.entrypoints.cli.server_client import ServerClient
-from vllm.entrypoints.cli.server_flags import served_model
+from vllm.entrypoints.cli.bench.load import Call, Outcome, latencies, rates, run_load
+from vllm.utils.server_client import ServerClient, served_model
 
 LABEL_IDS = [4321, 1234]
 CHECK_TOLERANCE = 0.25

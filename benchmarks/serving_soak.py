@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from machine import describe_machine
 from own_server import ServerProcess
 
-from vllm.entrypoints.cli.server_client import ServerClient
+from vllm.utils.server_client import ServerClient
 
 _WORDS = (
     "the of and to in is was for on that with as it be by are this from at which have not or had but an all".split()

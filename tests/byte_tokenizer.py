@@ -7,7 +7,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from vllm.tokenizer import Tokenizer, get_tokenizer
+from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
 
 PAD, BOS, EOS, FIRST_BYTE = 0, 1, 2, 3
 WORDS = ("th", "the", "Ġthe", "st", "op", "stop", "Ġstop", "ðŁ", "ðŁĺ")  # the last two begin emoji

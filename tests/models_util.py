@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vllm.attention.metadata import AttentionMetadata
+from vllm.attention.select import select_backend
 from vllm.config import ModelConfig
 from vllm.model_executor.layers.attention import use_backend
 from vllm.model_executor.model_loader import get_model
 from vllm.transformers_utils.config import HFConfig, load_hf_config
-from vllm.v1.attention.metadata import AttentionMetadata
-from vllm.v1.attention.select import select_backend
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "opt")
 SIZES = ("small", "odd")

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from vllm.entrypoints.cli.score_parts import PartFolder
+from vllm.scoring.parts import PartFolder
 
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
     """The address of two nodes of two CPUs each, as Ray counts them: this process is connected to the first."""
     pytest.importorskip("ray", reason="Ray is not installed (pip install 'ray[data]')")
-    from vllm.ray_utils import import_ray_for
+    from vllm.utils.ray_utils import import_ray_for
 
     # Actors import what this process does.
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)

@@ -8,10 +8,11 @@ import pytest
 import torch
 from models_util import make_random_model
 
-from vllm import EngineArgs, device, logger
-from vllm.device import cuda_problem, resolve_device
+from vllm import EngineArgs, logger
 from vllm.model_executor.model_loader import resolve_model
 from vllm.ops import _dispatch
+from vllm.utils import device
+from vllm.utils.device import cuda_problem, resolve_device
 
 ARCHS = ["sm_75", "sm_80", "sm_90a", "sm_100", "compute_100"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm.ray_utils import cpus_for_each
+from vllm.utils.ray_utils import cpus_for_each
 
 
 @pytest.mark.parametrize(("actors", "spare", "cpus"), [(1, 0, 2), (2, 0, 2), (3, 0, 1), (4, 0, 1), (2, 1, 1)])

@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from vllm.model_executor.model_loader import embedded_model_path, resolve_model
-from vllm.tokenizer import SlowTokenizer, Tokenizer, get_tokenizer
+from vllm.tokenizers.tokenizer import SlowTokenizer, Tokenizer, get_tokenizer
 
 PIECES = [
     *"abcXYZ 0123\n\t'.,!?<|>_-/\\\"",
@@ -297,7 +297,7 @@ def test_transformers_tokenizer_is_the_one_of_the_folders_config(
 
 
 def test_a_chat_template_does_not_import_torchs_compiler(folder: Path) -> None:
-    code = "import sys; from vllm.tokenizer import get_tokenizer; get_tokenizer(sys.argv[1]).chat_template; "
+    code = "import sys; from vllm.tokenizers.tokenizer import get_tokenizer; get_tokenizer(sys.argv[1]).chat_template; "
     code += "assert 'transformers' in sys.modules and 'torch._dynamo' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from vllm.packages import needed_by
-
-__version__ = "0.1.0"
+from vllm.utils.packages import needed_by
+from vllm.version import __version__
 
 _EXPORTS = {
     "LLM": "vllm.entrypoints.llm",

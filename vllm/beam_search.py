@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vllm.checks import check_boolean, check_integer, check_number, wrong_type
 from vllm.logprobs import FlatLogprobs
+from vllm.utils.checks import check_boolean, check_integer, check_number, wrong_type
 
 MAX_BEAM_WIDTH = 16384
 

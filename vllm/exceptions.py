@@ -31,6 +31,10 @@ class EngineDeadError(RuntimeError):
     """The engine stopped for good after a fault of its own; the message holds the cause."""
 
 
+class CliError(Exception):
+    """A bad argument or bad data of a command: its message is the line that the user sees, and the exit code is 2."""
+
+
 def shown(value: Any, limit: int = 120) -> str:
     """The value as an error message shows it, in at most `limit` characters."""
     if isinstance(value, (str, list)):

@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from vllm.beam_search import BeamSearchParams as BeamSearchParams
-from vllm.checks import (
+from vllm.exceptions import VLLMValidationError, shown
+from vllm.utils.checks import (
     MAX_INTEGER,
     check_bias_key,
     check_boolean,
@@ -24,7 +25,6 @@ from vllm.checks import (
     check_vocabulary,
     wrong_type,
 )
-from vllm.exceptions import VLLMValidationError, shown
 
 MAX_LOGPROB_TOKEN_IDS = 128
 """Default cap on the length of `logprob_token_ids`; the engine argument `max_logprob_token_ids` raises it."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from bounds import ModelShape
 from torch import Tensor
 
-from vllm.v1.attention.metadata import AttentionMetadata
+from vllm.attention.metadata import AttentionMetadata
 
 # Tokens a block of the cache, by backend; FlashAttention 2 reads none smaller than that.
 BACKENDS = {"paged": 16, "varlen": 256, "flashinfer": 16}
@@ -83,7 +83,7 @@ def find_backend(name: str, shape: ModelShape, dtype: torch.dtype, device: torch
     Raises:
         ValueError: it cannot be had here; says why.
     """
-    from vllm.v1.attention.select import select_backend
+    from vllm.attention.select import select_backend
 
     return select_backend(name, device, dtype, shape.head_dim, BACKENDS[name])
 

@@ -12,7 +12,7 @@ import pytest
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM
-from vllm.entrypoints.cli import bench_run
+from vllm.entrypoints.cli.bench import run as bench_run
 from vllm.entrypoints.cli.main import main
 
 KINDS = {"latency": "--batch-size", "throughput": "--num-prompts"}

@@ -15,10 +15,10 @@ from entrypoints.openai.live_server import LiveServer
 from scripted_server import Request, ScriptedServer, answer, events, refusal
 from tiny_llm import make_tiny_model
 
-from vllm.entrypoints.cli import bench_load
-from vllm.entrypoints.cli.bench_load import Call, Outcome, latencies, percentiles, rates, run_load
+from vllm.entrypoints.cli.bench import load as bench_load
+from vllm.entrypoints.cli.bench.load import Call, Outcome, latencies, percentiles, rates, run_load
 from vllm.entrypoints.cli.main import main
-from vllm.entrypoints.cli.server_client import ServerClient
+from vllm.utils.server_client import ServerClient
 
 
 class Generator:

@@ -13,9 +13,8 @@ import pytest
 
 import vllm
 from vllm.entrypoints.cli import main as cli
-from vllm.entrypoints.cli.errors import CliError
 from vllm.entrypoints.cli.serve import SignalsBeforeReady
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import CliError, VLLMValidationError
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["score", "--help"], ["bench", "latency", "--help"]])

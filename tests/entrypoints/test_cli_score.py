@@ -15,9 +15,9 @@ from vllm import LLM, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.cli import score
 from vllm.entrypoints.cli.main import main
-from vllm.entrypoints.cli.score_io import Item
 from vllm.model_executor.model_loader import resolve
 from vllm.outputs import LabelScores
+from vllm.scoring.files import Item
 
 REVIEWS = Path(__file__).parents[2] / "examples" / "data" / "reviews.jsonl"
 LABELS = [" positive", " negative"]

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from vllm.entrypoints.cli import score_table
-from vllm.entrypoints.cli.errors import CliError
-from vllm.entrypoints.cli.score_io import Item, TextFile, write_atomically
-from vllm.entrypoints.cli.score_labels import Labels, verdict
-from vllm.entrypoints.cli.score_plot import draw
-from vllm.entrypoints.cli.score_table import cut, display_width, format_table, short_names
-from vllm.entrypoints.cli.score_template import Template
+from vllm.exceptions import CliError
+from vllm.scoring import table as score_table
+from vllm.scoring.files import Item, TextFile, write_atomically
+from vllm.scoring.labels import Labels, verdict
+from vllm.scoring.plot import draw
+from vllm.scoring.table import cut, display_width, format_table, short_names
+from vllm.scoring.templates import Template
 
 
 def _write(folder: Path, name: str, content: str | bytes) -> Path:

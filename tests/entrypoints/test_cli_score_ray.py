@@ -15,8 +15,9 @@ import pytest
 from ray_cluster import actor_pids, kill_an_actor_at_first_part
 from tiny_llm import make_tiny_llm, make_tiny_model
 
-from vllm.entrypoints.cli import score, score_batches
+from vllm.entrypoints.cli import score
 from vllm.entrypoints.cli.main import main
+from vllm.scoring import batches as score_batches
 
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'ray[data]')")
 
@@ -29,7 +30,7 @@ KILLED_RUN = """
 import os, signal, sys
 from vllm.entrypoints.cli import score_batches
 from vllm.entrypoints.cli.main import main
-from vllm.entrypoints.cli.score_parts import PartFolder
+from vllm.scoring.parts import PartFolder
 
 parts_left, score_batches.BATCH_ROWS = int(sys.argv[1]), int(sys.argv[2])
 plain = PartFolder.write
@@ -163,8 +164,8 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 def test_csv_cells(folder: Path) -> None:
-    from vllm.entrypoints.cli.score_columns import FieldKinds, encode_part, failures
-    from vllm.entrypoints.cli.score_labels import Labels
+    from vllm.scoring.columns import FieldKinds, encode_part, failures
+    from vllm.scoring.labels import Labels
 
     labels = Labels(["a", "b"], ["a", "b"], [[1], [2]])
     kinds = FieldKinds()

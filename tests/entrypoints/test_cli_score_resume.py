@@ -18,8 +18,9 @@ import pytest
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM
-from vllm.entrypoints.cli import score, score_batches
+from vllm.entrypoints.cli import score
 from vllm.entrypoints.cli.main import main
+from vllm.scoring import batches as score_batches
 
 NUM_TEXTS, BATCH_ROWS = 61, 8
 LABELS = ["a", " the", "the stop", "stop it"]

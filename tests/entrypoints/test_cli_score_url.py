@@ -20,8 +20,10 @@ from scripted_server import Request, ScriptedServer, answer, refusal
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM
-from vllm.entrypoints.cli import score, score_batches, server_client
+from vllm.entrypoints.cli import score
 from vllm.entrypoints.cli.main import main
+from vllm.scoring import batches as score_batches
+from vllm.utils import server_client
 
 NUM_TEXTS, TOO_LONG = 61, 20
 LABELS = ["a", " the", "the stop", "stop it"]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from scripted_server import Handler, Request, ScriptedServer, answer, chunked, events, refusal
 
-from vllm.entrypoints.cli import server_client
-from vllm.entrypoints.cli.errors import CliError
-from vllm.entrypoints.cli.server_client import ServerClient, ServerError, with_retries
+from vllm.exceptions import CliError
+from vllm.utils import server_client
+from vllm.utils.server_client import ServerClient, ServerError, with_retries
 
 
 def always(*answers: bytes) -> Handler:

@@ -17,11 +17,11 @@ from models_util import ARCHITECTURES, make_random_model
 from tiny_llm import is_empty
 
 from vllm import LLM
-from vllm.entrypoints.selftest.invariance import Check, InvarianceTest, compare_bits
-from vllm.entrypoints.selftest.probes import make_probes, result_of, run_probes
 from vllm.model_executor.layers import attention
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.ops._dispatch import ISA_LEVELS
+from vllm.selftest.invariance import Check, InvarianceTest, compare_bits
+from vllm.selftest.probes import make_probes, result_of, run_probes
 from vllm.v1.worker.gpu.sample import vocab
 
 DTYPES = ("float32", "float16", "bfloat16")

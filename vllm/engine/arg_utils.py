@@ -21,9 +21,9 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
-from vllm.device import resolve_device
 from vllm.logger import init_logger, warn_once
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
+from vllm.utils.device import resolve_device
 
 if TYPE_CHECKING:
     from vllm.model_executor.model_loader import ResolvedModel
@@ -281,7 +281,7 @@ class EngineArgs:
     def _resolve_attention_backend(self, device: str, source: ResolvedModel) -> str:
         import torch
 
-        from vllm.v1.attention.select import check_backend
+        from vllm.attention.select import check_backend
 
         name: str = self.attention_backend
         if name == "auto":

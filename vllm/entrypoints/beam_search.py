@@ -19,7 +19,7 @@ from vllm.logprobs import FlatLogprobs
 from vllm.logprobs.lists import LogprobsLists
 from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.tokenizer import Tokenizer
+from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.beam_search import BeamSearch, Hypothesis
 from vllm.v1.engine.detokenizer import Detokenizer
 from vllm.v1.engine.input_processor import ProcessedPrompt

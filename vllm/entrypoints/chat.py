@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm.checks import check_boolean, check_encodable, wrong_type
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
-from vllm.tokenizer import Tokenizer
+from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.utils.checks import check_boolean, check_encodable, wrong_type
 
 # Of transformers' apply_chat_template: what LLM.chat has arguments for, and what would make the result no text.
 _RESERVED = frozenset(

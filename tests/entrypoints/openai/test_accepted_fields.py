@@ -10,10 +10,10 @@ from bad_bodies import CHAT, COMPLETION, DETOKENIZE, SCORING, SURROGATE, TOKENIZ
 from byte_tokenizer import byte_id
 from tiny_llm import make_tiny_model
 
-from vllm.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
-from vllm.entrypoints.openai.protocol_base import REFUSED_FIELDS
-from vllm.entrypoints.openai.protocol_scoring import GenerativeScoringRequest, ScoringRequest
-from vllm.entrypoints.openai.protocol_tokenization import DetokenizeRequest, TokenizeRequest
+from vllm.entrypoints.openai.protocol.base import REFUSED_FIELDS
+from vllm.entrypoints.openai.protocol.generation import ChatCompletionRequest, CompletionRequest
+from vllm.entrypoints.openai.protocol.scoring import GenerativeScoringRequest, ScoringRequest
+from vllm.entrypoints.openai.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 

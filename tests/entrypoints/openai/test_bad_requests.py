@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from tiny_llm import make_tiny_model
 
 from vllm import SamplingParams
-from vllm.entrypoints.openai.routes import REQUEST_MODELS
+from vllm.entrypoints.openai.http.routes import REQUEST_MODELS
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm.entrypoints.openai.engine_requests import Submission
 from vllm.entrypoints.openai.errors import ApiError
+from vllm.entrypoints.openai.serving.engine_requests import Submission
 from vllm.exceptions import EngineDeadError
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams

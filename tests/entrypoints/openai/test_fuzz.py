@@ -11,7 +11,7 @@ from asgi import AppThread, make_engine
 from bad_bodies import CHAT, COMPLETION, DETOKENIZE, MAX_IDS, MAX_LOGPROBS, SCORING, SURROGATE, TOKENIZE
 from tiny_llm import make_tiny_model
 
-from vllm.entrypoints.openai.routes import REQUEST_MODELS
+from vllm.entrypoints.openai.http.routes import REQUEST_MODELS
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 

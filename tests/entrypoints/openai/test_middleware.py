@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from vllm.entrypoints.openai import middleware
+from vllm.entrypoints.openai.http import middleware
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
 

@@ -12,8 +12,8 @@ from scoring_reference import assert_item
 from tokenizers.processors import TemplateProcessing
 
 from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.scoring_prompts import PromptBuilder
-from vllm.tokenizer import Tokenizer, get_tokenizer
+from vllm.entrypoints.openai.serving.scoring_prompts import PromptBuilder
+from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
 
 QUERY, ITEM = "0123456789", "abc"
 Q, D = byte_ids(QUERY), byte_ids(ITEM)

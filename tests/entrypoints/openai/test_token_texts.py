@@ -7,8 +7,8 @@ import tokenizers
 from byte_tokenizer import BOS, byte_ids, make_byte_tokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from vllm.entrypoints.openai.token_texts import TokenNames, TokenPieces, split_text
-from vllm.tokenizer import get_tokenizer
+from vllm.entrypoints.openai.rendering.token_texts import TokenNames, TokenPieces, split_text
+from vllm.tokenizers.tokenizer import get_tokenizer
 
 
 @pytest.fixture(scope="module")

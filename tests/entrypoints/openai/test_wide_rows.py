@@ -12,11 +12,11 @@ from asgi import AppThread, make_engine
 from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from tiny_llm import make_tiny_model
 
-from vllm.entrypoints.openai import logprobs, readings, wide_rows
-from vllm.entrypoints.openai.token_texts import TokenNames
-from vllm.entrypoints.openai.turns import Turns, turn
-from vllm.entrypoints.openai.wide_rows import classic_row
-from vllm.entrypoints.openai.written_json import Written, encode_parts
+from vllm.entrypoints.openai.rendering import logprobs, readings, wide_rows
+from vllm.entrypoints.openai.rendering.token_texts import TokenNames
+from vllm.entrypoints.openai.rendering.turns import Turns, turn
+from vllm.entrypoints.openai.rendering.wide_rows import classic_row
+from vllm.entrypoints.openai.rendering.written_json import Written, encode_parts
 
 ALL = {"temperature": 0, "ignore_eos": True, "max_tokens": 3}
 TALK = {"messages": [{"role": "user", "content": "é"}], "chat_template": "{{ messages[0].content }}", "logprobs": True}
@@ -133,7 +133,7 @@ def test_small_rows_share_a_turn(monkeypatch):
     async def note():
         taken.append(1)
 
-    monkeypatch.setattr("vllm.entrypoints.openai.turns.turn", note)
+    monkeypatch.setattr("vllm.entrypoints.openai.rendering.turns.turn", note)
 
     async def run():
         turns = Turns()

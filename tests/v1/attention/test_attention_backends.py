@@ -12,13 +12,13 @@ import torch
 from models_util import make_random_model, random_prompts
 
 from vllm import LLM, SamplingParams
+from vllm.attention import flashinfer, varlen
+from vllm.attention.flashinfer import FlashInferAttention
+from vllm.attention.metadata import AttentionMetadata
+from vllm.attention.paged import PagedAttention
+from vllm.attention.select import check_backend, select_backend
+from vllm.attention.varlen import VarlenAttention
 from vllm.ops._dispatch import force
-from vllm.v1.attention import flashinfer, varlen
-from vllm.v1.attention.flashinfer import FlashInferAttention
-from vllm.v1.attention.metadata import AttentionMetadata
-from vllm.v1.attention.paged import PagedAttention
-from vllm.v1.attention.select import check_backend, select_backend
-from vllm.v1.attention.varlen import VarlenAttention
 from vllm.v1.worker.gpu import model_runner
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

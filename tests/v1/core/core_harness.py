@@ -13,7 +13,7 @@ from vllm import SamplingParams
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import NO_TOKEN, LogprobsRows, ModelRunnerOutput
 from vllm.v1.request import Request
 

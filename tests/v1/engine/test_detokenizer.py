@@ -10,7 +10,7 @@ from byte_tokenizer import BOS, EOS, byte_ids, make_byte_tokenizer
 from tokenizers import decoders, models
 
 from vllm import SamplingParams
-from vllm.tokenizer import Tokenizer, get_tokenizer
+from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
 from vllm.v1.engine.detokenizer import Detokenizer
 
 TEXTS = [

@@ -10,8 +10,8 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs.lists import LogprobsLists, LogprobsRow
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.messages import EngineCoreOutput
 
 KINDS = (RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY)
 

@@ -11,8 +11,8 @@ from prometheus_client import Histogram as ReferenceHistogram
 
 from vllm import SamplingParams
 from vllm.logprobs.lists import LogprobsLists, LogprobsRows
-from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.metrics.engine_metrics import EngineMetrics, Histogram, token_bounds
 
 EMPTY = LogprobsLists(*(np.zeros((9, 1), np.int32) for _ in range(4)), np.zeros(9, np.float32), 0)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.cli.dialogue import add_message_argument, answer_once, converse, single_message
-from vllm.entrypoints.cli.errors import CliError
 from vllm.entrypoints.cli.generation import (
     add_engine_arguments,
     add_sampling_arguments,
@@ -22,8 +21,9 @@ from vllm.entrypoints.cli.generation import (
     sampling_params,
     stream,
 )
-from vllm.entrypoints.cli.score_io import read_text
 from vllm.entrypoints.cli.server_flags import add_server_arguments, check_server_arguments
+from vllm.exceptions import CliError
+from vllm.scoring.files import read_text
 
 if TYPE_CHECKING:
     from vllm.entrypoints.cli.generation_server import ServedModel

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
-from vllm import __version__
 from vllm.engine.arg_utils import usable_cores
+from vllm.version import __version__
 
 NAME = "collect-env"
 HELP = "describe this installation and machine, for a bug report"

@@ -13,7 +13,6 @@ import argparse
 from pathlib import Path
 
 from vllm.entrypoints.cli.dialogue import Answer, add_message_argument, answer_once, converse, single_message
-from vllm.entrypoints.cli.errors import CliError
 from vllm.entrypoints.cli.generation import (
     add_engine_arguments,
     add_sampling_arguments,
@@ -22,6 +21,7 @@ from vllm.entrypoints.cli.generation import (
     stream,
 )
 from vllm.entrypoints.cli.server_flags import add_server_arguments, check_server_arguments
+from vllm.exceptions import CliError
 
 NAME = "complete"
 HELP = "let a model continue a text"

@@ -23,10 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the script."""
-    # That module imports all commands, this one among them.
-    from vllm.entrypoints.cli.main import build_parser
-
-    print(SCRIPTS[args.shell](list(commands(build_parser()))), end="")
+    print(SCRIPTS[args.shell](list(commands(args.root))), end="")
     return 0
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm.entrypoints.cli.errors import CliError
+from vllm.exceptions import CliError
 
 _FLAG = "--config"
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from vllm.entrypoints.cli.errors import CliError
+from vllm.exceptions import CliError
 
 if TYPE_CHECKING:
     from rich.console import Console

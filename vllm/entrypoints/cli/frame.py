@@ -49,7 +49,7 @@ class CommandParser(argparse.ArgumentParser):
         """As argparse's, with the flags of --config in front of `args`, so that those of `args` win."""
         if self.reads_config and args is not None:
             from vllm.entrypoints.cli.config_file import with_config
-            from vllm.entrypoints.cli.errors import CliError
+            from vllm.exceptions import CliError
 
             try:
                 args = with_config(self, list(args))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.cli.errors import CliError
+from vllm.exceptions import CliError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:

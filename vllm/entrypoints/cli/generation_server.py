@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from vllm.entrypoints.cli.generation import given_sampling
-from vllm.entrypoints.cli.server_flags import connect, served_model
+from vllm.utils.server_client import connect, served_model
 
 
 class ServedModel:

@@ -8,12 +8,11 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from vllm import __version__
 from vllm.entrypoints.cli import bench, chat, collect_env, complete, completion, score, selftest, serve
-from vllm.entrypoints.cli.errors import CliError
 from vllm.entrypoints.cli.frame import EXIT_USAGE, CommandParser, add_commands
-from vllm.exceptions import VLLMValidationError
-from vllm.packages import needed_by
+from vllm.exceptions import CliError, VLLMValidationError
+from vllm.utils.packages import needed_by
+from vllm.version import __version__
 
 _COMMANDS = (serve, chat, complete, score, bench, selftest, collect_env, completion)
 
@@ -27,6 +26,7 @@ def build_parser() -> CommandParser:
     parser = CommandParser(prog="vllm", description="Read the log-probabilities of chosen tokens, exactly.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     add_commands(parser, _COMMANDS)
+    parser.set_defaults(root=parser)
     return parser
 
 

@@ -33,22 +33,22 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm import __version__
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.cli.errors import CliError
-from vllm.entrypoints.cli.flag_types import at_least
-from vllm.entrypoints.cli.score_batches import DECIDING, BatchScorer, Progress, batches
-from vllm.entrypoints.cli.score_io import TextFile, read_text
-from vllm.entrypoints.cli.score_plot import FORMATS
-from vllm.entrypoints.cli.score_report import Report
-from vllm.entrypoints.cli.score_rows import RowFile, check_output, meta_path
-from vllm.entrypoints.cli.score_template import Template
 from vllm.entrypoints.cli.server_flags import add_server_arguments, check_server_arguments
-from vllm.ray_utils import import_ray_for
+from vllm.exceptions import CliError
+from vllm.scoring.batches import DECIDING, BatchScorer, Progress, batches
+from vllm.scoring.files import TextFile, read_text
+from vllm.scoring.plot import FORMATS
+from vllm.scoring.report import Report
+from vllm.scoring.rows import RowFile, check_output, meta_path
+from vllm.scoring.templates import Template
+from vllm.utils.flag_types import at_least
+from vllm.utils.ray_utils import import_ray_for
+from vllm.version import __version__
 
 if TYPE_CHECKING:
-    from vllm.entrypoints.cli.score_server import Server, ServerScorer
     from vllm.entrypoints.llm import LLM
+    from vllm.scoring.server import Server, ServerScorer
 
 NAME = "score"
 HELP = "read the probability of each label for every text of a file"
@@ -156,8 +156,8 @@ def run(args: argparse.Namespace) -> int:
 def _run_on_ray(args: argparse.Namespace) -> int:
     try:
         import_ray_for(args.ray_address)
-        from vllm.entrypoints.cli.score_columns import FieldKinds
-        from vllm.entrypoints.cli.score_ray import FileJob, score_file
+        from vllm.scoring.columns import FieldKinds
+        from vllm.scoring.ray_backend import FileJob, score_file
     except ImportError as error:
         raise CliError(f"--backend ray: {error}") from None
     if not args.file.is_file():
@@ -172,7 +172,7 @@ def _server(args: argparse.Namespace) -> AbstractContextManager[Server | None]:
     """The server at --url; None without one."""
     if args.url is None:
         return nullcontext()
-    from vllm.entrypoints.cli.score_server import Server
+    from vllm.scoring.server import Server
 
     return Server(args)
 

@@ -21,16 +21,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm import __version__
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.cli.bench_run import check_json_path, print_about, write_json
+from vllm.entrypoints.cli.bench.run import check_json_path, print_about, write_json
 from vllm.entrypoints.cli.collect_env import cpu_model
-from vllm.entrypoints.cli.errors import CliError
-from vllm.entrypoints.cli.flag_types import at_least
 from vllm.entrypoints.cli.generation import add_engine_arguments, load_engine
+from vllm.exceptions import CliError
+from vllm.utils.flag_types import at_least
+from vllm.version import __version__
 
 if TYPE_CHECKING:
-    from vllm.entrypoints.selftest.invariance import Check, Difference
+    from vllm.selftest.invariance import Check, Difference
     from vllm.v1.engine.llm_engine import LLMEngine
 
 NAME = "invariance"
@@ -97,7 +97,7 @@ def _about(engine: LLMEngine) -> dict[str, Any]:
 
 
 def _run_checks(engine: LLMEngine, seed: int) -> list[Check]:
-    from vllm.entrypoints.selftest.invariance import InvarianceTest
+    from vllm.selftest.invariance import InvarianceTest
 
     print(f"{'check':24} {'requests':>8} {'values':>11}  result")
     checks = []
@@ -126,7 +126,7 @@ def _described(first: Difference) -> str:
 
 
 def _measure_cost(args: argparse.Namespace) -> dict[str, Any]:
-    from vllm.entrypoints.selftest.cost import measure_cost
+    from vllm.selftest.cost import measure_cost
 
     sys.stdout.flush()
     cost = measure_cost(EngineArgs.from_cli_args(args), args.repeats)

@@ -21,10 +21,10 @@ from types import FrameType
 
 from vllm import envs
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.cli.errors import CliError
 from vllm.entrypoints.cli.generation import add_engine_arguments
-from vllm.entrypoints.cli.score_io import read_text
 from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.exceptions import CliError
+from vllm.scoring.files import read_text
 
 NAME = "serve"
 HELP = "serve a model over HTTP, as OpenAI's API does"

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
 
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.cli.errors import CliError
-from vllm.entrypoints.cli.flag_types import positive
-
-if TYPE_CHECKING:
-    from vllm.entrypoints.cli.server_client import ServerClient
-
-_API_KEY = "VLLM_API_KEY"
-_TIMEOUT = 600.0
+from vllm.exceptions import CliError
+from vllm.utils.flag_types import positive
+from vllm.utils.server_client import API_KEY, TIMEOUT
 
 
 def add_server_arguments(parser: argparse.ArgumentParser, default_url: str | None = None) -> argparse._ArgumentGroup:
@@ -31,26 +24,14 @@ def add_server_arguments(parser: argparse.ArgumentParser, default_url: str | Non
     group.add_argument(
         "--url", metavar="URL", default=default_url, help=f"a running server{instead}, as http://HOST:PORT"
     )
-    group.add_argument("--api-key", metavar="KEY", help=f"the server's key (default: that of {_API_KEY}, if it is set)")
+    group.add_argument("--api-key", metavar="KEY", help=f"the server's key (default: that of {API_KEY}, if it is set)")
     group.add_argument(
         "--timeout",
         metavar="SECONDS",
         type=positive,
-        help=f"longest wait for anything from the server (default: {_TIMEOUT:.0f})",
+        help=f"longest wait for anything from the server (default: {TIMEOUT:.0f})",
     )
     return group
-
-
-def connect(args: argparse.Namespace) -> ServerClient:
-    """A client of --url.
-
-    Raises:
-        CliError: --url is none.
-    """
-    from vllm.entrypoints.cli.server_client import ServerClient
-
-    key = args.api_key if args.api_key is not None else os.environ.get(_API_KEY)
-    return ServerClient(args.url, key or None, args.timeout or _TIMEOUT)
 
 
 def check_server_arguments(args: argparse.Namespace, *others: str, sent: Sequence[str] = ("model",)) -> None:
@@ -72,29 +53,6 @@ def check_server_arguments(args: argparse.Namespace, *others: str, sent: Sequenc
     for item in fields(EngineArgs):
         if item.name not in sent and getattr(args, item.name) != item.default:
             raise CliError(f"{_flag(item.name)} is for a model in this process, and has no effect on the one at --url")
-
-
-async def served_model(client: ServerClient, name: str | None) -> dict[str, Any]:
-    """The server's description of a model: `id`, `max_model_len` and others.
-
-    Args:
-        client: the server's.
-        name: of the model; None = the server's first.
-
-    Raises:
-        CliError: there is no server, or no such model.
-    """
-    answer = await client.get("/v1/models")
-    try:
-        models = {card["id"]: card for card in answer["data"]}
-    except (KeyError, TypeError):
-        models = {}
-    if not models:
-        raise CliError(f"{client.url}/v1/models: the answer names no model")
-    if name is not None and name not in models:
-        raise CliError(f"--model: there is no {name!r} at {client.url}; there is {', '.join(map(repr, models))}")
-    card: dict[str, Any] = next(iter(models.values())) if name is None else models[name]
-    return card
 
 
 def _flag(name: str) -> str:

@@ -8,22 +8,19 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Match
 
-from vllm import __version__, envs
-from vllm.entrypoints.openai import (
-    middleware,
-    openapi,
-    page,
-    serving_chat,
-    serving_completion,
-    serving_metrics,
-    serving_models,
-    serving_scoring,
-    serving_tokenization,
-)
-from vllm.entrypoints.openai.engine_requests import ClientDisconnected
+from vllm import envs
 from vllm.entrypoints.openai.errors import ApiError, as_api_error
+from vllm.entrypoints.openai.http import middleware, openapi, page
+from vllm.entrypoints.openai.serving import chat as serving_chat
+from vllm.entrypoints.openai.serving import completion as serving_completion
+from vllm.entrypoints.openai.serving import metrics as serving_metrics
+from vllm.entrypoints.openai.serving import models as serving_models
+from vllm.entrypoints.openai.serving import scoring as serving_scoring
+from vllm.entrypoints.openai.serving import tokenization as serving_tokenization
+from vllm.entrypoints.openai.serving.engine_requests import ClientDisconnected
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import EngineDeadError, VLLMValidationError
+from vllm.version import __version__
 
 _ROUTERS = (
     serving_completion.router,

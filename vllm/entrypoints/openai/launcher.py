@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from vllm.config import VllmConfig
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.logger import init_logger
-from vllm.tokenizer import Tokenizer
+from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_start import CoreProcessHandle
 

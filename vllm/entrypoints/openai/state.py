@@ -13,7 +13,7 @@ from fastapi import Request
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.exceptions import shown
-from vllm.tokenizer import Tokenizer
+from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.async_llm import AsyncLLM
 
 RETRY_SECONDS = 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from vllm.attention.backend import AttentionBackend
+from vllm.attention.metadata import AttentionMetadata
+from vllm.attention.paged import PagedAttention
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
-from vllm.v1.attention.backend import AttentionBackend
-from vllm.v1.attention.metadata import AttentionMetadata
-from vllm.v1.attention.paged import PagedAttention
 
 
 class Attention(nn.Module):

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vllm.checks import check_list, check_token_id
 from vllm.distributed.vocab_slice import VocabSlice
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.utils.checks import check_list, check_token_id
 
 
 def check_indices(name: str, indices: Any, vocab_size: int | None = None) -> list[int]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from vllm.host_memory import return_freed_memory
 from vllm.model_executor.layers.linear_method import linear_method
 from vllm.model_executor.model_loader.dummy import fill_with_noise
 from vllm.model_executor.model_loader.resolve import (
@@ -21,6 +20,7 @@ from vllm.model_executor.model_loader.resolve import (
 )
 from vllm.model_executor.model_loader.weights import load_weights
 from vllm.model_executor.models.registry import resolve_model_class
+from vllm.utils.host_memory import return_freed_memory
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig

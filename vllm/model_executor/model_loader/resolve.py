@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm.device import cuda_has_bfloat16
 from vllm.logger import init_logger, warn_once
 from vllm.model_executor.model_loader.gguf import converted_folder
 from vllm.model_executor.model_loader.safetensors_file import shard_files, stored_dtype
 from vllm.model_executor.models.registry import resolve_model_class
-from vllm.packages import needed_by
 from vllm.transformers_utils.config import HFConfig, load_hf_config
 from vllm.transformers_utils.hub import download
+from vllm.utils.device import cuda_has_bfloat16
+from vllm.utils.packages import needed_by
 
 logger = init_logger(__name__)
 

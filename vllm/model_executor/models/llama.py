@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from vllm.attention.metadata import AttentionMetadata
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLinear
@@ -11,7 +12,6 @@ from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.ops.rms_norm import AddedNorm
 from vllm.transformers_utils.config import HFConfig
-from vllm.v1.attention.metadata import AttentionMetadata
 
 KVCache = tuple[Tensor, Tensor]
 

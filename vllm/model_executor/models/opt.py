@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from vllm.attention.metadata import AttentionMetadata
 from vllm.model_executor.layers.activation import get_act_fn
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import LayerNorm
@@ -15,7 +16,6 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import Embedding, ParallelLMHead, VocabParallelEmbedding
 from vllm.transformers_utils.config import HFConfig
-from vllm.v1.attention.metadata import AttentionMetadata
 
 KVCache = tuple[Tensor, Tensor]
 

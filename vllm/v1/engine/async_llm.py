@@ -13,8 +13,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import EngineDeadError, VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
-from vllm.tokenizer import Tokenizer
-from vllm.v1.engine import EngineCoreOutput
+from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.core_client import CoreClient
 from vllm.v1.engine.core_start import CoreProcessHandle
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, check_params_type, load_tokenizer
@@ -22,6 +21,7 @@ from vllm.v1.engine.output_processor import id_in_use_error
 from vllm.v1.engine.replica import Replica
 from vllm.v1.engine.replica_router import ReplicaRouter
 from vllm.v1.engine.request_stream import RequestStream
+from vllm.v1.messages import EngineCoreOutput
 
 # Texts longer than this are tokenised in a thread, so that the loop goes on meanwhile.
 _LONG_TEXT = 4096

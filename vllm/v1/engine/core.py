@@ -11,8 +11,8 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.run_ahead import StepInFlight, can_run_ahead, land, lose, send_off
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.executor.select import make_executor
+from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.outputs import PendingStep
 from vllm.v1.request import Request
 

@@ -18,7 +18,6 @@ import zmq
 
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.core_start import (
     ABORT,
     ADD,
@@ -35,6 +34,7 @@ from vllm.v1.engine.core_start import (
     tell_core,
 )
 from vllm.v1.engine.serial import decode_outputs, encode_request
+from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 
 OutputHandler = Callable[[list[EngineCoreOutput], dict[str, Any]], None]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import time
@@ -47,7 +46,7 @@ def start_core() -> CoreProcessHandle:
     # A fresh interpreter rather than a fork or a spawn: no thread is copied, and no main module is run again. It sees
     # the modules that this process sees.
     environment = {**_DEFAULTS, **os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    return subprocess.Popen([sys.executable, "-m", "vllm.v1.engine.core_start"], stdin=subprocess.PIPE, env=environment)
+    return subprocess.Popen([sys.executable, "-m", "vllm.v1.engine"], stdin=subprocess.PIPE, env=environment)
 
 
 def tell_core(process: CoreProcessHandle, start: CoreStart) -> None:
@@ -72,20 +71,3 @@ def end_core(process: CoreProcessHandle) -> None:
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-
-
-def _run() -> None:
-    """Be a core process."""
-    # The terminal's Ctrl-C goes to the whole group; when to stop is the parent's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from vllm.v1.engine import core_proc
-
-    status = core_proc.main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # A thread of a library must not keep a dead core alive.
-    os._exit(status)
-
-
-if __name__ == "__main__":
-    _run()

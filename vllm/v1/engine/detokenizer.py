@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm.sampling_params import SamplingParams
-from vllm.tokenizer import Tokenizer
+from vllm.tokenizers.tokenizer import Tokenizer
 
 
 class Detokenizer:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-from vllm.checks import check_encodable
 from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.sampling_params import SamplingParams
-from vllm.tokenizer import Tokenizer, get_tokenizer
-from vllm.v1.engine import EngineCoreRequest
+from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
+from vllm.utils.checks import check_encodable
+from vllm.v1.messages import EngineCoreRequest
 from vllm.v1.sample.bad_words import spell_bad_words
 from vllm.v1.sample.logits_processor import validate_params
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from vllm.checks import check_texts, check_token_id, check_vocabulary, wrong_type
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.outputs import LabelScores, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.tokenizer import Tokenizer
+from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.utils.checks import check_texts, check_token_id, check_vocabulary, wrong_type
 from vllm.v1.engine.input_processor import ProcessedPrompt
 
 

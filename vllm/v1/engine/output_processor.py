@@ -11,10 +11,10 @@ from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs, PromptLogprobs
 from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.tokenizer import Tokenizer
-from vllm.v1.engine import EngineCoreOutput
+from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.detokenizer import Detokenizer
 from vllm.v1.engine.logprobs import LogprobsProcessor, PromptLogprobsProcessor
+from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.metrics.engine_metrics import EngineMetrics, News, SequenceRecord
 
 

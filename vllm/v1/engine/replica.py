@@ -9,11 +9,11 @@ from typing import Any
 
 from vllm.exceptions import EngineDeadError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.core_client import CoreClient
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt
 from vllm.v1.engine.output_processor import OutputProcessor, ProcessedOutputs
 from vllm.v1.engine.request_stream import RequestStream
+from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.metrics.engine_metrics import EngineMetrics
 
 

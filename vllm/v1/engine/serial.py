@@ -16,7 +16,7 @@ import numpy as np
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs.lists import LogprobsLists, LogprobsRows
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 
 Frame = bytes | memoryview
 

@@ -20,7 +20,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from vllm.config import VllmConfig
-from vllm.ray_utils import connect, cpus_for_each
+from vllm.utils.ray_utils import connect, cpus_for_each
 from vllm.v1.executor.multiproc import MultiprocExecutor
 from vllm.v1.executor.worker_monitor import WorkerHandle
 from vllm.v1.executor.worker_proc import WorkerProcess, WorkerStart

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from vllm.config import VllmConfig
 from vllm.distributed.communicator import Communicator
-from vllm.ray_utils import import_ray_for
+from vllm.utils.ray_utils import import_ray_for
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.multiproc import MultiprocExecutor
 from vllm.v1.executor.uniproc import UniProcExecutor

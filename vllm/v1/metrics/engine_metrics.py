@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from vllm.logprobs.lists import LogprobsRows
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.messages import EngineCoreOutput
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm.exceptions import VLLMValidationError
-from vllm.tokenizer import Tokenizer
+from vllm.tokenizers.tokenizer import Tokenizer
 
 
 def spell_bad_words(words: Sequence[str], tokenizer: Tokenizer | None, vocab_size: int) -> list[list[int]]:

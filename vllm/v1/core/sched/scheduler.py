@@ -12,7 +12,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.request_queue import make_queue
-from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 

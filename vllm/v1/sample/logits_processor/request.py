@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vllm.checks import num_arguments
+from vllm.utils.checks import num_arguments
 
 RequestLogitsProcessor = (
     Callable[[list[int], torch.Tensor], torch.Tensor] | Callable[[list[int], list[int], torch.Tensor], torch.Tensor]

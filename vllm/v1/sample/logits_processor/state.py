@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -15,21 +15,26 @@ from vllm.v1.sample.logits_processor.interface import (
     MovedRequest,
 )
 
-if TYPE_CHECKING:
-    from vllm.v1.worker.gpu.states import RequestStates
+
+class SlotTokens(Protocol):
+    """What is needed of the runner's request states: the token ids of each slot S and how many there are."""
+
+    prompt_len: np.ndarray  # int32 [S]
+    total_len: np.ndarray  # int32 [S]
+    token_ids: np.ndarray  # int32 [S, max_model_len]
 
 
 class TokenLists:
     """The token ids of a slot's request as lists. `output` stays one object, which whoever holds it sees grow."""
 
-    def __init__(self, slot: int, states: RequestStates) -> None:
+    def __init__(self, slot: int, states: SlotTokens) -> None:
         self._slot = slot
         self._num_known = int(states.prompt_len[slot])
         self.prompt: list[int] = states.token_ids[slot, : self._num_known].tolist()
         self.output: list[int] = []
         self.sync(states)
 
-    def sync(self, states: RequestStates) -> None:
+    def sync(self, states: SlotTokens) -> None:
         """Append what has been generated since the last call."""
         num_tokens = int(states.total_len[self._slot])
         if num_tokens > self._num_known:
@@ -86,7 +91,7 @@ class PersistentBatch:
         index_of = self._index_of_slot
         return np.fromiter((index_of[slot] for slot in slots.tolist()), dtype=np.int64, count=len(slots))
 
-    def update(self, slots: np.ndarray, states: RequestStates) -> BatchUpdate | None:
+    def update(self, slots: np.ndarray, states: SlotTokens) -> BatchUpdate | None:
         """Bring the batch, and all output lists, to a step.
 
         Args:
@@ -112,7 +117,7 @@ class PersistentBatch:
             return None
         return BatchUpdate(len(self._rows), removed, added, moved)
 
-    def _join(self, index: int, slot: int, states: RequestStates) -> AddedRequest:
+    def _join(self, index: int, slot: int, states: SlotTokens) -> AddedRequest:
         row = _Row(slot, self._waiting.pop(slot), TokenLists(slot, states))
         self._rows[index : index + 1] = [row]
         self._index_of_slot[slot] = index

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vllm.attention.metadata import AttentionMetadata
 from vllm.logger import init_logger
-from vllm.v1.attention.metadata import AttentionMetadata
 from vllm.v1.worker.gpu.buffer_utils import upload_into
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.states import RequestStates

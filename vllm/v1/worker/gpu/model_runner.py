@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from vllm.attention.select import select_backend
 from vllm.config import VllmConfig
 from vllm.distributed.communicator import split_kv_heads
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.attention import use_backend
 from vllm.ops.recording import can_record
-from vllm.v1.attention.select import select_backend
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.buffer_utils import upload

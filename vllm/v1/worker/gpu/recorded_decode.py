@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.host_memory import return_freed_memory
+from vllm.attention.metadata import AttentionMetadata
 from vllm.logger import init_logger
 from vllm.ops.recording import RecordedMemory, Recording
-from vllm.v1.attention.metadata import AttentionMetadata
+from vllm.utils.host_memory import return_freed_memory
 from vllm.v1.worker.gpu.input_batch import InputBatch, ModelInputs
 from vllm.v1.worker.gpu.states import RequestStates
 

@@ -1,0 +1,76 @@
+"""What a backend of attention is: a layout of the cache, the writing of keys and values, and attention over them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import Tensor
+
+from vllm.attention.metadata import AttentionMetadata
+from vllm.ops.kv_cache import reshape_and_cache_
+from vllm.ops.rotary_and_cache import rotary_and_cache_
+
+KVCache = tuple[Tensor, Tensor]
+
+
+class AttentionBackend(ABC):
+    """One for an engine, called by every layer.
+
+    Attributes:
+        name: what `attention_backend` calls it.
+        can_be_captured: a step with it can be captured in a CUDA graph: `attend` launches what follows from shapes,
+            max_query_len and max_seq_len alone, and does nothing on the host that a replay would miss.
+    """
+
+    name: ClassVar[str]
+    can_be_captured: ClassVar[bool] = True
+
+    @abstractmethod
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        """Shape of a layer's key cache, and of its value cache; blocks come first."""
+
+    @abstractmethod
+    def attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, scale: float) -> Tensor:
+        """Causal attention of q [T, Hq, D] over keys and values already in the cache; returns [T, Hq, D]."""
+
+    def write_kv(self, k: Tensor, v: Tensor, kv_cache: KVCache, attn: AttentionMetadata) -> None:
+        """Put k, v [T, Hkv, D] into the cache's slots."""
+        k_cache, v_cache = self._of_operations(kv_cache)
+        reshape_and_cache_(k, v, k_cache, v_cache, attn.slot_mapping)
+        _write_shared(k, v, k_cache, v_cache, attn)
+
+    def rotate_and_write_kv(
+        self,
+        positions: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin_cache: Tensor,
+        kv_cache: KVCache,
+        attn: AttentionMetadata,
+    ) -> None:
+        """Rotate q [T, Hq, D] and k [T, Hkv, D] in place by positions [T], then put k, v into the cache's slots."""
+        k_cache, v_cache = self._of_operations(kv_cache)
+        rotary_and_cache_(positions, q, k, v, cos_sin_cache, k_cache, v_cache, attn.slot_mapping)
+        _write_shared(k, v, k_cache, v_cache, attn)
+
+    def _of_operations(self, kv_cache: KVCache) -> KVCache:
+        """The caches in a layout of `vllm.ops.kv_cache`."""
+        return kv_cache
+
+
+def _write_shared(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, attn: AttentionMetadata) -> None:
+    if attn.shared is not None:
+        tokens, slots = attn.shared
+        reshape_and_cache_(k.index_select(0, tokens), v.index_select(0, tokens), k_cache, v_cache, slots)
+
+
+class TokenMajorBackend(AttentionBackend):
+    """A backend over a library whose caches are [num_blocks, block_size, num_kv_heads, head_dim]."""
+
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return (num_blocks, block_size, num_kv_heads, head_dim)
+
+    def _of_operations(self, kv_cache: KVCache) -> KVCache:
+        return kv_cache[0].transpose(1, 2), kv_cache[1].transpose(1, 2)

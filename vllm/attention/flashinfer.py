@@ -1,0 +1,83 @@
+"""The FlashInfer backend: its wrappers for paged caches, planned once a step.
+
+Planning reads lengths and block tables on the host, so a step waits for the device once before its first layer, and
+cannot be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm.attention.backend import KVCache, TokenMajorBackend
+from vllm.attention.metadata import AttentionMetadata
+
+# What FlashInfer's documentation recommends.
+_WORKSPACE_BYTES = 128 * 2**20
+_HEAD_DIMS = (64, 128, 256)
+
+
+class FlashInferAttention(TokenMajorBackend):
+    """
+    Args:
+        device: where the workspace is allocated.
+    """
+
+    name = "flashinfer"
+    can_be_captured = False
+
+    def __init__(self, device: torch.device) -> None:
+        import flashinfer
+
+        workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._prefill: Any = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+        self._decode: Any = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+        # The step that was planned, by identity, and what else a plan is for.
+        self._step: AttentionMetadata | None = None
+        self._plan_key: tuple = ()
+
+    def attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, scale: float) -> Tensor:
+        wrapper = self._decode if attn.max_query_len == 1 else self._prefill
+        key = (q.shape[1], kv_cache[0].shape, q.dtype, scale)
+        if self._step is not attn or self._plan_key != key:
+            self._plan(wrapper, q, kv_cache[0], attn, scale)
+            self._step, self._plan_key = attn, key
+        return wrapper.run(q.contiguous(), kv_cache)
+
+    def _plan(self, wrapper: Any, q: Tensor, k_cache: Tensor, attn: AttentionMetadata, scale: float) -> None:
+        block_size, kv_heads, head_dim = k_cache.shape[1:]
+        num_blocks = (attn.seq_lens + block_size - 1) // block_size
+        column = torch.arange(attn.block_table.shape[1], device=q.device)
+        indptr = torch.zeros(len(num_blocks) + 1, dtype=torch.int32, device=q.device)
+        indptr[1:] = num_blocks.cumsum(0)
+        pages = (
+            indptr,
+            attn.block_table[column < num_blocks[:, None]],
+            (attn.seq_lens - 1) % block_size + 1,
+            q.shape[1],
+            kv_heads,
+            head_dim,
+            block_size,
+        )
+        options: dict[str, Any] = {"sm_scale": scale, "q_data_type": q.dtype, "kv_data_type": k_cache.dtype}
+        if wrapper is self._decode:
+            wrapper.plan(*pages, **options)
+        else:
+            wrapper.plan(attn.query_start_loc, *pages, causal=True, **options)
+
+
+def unsupported(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why the backend cannot serve; None if nothing speaks against it. It takes every block size."""
+    if device.type != "cuda":
+        return f"it runs on CUDA only, and the device is {device.type}"
+    if find_spec("flashinfer") is None:
+        return "the package flashinfer is not installed"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"it takes bfloat16 and float16, and dtype is {str(dtype).removeprefix('torch.')}"
+    if head_dim not in _HEAD_DIMS:
+        sizes = ", ".join(map(str, _HEAD_DIMS))
+        return f"it takes heads of {sizes}, and the model's head_dim is {head_dim}"
+    return None

@@ -1,0 +1,77 @@
+"""Which backend an engine attends with."""
+
+from __future__ import annotations
+
+import torch
+
+from vllm.attention import flashinfer, varlen
+from vllm.attention.backend import AttentionBackend
+from vllm.attention.flashinfer import FlashInferAttention
+from vllm.attention.paged import PagedAttention
+from vllm.attention.varlen import VarlenAttention
+from vllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+
+def select_backend(
+    name: str, device: torch.device | str, dtype: torch.dtype, head_dim: int, block_size: int
+) -> AttentionBackend:
+    """The backend that `attention_backend` asks for. "auto" is "varlen" on a CUDA device where a trial shows that it
+    serves, else "paged".
+
+    Args:
+        name: "auto", "paged", "varlen" or "flashinfer".
+        dtype: of activations and cache.
+        block_size: tokens a KV block.
+
+    Raises:
+        ValueError: the backend named cannot serve here; says why.
+    """
+    device = torch.device(device)
+    if name == "varlen":
+        varlen.activate_newer(device)
+    if name != "auto":
+        check_backend(name, device, dtype, head_dim)
+    if name == "flashinfer":
+        return FlashInferAttention(device)
+    if name == "varlen" or (name == "auto" and device.type == "cuda"):
+        backend, reason = _try_varlen(device, dtype, head_dim, block_size)
+        if backend is not None:
+            return backend
+        if name == "varlen":
+            raise _unusable(name, reason)
+        logger.debug("Attention runs on our own kernels, not on varlen_attn: %s", reason)
+    return PagedAttention(device)
+
+
+def check_backend(name: str, device: torch.device | str, dtype: torch.dtype, head_dim: int) -> None:
+    """Refuse a backend that cannot serve, as far as can be told without running it. Arguments: `select_backend`.
+
+    Raises:
+        ValueError: no such backend, or it cannot serve here; says why.
+    """
+    if name in ("auto", "paged"):
+        return
+    unsupported = {"varlen": varlen.unsupported, "flashinfer": flashinfer.unsupported}.get(name)
+    if unsupported is None:
+        raise ValueError(f"attention_backend must be one of auto, paged, varlen, flashinfer, got {name!r}")
+    reason = unsupported(torch.device(device), dtype, head_dim)
+    if reason is not None:
+        raise _unusable(name, reason)
+
+
+def _try_varlen(
+    device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
+) -> tuple[VarlenAttention | None, str]:
+    varlen_attn = varlen.find_varlen_attn()
+    reason = varlen.unsupported(device, dtype, head_dim) or varlen.unreadable_pages(block_size)
+    if reason is not None or varlen_attn is None:
+        return None, reason or ""
+    backend = VarlenAttention(varlen_attn)
+    reason = backend.trial(device, dtype, head_dim, block_size)
+    return (backend, "") if reason is None else (None, reason)
+
+
+def _unusable(name: str, reason: str) -> ValueError:
+    return ValueError(f"attention_backend={name!r} cannot be used: {reason}")

@@ -1,0 +1,158 @@
+"""The varlen backend: FlashAttention by way of torch.nn.attention.varlen, over a cache of pages.
+
+Which FlashAttention runs is up to the process: version 2 unless another one was activated. Torch's documentation of
+`varlen_attn` says what its arguments mean; that pages are accepted at all, and small ones, is up to the version, so
+`trial` asks the device.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import attention
+
+from vllm.attention.backend import KVCache, TokenMajorBackend
+from vllm.attention.metadata import AttentionMetadata
+
+# FlashAttention 2 reads pages in whole tiles of keys.
+_FA2_PAGE_TOKENS = 256
+# What each newer implementation is imported from, and the major capability that it is for.
+_NEWER = {"FA3": ("flash_attn_interface", 9), "FA4": ("flash_attn.cute", 10)}
+
+
+class VarlenAttention(TokenMajorBackend):
+    """
+    Args:
+        varlen_attn: torch's function, as `find_varlen_attn` finds it.
+    """
+
+    name = "varlen"
+
+    def __init__(self, varlen_attn: Callable[..., Any]) -> None:
+        self._varlen_attn = varlen_attn
+
+    def attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, scale: float) -> Tensor:
+        k_cache, v_cache = kv_cache
+        return self._varlen_attn(
+            q,
+            k_cache,
+            v_cache,
+            attn.query_start_loc,
+            None,
+            attn.max_query_len,
+            attn.max_seq_len,
+            scale=scale,
+            window_size=(-1, 0),  # causal, the last query seeing the last key
+            enable_gqa=q.shape[1] != k_cache.shape[2],
+            seqused_k=attn.seq_lens,
+            block_table=attn.block_table,
+        )
+
+    def trial(self, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+        """Attend for one request that decodes and one that goes on with its prompt; what went wrong, None if nothing
+        did."""
+        try:
+            with torch.inference_mode():
+                return _trial(self, device, dtype, head_dim, block_size)
+        except Exception as error:  # whatever a library raises, the caller has another backend or says so
+            return f"a trial call failed: {error}"
+
+
+def find_varlen_attn() -> Callable[..., Any] | None:
+    """torch's function; None where this version has none."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn
+
+
+def unsupported(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why the backend cannot serve, as far as can be told without running it; None if nothing speaks against it."""
+    varlen_attn = find_varlen_attn()
+    if device.type != "cuda":
+        return f"it runs on CUDA only, and the device is {device.type}"
+    if varlen_attn is None:
+        return f"torch {torch.__version__} has no torch.nn.attention.varlen"
+    parameters = inspect.signature(varlen_attn).parameters
+    missing = [name for name in ("seqused_k", "block_table", "enable_gqa", "window_size") if name not in parameters]
+    if missing:
+        return f"varlen_attn of torch {torch.__version__} has no {', '.join(missing)}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"FlashAttention takes bfloat16 and float16, and dtype is {str(dtype).removeprefix('torch.')}"
+    if head_dim % 8 or head_dim > 256:
+        return f"FlashAttention takes heads of a multiple of 8 up to 256, and the model's head_dim is {head_dim}"
+    return None
+
+
+def unreadable_pages(block_size: int) -> str | None:
+    """Why the FlashAttention that runs cannot read blocks of this size; None if it may."""
+    if block_size % _FA2_PAGE_TOKENS == 0 or _active() is not None:
+        return None
+    return (
+        f"FlashAttention 2 reads pages of a multiple of {_FA2_PAGE_TOKENS} tokens, and block_size is {block_size}; a "
+        "later one, which takes any, is not installed for this device or not activated"
+    )
+
+
+def activate_newer(device: torch.device) -> None:
+    """Activate the FlashAttention for this device that is newer than torch's own, if it is installed and none has been
+    activated. It then serves the whole process."""
+    if device.type != "cuda" or _active() is not None:
+        return
+    activate = getattr(attention, "activate_flash_attention_impl", None)
+    major = torch.cuda.get_device_capability(device)[0]
+    for name, (module, needed) in _NEWER.items():
+        if activate is not None and major == needed and _is_installed(module):
+            activate(name)
+
+
+def _active() -> str | None:
+    """The FlashAttention that was activated; None for torch's own version 2."""
+    current = getattr(attention, "current_flash_attention_impl", None)
+    return None if current is None else current()
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it would be in
+        return False
+
+
+def _trial(
+    backend: VarlenAttention, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
+) -> str | None:
+    generator = torch.Generator().manual_seed(0)
+    counts, seq_lens, kv_heads = [1, 5], [block_size + 3, 2 * block_size], 2
+    # The blocks of a request lie in no order, and one is nobody's.
+    table = torch.tensor([[3, 1], [4, 0]], dtype=torch.int32, device=device)
+
+    def rows(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    shape = backend.kv_cache_shape(5, block_size, kv_heads, head_dim)
+    cache = rows(*shape), rows(*shape)
+    q = rows(sum(counts), 2 * kv_heads, head_dim)
+    starts = torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32, device=device)
+    lengths = torch.tensor(seq_lens, dtype=torch.int32, device=device)
+    attn = AttentionMetadata(torch.empty(0), table, starts, lengths, max(counts), max(seq_lens))
+    got = backend.attend(q, cache, attn, head_dim**-0.5)
+    for blocks, start, count, seq_len in zip(table.long(), starts.tolist(), counts, seq_lens, strict=False):
+        # [2 * kv_heads, tokens, D]
+        keys, values = (each[blocks].flatten(0, 1)[:seq_len].repeat_interleave(2, 1).transpose(0, 1) for each in cache)
+        mask = torch.ones(count, seq_len, dtype=torch.bool, device=device).tril(seq_len - count)
+        queries = q[start : start + count].transpose(0, 1)
+        expected = F.scaled_dot_product_attention(
+            queries.float()[None], keys.float()[None], values.float()[None], attn_mask=mask
+        )[0].transpose(0, 1)
+        # Values are about 1, and weights and results are rounded to 8 bits or more.
+        if not torch.allclose(got[start : start + count].float(), expected, rtol=0.02, atol=0.02):
+            return "a trial call gave wrong results"
+    return None

@@ -1,0 +1,47 @@
+"""The KV cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm.config.checks import at_least
+from vllm.utils.checks import check_number
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The paged KV cache.
+
+    Attributes:
+        block_size: tokens a block.
+        enable_prefix_caching: keep full blocks of finished requests and share them by content.
+        num_blocks: blocks in the pool; None = sized from memory when the engine starts.
+        shares_parts_of_blocks: whether a cached prefix may end inside a block, of which its new owner gets a copy.
+        max_idle_tokens: tokens whose keys and values are kept for requests to come before memory that was not used yet
+            is; None = as many as the pool holds. It is the memory in use that this bounds, not the pool.
+        gpu_memory_utilization: fraction of the device's memory that the engine may use (CUDA).
+        swap_space: GiB of host memory, for each device, that keep the KV blocks of preempted requests and of prefixes
+            that had to make room, so that they are copied back instead of computed again; needs prefix caching.
+        num_host_blocks: how many blocks that is, on every rank; set when the engine starts.
+    """
+
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    num_blocks: int | None = None
+    shares_parts_of_blocks: bool = True
+    max_idle_tokens: int | None = None
+    gpu_memory_utilization: float = 0.9
+    swap_space: float = 0.0
+    num_host_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("block_size", self.block_size, 1)
+        if self.num_blocks is not None:
+            at_least("num_gpu_blocks_override", self.num_blocks, 1)
+        check_number("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1, open_low=True)
+        check_number("swap_space", self.swap_space, 0, math.inf)

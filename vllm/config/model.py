@@ -1,0 +1,78 @@
+"""The model and how it is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm.config.checks import at_least, one_of
+from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
+
+if TYPE_CHECKING:
+    from vllm.transformers_utils.config import HFConfig
+
+DTYPES = ("float32", "bfloat16", "float16")
+QUANTIZATIONS = (None, "gguf", "int8")
+LOAD_FORMATS = ("auto", "dummy")
+ATTENTION_BACKENDS = ("auto", "paged", "varlen", "flashinfer")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model, its tokenizer and the limits that follow from them.
+
+    Attributes:
+        model: what the user named.
+        path: the local folder that holds config.json and the weights (a GGUF file's converted copy).
+        tokenizer: folder of the tokenizer.
+        dtype: "float32", "bfloat16" or "float16": weights and activations; logits are read in float32.
+        attention_backend: "paged" (our kernels), "varlen" (FlashAttention by way of torch), "flashinfer" or "auto".
+        quantization: "int8" multiplies with 8-bit weights (docs/quantization.md); None and "gguf" as `dtype` says.
+        load_format: "auto" loads the folder's weights, "dummy" makes random ones up.
+        max_model_len: longest prompt plus output, in tokens.
+        max_logprobs: cap on `logprobs`; -1 = the vocabulary.
+        max_logprob_token_ids: cap on the length of `logprob_token_ids`; -1 = the vocabulary.
+        logprobs_mode: the mode of requests that name none.
+        logits_processors: classes of custom logits processors, loaded.
+        max_seq_len_to_capture: CUDA graphs are for decode steps whose longest context has at most so many tokens;
+            None: for all.
+    """
+
+    model: str
+    path: str
+    tokenizer: str
+    hf_config: HFConfig
+    dtype: str
+    max_model_len: int
+    tokenizer_mode: str = "auto"
+    skip_tokenizer_init: bool = False
+    trust_remote_code: bool = False
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    seed: int = 0
+    max_logprobs: int = 20
+    max_logprob_token_ids: int = MAX_LOGPROB_TOKEN_IDS
+    logprobs_mode: str = "raw_logprobs"
+    enforce_eager: bool = False
+    quantization: str | None = None
+    load_format: str = "auto"
+    logits_processors: tuple[type, ...] = ()
+    max_seq_len_to_capture: int | None = None
+    attention_backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        one_of("dtype", self.dtype, DTYPES)
+        one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
+        one_of("load_format", self.load_format, LOAD_FORMATS)
+        one_of("tokenizer_mode", self.tokenizer_mode, ("auto", "slow"))
+        one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        at_least("max_model_len", self.max_model_len, 1)
+        if self.max_seq_len_to_capture is not None:
+            at_least("max_seq_len_to_capture", self.max_seq_len_to_capture, 1)
+        at_least("max_logprobs", self.max_logprobs, -1)
+        at_least("max_logprob_token_ids", self.max_logprob_token_ids, -1)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits a row has."""
+        return self.hf_config.vocab_size

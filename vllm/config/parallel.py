@@ -1,0 +1,68 @@
+"""Ranks, replicas and how they are started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm.config.checks import at_least, one_of
+
+if TYPE_CHECKING:
+    from vllm.transformers_utils.config import HFConfig
+
+EXECUTOR_BACKENDS = ("uni", "mp", "ray")
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How many devices, and who drives them.
+
+    Attributes:
+        tensor_parallel_size: N, ranks that one replica of the model is split over.
+        distributed_executor_backend: "uni": a worker in the engine's process; "mp": a process for each further rank;
+            "ray": a Ray actor for each, on any machine of a cluster; None: "uni" or "mp", whichever fits.
+        disable_custom_all_reduce: ranks of one machine's CPU are connected by gloo, not by shared memory.
+        data_parallel_size: replicas behind one server, each an engine core with a KV cache of its own.
+        data_parallel_rank: which of them this configuration is for, in [0, data_parallel_size).
+    """
+
+    tensor_parallel_size: int = 1
+    distributed_executor_backend: str | None = None
+    disable_custom_all_reduce: bool = False
+    data_parallel_size: int = 1
+    data_parallel_rank: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        at_least("data_parallel_size", self.data_parallel_size, 1)
+        at_least("data_parallel_rank", self.data_parallel_rank, 0)
+        backend, size = self.distributed_executor_backend, self.tensor_parallel_size
+        if backend is not None:
+            one_of("distributed_executor_backend", backend, EXECUTOR_BACKENDS)
+        if backend == "uni" and size > 1:
+            raise ValueError(
+                f"distributed_executor_backend='uni' drives one device, but tensor_parallel_size is {size}"
+            )
+
+    def check_divides(self, hf: HFConfig) -> None:
+        """
+        Raises:
+            ValueError: a dimension of the model cannot be split over the ranks; names it, its size and their number.
+        """
+        size = self.tensor_parallel_size
+        for name, value in (
+            ("num_attention_heads", hf.num_attention_heads),
+            ("num_key_value_heads", hf.num_key_value_heads),
+            ("intermediate_size", hf.intermediate_size),
+        ):
+            # A rank may share its key and value heads with others.
+            if value % size and not (name == "num_key_value_heads" and not size % value):
+                rule = "one must be a multiple of the other" if name == "num_key_value_heads" else "it must divide them"
+                raise ValueError(f"tensor_parallel_size={size} does not fit the model's {name}={value}: {rule}")
+        if hf.vocab_size < size:
+            raise ValueError(f"tensor_parallel_size={size} exceeds the model's vocab_size={hf.vocab_size}")
+
+    @property
+    def first_device(self) -> int:
+        """Number of the replica's first device: replica r of T devices each has r * T .. r * T + T - 1."""
+        return self.data_parallel_rank * self.tensor_parallel_size

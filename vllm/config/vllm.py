@@ -1,0 +1,32 @@
+"""All of it together, and what must agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vllm.config.cache import CacheConfig
+from vllm.config.device import DeviceConfig
+from vllm.config.model import ModelConfig
+from vllm.config.parallel import ParallelConfig
+from vllm.config.scheduler import SchedulerConfig
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class VllmConfig:
+    """Everything an engine is built from."""
+
+    model_config: ModelConfig
+    cache_config: CacheConfig = field(default_factory=CacheConfig)
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
+    device_config: DeviceConfig = field(default_factory=DeviceConfig)
+
+    def __post_init__(self) -> None:
+        self.parallel_config.check_divides(self.model_config.hf_config)
+        num_ranks = self.parallel_config.tensor_parallel_size
+        if self.scheduler_config.async_scheduling and num_ranks > 1:
+            raise ValueError(f"async_scheduling=True needs tensor_parallel_size=1, got {num_ranks}")

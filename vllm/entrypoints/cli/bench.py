@@ -1,9 +1,0 @@
-"""Measure the engine in this process, or a server, with prompts of random tokens."""
-
-from __future__ import annotations
-
-from vllm.entrypoints.cli import bench_latency, bench_serve, bench_throughput
-
-NAME = "bench"
-HELP = "measure the engine or a server"
-COMMANDS = (bench_latency, bench_throughput, bench_serve)

@@ -1,0 +1,83 @@
+"""GET /: the page, and the files it is made of."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from vllm.entrypoints.openai.errors import ApiError
+
+router = APIRouter(include_in_schema=False)
+
+_FOLDER = Path(__file__).parents[1] / "static"
+_INDEX = "index.html"
+_MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+# No other host, no script but our files, and no markup made from a text.
+_CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        "object-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'self'",
+        "require-trusted-types-for 'script'",
+    )
+)
+
+
+@dataclass(frozen=True)
+class _File:
+    content: bytes
+    media_type: str
+    etag: str
+
+
+@cache
+def _files() -> dict[str, _File]:
+    files = {}
+    for path in _FOLDER.iterdir():
+        if path.suffix in _MEDIA_TYPES:
+            content = path.read_bytes()
+            etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+            files[path.name] = _File(content, _MEDIA_TYPES[path.suffix], etag)
+    return files
+
+
+@router.get("/")
+async def page(request: Request) -> Response:
+    """The page."""
+    return _answer(_files()[_INDEX], request)
+
+
+@router.get("/static/{name}")
+async def page_file(name: str, request: Request) -> Response:
+    """A style sheet, a module or an image of the page.
+
+    Raises:
+        ApiError: there is none of that name.
+    """
+    file = _files().get(name)
+    if file is None or name == _INDEX:
+        raise ApiError(404, f"there is no route {request.url.path}", code="not_found")
+    return _answer(file, request)
+
+
+def _answer(file: _File, request: Request) -> Response:
+    headers = {
+        # Asked for again each time, sent again only when the server has another version.
+        "Cache-Control": "no-cache",
+        "ETag": file.etag,
+        "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+    known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
+    if file.etag in known or "*" in known:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, headers=headers, media_type=file.media_type)

@@ -1,0 +1,135 @@
+"""Requests and answers of /generative_scoring and /v1/score."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, WithJsonSchema
+
+from vllm.entrypoints.openai.protocol.base import ACCEPTED_FIELDS, RequestModel, ResponseModel
+from vllm.entrypoints.openai.protocol.generation import Usage
+from vllm.entrypoints.openai.protocol.schema_extras import exactly_one
+
+_ID = {"type": "integer", "minimum": 0}
+_IDS = {"type": "array", "items": _ID}
+_PART = {"anyOf": [{"type": "string"}, _IDS]}
+_PARTS = {"type": "array", "items": _PART, "minItems": 1}
+_LABEL_IDS = {
+    "type": "array",
+    "items": {"anyOf": [_ID, {"type": "array", "items": _ID, "minItems": 1}]},
+    "minItems": 1,
+}
+_LABELS = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
+
+Part = Annotated[Any, WithJsonSchema(_PART)]
+"""A text, or a list of token ids."""
+
+
+class ScoringFields(RequestModel):
+    """What both endpoints take."""
+
+    ACCEPTED: ClassVar[tuple[str, ...]] = ACCEPTED_FIELDS
+
+    model_config = ConfigDict(json_schema_extra=exactly_one(label_token_ids=_LABEL_IDS, labels=_LABELS))
+
+    model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
+    query: Part = Field(description="What all items share.")
+    items: Annotated[Any, WithJsonSchema(_PARTS)] = Field(
+        description="What differs; each makes one prompt with the query, and one result."
+    )
+    label_token_ids: Annotated[Any, WithJsonSchema({"anyOf": [_LABEL_IDS, {"type": "null"}]})] = Field(
+        None, description="Labels as token ids, or as lists of token ids."
+    )
+    labels: Annotated[Any, WithJsonSchema({"anyOf": [_LABELS, {"type": "null"}]})] = Field(
+        None, description="Labels as texts of any number of tokens, each tokenised by itself: mind a leading space."
+    )
+    apply_softmax: bool | None = Field(
+        None,
+        description="Probabilities of the labels among themselves, or true ones. One label has only a true one. "
+        "Left out: true on /generative_scoring, false on /v1/score.",
+    )
+    item_first: bool | None = Field(None, description="A prompt is the item and then the query.")
+    add_special_tokens: bool | None = Field(
+        None, description="Put around the prompt what the tokenizer puts around a text; on when left out."
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        description="Longest prompt, in tokens (-1 = as the context holds). The query loses its beginning in a longer "
+        "one; the item is never cut.",
+    )
+    cache_salt: str | None = Field(None, min_length=1, description="Shares cached prefixes with equal salts only.")
+    priority: int | None = Field(None, description="Lower runs earlier, under --scheduling-policy priority.")
+    request_id: str | None = Field(None, min_length=1, description="In place of one that the server makes.")
+
+
+class GenerativeScoringRequest(ScoringFields):
+    """POST /generative_scoring"""
+
+    return_token_ids: bool | None = Field(None, description="Add the ids of each prompt as it was scored.")
+
+
+class ScoringRequest(ScoringFields):
+    """POST /v1/score"""
+
+    items: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, _PARTS]})] = Field(
+        description="What differs; each makes one prompt with the query, and one result. One text is a list of one."
+    )
+
+
+class ScoredLabel(ResponseModel):
+    """A label as the continuation of one prompt."""
+
+    label: str = Field(description="As it was given, or what its token ids read as.")
+    token_ids: list[int]
+    probability: float | None = Field(
+        description="With apply_softmax the label's share among all labels; otherwise, and for a single label, "
+        "exp(logprob)."
+    )
+    logprob: float | None = Field(description="Log of the probability that the prompt goes on with this label.")
+    logit: float | None = Field(description="Of its first token.")
+    rank: int = Field(description="Of its first token in the vocabulary; 1 is the most likely.")
+    normalized_logprob: float | None = Field(
+        None, description="A token's mean logprob. Only there when some label has several tokens, as the next two."
+    )
+    token_logprobs: list[float | None] | None = None
+    token_ranks: list[int] | None = None
+
+
+class ScoredItem(ResponseModel):
+    """What one item got."""
+
+    index: int
+    object: Literal["score"]
+    score: float | None = Field(description="The first label's probability.")
+    prediction: str = Field(description="The label with the highest logprob.")
+    label_mass: float | None = Field(description="Probability that the prompt goes on with any of the labels.")
+    argmax_is_label: bool = Field(description="Whether the model's most likely next token begins a label.")
+    num_prompt_tokens: int
+    num_truncated_tokens: int = Field(description="Tokens of the query that truncate_prompt_tokens cut.")
+    labels: list[ScoredLabel] = Field(description="In the order asked.")
+    prompt_token_ids: list[int] | None = None
+
+
+class GenerativeScoringResponse(ResponseModel):
+    """The answer of /generative_scoring."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoredItem]
+    usage: Usage
+
+
+class ScoringResponse(ResponseModel):
+    """The answer of /v1/score. Lists are in the order of the items, inner ones in that of the labels."""
+
+    scores: list[list[float | None]] = Field(description="Probabilities, as apply_softmax wants them.")
+    logprobs: list[list[float | None]] = Field(description="Log of the labels' true probabilities.")
+    ranks: list[list[int]] = Field(description="Of the labels' first tokens in the vocabulary.")
+    label_mass: list[float | None] = Field(description="Probability that the prompt goes on with any of the labels.")
+    argmax_is_label: list[bool] = Field(description="Whether the model's most likely next token begins a label.")
+    num_truncated_tokens: list[int] = Field(description="Tokens of the query that truncate_prompt_tokens cut.")
+    model: str
+    usage: Usage
+    object: Literal["scoring"]

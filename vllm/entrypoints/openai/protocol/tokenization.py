@@ -1,0 +1,83 @@
+"""Requests and answers of /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field, WithJsonSchema
+
+from vllm.entrypoints.openai.protocol.base import ACCEPTED_FIELDS, REFUSED_FIELDS, Object, RequestModel, ResponseModel
+from vllm.entrypoints.openai.protocol.generation import MESSAGES_SCHEMA, Messages
+from vllm.entrypoints.openai.protocol.schema_extras import exactly_one
+from vllm.utils.checks import MAX_LIST_LENGTH
+
+MAX_TEXT_BYTES = 2**20
+"""Longest text that is tokenised, in bytes of UTF-8: of characters, some take four times as many tokens."""
+
+_TEXT: dict[str, Any] = {"type": "string", "maxLength": MAX_TEXT_BYTES}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_LIST_LENGTH}
+
+
+class TokenizeRequest(RequestModel):
+    """POST /tokenize"""
+
+    ACCEPTED: ClassVar[tuple[str, ...]] = ACCEPTED_FIELDS
+    REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
+        name: REFUSED_FIELDS[name] for name in ("tools", "documents", "mm_processor_kwargs")
+    }
+
+    model_config = ConfigDict(json_schema_extra=exactly_one(prompt=_TEXT, messages=MESSAGES_SCHEMA))
+
+    model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
+    prompt: str | None = Field(None, description="A text.")
+    messages: Messages | None = Field(None, description="A conversation, as in /v1/chat/completions.")
+    add_special_tokens: bool | None = Field(
+        None, description="Add what the tokenizer puts around a text. Left out: true with prompt, false with messages."
+    )
+    return_token_strs: bool | None = Field(None, description="Add the tokens' texts.")
+    chat_template: str | None = Field(None, description="A Jinja template in place of the model's own.")
+    chat_template_kwargs: Object | None = Field(None, description="Further variables of the template.")
+    add_generation_prompt: bool | None = Field(None, description="End with the beginning of an answer; on if left out.")
+    continue_final_message: bool | None = Field(None, description="Leave the last message open.")
+
+
+class TokenizeResponse(ResponseModel):
+    """The answer of /tokenize."""
+
+    count: int = Field(description="Number of tokens.")
+    max_model_len: int = Field(description="Longest sequence of the model, in tokens.")
+    tokens: list[int]
+    token_strs: list[str] | None = Field(
+        description="Each token as the vocabulary spells it, where a leading space may be written Ġ or ▁; an empty "
+        "text for an id without a token."
+    )
+    token_texts: list[str] | None = Field(
+        description="Each token's text by itself; what is no whole character is the replacement character."
+    )
+
+
+class DetokenizeRequest(RequestModel):
+    """POST /detokenize"""
+
+    ACCEPTED: ClassVar[tuple[str, ...]] = ACCEPTED_FIELDS
+
+    model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
+    tokens: Annotated[Any, WithJsonSchema(_IDS)]
+
+
+class DetokenizeResponse(ResponseModel):
+    """The answer of /detokenize."""
+
+    prompt: str = Field(description="The tokens' text, special tokens included.")
+
+
+class TokenizerInfo(ResponseModel):
+    """The answer of /tokenizer_info."""
+
+    model: str
+    vocab_size: int = Field(description="Number of tokens, added ones included.")
+    max_model_len: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    chat_template: str | None = Field(description="The Jinja template that conversations are written by.")

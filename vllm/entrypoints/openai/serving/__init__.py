@@ -1,0 +1,1 @@
+"""Endpoints: a body, a call of the engine, and a rendering."""

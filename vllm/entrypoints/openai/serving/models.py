@@ -1,0 +1,106 @@
+"""GET /v1/models, /version, /ping, /health, /load."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from vllm.entrypoints.openai.errors import ApiError, json_response
+from vllm.entrypoints.openai.http.routes import error_answers
+from vllm.entrypoints.openai.protocol.base import ResponseModel
+from vllm.entrypoints.openai.state import ServerState, server_state
+from vllm.version import __version__
+
+router = APIRouter()
+
+
+class ModelCard(ResponseModel):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(ResponseModel):
+    """The answer of /v1/models."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class VersionResponse(ResponseModel):
+    """The answer of /version."""
+
+    version: str
+
+
+class LoadResponse(ResponseModel):
+    """The answer of /load."""
+
+    server_load: int
+
+
+@router.get("/v1/models", responses={200: {"model": ModelList}, **error_answers(401)}, response_model=None)
+async def list_models(request: Request) -> Response:
+    """The served model, once by each of its names."""
+    state = server_state(request)
+    return json_response({"object": "list", "data": [_card(state, name) for name in state.model_names]})
+
+
+@router.get(
+    "/v1/models/{model:path}", responses={200: {"model": ModelCard}, **error_answers(401, 404)}, response_model=None
+)
+async def retrieve_model(model: str, request: Request) -> Response:
+    """One of them."""
+    state = server_state(request)
+    return json_response(_card(state, state.check_model(model)))
+
+
+@router.get("/version", responses={200: {"model": VersionResponse}}, response_model=None)
+async def version() -> Response:
+    """The engine's version."""
+    return json_response({"version": __version__})
+
+
+_HEALTH: dict[str, Any] = {
+    "responses": {200: {"description": "Alive"}, **error_answers(503)},
+    "response_class": Response,
+    "response_model": None,
+}
+
+
+@router.get("/health", **_HEALTH)
+@router.get("/ping", **_HEALTH)
+@router.post("/ping", **_HEALTH)
+async def health(request: Request) -> Response:
+    """Whether the engine is alive and takes work."""
+    state = server_state(request)
+    await state.engine.check_health()
+    if state.draining:
+        raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=10)
+    return Response()
+
+
+@router.get("/load", responses={200: {"model": LoadResponse}}, response_model=None)
+async def load(request: Request) -> Response:
+    """How many requests are being answered."""
+    return json_response({"server_load": server_state(request).num_in_flight})
+
+
+def _card(state: ServerState, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "vllm",
+        "root": name,
+        "parent": None,
+        "max_model_len": state.engine.model_config.max_model_len,
+    }

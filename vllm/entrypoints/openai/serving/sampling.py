@@ -1,0 +1,130 @@
+"""From a request's fields to the engine's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.entrypoints.openai.errors import ApiError
+from vllm.entrypoints.openai.protocol.generation import GenerationFields
+from vllm.entrypoints.openai.rendering.readings import ReadingPlan
+from vllm.entrypoints.openai.state import ServerState
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.input_processor import ProcessedPrompt
+
+# Fields with the same name and meaning in SamplingParams.
+_SAME = (
+    "n", "best_of", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "stop", "stop_token_ids", "bad_words", "include_stop_str_in_output", "ignore_eos",
+    "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "logit_bias", "allowed_token_ids",
+    "logprobs_mode", "logprob_entropy", "prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start",
+)  # fmt: skip
+
+
+def sampling_params(
+    request: GenerationFields,
+    state: ServerState,
+    plan: ReadingPlan,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """The parameters of each of the request's prompts.
+
+    Args:
+        request: its fields; what it leaves out is the model's own default, or else vLLM's.
+        state: the server's.
+        plan: the tokens to read.
+        max_tokens: None = as many as the context holds.
+        logprobs: top-k to read at generated positions; None = none.
+        prompt_logprobs: top-k to read at prompt positions, where the request's own field does not say.
+
+    Raises:
+        VLLMValidationError: a value out of its range.
+    """
+    fields: dict[str, Any] = dict(state.default_sampling_params)
+    fields.update({name: value for name in _SAME if (value := getattr(request, name)) is not None})
+    if prompt_logprobs is not None:
+        fields["prompt_logprobs"] = prompt_logprobs
+    return SamplingParams(
+        **fields,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        logprob_token_ids=plan.engine_ids or None,
+        detokenize=state.engine.tokenizer is not None,
+        extra_args=request.vllm_xargs,
+        output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+    )
+
+
+async def process(
+    state: ServerState,
+    request: GenerationFields,
+    prompts: list[Any],
+    params: SamplingParams,
+    *,
+    add_special_tokens: bool,
+    prompt_field: str = "prompt",
+    max_tokens_field: str = "max_tokens",
+) -> tuple[list[ProcessedPrompt], list[SamplingParams]]:
+    """Tokenise and check all prompts of a request; one list each, in their order.
+
+    Args:
+        add_special_tokens: see InputProcessor.process_prompts.
+        prompt_field: the field that the prompts were given by, to be named if one does not fit.
+        max_tokens_field: the same for `params.max_tokens`.
+
+    Raises:
+        VLLMValidationError: a prompt or parameter that cannot be honoured.
+        ApiError: a prompt with `max_tokens` beyond the context.
+    """
+    if request.cache_salt is not None:
+        prompts = [_with_salt(prompt, request.cache_salt) for prompt in prompts]
+    longest = state.engine.model_config.max_model_len
+    if params.truncate_prompt_tokens is None:
+        for prompt in prompts:
+            # Before each of its ids is looked at.
+            ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else prompt
+            if isinstance(ids, list) and len(ids) > longest:
+                problem = f"the prompt has {len(ids)} tokens, more than the context's {longest}"
+                raise _too_long(prompt_field, f"{prompt_field}: {problem}")
+    processed = await state.engine.process_prompts(
+        prompts, [params] * len(prompts), add_special_tokens=add_special_tokens
+    )
+    wanted = getattr(request, max_tokens_field)
+    for prompt in processed:
+        length = len(prompt.token_ids)
+        if wanted is not None and length + wanted > longest:
+            raise _too_long(
+                max_tokens_field,
+                f"the prompt's {length} tokens and {max_tokens_field}={wanted} are more than the context's {longest} "
+                f"tokens; leave {max_tokens_field} out to generate as many as fit",
+            )
+    check = state.engine.input_processor.process_params
+    return processed, [check(params, len(prompt.token_ids)) for prompt in processed]
+
+
+@contextmanager
+def named_as(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors name a request's own fields: SamplingParams' name -> the request's."""
+    try:
+        yield
+    except VLLMValidationError as error:
+        name = names.get(error.parameter or "")
+        if name is None:
+            raise
+        message = error.args[0].replace(error.parameter, name, 1)
+        raise VLLMValidationError(message, parameter=name, value=error.value) from None
+
+
+def _too_long(param: str, message: str) -> ApiError:
+    return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def _with_salt(prompt: Any, salt: str) -> Any:
+    if isinstance(prompt, dict):
+        return {**prompt, "cache_salt": salt}
+    return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, "cache_salt": salt}

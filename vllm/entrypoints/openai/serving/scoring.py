@@ -1,0 +1,126 @@
+"""POST /generative_scoring and /v1/score: how likely labels continue a query put together with each of many items."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from vllm.entrypoints.openai.errors import json_response
+from vllm.entrypoints.openai.http.routes import RequestRoute, body_of, takes
+from vllm.entrypoints.openai.protocol.scoring import (
+    GenerativeScoringRequest,
+    GenerativeScoringResponse,
+    ScoringRequest,
+    ScoringResponse,
+)
+from vllm.entrypoints.openai.serving.engine_requests import request_id_of, while_connected
+from vllm.entrypoints.openai.serving.item_scores import ScoredItems, in_thread_if, score_items
+from vllm.entrypoints.openai.state import server_state
+from vllm.outputs import LabelScores
+
+router = APIRouter(route_class=RequestRoute)
+
+
+@router.post("/generative_scoring", **takes(GenerativeScoringRequest, GenerativeScoringResponse))
+async def generative_scoring(request: Request) -> Response:
+    """Score items by the probability of labels after the query and each of them."""
+    state = server_state(request)
+    body = await body_of(request, GenerativeScoringRequest)
+    model = state.check_model(body.model)
+    answer_id = request_id_of(request, "generative-scoring", body.request_id)
+    frame = {"id": answer_id, "object": "list", "created": int(time.time()), "model": model}
+    scored = await while_connected(request, score_items(state, body, answer_id))
+    request.state.usage = scored.usage
+
+    def answer() -> Response:
+        among_labels = body.apply_softmax is not False
+        data = [
+            _item_fields(scored, index, among_labels, with_ids=body.return_token_ids is True)
+            for index in range(len(scored.scores))
+        ]
+        return json_response({**frame, "data": data, "usage": scored.usage})
+
+    return await in_thread_if(scored.is_large, answer)
+
+
+@router.post("/v1/score", **takes(ScoringRequest, ScoringResponse))
+async def score(request: Request) -> Response:
+    """The same scores in SGLang's shape: a row of probabilities for each item."""
+    state = server_state(request)
+    body = await body_of(request, ScoringRequest)
+    model = state.check_model(body.model)
+    if isinstance(body.items, str):
+        body.items = [body.items]
+    scored = await while_connected(request, score_items(state, body, request_id_of(request, "score", body.request_id)))
+    request.state.usage = scored.usage
+
+    def answer() -> Response:
+        ranks = [_first_ranks(each) for each in scored.scores]
+        return json_response(
+            {
+                "scores": [_probabilities(each, body.apply_softmax is True).tolist() for each in scored.scores],
+                "logprobs": [each.logprobs.tolist() for each in scored.scores],
+                "ranks": ranks,
+                "label_mass": [each.mass for each in scored.scores],
+                "argmax_is_label": [1 in own for own in ranks],
+                "num_truncated_tokens": [prompt.num_cut for prompt in scored.prompts],
+                "model": model,
+                "usage": scored.usage,
+                "object": "scoring",
+            }
+        )
+
+    return await in_thread_if(scored.is_large, answer)
+
+
+def _item_fields(scored: ScoredItems, index: int, among_labels: bool, with_ids: bool) -> dict[str, Any]:
+    prompt, scores = scored.prompts[index], scored.scores[index]
+    probabilities = _probabilities(scores, among_labels).tolist()
+    fields = {
+        "index": index,
+        "object": "score",
+        "score": probabilities[0],
+        "prediction": scored.label_names[int(np.argmax(scores.logprobs))],
+        "label_mass": scores.mass,
+        "argmax_is_label": 1 in _first_ranks(scores),
+        "num_prompt_tokens": len(prompt.token_ids),
+        "num_truncated_tokens": prompt.num_cut,
+        "labels": _label_fields(scored.label_names, scores, probabilities),
+    }
+    return {**fields, "prompt_token_ids": prompt.token_ids} if with_ids else fields
+
+
+def _label_fields(names: list[str], scores: LabelScores, probabilities: list[float]) -> list[dict[str, Any]]:
+    has_long = len(scores.token_ranks) > len(names)
+    entries: list[dict[str, Any]] = []
+    for name, own, probability in zip(names, scores.labels, probabilities, strict=True):
+        entry = {
+            "label": name,
+            "token_ids": own.token_ids,
+            "probability": probability,
+            "logprob": own.logprob,
+            "logit": own.token_logits[0],
+            "rank": own.token_ranks[0],
+        }
+        if has_long:
+            entry |= {
+                "normalized_logprob": own.normalized_logprob,
+                "token_logprobs": own.token_logprobs,
+                "token_ranks": own.token_ranks,
+            }
+        entries.append(entry)
+    return entries
+
+
+def _probabilities(scores: LabelScores, among_labels: bool) -> np.ndarray:
+    """float64 [labels]. Among themselves a single label would always have 1, which says nothing."""
+    return scores.probabilities if among_labels and len(scores.logprobs) > 1 else np.exp(scores.logprobs)
+
+
+def _first_ranks(scores: LabelScores) -> list[int]:
+    """The rank of each label's first token."""
+    return [own.token_ranks[0] for own in scores.labels]

@@ -1,0 +1,160 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from vllm.entrypoints.chat import render_conversations
+from vllm.entrypoints.openai.errors import ApiError, json_response
+from vllm.entrypoints.openai.http.routes import RequestRoute, body_of, error_answers, takes
+from vllm.entrypoints.openai.protocol.schema_extras import check_exactly_one
+from vllm.entrypoints.openai.protocol.tokenization import (
+    MAX_TEXT_BYTES,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenizerInfo,
+)
+from vllm.entrypoints.openai.serving.engine_requests import while_connected
+from vllm.entrypoints.openai.state import ServerState, server_state
+from vllm.exceptions import VLLMValidationError, shown
+from vllm.utils.checks import MAX_LIST_LENGTH, check_encodable, check_token_id, check_vocabulary, wrong_type
+
+router = APIRouter(route_class=RequestRoute)
+
+# More characters or ids than this are worked on in a thread, so that the loop goes on meanwhile.
+_LARGE = 4096
+
+
+@router.post("/tokenize", **takes(TokenizeRequest, TokenizeResponse))
+async def tokenize(request: Request) -> Response:
+    """The token ids of a text, or of a conversation as the chat template writes it."""
+    state = server_state(request)
+    body = await body_of(request, TokenizeRequest)
+    state.check_model(body.model)
+    if check_exactly_one(body, "prompt", "messages") == "messages":
+        _check_length("messages", body.messages)
+        # Templates and their library may take their time.
+        return await while_connected(request, asyncio.to_thread(_tokenize_messages, state, body))
+    text = body.prompt or ""
+    check_encodable("prompt", text)
+    _check_length("prompt", text)
+    if len(text) > _LARGE:
+        return await while_connected(request, asyncio.to_thread(_tokenize_text, state, body, text))
+    return _tokenize_text(state, body, text)
+
+
+@router.post("/detokenize", **takes(DetokenizeRequest, DetokenizeResponse))
+async def detokenize(request: Request) -> Response:
+    """The text of token ids."""
+    state = server_state(request)
+    body = await body_of(request, DetokenizeRequest)
+    state.check_model(body.model)
+    ids = body.tokens
+    if not isinstance(ids, list):
+        raise wrong_type("tokens", ids, "a list of token ids")
+    if len(ids) > MAX_LIST_LENGTH:
+        raise VLLMValidationError(
+            f"tokens has {len(ids)} entries, more than the limit of {MAX_LIST_LENGTH}",
+            parameter="tokens",
+            value=len(ids),
+        )
+    if len(ids) > _LARGE:
+        return await while_connected(request, asyncio.to_thread(_detokenize, state, ids))
+    return _detokenize(state, ids)
+
+
+@router.get(
+    "/tokenizer_info", responses={200: {"model": TokenizerInfo}, **error_answers(400, 401)}, response_model=None
+)
+async def tokenizer_info(request: Request) -> Response:
+    """What clients need to write prompts as the server's tokenizer reads them."""
+    return json_response(await asyncio.to_thread(_info, server_state(request)))
+
+
+def _info(state: ServerState) -> dict[str, Any]:
+    tokenizer = state.tokenizer
+    special = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
+    special["pad_token"] = tokenizer.pad_token_id
+    return {
+        "model": state.model_names[0],
+        "vocab_size": tokenizer.vocab_size,
+        "max_model_len": state.engine.model_config.max_model_len,
+        **{name: None if token_id is None else tokenizer.id_to_token(token_id) for name, token_id in special.items()},
+        "chat_template": state.chat_template or tokenizer.chat_template,
+    }
+
+
+def _tokenize_text(state: ServerState, body: TokenizeRequest, text: str) -> Response:
+    return _answer(state, body, state.tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False))
+
+
+def _tokenize_messages(state: ServerState, body: TokenizeRequest) -> Response:
+    begins_answer = body.add_generation_prompt
+    (prompt,) = render_conversations(
+        body.messages,
+        state.tokenizer,
+        chat_template=state.chat_template_of(body.chat_template),
+        add_generation_prompt=not body.continue_final_message if begins_answer is None else begins_answer,
+        continue_final_message=bool(body.continue_final_message),
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    if body.add_special_tokens:
+        return _answer(state, body, state.tokenizer.encode(prompt["prompt"]))
+    return _answer(state, body, prompt["prompt_token_ids"])
+
+
+def _answer(state: ServerState, body: TokenizeRequest, ids: list[int]) -> Response:
+    strs = texts = None
+    if body.return_token_strs:
+        strs = [token or "" for token in state.tokenizer.convert_ids_to_tokens(ids)]
+        texts = state.tokenizer.decode_tokens(ids)
+    return json_response(
+        {
+            "count": len(ids),
+            "max_model_len": state.engine.model_config.max_model_len,
+            "tokens": ids,
+            "token_strs": strs,
+            "token_texts": texts,
+        }
+    )
+
+
+def _detokenize(state: ServerState, ids: list[Any]) -> Response:
+    tokens = [check_token_id("tokens", value) for value in ids]
+    if tokens and min(tokens) < 0:
+        raise VLLMValidationError(
+            f"tokens must not be negative, got {shown(min(tokens))}", parameter="tokens", value=min(tokens)
+        )
+    check_vocabulary("tokens", tokens, state.engine.model_config.vocab_size)
+    return json_response({"prompt": state.tokenizer.decode(tokens, skip_special_tokens=False)})
+
+
+def _check_length(field: str, value: Any) -> None:
+    num_bytes = _num_bytes(value)
+    if num_bytes > MAX_TEXT_BYTES:
+        raise ApiError(
+            400,
+            f"{field} has {num_bytes} bytes of text, more than the limit of {MAX_TEXT_BYTES}",
+            param=field,
+            code="text_too_long",
+        )
+
+
+def _num_bytes(value: Any) -> int:
+    """Of all texts in a JSON value, in UTF-8."""
+    total, rest = 0, [value]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, str):
+            total += len(each.encode(errors="surrogatepass"))
+        elif isinstance(each, dict):
+            rest += each.values()
+        elif isinstance(each, list):
+            rest += each
+    return total

@@ -1,1 +1,0 @@
-"""What `vllm selftest` runs on the user's own model."""

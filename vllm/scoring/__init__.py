@@ -1,0 +1,1 @@
+"""Labels over files: readers, templates, tables, report, and the ways to run them."""

@@ -1,0 +1,174 @@
+"""Scoring the texts of `vllm score` batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.exceptions import CliError
+from vllm.scoring.files import Item, TextFile
+from vllm.scoring.labels import Labels, make_record
+from vllm.scoring.templates import Template
+
+if TYPE_CHECKING:
+    from vllm.entrypoints.llm import LLM
+    from vllm.outputs import LabelScores
+
+BATCH_ROWS = 256
+
+# Engine arguments that decide what is read. Others, such as the size of a step, change speed and last bits; a run that
+# was killed for memory may need them changed.
+DECIDING = (
+    "model", "revision", "hf_overrides", "quantization", "dtype", "max_model_len",
+    "tokenizer", "tokenizer_revision", "tokenizer_mode",
+)  # fmt: skip
+
+
+def batches(texts: TextFile, num_rows: int | None = None) -> Iterator[list[Item]]:
+    """The file's items, `num_rows` (None: BATCH_ROWS) at a time: what is in memory at once."""
+    items = iter(texts)
+    while batch := list(islice(items, num_rows or BATCH_ROWS)):
+        yield batch
+
+
+class Progress:
+    """A bar over all rows that moves while a batch is scored, by the share of its requests that are done."""
+
+    def __init__(self, num_rows: int, shown: bool) -> None:
+        self._bar: Any = None
+        if shown:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=num_rows, desc="Scored texts", unit="text", dynamic_ncols=True)
+
+    def move_to(self, row: int) -> None:
+        """`row` rows are done."""
+        if self._bar is not None and row > self._bar.n:
+            self._bar.update(row - self._bar.n)
+
+    def of_batch(self, first_row: int, num_rows: int) -> bool | Callable[..., _BatchProgress]:
+        """What to give to the engine as `use_tqdm` for these rows."""
+        if self._bar is None:
+            return False
+        return lambda total, **_: _BatchProgress(self, first_row, num_rows, total)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+@dataclass
+class _BatchProgress:
+    """A batch's requests, in the shape of a tqdm bar."""
+
+    progress: Progress
+    first_row: int
+    num_rows: int
+    num_requests: int
+    num_done: int = 0
+
+    def update(self, count: int) -> None:
+        self.num_done += count
+        self.progress.move_to(self.first_row + self.num_done * self.num_rows // self.num_requests)
+
+    def close(self) -> None:
+        """The bar of all rows stays."""
+
+
+class BatchScorer:
+    """Scores batches so that a row depends on its own batch alone, and a resumed run repeats an uninterrupted one.
+
+    A reading depends a little, in its last bits, on what shares a step and on what is cached. So a batch is always the
+    same rows, and begins with an empty prefix cache.
+
+    Attributes:
+        labels: what is scored.
+        model_name: the model's.
+    """
+
+    def __init__(self, llm: LLM, template: Template, labels: Labels, input_name: str) -> None:
+        """
+        Raises:
+            CliError: a label fills the context by itself.
+        """
+        self._llm = llm
+        self._template = template
+        self.labels = labels
+        self._input_name = input_name
+        self.model_name = Path(llm.llm_engine.model_config.model).name
+        self._max_model_len = llm.llm_engine.model_config.max_model_len
+        if labels.longest > self._max_model_len:
+            raise CliError(
+                f"the longest label has {labels.longest} tokens and leaves no room for a prompt "
+                f"(max_model_len={self._max_model_len})"
+            )
+
+    @classmethod
+    def of(
+        cls, llm: LLM, template: Template | None, given: Sequence[str] | Sequence[int], input_name: str
+    ) -> BatchScorer:
+        """With a loaded model.
+
+        Args:
+            llm: the model.
+            template: of the prompts; None = the default one.
+            given: the labels, as texts or as token ids.
+            input_name: the input file's, for messages.
+
+        Raises:
+            CliError: there is no tokenizer, or labels that cannot be scored.
+        """
+        engine = llm.llm_engine
+        if engine.tokenizer is None:
+            raise CliError("--skip-tokenizer-init: texts cannot be scored without a tokenizer")
+        labels = Labels.resolve(given, engine.tokenizer, engine.model_config.vocab_size)
+        return cls(llm, template or Template.default(labels.texts), labels, input_name)
+
+    def score(
+        self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
+    ) -> Iterable[dict[str, Any]]:
+        """The rows of `batch[num_known:]`; one for a prompt of no or too many tokens has an error.
+
+        Args:
+            batch: the items.
+            first_index: number of the batch's first row.
+            num_known: how many of its rows are there already. They are scored with the others all the same: what shares
+                a batch decides the last bits.
+            progress: what to move on.
+        """
+        tokenizer = self._llm.llm_engine.tokenizer
+        assert tokenizer is not None
+        prompts = tokenizer.encode_batch([self._template.render(self._input_name, item) for item in batch])
+        results: list[LabelScores | str] = [self._fault(ids) for ids in prompts]
+        usable = [i for i, fault in enumerate(results) if not fault]
+        self._llm.reset_prefix_cache()
+        scores = self._llm.score_labels(
+            [prompts[i] for i in usable], self.labels.token_ids, use_tqdm=progress.of_batch(first_index, len(batch))
+        )
+        for i, own in zip(usable, scores, strict=True):
+            results[i] = own
+        records = [
+            make_record(index, item, len(ids), result, self.labels)
+            for index, (item, ids, result) in enumerate(zip(batch, prompts, results, strict=True), first_index)
+        ]
+        return records[num_known:]
+
+    def _fault(self, token_ids: Sequence[int]) -> str:
+        """Why a prompt cannot be scored; empty if it can."""
+        return length_fault(len(token_ids), self._max_model_len, self.labels)
+
+
+def length_fault(num_tokens: int, max_model_len: int, labels: Labels) -> str:
+    """Why a prompt of so many tokens cannot be scored; empty if it can."""
+    # The last token of a label is read, never computed.
+    most = max_model_len - labels.longest + 1
+    if 0 < num_tokens <= most:
+        return ""
+    return (
+        f"the prompt has {num_tokens} tokens; it must have from 1 to {most} "
+        f"(max_model_len={max_model_len}, the longest label has {labels.longest})"
+    )

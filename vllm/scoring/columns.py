@@ -1,0 +1,148 @@
+"""The rows of `vllm score` as columns, for CSV and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vllm.scoring.labels import Labels
+
+FORMATS = ("jsonl", "csv", "parquet")
+_INT64 = range(-(2**63), 2**63)
+
+
+class FieldKinds:
+    """What the input's fields hold, so that each is one column of one type in every part of the output.
+
+    A field of nothing but strings, of booleans or of numbers keeps its type; any other becomes JSON text.
+
+    Attributes:
+        names: the fields, in the order in which they were first seen.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, set[str]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._kinds)
+
+    def add(self, fields: dict[str, Any]) -> None:
+        """Take in the fields of a row."""
+        for name, value in fields.items():
+            kinds = self._kinds.setdefault(name, set())
+            if value is not None:
+                kinds.add(_kind(value))
+
+    def type(self, name: str) -> pa.DataType:
+        """The column's type."""
+        kinds = self._kinds[name]
+        if kinds == {"bool"}:
+            return pa.bool_()
+        if kinds == {"int"}:
+            return pa.int64()
+        if kinds and kinds <= {"int", "float"}:
+            return pa.float64()
+        return pa.string()
+
+    def value(self, name: str, value: Any) -> Any:
+        """A row's value as the column holds it."""
+        is_json = pa.types.is_string(self.type(name)) and self._kinds[name] != {"string"}
+        return json.dumps(value, ensure_ascii=False) if is_json and value is not None else value
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "int" if value in _INT64 else "json"
+    return {str: "string", float: "float"}.get(type(value), "json")
+
+
+def result_schema(labels: Labels) -> pa.Schema:
+    """The columns of what was read; see `make_record` for the rows. By label: structs with a field a label."""
+
+    def by_label(value: pa.DataType) -> pa.DataType:
+        return pa.struct([(name, value) for name in labels.names])
+
+    columns = [
+        ("probs", by_label(pa.float64())),
+        ("logprobs", by_label(pa.float64())),
+        ("logits", by_label(pa.float64())),
+        ("ranks", by_label(pa.int64())),
+        ("label_mass", pa.float64()),
+        ("prediction", pa.string()),
+    ]
+    if labels.longest > 1:
+        columns += [
+            ("normalized_logprobs", by_label(pa.float64())),
+            ("token_logprobs", by_label(pa.list_(pa.float64()))),
+            ("token_ranks", by_label(pa.list_(pa.int64()))),
+        ]
+    return pa.schema([*columns, ("num_prompt_tokens", pa.int64()), ("error", pa.string())])
+
+
+def encode_part(records: Sequence[dict[str, Any]], form: str, labels: Labels, kinds: FieldKinds) -> bytes:
+    """Rows of the output as a file.
+
+    Args:
+        records: from `make_record`.
+        form: one of FORMATS.
+        labels: as they were scored.
+        kinds: of all fields of the whole input.
+    """
+    if form == "jsonl":
+        return b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
+    results = result_schema(labels)
+    own = {"index": pa.int64(), "text": pa.string()}
+    kept = {name: kinds.type(name) for name in kinds.names if name not in own and name not in results.names}
+    rows = [
+        {name: kinds.value(name, value) if name in kept else value for name, value in record.items()}
+        for record in records
+    ]
+    schema = pa.schema([*own.items(), *kept.items(), *results])
+    return _as_csv(rows, schema.names) if form == "csv" else as_parquet(pa.Table.from_pylist(rows, schema=schema))
+
+
+def as_parquet(table: pa.Table) -> bytes:
+    """A table as a Parquet file."""
+    file = io.BytesIO()
+    pq.write_table(table, file)
+    return file.getvalue()
+
+
+def _as_csv(rows: Iterable[dict[str, Any]], names: Sequence[str]) -> bytes:
+    """With a header; null is empty, and what is neither text nor a number is JSON."""
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(names)
+    for row in rows:
+        values = [row.get(name) for name in names]
+        writer.writerow(
+            "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for value in values
+        )
+    return file.getvalue().encode()
+
+
+def failures(part: Path) -> Iterator[str | None]:
+    """Each row's error in a file that `encode_part` made; None where it has none.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    if part.suffix == ".parquet":
+        yield from pq.read_table(part, columns=["error"])["error"].to_pylist()
+    elif part.suffix == ".csv":
+        with part.open(encoding="utf-8", newline="") as file:
+            yield from (row["error"] or None for row in csv.DictReader(file))
+    else:
+        with part.open("rb") as file:
+            yield from (json.loads(line).get("error") for line in file)

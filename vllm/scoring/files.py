@@ -1,0 +1,248 @@
+"""Reading the texts to score, and writing whole files."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from vllm.exceptions import CliError
+
+_PARQUET_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Item:
+    """One text of the input.
+
+    Attributes:
+        line: where it begins in the file, counted from 1.
+        text: the text to score.
+        fields: all fields of its object or row, the text's own included.
+    """
+
+    line: int
+    text: str
+    fields: dict[str, Any]
+
+
+class TextFile:
+    """The items of a file, read anew by every iteration and never held together.
+
+    JSONL (a line is an object or a string); or, if the file's name ends so, .csv with a header, or .parquet, where a
+    row counts as a line and what JSON has no type for is text (dates and decimals) or null (NaN). In UTF-8. Iterating
+    raises CliError when the file has no texts, or at a bad line; it names the file, line and fault.
+    """
+
+    def __init__(self, path: Path, text_field: str, limit: int | None = None) -> None:
+        """
+        Args:
+            path: the file; a pipe is copied to a temporary file first.
+            text_field: name of the field that holds the text.
+            limit: read this many texts and no more; None = all.
+
+        Raises:
+            CliError: it cannot be read.
+        """
+        self.name = path.name
+        self._text_field = text_field
+        self._limit = limit
+        self._suffix = path.suffix.lower()
+        try:
+            self._file: IO[bytes] = path.open("rb")
+            if not self._file.seekable():
+                with self._file as pipe:
+                    self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
+                    shutil.copyfileobj(pipe, self._file)
+        except OSError as error:
+            raise CliError(f"cannot read {path}: {error.strerror or error}") from None
+
+    def __iter__(self) -> Iterator[Item]:
+        self._file.seek(0)
+        items = _parquet_items(self.name, self._file, self._text_field) if self._suffix == ".parquet" else self._lines()
+        found = False
+        for item in islice(items, self._limit):
+            found = True
+            yield item
+        if not found:
+            raise CliError(f"{self.name}: there are no texts in it")
+
+    def _lines(self) -> Iterator[Item]:
+        is_csv = self._suffix == ".csv"
+        # csv wants line breaks as they are. JSON strings may hold U+2028 and the like, which end no line.
+        lines = io.TextIOWrapper(self._file, encoding="utf-8-sig", newline="" if is_csv else "\n")
+        try:
+            yield from (_csv_items if is_csv else _jsonl_items)(self.name, lines, self._text_field)
+        except UnicodeDecodeError as error:
+            raise CliError(f"{self.name}:{self._undecodable_line()}: not UTF-8 ({error.reason})") from None
+        finally:
+            lines.detach()
+
+    def _undecodable_line(self) -> int:
+        self._file.seek(0)
+        for number, line in enumerate(self._file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+        raise AssertionError("every line is UTF-8")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file, or replace it, so that no reader ever sees half of it.
+
+    Raises:
+        CliError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise CliError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def lock_for_writing(descriptor: int, path: Path) -> None:
+    """Keep other processes that do the same from the file or folder until the descriptor is closed.
+
+    Raises:
+        CliError: one of them has it.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CliError(f"another process is writing {path}") from None
+    except OSError:
+        pass  # a file system without locks
+
+
+def read_text(path: Path) -> str:
+    """A file's text, without a byte order mark.
+
+    Raises:
+        CliError: it cannot be read, or is not UTF-8; names the line.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CliError(f"cannot read {path}: {error.strerror or error}") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # What the decoder saw is what `start` counts in: the byte order mark is not part of it.
+        line = error.object[: error.start].count(b"\n") + 1
+        raise CliError(f"{path.name}:{line}: not UTF-8 ({error.reason})") from None
+
+
+def _jsonl_items(name: str, lines: Iterable[str], text_field: str) -> Iterator[Item]:
+    for line, source in enumerate(lines, start=1):
+        if not source.strip():
+            continue
+        try:
+            value = json.loads(source.removesuffix("\n"))
+        except ValueError as error:
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+            column = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+            raise CliError(f"{name}:{line}: not JSON: {reason}{column}") from None
+        except RecursionError:
+            raise CliError(f"{name}:{line}: not usable JSON: nested too deeply") from None
+        if isinstance(value, str):
+            value = {text_field: value}
+        if not isinstance(value, dict):
+            raise CliError(f"{name}:{line}: must be a JSON object or a JSON string, got {_kind(value)}")
+        yield _item(name, line, value, text_field)
+
+
+def _csv_items(name: str, lines: Iterable[str], text_field: str) -> Iterator[Item]:
+    reader = csv.reader(lines, strict=True)
+    header: list[str] | None = None
+    while True:
+        line = reader.line_num + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise CliError(f"{name}:{line}: not CSV: {error}") from None
+        if row is None:
+            return
+        if not row:
+            continue
+        if header is None:
+            header = row
+            _check_header(name, line, header, text_field)
+            continue
+        if len(row) != len(header):
+            raise CliError(f"{name}:{line}: {len(row)} values, but the header has {len(header)}")
+        yield _item(name, line, dict(zip(header, row, strict=True)), text_field)
+
+
+def _parquet_items(name: str, file: IO[bytes], text_field: str) -> Iterator[Item]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise CliError(f"{name}: reading Parquet needs pyarrow (pip install pyarrow)") from None
+    try:
+        table = pq.ParquetFile(file)
+        _check_header(name, 1, table.schema_arrow.names, text_field)
+        rows = (row for batch in table.iter_batches(batch_size=_PARQUET_ROWS) for row in batch.to_pylist())
+        for line, row in enumerate(rows, start=1):
+            yield _item(name, line, {field: _as_json(name, field, value) for field, value in row.items()}, text_field)
+    except pa.ArrowException as error:
+        raise CliError(f"{name}: not Parquet: {error}") from None
+
+
+def _as_json(name: str, field: str, value: Any) -> Any:
+    """A Parquet value as one that JSON can hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, bytes):
+        raise CliError(f"{name}: column {field!r} holds bytes, which are not text")
+    if isinstance(value, dict):
+        return {key: _as_json(name, field, inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_json(name, field, inner) for inner in value]
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _check_header(name: str, line: int, header: list[str], text_field: str) -> None:
+    repeated = sorted({field for field in header if header.count(field) > 1})
+    if repeated:
+        raise CliError(f"{name}:{line}: the header has {repeated[0]!r} more than once")
+    if text_field not in header:
+        raise CliError(
+            f"{name}:{line}: no field {text_field!r} in the header, which has {_listed(header)} (see --text-field)"
+        )
+
+
+def _item(name: str, line: int, fields: dict[str, Any], text_field: str) -> Item:
+    if text_field not in fields:
+        raise CliError(f"{name}:{line}: no field {text_field!r}; there is {_listed(fields)} (see --text-field)")
+    text = fields[text_field]
+    if not isinstance(text, str):
+        raise CliError(f"{name}:{line}: field {text_field!r} must be a string, got {_kind(text)}")
+    if any("\ud800" <= char <= "\udfff" for char in json.dumps(fields, ensure_ascii=False)):
+        raise CliError(f"{name}:{line}: half of a surrogate pair, which is not text")
+    return Item(line, text, fields)
+
+
+def _listed(names: Sequence[str] | dict[str, Any]) -> str:
+    return ", ".join(repr(name) for name in names) or "none"
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,127 @@
+"""Labels of `vllm score`: from what the user names to token ids, and from readings to results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from vllm.exceptions import CliError, VLLMValidationError
+from vllm.scoring.files import Item
+
+if TYPE_CHECKING:
+    from vllm.outputs import LabelScores
+    from vllm.tokenizers.tokenizer import Tokenizer
+
+GOLD_FIELD = "label"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels, in the order given.
+
+    Attributes:
+        names: their keys in the output: the strings, or the ids as strings.
+        texts: what they read as, to be compared with the input's label field.
+        token_ids: their tokens.
+    """
+
+    names: list[str]
+    texts: list[str]
+    token_ids: list[list[int]]
+
+    @classmethod
+    def resolve(cls, given: Sequence[str] | Sequence[int], tokenizer: Tokenizer, vocab_size: int) -> Labels:
+        """Labels given as texts of any number of tokens, or as token ids.
+
+        Raises:
+            CliError: one without a token or outside the vocabulary, or two of the same tokens.
+        """
+        from vllm.v1.engine.label_scoring import encode_labels
+
+        try:
+            token_ids = [label.token_ids for label in encode_labels(given, tokenizer, vocab_size)]
+        except VLLMValidationError as error:
+            raise CliError(str(error)) from None
+        names = [str(label) for label in given]
+        texts = [label if isinstance(label, str) else tokenizer.decode_tokens([label])[0] for label in given]
+        return cls(names, texts, token_ids)
+
+    @cached_property
+    def stripped(self) -> dict[str, str]:
+        """Each name's text without the space around it."""
+        return {name: text.strip() for name, text in zip(self.names, self.texts, strict=True)}
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest label."""
+        return max(len(ids) for ids in self.token_ids)
+
+    def headings(self) -> list[str]:
+        """What to call them in a table: an id together with its text."""
+        return [
+            text if text == name else f"{name} {text.strip()}".strip()
+            for name, text in zip(self.names, self.texts, strict=True)
+        ]
+
+
+def make_record(
+    index: int, item: Item, num_prompt_tokens: int | None, scores: LabelScores | str, labels: Labels
+) -> dict[str, Any]:
+    """One text's line of the output file; the input's other fields are kept where no result has their name.
+
+    A value that JSON has no number for (a masked-out label's logprob, say) is None.
+
+    Args:
+        index: the row's number, from 0.
+        item: the text.
+        num_prompt_tokens: length of its prompt; None = a server did not say.
+        scores: what was read, or why nothing could be.
+        labels: as they were scored.
+    """
+    record: dict[str, Any] = {"index": index, "text": item.text}
+    results: dict[str, Any] = {"num_prompt_tokens": num_prompt_tokens}
+    error = scores if isinstance(scores, str) else scores.error
+    if error is not None:
+        results["error"] = error
+    else:
+        assert not isinstance(scores, str)
+        results = {**_results(scores, labels), **results}
+    kept = {name: value for name, value in item.fields.items() if name not in results and name not in record}
+    return {**record, **kept, **results}
+
+
+def _results(scores: LabelScores, labels: Labels) -> dict[str, Any]:
+    named = list(zip(labels.names, scores.labels, strict=True))
+    best = scores.best
+    certain = best is not None and math.isfinite(best.logprob)
+    results: dict[str, Any] = {
+        "probs": dict(zip(labels.names, map(_finite, scores.probabilities.tolist()), strict=True)),
+        "logprobs": {name: _finite(own.logprob) for name, own in named},
+        "logits": {name: _finite(own.token_logits[0]) if len(own.token_ids) == 1 else None for name, own in named},
+        "ranks": {name: own.token_ranks[0] for name, own in named},
+        "label_mass": _finite(scores.mass),
+        "prediction": next(name for name, own in named if own is best) if certain else None,
+    }
+    if labels.longest > 1:
+        results |= {
+            "normalized_logprobs": {name: _finite(own.normalized_logprob) for name, own in named},
+            "token_logprobs": {name: [_finite(value) for value in own.token_logprobs] for name, own in named},
+            "token_ranks": {name: own.token_ranks for name, own in named},
+        }
+    return results
+
+
+def verdict(record: dict[str, Any], item: Item, labels: Labels) -> bool | None:
+    """Whether the prediction is the input's own label; None where the input has none of the labels."""
+    text_of = labels.stripped
+    gold, prediction = str(item.fields.get(GOLD_FIELD, "")).strip(), record.get("prediction")
+    if prediction not in text_of or not (gold in text_of or gold in text_of.values()):
+        return None
+    return gold in (prediction.strip(), text_of[prediction])
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

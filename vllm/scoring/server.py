@@ -1,0 +1,227 @@
+"""Scoring the texts of `vllm score` by a running server."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+from collections.abc import Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from vllm.exceptions import CliError
+from vllm.outputs import LabelScores
+from vllm.scoring.batches import Progress, length_fault
+from vllm.scoring.files import Item
+from vllm.scoring.labels import Labels, make_record
+from vllm.scoring.templates import Template
+from vllm.utils.server_client import ServerError, connect, served_model, with_retries
+
+Result = TypeVar("Result")
+
+CONCURRENCY = 16
+_PATH = "/generative_scoring"
+_PROBE = "a"
+
+
+class Server:
+    """A connection to a server and the model that it shall score with. A context manager, which disconnects.
+
+    Attributes:
+        model_name: the model's.
+        max_model_len: longest sequence, in tokens.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """
+        Raises:
+            CliError: there is no server at --url, or not that model.
+        """
+        self._client = connect(args)
+        self._slots = asyncio.Semaphore(args.concurrency or CONCURRENCY)
+        self._loop = asyncio.new_event_loop()
+        try:
+            card, version = self.wait(self._introduce(args.model))
+        except BaseException:
+            self._loop.close()
+            raise
+        self.model_name: str = card["id"]
+        self.max_model_len: int = card["max_model_len"]
+        self._version = version
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.wait(self._client.close())
+        self._loop.close()
+
+    def deciding(self) -> dict[str, Any]:
+        """What decides the rows, for OUTPUT.meta.json; not the URL, as the same model may be served elsewhere."""
+        return {
+            "server_version": self._version,
+            "model": self.model_name,
+            "max_model_len": self.max_model_len,
+        }
+
+    def scorer(self, args: argparse.Namespace, template: Template | None, input_name: str) -> ServerScorer:
+        """What scores texts here as the arguments say; see ServerScorer."""
+        return ServerScorer(self, template, args.labels or args.label_ids, input_name)
+
+    async def post(self, path: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request about the model, tried again while the server is overloaded or away.
+
+        Raises:
+            ServerError: it refuses, or stays away.
+        """
+        body = {"model": self.model_name, **fields}
+        async with self._slots:
+            answer: dict[str, Any] = await with_retries(lambda: self._client.post(path, body))
+        return answer
+
+    def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of `work`."""
+        return self._loop.run_until_complete(work)
+
+    def in_order(self, works: Sequence[Coroutine[Any, Any, Result]]) -> Iterator[Result]:
+        """The results of all, which go on together; those that are left when the iteration is, are ended."""
+        tasks = [self._loop.create_task(work) for work in works]
+        try:
+            for task in tasks:
+                yield self._loop.run_until_complete(task)
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+
+    async def _introduce(self, model: str | None) -> tuple[dict[str, Any], str]:
+        card = await served_model(self._client, model)
+        version = await self._client.get("/version")
+        try:
+            return card, version["version"]
+        except (TypeError, KeyError):
+            raise CliError(f"{self._client.url}/version: the answer names no version") from None
+
+
+class ServerScorer:
+    """Scores batches, a request a text.
+
+    Attributes:
+        labels: as the server tokenised them.
+        model_name: the model's.
+    """
+
+    def __init__(
+        self, server: Server, template: Template | None, given: Sequence[str] | Sequence[int], input_name: str
+    ) -> None:
+        """
+        Args:
+            server: which is asked about the labels.
+            template: of the prompts; None = the default one.
+            given: the labels, as texts or as token ids.
+            input_name: the input file's, for messages.
+
+        Raises:
+            CliError: labels that cannot be scored, or a server that scores none.
+        """
+        self._server = server
+        self.model_name = server.model_name
+        self._input_name = input_name
+        self._fields = {("labels" if isinstance(given[0], str) else "label_token_ids"): list(given)}
+        # One answer says whether the labels can be scored, and how they were tokenised.
+        probe = self._item(server.wait(self._post(_PROBE)), len(given))
+        self.labels = Labels(
+            [str(label) for label in given],
+            [entry["label"] for entry in probe["labels"]],
+            [entry["token_ids"] for entry in probe["labels"]],
+        )
+        self._template = template or Template.default(self.labels.texts)
+
+    def score(
+        self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
+    ) -> Iterator[dict[str, Any]]:
+        """The rows of `batch[num_known:]`, each as soon as it and all before it are there; see BatchScorer.score.
+
+        Raises:
+            ServerError: the server refuses what is not a single text's fault, or stays away.
+        """
+        rows = list(enumerate(batch))[num_known:]
+        return self._server.in_order([self._row(first_index + offset, item) for offset, item in rows])
+
+    async def _row(self, index: int, item: Item) -> dict[str, Any]:
+        prompt = self._template.render(self._input_name, item)
+        try:
+            scored = self._item(await self._post(prompt), len(self.labels.names))
+        except ServerError as error:
+            if not _is_of_one_text(error):
+                raise
+            num_tokens = await self._count(prompt)
+            fault = length_fault(num_tokens, self._server.max_model_len, self.labels) if num_tokens is not None else ""
+            return make_record(index, item, num_tokens, fault or error.message, self.labels)
+        return make_record(index, item, scored["num_prompt_tokens"], _scores(scored, self.labels), self.labels)
+
+    async def _post(self, prompt: str) -> dict[str, Any]:
+        return await self._server.post(_PATH, {"query": "", "items": [prompt], **self._fields})
+
+    async def _count(self, prompt: str) -> int | None:
+        """The prompt's tokens; None if the server does not say."""
+        try:
+            count: int = (await self._server.post("/tokenize", {"prompt": prompt}))["count"]
+        except ServerError:
+            return None
+        return count
+
+    def _item(self, answer: dict[str, Any], num_labels: int) -> dict[str, Any]:
+        """The only item of an answer."""
+        try:
+            item: dict[str, Any] = answer["data"][0]
+            is_whole = len(item["labels"]) == num_labels
+        except (TypeError, LookupError):
+            is_whole = False
+        if not is_whole:
+            raise CliError(
+                f"{_PATH}: the answer does not have the labels' scores; --url must be a server of this package"
+            )
+        return item
+
+
+def _is_of_one_text(error: ServerError) -> bool:
+    """Whether a text is at fault, which says nothing about others: it is too long or empty, larger than the largest
+    body, or the model makes no numbers of it."""
+    return error.status in (413, 500) or (error.status == 400 and error.param == "items")
+
+
+def _scores(item: dict[str, Any], labels: Labels) -> LabelScores:
+    """An item of an answer as what the engine would have given. JSON has null for minus infinity."""
+    entries = item["labels"]
+    logprobs = np.asarray([_number(entry["logprob"]) for entry in entries])
+    probabilities = np.asarray([np.nan if entry["probability"] is None else entry["probability"] for entry in entries])
+    if len(entries) == 1 and np.isfinite(logprobs[0]):
+        # The server gives a label that has no rival its true probability.
+        probabilities = np.ones(1)
+    # Logits of further tokens are not in the answer.
+    further = [[math.nan] * (len(ids) - 1) for ids in labels.token_ids]
+    return LabelScores(
+        prompt=None,
+        prompt_token_ids=[],
+        label_texts=[entry["label"] for entry in entries],
+        label_token_ids=labels.token_ids,
+        logprobs=logprobs,
+        probabilities=probabilities,
+        mass=math.nan if item["label_mass"] is None else item["label_mass"],
+        token_logprobs=np.concatenate(
+            [[_number(value) for value in entry.get("token_logprobs") or [entry["logprob"]]] for entry in entries]
+        ),
+        token_ranks=np.concatenate([entry.get("token_ranks") or [entry["rank"]] for entry in entries]),
+        token_logits=np.concatenate(
+            [[_number(entry["logit"]), *rest] for entry, rest in zip(entries, further, strict=True)]
+        ),
+    )
+
+
+def _number(value: float | None) -> float:
+    return -math.inf if value is None else value

@@ -1,0 +1,1 @@
+"""Checks on the model at hand of what the engine promises."""

@@ -1,0 +1,263 @@
+"""Whether requests get the same bits in every way the engine may run them, on a loaded model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vllm.selftest.probes import Probe, Result, make_probes, make_strangers, result_of, run_probes
+from vllm.v1.core.sched.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+NUM_COMPANIES = 3
+NUM_STRANGERS = 12
+CHUNKS = (3, 16, 50)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first value of a check that is not as it was alone.
+
+    Attributes:
+        probe: number of the request.
+        kind: its parameters, in words.
+        prompt_len: tokens of its prompt.
+        field: which array of its output.
+        index: where in the flattened array; None: the arrays differ in size.
+        expected: the value alone, or the size.
+        got: the value in this check, or the size.
+        differing: how many values of the array differ.
+        largest: the largest absolute difference among them; None when sizes differ.
+    """
+
+    probe: int
+    kind: str
+    prompt_len: int
+    field: str
+    index: int | None
+    expected: float
+    got: float
+    differing: int
+    largest: float | None
+
+
+@dataclass(frozen=True)
+class Check:
+    """The probes run in one way.
+
+    Attributes:
+        name: the way.
+        requests: compared with themselves alone.
+        values: numbers compared, bit by bit.
+        differing: how many of them differ.
+        first: the first of these.
+        detail: what happened on the way, as proof that it was taken.
+        missed: why the way was not taken, if it was not: the check says nothing then, and counts as failed.
+    """
+
+    name: str
+    requests: int
+    values: int
+    differing: int
+    first: Difference | None
+    detail: str = ""
+    missed: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the way was taken and nothing differed."""
+        return not self.differing and self.missed is None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "passed": self.passed}
+
+
+class InvarianceTest:
+    """The probes and what each of them yields alone, in a fresh engine state."""
+
+    def __init__(self, engine: LLMEngine, seed: int = 0) -> None:
+        """
+        Args:
+            engine: idle; whole rows of logits may be read (max_logprobs=-1, max_logprob_token_ids=-1).
+            seed: of the probes, their company and the order of everything.
+        """
+        self.engine = engine
+        self._rng = random.Random(seed)
+        config = engine.vllm_config
+        self._vocab_size = config.model_config.vocab_size
+        self._max_model_len = config.model_config.max_model_len
+        self._block_size = config.cache_config.block_size
+        self._caches = config.cache_config.enable_prefix_caching
+        self.probes = make_probes(self._vocab_size, self._max_model_len, self._block_size, self._rng)
+        self._expected: list[Result] = []
+
+    def run(self) -> Iterator[Check]:
+        """Run the probes in every way, one check each.
+
+        Raises:
+            RuntimeError: the model failed on a request.
+        """
+        self._expected = [result_of(output) for output in self._alone()]
+        yield self._compare("alone again", self._alone())
+        for number in range(1, NUM_COMPANIES + 1):
+            yield self._in_company(number)
+        for chunk in CHUNKS:
+            yield self._chunked(chunk)
+        # A block that holds a whole request is neither shared nor the second one that is missing.
+        has_blocks = max(len(probe.prompt) for probe in self.probes) > self._block_size
+        if self._caches and has_blocks:
+            for share, words in ((0.0, "one block"), (0.5, "half the blocks"), (1.0, "every block")):
+                yield self._cached(share, words)
+        if has_blocks:
+            yield self._preempted()
+        yield self._other_thread_count()
+
+    # -- the ways ------------------------------------------------------------------------------------------------
+
+    def _alone(self) -> list[RequestOutput]:
+        outputs = []
+        for probe in self.probes:
+            self.engine.reset_prefix_cache()
+            outputs += run_probes(self.engine, [probe])
+        return outputs
+
+    def _in_company(self, number: int) -> Check:
+        self.engine.reset_prefix_cache()
+        strangers = self._strangers(NUM_STRANGERS * number // NUM_COMPANIES)
+        # The later companies arrive over several steps, so that prompts meet others' decodes.
+        outputs = self._mixed(strangers, spread=3 * (number - 1))
+        return self._compare(f"in company {number}", outputs, f"{len(strangers)} strangers")
+
+    def _chunked(self, chunk: int) -> Check:
+        with self._scheduler(max_num_batched_tokens=chunk, enable_chunked_prefill=True):
+            outputs = self._mixed([])
+        return self._compare(f"steps of {chunk} tokens", outputs)
+
+    def _cached(self, share: float, words: str) -> Check:
+        """The cache holds the first blocks of every probe's prompt: `share` of those that can be hit, at least one."""
+        self.engine.reset_prefix_cache()
+        warm = []
+        for probe in self.probes:
+            hittable = (len(probe.prompt) - 1) // self._block_size
+            if hittable:
+                beginning = probe.prompt[: max(1, round(share * hittable)) * self._block_size]
+                # Readers of prompts find only what readers left.
+                params = probe.params.clone()
+                params.max_tokens = 1
+                warm.append(Probe([*beginning, 0], probe.kind, params))
+        run_probes(self.engine, warm)
+        outputs = self._mixed([])
+        hits = sum(output.num_cached_tokens or 0 for output in outputs)
+        missed = None if hits else "nothing was found in the prefix cache"
+        return self._compare(f"{words} cached", outputs, f"{hits} tokens from the cache", missed)
+
+    def _preempted(self) -> Check:
+        """All probes but the longest, twice, in a cache that holds no more than the largest of these."""
+        lengths = [len(probe.prompt) for probe in self.probes]
+        # The short ones first: many are admitted, and then there is no block for their next tokens.
+        numbers = 2 * sorted(range(len(lengths)), key=lengths.__getitem__)[:-1]
+        numbers.sort(key=lengths.__getitem__)
+        tokens = max(lengths[number] + (self.probes[number].params.max_tokens or 0) for number in numbers)
+        with self._scheduler(num_blocks=-(-tokens // self._block_size)) as scheduler:
+            outputs = run_probes(self.engine, [self.probes[number] for number in numbers])
+            count = scheduler.num_preemptions
+        missed = None if count else "nothing was preempted"
+        return self._compare("preempted", outputs, f"{count} preemptions", missed, numbers)
+
+    def _other_thread_count(self) -> Check:
+        import torch
+
+        before = torch.get_num_threads()
+        other = 1 if before > 1 else 2
+        torch.set_num_threads(other)
+        try:
+            self.engine.reset_prefix_cache()
+            outputs = self._mixed(self._strangers(NUM_STRANGERS // 3))
+        finally:
+            torch.set_num_threads(before)
+        return self._compare(f"{other} thread{'s' * (other > 1)}", outputs, f"instead of {before}")
+
+    def _strangers(self, count: int) -> list[Probe]:
+        return make_strangers(self.probes, self._vocab_size, self._max_model_len, count, self._rng)
+
+    def _mixed(self, strangers: list[Probe], spread: int = 0) -> list[RequestOutput]:
+        """The probes' outputs when all run together, in random order, over `spread` more steps than one."""
+        everyone = [*self.probes, *strangers]
+        order = self._rng.sample(range(len(everyone)), len(everyone))
+        arrivals = [self._rng.randint(0, spread) for _ in everyone]
+        outputs = dict(zip(order, run_probes(self.engine, [everyone[i] for i in order], arrivals), strict=True))
+        return [outputs[i] for i in range(len(self.probes))]
+
+    @contextmanager
+    def _scheduler(self, num_blocks: int | None = None, **changes: Any) -> Iterator[Scheduler]:
+        """Run under another scheduler, with a cache of fewer blocks or other fields of its configuration."""
+        core = self.engine.engine_core
+        before = core.scheduler
+        core.step()  # the worker still has to hear from the one who knows it which requests have finished
+        blocks = min(num_blocks or before.kv.pool.num_blocks, before.kv.pool.num_blocks)
+        core.scheduler = Scheduler(
+            replace(before.config, **changes),
+            replace(self.engine.vllm_config.cache_config, num_blocks=blocks),
+            self._max_model_len,
+        )
+        try:
+            yield core.scheduler
+            core.step()
+        finally:
+            core.scheduler = before
+            # Its blocks were written over.
+            before.reset_prefix_cache()
+
+    # -- comparing -----------------------------------------------------------------------------------------------
+
+    def _compare(
+        self,
+        name: str,
+        outputs: Sequence[RequestOutput],
+        detail: str = "",
+        missed: str | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> Check:
+        """Compare outputs with those of the probes alone; of these numbers, or of all probes in order."""
+        values = differing = 0
+        first: Difference | None = None
+        for number, output in zip(range(len(self.probes)) if numbers is None else numbers, outputs, strict=True):
+            expected, got = self._expected[number], result_of(output)
+            assert expected.keys() == got.keys(), "the same request has the same kinds of results"
+            for field, array in expected.items():
+                values += array.size
+                count, describe = compare_bits(array, got[field])
+                differing += count
+                if count and first is None:
+                    probe = self.probes[number]
+                    first = Difference(number, probe.kind, len(probe.prompt), field, *describe())
+        return Check(name, len(outputs), values, differing, first, detail, missed)
+
+
+def compare_bits(
+    expected: np.ndarray, got: np.ndarray
+) -> tuple[int, Callable[[], tuple[int | None, float, float, int, float | None]]]:
+    """How many values of two arrays of one dtype differ in a bit, all when the sizes differ; and what `Difference` says
+    of them from `index` on."""
+    if expected.shape != got.shape:
+        count = max(expected.size, got.size)
+        return count, lambda: (None, float(expected.size), float(got.size), count, None)
+    bits = np.dtype(f"u{expected.itemsize}")
+    where = np.flatnonzero(np.ascontiguousarray(expected).view(bits) != np.ascontiguousarray(got).view(bits))
+
+    def describe() -> tuple[int, float, float, int, float]:
+        ours, theirs = expected.ravel()[where].astype(np.float64), got.ravel()[where].astype(np.float64)
+        with np.errstate(invalid="ignore"):  # an infinity less itself
+            largest = float(np.max(np.abs(ours - theirs)))
+        return int(where[0]), float(ours[0]), float(theirs[0]), len(where), largest
+
+    return len(where), describe

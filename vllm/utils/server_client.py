@@ -1,0 +1,366 @@
+"""A server's JSON answers and event streams, over HTTP/1.1 connections that are kept for the next request."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from vllm.exceptions import CliError
+from vllm.version import __version__
+
+Result = TypeVar("Result")
+
+# Waits before a request is sent once more, in seconds: about a minute together, in which a server can start again.
+RETRY_DELAYS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0)
+LONGEST_WAIT = 120
+_PASSING = (429, 502, 503, 504)
+_PIECE = 2**16
+API_KEY = "VLLM_API_KEY"
+TIMEOUT = 600.0
+"""Longest wait for anything from a server, in seconds."""
+
+
+class ServerError(CliError):
+    """No answer, or one that says what is wrong.
+
+    Attributes:
+        status: the answer's; None when none came.
+        message: what the server says, or why there is no answer.
+        param: the request's field that is at fault; None when none is named.
+        retry_after: seconds that the server asks to wait for; None = it does not say.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        message: str,
+        status: int | None = None,
+        param: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(f"{where}: {message}" if status is None else f"{where} answered {status}: {message}")
+        self.message = message
+        self.status = status
+        self.param = param
+        self.retry_after = retry_after
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request can succeed later."""
+        return self.status is None or self.status in _PASSING
+
+
+class ServerClient:
+    """Requests to one server; any number at once, each on a connection of its own while it lasts.
+
+    Every method raises ServerError.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0) -> None:
+        """
+        Args:
+            url: http(s)://HOST[:PORT], and the path that the server's own begin with, if any.
+            api_key: shown to the server; None = none.
+            timeout: seconds in which something of an answer must arrive.
+
+        Raises:
+            CliError: `url` is none, or the key cannot be sent.
+        """
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise CliError(f"--url {url!r}: {error}") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username is not None:
+            raise CliError(f"--url must be http://HOST:PORT or https://HOST:PORT, got {url!r}")
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise CliError("the API key has characters that no HTTP header can hold")
+        self._host = parts.hostname
+        self._secure = parts.scheme == "https"
+        self._port = port or (443 if self._secure else 80)
+        # Clients of OpenAI's are given their URL with /v1.
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
+        self.url = f"{parts.scheme}://{parts.netloc}{self._prefix}"
+        self._timeout = timeout
+        key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+        self._headers = f"Host: {parts.netloc}\r\nUser-Agent: vllm/{__version__}\r\n{key}"
+        self._idle: list[_Connection] = []
+
+    async def get(self, path: str) -> Any:
+        """What a GET is answered with."""
+        return await self._fetch("GET", path, b"")
+
+    async def post(self, path: str, body: Any) -> Any:
+        """What a POST of `body`, as JSON, is answered with."""
+        return await self._fetch("POST", path, json.dumps(body).encode())
+
+    async def events(self, path: str, body: Any) -> AsyncGenerator[bytes, None]:
+        """The data of each event that a POST is answered with, up to [DONE]."""
+        where = f"{self.url}{path}"
+        async with _Answer(self, where, await self._send("POST", path, json.dumps(body).encode())) as answer:
+            rest = b""
+            async for piece in answer.connection.body():
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    if not line.startswith(b"data:"):
+                        continue
+                    data = line[5:].strip()
+                    if data == b"[DONE]":
+                        # What follows is the end of the body, after which the connection can be used again.
+                        answer.is_done = True
+                        continue
+                    if data.startswith(b'{"error"'):
+                        raise _refusal(where, 500, data, None)
+                    yield data
+            if not answer.is_done:
+                raise ServerError(where, "the stream ended before its time")
+
+    async def close(self) -> None:
+        """Close the connections that no request uses."""
+        while self._idle:
+            self._idle.pop().abort()
+
+    def keep(self, connection: _Connection) -> None:
+        """Use a connection, whose answer has been read, for a further request."""
+        self._idle.append(connection)
+
+    async def _fetch(self, method: str, path: str, body: bytes) -> Any:
+        where = f"{self.url}{path}"
+        async with _Answer(self, where, await self._send(method, path, body)) as answer:
+            data = b"".join([piece async for piece in answer.connection.body()])
+            answer.is_done = True
+        try:
+            return json.loads(data) if data else None
+        except ValueError:
+            raise ServerError(where, "the answer is not JSON") from None
+
+    async def _send(self, method: str, path: str, body: bytes) -> _Connection:
+        """A connection on which the head of a 200 answer has been read."""
+        where = f"{self.url}{path}"
+        kind = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n" if method == "POST" else ""
+        request = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}{kind}\r\n".encode() + body
+        while True:
+            is_old = bool(self._idle)
+            connection = None
+            try:
+                connection = self._idle.pop() if is_old else await self._connect()
+                await connection.exchange(request)
+            except (OSError, EOFError, ValueError) as error:
+                if connection is not None:
+                    connection.abort()
+                # The server may have closed it while nothing was sent.
+                if is_old and not isinstance(error, TimeoutError):
+                    continue
+                raise _no_answer(where, error) from None
+            except BaseException:
+                if connection is not None:
+                    connection.abort()
+                raise
+            if connection.status == 200:
+                return connection
+            async with _Answer(self, where, connection) as answer:
+                data = b"".join([piece async for piece in connection.body()])
+                answer.is_done = True
+            raise _refusal(where, connection.status, data, connection.headers.get("retry-after"))
+
+    async def _connect(self) -> _Connection:
+        context = None
+        if self._secure:
+            import ssl
+
+            context = ssl.create_default_context()
+        opening = asyncio.open_connection(self._host, self._port, ssl=context)
+        try:
+            reader, writer = await asyncio.wait_for(opening, self._timeout)
+        except asyncio.TimeoutError:  # another class than TimeoutError before Python 3.11
+            raise TimeoutError from None
+        return _Connection(reader, writer, self._timeout)
+
+
+@dataclass
+class _Answer:
+    """While an answer is read: its connection goes back to the client if all was read, and is closed else."""
+
+    client: ServerClient
+    where: str
+    connection: _Connection
+    is_done: bool = False
+
+    async def __aenter__(self) -> _Answer:
+        return self
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None and self.is_done and self.connection.stays_open:
+            self.client.keep(self.connection)
+        else:
+            self.connection.abort()
+        if isinstance(error, (OSError, EOFError, ValueError)):
+            raise _no_answer(self.where, error) from None
+
+
+@dataclass
+class _Connection:
+    """A connection on which requests follow each other. What goes wrong is an OSError, EOFError or ValueError."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    timeout: float
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    stays_open: bool = False
+    _timed_out: bool = False
+    _received: bytearray = field(default_factory=bytearray)  # and not yet read
+
+    async def exchange(self, request: bytes) -> None:
+        """Send a request and read the head of its answer."""
+        self.writer.write(request)
+        await self._timed(self.writer.drain())
+        status_line = await self._line()
+        version, _, rest = status_line.partition(" ")
+        if not version.startswith("HTTP/1."):
+            raise ValueError("the answer is not HTTP")
+        self.status = int(rest[:3])
+        self.headers = {}
+        while line := await self._line():
+            name, _, value = line.partition(":")
+            self.headers[name.lower()] = value.strip()
+        self.stays_open = version == "HTTP/1.1" and self.headers.get("connection", "").lower() != "close"
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """The answer's body as it comes."""
+        if self.headers.get("transfer-encoding", "").lower() == "chunked":
+            while size := int((await self._line()).partition(";")[0], 16):
+                yield (await self._exactly(size + 2))[:-2]
+            while await self._line():
+                pass
+        elif "content-length" in self.headers:
+            yield await self._exactly(int(self.headers["content-length"]))
+        else:
+            self.stays_open = False
+            while self._received or await self._receive():
+                yield await self._exactly(len(self._received))
+
+    def abort(self) -> None:
+        """Close it without waiting for anything."""
+        self.writer.transport.abort()
+
+    async def _line(self) -> str:
+        while (end := self._received.find(b"\n")) < 0:
+            if len(self._received) > _PIECE:
+                raise ValueError("a line of the answer's head is too long")
+            await self._receive_more()
+        return (await self._exactly(end + 1)).decode("latin-1").rstrip("\r\n")
+
+    async def _exactly(self, size: int) -> bytes:
+        while len(self._received) < size:
+            await self._receive_more()
+        data = bytes(self._received[:size])
+        del self._received[:size]
+        return data
+
+    async def _receive_more(self) -> None:
+        if not await self._receive():
+            raise EOFError("the server closed the connection")
+
+    async def _receive(self) -> bool:
+        """Wait for a piece; False: the server has closed the connection."""
+        piece: bytes = await self._timed(self.reader.read(_PIECE))
+        self._received += piece
+        return bool(piece)
+
+    async def _timed(self, reading: Awaitable[Result]) -> Result:
+        timer = asyncio.get_running_loop().call_later(self.timeout, self._time_out)
+        try:
+            result = await reading
+        except (OSError, EOFError) as error:
+            raise self._lost() from error
+        finally:
+            timer.cancel()
+        if self._timed_out:
+            raise self._lost()
+        return result
+
+    def _time_out(self) -> None:
+        self._timed_out = True
+        self.abort()
+
+    def _lost(self) -> Exception:
+        if self._timed_out:
+            return TimeoutError()
+        return EOFError("the server closed the connection")
+
+
+async def with_retries(call: Callable[[], Awaitable[Result]]) -> Result:
+    """What `call` gives, which is made again while the server is overloaded, starting or away.
+
+    Raises:
+        ServerError: it refuses, asks for a wait of more than LONGEST_WAIT, or is away after all RETRY_DELAYS.
+    """
+    for delay in RETRY_DELAYS:
+        try:
+            return await call()
+        except ServerError as error:
+            if not error.may_pass or (error.retry_after or 0) > LONGEST_WAIT:
+                raise
+            # Those that were refused together should not come back together.
+            await asyncio.sleep(max(delay, error.retry_after or 0.0) * random.uniform(1.0, 1.25))
+    return await call()
+
+
+def _no_answer(where: str, error: Exception) -> ServerError:
+    if isinstance(error, TimeoutError):
+        return ServerError(where, "no answer in time (--timeout)")
+    if isinstance(error, ConnectionError) and error.errno is not None:
+        return ServerError(where, f"no answer: {os.strerror(error.errno)}")
+    return ServerError(where, f"no answer: {error or type(error).__name__}")
+
+
+def _refusal(where: str, status: int, data: bytes, retry_after: str | None) -> ServerError:
+    message, param = data[:200].decode(errors="replace").strip() or "nothing further", None
+    try:
+        error = json.loads(data)["error"]
+        message, param = str(error["message"]), error.get("param")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass  # not a server of this kind, or a proxy in front of it
+    seconds = int(retry_after) if retry_after is not None and retry_after.isdigit() else None
+    return ServerError(where, message, status, param, seconds)
+
+
+def connect(args: argparse.Namespace) -> ServerClient:
+    """A client of --url.
+
+    Raises:
+        CliError: --url is none.
+    """
+    key = args.api_key if args.api_key is not None else os.environ.get(API_KEY)
+    return ServerClient(args.url, key or None, args.timeout or TIMEOUT)
+
+
+async def served_model(client: ServerClient, name: str | None) -> dict[str, Any]:
+    """The server's description of a model: `id`, `max_model_len` and others.
+
+    Args:
+        client: the server's.
+        name: of the model; None = the server's first.
+
+    Raises:
+        CliError: there is no server, or no such model.
+    """
+    answer = await client.get("/v1/models")
+    try:
+        models = {card["id"]: card for card in answer["data"]}
+    except (KeyError, TypeError):
+        models = {}
+    if not models:
+        raise CliError(f"{client.url}/v1/models: the answer names no model")
+    if name is not None and name not in models:
+        raise CliError(f"--model: there is no {name!r} at {client.url}; there is {', '.join(map(repr, models))}")
+    card: dict[str, Any] = next(iter(models.values())) if name is None else models[name]
+    return card
