@@ -117,14 +117,6 @@ class LiveServer:
         os.close(self._stderr)
 
 
-def is_running(pid: int) -> bool:
-    """Whether there is such a process, and it is no zombie."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def _end_with_parent() -> None:
     """A run of tests that is killed leaves no server behind."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

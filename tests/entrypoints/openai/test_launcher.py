@@ -18,7 +18,8 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import LiveServer, is_running
+from live_server import LiveServer
+from processes import is_running
 from slow_processor import STEP_SECONDS
 from tiny_llm import make_tiny_model
 
@@ -39,10 +40,11 @@ def folder(tmp_path_factory):
 
 
 @contextmanager
-def servers(folder: Path, *flags: list[str]) -> Iterator[list[LiveServer]]:
+def servers(folder: Path, *flags: list[str], env: dict[str, str] | None = None) -> Iterator[list[LiveServer]]:
     """One slow server for each list of flags, started side by side."""
+    env = {**SLOW_ENV, **(env or {})}
     with ExitStack() as stack:
-        started = [stack.enter_context(LiveServer(folder, *SLOW, *each, env=SLOW_ENV, wait=False)) for each in flags]
+        started = [stack.enter_context(LiveServer(folder, *SLOW, *each, env=env, wait=False)) for each in flags]
         for server in started:
             server.wait_until_ready()
         yield started

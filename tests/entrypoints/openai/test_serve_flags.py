@@ -102,6 +102,11 @@ def test_a_bad_flag_is_one_line(flags, message, capsys):
     assert_refused(capsys, message, *flags)
 
 
+def test_a_bad_environment_is_one_line(monkeypatch, capsys):
+    monkeypatch.setenv("VLLM_ENGINE_HANG_TIMEOUT_S", "soon")
+    assert_refused(capsys, "VLLM_ENGINE_HANG_TIMEOUT_S must be a positive number of seconds, or 0 for no limit")
+
+
 def test_keys_and_certificates_that_do_not_fit(tls, capsys):
     certificate = ("--ssl-certfile", str(tls / "cert.pem"))
     for key in ("other.pem", "locked.pem"):

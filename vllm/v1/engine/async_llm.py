@@ -283,7 +283,7 @@ class AsyncLLM:
 
     async def _receive(self, replica: Replica) -> None:
         try:
-            await replica.core.receive(partial(self._take, replica))
+            await replica.core.receive(partial(self._take, replica), lambda: bool(replica.num_unfinished_sequences))
         except EngineDeadError as error:
             self._fail(replica, error)
 
