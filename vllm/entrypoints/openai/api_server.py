@@ -1,6 +1,15 @@
-"""The server's application: its routes, its errors, its schema."""
+"""The server's application: its routes, its errors, its schema.
+
+Run as `python -m`, this module is `vllm serve`.
+"""
 
 from __future__ import annotations
+
+if __name__ == "__main__":
+    # Before what follows is imported: that takes as long as the engine's start, which it is to go along with.
+    from vllm.entrypoints.cli import main, serve
+
+    main.run_as("python -m vllm.entrypoints.openai.api_server", serve)
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
