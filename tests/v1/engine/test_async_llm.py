@@ -245,6 +245,12 @@ def test_a_core_that_cannot_start_says_why(folder, monkeypatch):
         AsyncLLM.from_engine_args(make_args(folder))
 
 
+def test_a_limit_that_is_none_is_refused_before_a_core_starts(folder, monkeypatch):
+    monkeypatch.setenv("VLLM_ENGINE_HANG_TIMEOUT_S", "-5")
+    with pytest.raises(ValueError, match="VLLM_ENGINE_HANG_TIMEOUT_S must be .*, got '-5'"):
+        AsyncLLM.from_engine_args(make_args(folder))
+
+
 def test_the_core_ends_with_its_parent(folder, tmp_path):
     """No guard of the main module is needed, and nothing outlives a parent that is killed."""
     code = (

@@ -215,6 +215,19 @@ def test_no_actor_is_left_of_a_start_that_failed(
         time.sleep(0.05)
 
 
+def test_a_gpu_that_ray_does_not_name_is_an_error(
+    ray_cluster: str, ray_executor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster has none, so its task never runs."""
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    monkeypatch.setattr(ray_executor, "START_SECONDS", 0.1)
+    bundles = placement_group([{"GPU": 1.0}])
+    with pytest.raises(EngineDeadError, match=r"Ray did not say within 0.1 s which GPU it has for rank 0"):
+        ray_executor._check_own_gpu(bundles)
+    remove_placement_group(bundles)
+
+
 def test_without_ray(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match="Ray is not installed; the extra brings it"):

@@ -50,6 +50,7 @@ class AsyncLLM:
             meanwhile: called with the tokenizer while the cores load the model.
 
         Raises:
+            ValueError: VLLM_ENGINE_HANG_TIMEOUT_S is no such time.
             EngineDeadError: one could not start; the message has the cause.
         """
         self.vllm_config = config

@@ -177,11 +177,13 @@ def _check_own_gpu(bundles: PlacementGroup) -> None:
     """
     Raises:
         ValueError: Ray keeps another GPU for rank 0 than it uses, which is this process's first.
-        GetTimeoutError: it does not say which in time.
+        EngineDeadError: it does not say which in time.
     """
     place = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=0)
-    gpus = ray.get(_gpu_of_bundle.options(scheduling_strategy=place).remote(), timeout=START_SECONDS)
-    kept = [str(gpu) for gpu in gpus]
+    task = _gpu_of_bundle.options(scheduling_strategy=place).remote()
+    if not ray.wait([task], timeout=START_SECONDS)[0]:
+        raise EngineDeadError(f"Ray did not say within {START_SECONDS:g} s which GPU it has for rank 0")
+    kept = [str(gpu) for gpu in ray.get(task)]
     own = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     if kept != [own]:
         raise ValueError(
