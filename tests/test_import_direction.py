@@ -23,7 +23,7 @@ ORDER = """
     entrypoints scoring batch selftest
     entrypoints.openai.errors entrypoints.openai.protocol entrypoints.openai.server_args entrypoints.openai.state
     entrypoints.openai.rendering entrypoints.openai.http entrypoints.openai.serving entrypoints.openai
-    entrypoints.cli
+    entrypoints.cli entrypoints.openai.api_server
 """.split()
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
 

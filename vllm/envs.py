@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -45,6 +46,24 @@ def worker_timeout_seconds() -> float:
         ValueError: not a positive number.
     """
     return _positive("VLLM_WORKER_TIMEOUT_S", "seconds") or 600.0
+
+
+def engine_hang_timeout_seconds() -> float | None:
+    """VLLM_ENGINE_HANG_TIMEOUT_S: an engine core in a process of its own that has requests and finishes no step for so
+    long counts as hanging; 300 when unset. None (the variable is 0): never.
+
+    Raises:
+        ValueError: neither 0 nor a positive number.
+    """
+    name = "VLLM_ENGINE_HANG_TIMEOUT_S"
+    text = os.environ.get(name) or "300"
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be a positive number of seconds, or 0 for no limit, got {text!r}")
+    return value or None
 
 
 def ops_reference() -> bool:

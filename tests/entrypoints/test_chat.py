@@ -132,6 +132,63 @@ class TestPrompts:
         assert call["function"]["arguments"] == '{"at": "it"}'
 
 
+# In the manner of templates that models come with.
+CALLS = "{% for call in m.tool_calls or [] %}<call>{{ call.function.name }}</call>{% endfor %}"
+CONCATENATES = "{{ '<' + m.role + '>' + m.content + '' }}" + CALLS
+ASKS = (
+    "<{{ m['role'] }}>{% if m['content'] is defined and m['content'] is not none %}{{ m['content'] + '' }}{% endif %}"
+    + CALLS
+)
+EITHER_WAY = (
+    "<{{ m.role }}>{% if 'tool_calls' in m %}{% if m['content'] is none %}"
+    + CALLS
+    + "{% else %}{{ m['content'] ~ '' }}"
+    + CALLS
+    + "{% endif %}{% else %}{{ m.content }}{% endif %}"
+)
+TRIMS = "{{ '<' + m['role'] + '>' + m['content'] | trim }}" + CALLS
+SLICES = "<{{ m.role }}>{% if m.content[:2] != '- ' %}{{ m.content.strip() }}{% endif %}" + CALLS
+CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("body", [CONCATENATES, ASKS, EITHER_WAY, TRIMS, SLICES])
+class TestMessagesWithoutContent:
+    """The content of an assistant's message that calls tools may be null, or not there: to a template it is a text."""
+
+    @pytest.fixture
+    def render(self, body, tmp_path):
+        tokenizer = make_byte_tokenizer(tmp_path)
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        template = "{% for m in messages %}" + body + "{% endfor %}"
+
+        def render(message):
+            messages = [HELLO[1], message, {"role": "tool", "tool_call_id": "1", "content": "seen"}]
+            return render_conversations(messages, tokenizer, chat_template=template)[0]["prompt"]
+
+        return render
+
+    @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": []}])
+    def test_beside_tool_calls(self, render, content):
+        message = {"role": "assistant", **content, "tool_calls": [CALL], "refusal": None, "function_call": None}
+        assert render(message) == "<user>hello<assistant><call>look</call><tool>seen"
+
+    def test_beside_a_function_call(self, render):
+        """What tool calls were before there were several."""
+        message = {"role": "assistant", "content": None, "function_call": CALL["function"]}
+        assert render(message) == "<user>hello<assistant><call>look</call><tool>seen"
+
+    def test_beside_a_refusal(self, render):
+        message = {"role": "assistant", "content": None, "refusal": "I would rather not", "tool_calls": None}
+        assert render(message) == "<user>hello<assistant>I would rather not<tool>seen"
+
+    def test_and_no_tool_calls_beside_content(self, render):
+        """As clients send back what they got: every field of the answer's message, most of them null."""
+        for none in (None, []):
+            assert render({"role": "assistant", "content": "yes", "tool_calls": none}) == (
+                "<user>hello<assistant>yes<tool>seen"
+            )
+
+
 class TestErrors:
     @pytest.mark.parametrize(
         ("messages", "message"),
@@ -144,6 +201,14 @@ class TestErrors:
             ([{"role": 5, "content": "a"}], r"messages\[0\] has no role"),
             ([{"role": "user"}], r"messages\[0\] has no content"),
             ([HELLO[1], {"role": "user", "content": None}], r"messages\[1\] has no content"),
+            ([HELLO[1], {"role": "assistant"}], r"messages\[1\] has no content"),
+            ([{"role": "assistant", "content": None, "tool_calls": []}], r"messages\[0\] has no content"),
+            ([{"role": "assistant", "function_call": "f"}], r"messages\[0\].function_call must be a dict"),
+            ([{"role": "assistant", "refusal": 5}], r"messages\[0\].refusal must be a string, got int"),
+            (
+                [{"role": "assistant", "function_call": {"name": "f", "arguments": "{"}}],
+                r"messages\[0\].function_call.arguments is not JSON",
+            ),
             ([{"role": "user", "content": 5}], r"messages\[0\].content must be a string or a list of text parts"),
             ([{"role": "user", "content": [5]}], r"messages\[0\].content\[0\] must be a text part, got int"),
             (

@@ -51,6 +51,7 @@ def test_the_command_line_wins(parse: Any) -> None:
     args = parse(content, [*FILE, "--max-model-len", "128", "--no-enforce-eager"])
     assert (args.max_model_len, args.block_size, args.quiet) == (128, 32, True)
     assert (args.labels, args.enforce_eager) == (["x"], False)
+    assert parse("model: a", ["serve", "b"]).model == parse("model: a", ["serve", "--model", "b"]).model == "b"
 
 
 def test_a_flag_overrules_those_it_excludes(parse: Any) -> None:

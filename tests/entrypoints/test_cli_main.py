@@ -49,6 +49,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["score", "a.jsonl", "--label-ids", "1.5"], "1.5"),
         (["score", "a.jsonl", "--labels"], "--labels"),
         (["score", "a.jsonl", "--labels", "x", "--dtype"], "--dtype"),
+        (["serve", "a", "--model", "b"], "vllm serve: error: argument MODEL: not allowed with argument --model"),
+        (["chat", "--model=b", "a"], "vllm chat: error: argument MODEL: not allowed with argument --model"),
         (["chat", "--tempreature=0"], "vllm chat: error: unrecognized arguments: --tempreature=0; did you mean --temp"),
         (["chat", "--temp", "0"], "unrecognized arguments: --temp"),
         (["chat", "model", "hello"], "vllm chat: error: unrecognized arguments: hello (see"),

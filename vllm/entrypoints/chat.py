@@ -36,7 +36,8 @@ def render_conversations(
 
     Args:
         messages: one conversation, a list of dicts with `role` and `content`, or a list of conversations. `content` is
-            a text or a list of OpenAI's text parts, which are joined by line breaks.
+            a text or a list of OpenAI's text parts, which are joined by line breaks. Beside tool calls it may be None
+            or missing; templates then get an empty text.
         tokenizer: the model's.
         chat_template: a Jinja template in place of the model's.
         add_generation_prompt: end with the beginning of an answer.
@@ -138,17 +139,28 @@ def _check_message(name: str, message: Any) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise VLLMValidationError(f"{name} has no role", parameter=f"{name}.role", value=role)
     result = dict(message)
-    content, tool_calls = message.get("content"), message.get("tool_calls")
-    if content is None and not tool_calls:
-        raise VLLMValidationError(f"{name} has no content", parameter=f"{name}.content", value=content)
-    if content is not None:
-        result["content"] = _check_content(f"{name}.content", content)
-    if tool_calls is not None:
-        result["tool_calls"] = _check_tool_calls(f"{name}.tool_calls", tool_calls)
+    tool_calls = _check_tool_calls(name, message)
+    result.pop("tool_calls", None)
+    if tool_calls:
+        result["tool_calls"] = tool_calls
+    result["content"] = _check_content(name, message, bool(tool_calls))
     return result
 
 
-def _check_content(name: str, content: Any) -> str:
+def _check_content(name: str, message: Mapping[str, Any], has_tool_calls: bool) -> str:
+    """The content as one text; that of a message without content, which templates expect to be there all the same, is
+    its refusal, or nothing beside tool calls."""
+    content = message.get("content")
+    if content is not None:
+        return _check_parts(f"{name}.content", content)
+    if message.get("refusal") is not None:
+        return _check_text(f"{name}.refusal", message["refusal"])
+    if has_tool_calls:
+        return ""
+    raise VLLMValidationError(f"{name} has no content", parameter=f"{name}.content", value=None)
+
+
+def _check_parts(name: str, content: Any) -> str:
     if isinstance(content, str):
         return _check_text(name, content)
     if not _is_list(content):
@@ -178,24 +190,36 @@ def _check_text(name: str, text: Any) -> str:
     return text
 
 
-def _check_tool_calls(name: str, tool_calls: Any) -> list[dict[str, Any]]:
-    """OpenAI's clients send the arguments as a text of JSON; templates print them as an object."""
+def _check_tool_calls(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The message's tool calls, or its function_call, which is what OpenAI's API had before there were several."""
+    tool_calls, function_call = message.get("tool_calls"), message.get("function_call")
+    if not tool_calls and function_call is not None:
+        place = f"{name}.function_call"
+        if not isinstance(function_call, Mapping):
+            raise wrong_type(place, function_call, "a dict")
+        return [{"type": "function", "function": _check_function(place, function_call)}]
+    place = f"{name}.tool_calls"
+    if tool_calls is None:
+        return []
     if not _is_list(tool_calls) or not all(isinstance(call, Mapping) for call in tool_calls):
-        raise wrong_type(name, tool_calls, "a list of dicts")
-    result = []
-    for index, call in enumerate(tool_calls):
-        function = call.get("function")
-        if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
-            place = f"{name}[{index}].function.arguments"
-            try:
-                arguments = json.loads(function["arguments"] or "{}")
-            except ValueError as error:
-                raise VLLMValidationError(
-                    f"{place} is not JSON: {error}", parameter=place, value=function["arguments"]
-                ) from None
-            call = {**call, "function": {**function, "arguments": arguments}}
-        result.append(dict(call))
+        raise wrong_type(place, tool_calls, "a list of dicts")
+    result = [dict(call) for call in tool_calls]
+    for index, call in enumerate(result):
+        if isinstance(call.get("function"), Mapping):
+            call["function"] = _check_function(f"{place}[{index}].function", call["function"])
     return result
+
+
+def _check_function(name: str, function: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenAI's clients send the arguments as a text of JSON; templates print them as an object."""
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return dict(function)
+    try:
+        return {**function, "arguments": json.loads(arguments or "{}")}
+    except ValueError as error:
+        place = f"{name}.arguments"
+        raise VLLMValidationError(f"{place} is not JSON: {error}", parameter=place, value=arguments) from None
 
 
 def _is_list(value: Any) -> bool:

@@ -33,6 +33,7 @@ class LiveServer:
         flags: further ones of `vllm serve`.
         env: further environment variables.
         wait: come back when the server is ready; False = at once.
+        api_server: start it by `python -m vllm.entrypoints.openai.api_server --model MODEL` instead.
 
     Attributes:
         url: where it listens, such as http://127.0.0.1:43210.
@@ -40,10 +41,18 @@ class LiveServer:
     """
 
     def __init__(
-        self, model: Path | None = None, *flags: str, env: dict[str, str] | None = None, wait: bool = True
+        self,
+        model: Path | None = None,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        wait: bool = True,
+        api_server: bool = False,
     ) -> None:
         arguments = [str(model), *TINY_FLAGS, *flags] if model is not None else list(flags)
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *arguments, "--port", "0"]
+        start = (
+            ["vllm.entrypoints.openai.api_server", "--model"] if api_server else ["vllm.entrypoints.cli.main", "serve"]
+        )
+        command = [sys.executable, "-m", *start, *arguments, "--port", "0"]
         path = os.pathsep.join(part for part in (str(ROOT), (env or {}).get("PYTHONPATH", "")) if part)
         # Files, not pipes: nobody reads along, and a full pipe would stop the server.
         self._stdout, self._stderr = os.memfd_create("stdout"), os.memfd_create("stderr")
@@ -115,14 +124,6 @@ class LiveServer:
                 self.process.wait()
         os.close(self._stdout)
         os.close(self._stderr)
-
-
-def is_running(pid: int) -> bool:
-    """Whether there is such a process, and it is no zombie."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def _end_with_parent() -> None:

@@ -140,6 +140,17 @@ def test_the_last_message_can_be_continued(server):
     assert answer["choices"][0]["message"]["content"] == plain["choices"][0]["text"]
 
 
+@pytest.mark.parametrize("content", [{}, {"content": None}])
+def test_tool_calls_without_content(server, content):
+    template = "{% for m in messages %}{{ m.role[0] + ':' + m.content }}{{ m.tool_calls | length }};{% endfor %}"
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [*MESSAGES, {"role": "assistant", **content, "tool_calls": [call]}, {"role": "tool", "content": "seen"}]
+    asked = {"messages": messages, "chat_template": template}
+    assert chat(server, **asked, return_token_ids=True)["choices"][0]["finish_reason"] == "length"
+    expected = server.post("/tokenize", prompt="u:the cat0;a:1;t:seen0;", add_special_tokens=False)
+    assert server.post("/tokenize", **asked)["tokens"] == expected["tokens"]
+
+
 def test_variables_of_the_template(server):
     template = "{{ flavour }}:{{ messages[0].content }}"
     fields = {"chat_template": template, "chat_template_kwargs": {"flavour": "mint"}, "return_token_ids": True}

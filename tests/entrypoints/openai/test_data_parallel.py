@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,13 +12,18 @@ import httpx
 import pytest
 from asgi import AppThread, make_engine
 from live_server import LiveServer
-from test_launcher import PROMPT, InFlight, assert_gone, servers, wait_for
+from slow_processor import HANG
+from test_launcher import NUM_TOKENS, PROMPT, InFlight, assert_gone, servers, wait_for
 from tiny_llm import make_tiny_model
 
 from vllm.engine.arg_utils import usable_cores
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="every replica's process needs a core")
 
+HANG_SECONDS = 3
+"""Less than a request of the default length takes."""
+
+FLAGS = ["--data-parallel-size", "2", "--max-num-seqs", "16", "--max-num-queued-reqs", "8"]
 COMPLETION = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
 BODIES = (
     ("/v1/completions", {**COMPLETION, "prompt": ["the cat", "sat", "on"], "logprob_token_ids": [5, 9], "logprobs": 3}),
@@ -38,7 +42,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(folder) -> Iterator[LiveServer]:
     """Its steps take a while. The last test ends it."""
-    with servers(folder, ["--data-parallel-size", "2"]) as (started,):
+    with servers(folder, FLAGS, env={"VLLM_ENGINE_HANG_TIMEOUT_S": str(HANG_SECONDS)}) as (started,):
         yield started
 
 
@@ -80,6 +84,19 @@ def test_answers_equal_those_of_one_engine(folder, server):
     assert metric(server, "num_requests_running") == metric(server, "num_requests_waiting") == [0, 0]
 
 
+def test_a_scoring_request_may_fill_both_queues(server):
+    """As any other may: so many sequences run at once, 16 on each replica, and 8 wait."""
+    body = {"model": "tiny", "query": "it is", "label_token_ids": [[first, 6] for first in range(8)]}
+
+    def ask(num_items: int) -> httpx.Response:
+        return httpx.post(f"{server.url}/v1/score", json={**body, "items": ["a"] * num_items}, timeout=60)
+
+    fits, more = ask(4), ask(6)
+    assert fits.status_code == 200, fits.text
+    assert more.status_code == 400
+    assert "take 48 sequences, more than the limit of 40" in more.json()["error"]["message"]
+
+
 def test_clients_that_leave_are_forgotten_by_both(server):
     body = {**PROMPT, "max_tokens": 250, "stream": True, "n": 2, "temperature": 1}
     with (
@@ -94,21 +111,23 @@ def test_clients_that_leave_are_forgotten_by_both(server):
     wait_for(lambda: metric(server, "request_success_total", 'finished_reason="abort"') == [2, 2])
 
 
-def test_a_replica_dies(server):
-    """The request that it had gets an error at once, the other one its answer; then the server ends."""
+def test_a_replica_hangs(server):
+    """It is found and ended: what it had gets an error, the other one's request its answer; then the server ends."""
     cores = server.core_pids
     assert len(cores) == 2
-    in_flight = InFlight(server, max_tokens=100)
+    in_flight = InFlight(server)
     wait_for(lambda: metric(server, "num_requests_running") == [1, 1])
-    os.kill(cores[1], signal.SIGKILL)
-    wait_for(lambda: "the engine died" in server.log())
+    began = time.monotonic()
+    lost = httpx.post(f"{server.url}/v1/completions", json={**PROMPT, **HANG, "max_tokens": 1}, timeout=20)
+    assert time.monotonic() - began >= HANG_SECONDS
+    assert lost.status_code == 503 and lost.json()["error"]["code"] == "engine_dead"
     with httpx.Client(base_url=server.url) as client:
         health, late = client.get("/health"), client.post("/v1/completions", json=PROMPT)
         assert health.status_code == late.status_code == 503
-        assert health.json()["error"]["code"] == "engine_dead"
-        assert len(server.core_pids) == 1
+        assert health.json() == lost.json()
+        wait_for(lambda: len(server.core_pids) == 1)
     in_flight.join()
-    streamed = in_flight.num_tokens == 100
+    streamed = in_flight.num_tokens == NUM_TOKENS
     answered = in_flight.answer.status_code == 200
     assert streamed != answered, "one replica had one request"
     error = in_flight.events[-2]["error"] if answered else in_flight.answer.json()["error"]
@@ -117,4 +136,5 @@ def test_a_replica_dies(server):
     assert server.process.wait(20) == 1
     assert_gone(server, cores)
     (cause,) = [line for line in server.log().splitlines() if line.startswith("ERROR")]
-    assert "engine core 1's process ended with signal 9" in cause and "Traceback" not in server.log()
+    assert re.search(rf"engine core [01] hangs: .* {HANG_SECONDS} s \(VLLM_ENGINE_HANG_TIMEOUT_S\)", cause), cause
+    assert "Traceback" not in server.log()

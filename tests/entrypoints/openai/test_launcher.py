@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
+import logging
 import os
 import signal
 import threading
@@ -10,15 +13,20 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from live_server import LiveServer, is_running
+from live_server import LiveServer
+from processes import is_running
 from slow_processor import STEP_SECONDS
 from tiny_llm import make_tiny_model
 
 from vllm.engine.arg_utils import usable_cores
+from vllm.entrypoints.openai import launcher
+from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.entrypoints.openai.state import ServerState
 
 SLOW = ("--logits-processors", "slow_processor:SlowProcessor")
 SLOW_ENV = {"PYTHONPATH": str(Path(__file__).parent)}
@@ -32,10 +40,11 @@ def folder(tmp_path_factory):
 
 
 @contextmanager
-def servers(folder: Path, *flags: list[str]) -> Iterator[list[LiveServer]]:
+def servers(folder: Path, *flags: list[str], env: dict[str, str] | None = None) -> Iterator[list[LiveServer]]:
     """One slow server for each list of flags, started side by side."""
+    env = {**SLOW_ENV, **(env or {})}
     with ExitStack() as stack:
-        started = [stack.enter_context(LiveServer(folder, *SLOW, *each, env=SLOW_ENV, wait=False)) for each in flags]
+        started = [stack.enter_context(LiveServer(folder, *SLOW, *each, env=env, wait=False)) for each in flags]
         for server in started:
             server.wait_until_ready()
         yield started
@@ -192,6 +201,39 @@ def test_when_the_engine_dies_so_does_the_server(folder):
             (cause,) = [line for line in server.log().splitlines() if line.startswith("ERROR")]
             assert "the engine died" in cause and "signal 9" in cause
             assert "Traceback" not in server.log()
+
+
+def test_a_web_server_that_ends_by_itself_is_a_fault(monkeypatch, caplog):
+    """No signal has come, and the engine lives. What runs it again must learn that this was no orderly end."""
+
+    async def wait_dead() -> None:
+        await asyncio.Event().wait()
+
+    engine = SimpleNamespace(core_pids=[], wait_dead=wait_dead, errored=False)
+    state = ServerState(engine, ServerArgs(served_model_name=["tiny"]))
+    ready: list[str] = []
+
+    class EndsByItself(launcher._Server):
+        async def startup(self, sockets=None):
+            await super().startup(sockets)
+            ready.append("ready")
+            self.should_exit = True
+
+    monkeypatch.setattr(launcher, "_Server", EndsByItself)
+    monkeypatch.setattr(launcher, "_end_now", lambda code, core_pids: None)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with launcher.bind("127.0.0.1", 0) as listener:
+            code = asyncio.run(launcher._run(state, listener, lambda: None))
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        gc.unfreeze()
+    assert ready and code == 1
+    (line,) = {record.getMessage() for record in caplog.records if record.levelname == "ERROR"}
+    assert "the web server ended by itself" in line
+    assert "SIGTERM" not in caplog.text
 
 
 def test_no_engine_outlives_its_server(folder):

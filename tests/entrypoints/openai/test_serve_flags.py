@@ -1,4 +1,5 @@
-"""Flags of `vllm serve`: what is refused before the model loads, and what a server behind all of them does."""
+"""Flags of `vllm serve`: what is refused before the model loads, and what a server behind all of them does, whichever
+name it was started by."""
 
 from __future__ import annotations
 
@@ -7,18 +8,20 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from live_server import LiveServer
+from live_server import ROOT, LiveServer
 from tiny_llm import make_tiny_model
 
 from vllm.entrypoints.cli import main as cli
 
 KEY = {"Authorization": "Bearer k1"}
 MAX_BODY = 10_000
+API_SERVER = "python -m vllm.entrypoints.openai.api_server"
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +105,11 @@ def test_a_bad_flag_is_one_line(flags, message, capsys):
     assert_refused(capsys, message, *flags)
 
 
+def test_a_bad_environment_is_one_line(monkeypatch, capsys):
+    monkeypatch.setenv("VLLM_ENGINE_HANG_TIMEOUT_S", "soon")
+    assert_refused(capsys, "VLLM_ENGINE_HANG_TIMEOUT_S must be a positive number of seconds, or 0 for no limit")
+
+
 def test_keys_and_certificates_that_do_not_fit(tls, capsys):
     certificate = ("--ssl-certfile", str(tls / "cert.pem"))
     for key in ("other.pem", "locked.pem"):
@@ -117,9 +125,26 @@ def test_a_port_that_is_taken(capsys):
         assert_refused(capsys, f"--host 127.0.0.1 --port {port}: Address already in use", "--port", port)
 
 
+@pytest.mark.parametrize(
+    ("flags", "code", "out", "message"),
+    [
+        (["--help"], 0, f"usage: {API_SERVER} [options] [MODEL]\n", ""),
+        (["--model", "a", "--port", "65536"], 2, "", f"{API_SERVER}: error: --port must be in 0..65535, got 65536\n"),
+        (["--modle=a"], 2, "", f"{API_SERVER}: error: unrecognized arguments: --modle=a; did you mean --model?"),
+        (["a", "--model", "b"], 2, "", f"{API_SERVER}: error: argument MODEL: not allowed with argument --model"),
+    ],
+)
+def test_the_entry_point_of_containers_takes_the_same_flags(flags, code, out, message):
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == code
+    assert result.stdout.startswith(out) and bool(result.stdout) == bool(out)
+    assert result.stderr.startswith(message) and result.stderr.count("\n") == bool(message)
+
+
 @pytest.fixture(scope="module")
 def server(tls, tmp_path_factory) -> Iterator[LiveServer]:
-    """Behind a key, TLS and a root path, for short bodies."""
+    """Behind a key, TLS and a root path, for short bodies. The last test ends it."""
     folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
     flags = {
         "--ssl-certfile": tls / "cert.pem",
@@ -130,7 +155,7 @@ def server(tls, tmp_path_factory) -> Iterator[LiveServer]:
         "--access-log-format": "json",
         "--max-body-mib": MAX_BODY / 2**20,
     }
-    with LiveServer(folder, *(str(each) for flag in flags.items() for each in flag)) as server:
+    with LiveServer(folder, *(str(each) for flag in flags.items() for each in flag), api_server=True) as server:
         yield server
 
 
@@ -223,4 +248,8 @@ def test_what_the_log_has_of_all_this(server, client):
     assert lines[-1]["request_id"] == "the-last" and lines[-1]["path"] == "/api/v1/models"
     assert "k1" not in server.access_log() + server.log()
     assert "zzz" not in server.access_log() + server.log()
+
+
+def test_and_its_end_is_an_orderly_one(server):
+    assert server.stop() == 0
     assert "Traceback" not in server.log()

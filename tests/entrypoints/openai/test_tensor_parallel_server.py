@@ -11,7 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from live_server import LiveServer, is_running
+from live_server import LiveServer
+from processes import is_running
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import SamplingParams

@@ -190,6 +190,11 @@ def test_a_bad_request_harms_nobody(folder):
 
 def test_a_killed_core_ends_every_stream_with_one_clear_error(folder):
     async def run(engine):
+        # While it lives, every step is heard of, whatever came of it: a long prompt is no hang.
+        core = engine.replicas[0].core
+        num_messages = core.num_messages
+        (_,) = [output async for output in engine.generate([5] * 100, SamplingParams(max_tokens=1), "long")]
+        assert core.num_messages - num_messages >= 100 // 16 + 1
         requests = [
             last_of(engine, byte_ids("abc"), SamplingParams(max_tokens=120, ignore_eos=True), f"r{i}") for i in range(5)
         ]
@@ -210,7 +215,7 @@ def test_a_killed_core_ends_every_stream_with_one_clear_error(folder):
             await last_of(engine, "a", SamplingParams(), "late")
         assert engine.num_unfinished_requests == 0
 
-    with running(folder, max_num_seqs=1) as engine:
+    with running(folder, max_num_seqs=1, max_num_batched_tokens=16) as engine:
         asyncio.run(run(engine))
 
 
@@ -237,6 +242,12 @@ def test_the_cause_of_a_death_is_told(folder, tmp_path, monkeypatch):
 def test_a_core_that_cannot_start_says_why(folder, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0.00001")
     with pytest.raises(EngineDeadError, match=r"KV cache budget .* max_model_len=128"):
+        AsyncLLM.from_engine_args(make_args(folder))
+
+
+def test_a_limit_that_is_none_is_refused_before_a_core_starts(folder, monkeypatch):
+    monkeypatch.setenv("VLLM_ENGINE_HANG_TIMEOUT_S", "-5")
+    with pytest.raises(ValueError, match="VLLM_ENGINE_HANG_TIMEOUT_S must be .*, got '-5'"):
         AsyncLLM.from_engine_args(make_args(folder))
 
 

@@ -15,6 +15,7 @@ import pytest
 import rank_faults
 import torch
 from models_util import random_prompts
+from processes import is_running
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
@@ -50,14 +51,6 @@ def llm(folder: Path) -> Iterator[LLM]:
 def generate(llm: LLM) -> list[list[int]]:
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], PARAMS, use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs]
-
-
-def is_running(pid: int) -> bool:
-    """Whether there is such a process, and it is no zombie."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def assert_ends(pid: int) -> None:

@@ -32,9 +32,14 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 class CommandParser(argparse.ArgumentParser):
     """A parser whose complaint is one line (the engine's flags alone would fill a screen), and which reads further
-    flags from the file that --config names."""
+    flags from the file that --config names.
+
+    Attributes:
+        given: the arguments of the command line alone, while they are parsed.
+    """
 
     reads_config = False
+    given: Sequence[str] = ()
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # An abbreviation that works today is ambiguous, or another flag, once one is added.
@@ -48,6 +53,7 @@ class CommandParser(argparse.ArgumentParser):
     ) -> Any:
         """As argparse's, with the flags of --config in front of `args`, so that those of `args` win."""
         if self.reads_config and args is not None:
+            self.given = args
             from vllm.entrypoints.cli.config_file import with_config
             from vllm.exceptions import CliError
 
@@ -78,16 +84,21 @@ def add_commands(parser: CommandParser, modules: Iterable[ModuleType]) -> None:
         child = subparsers.add_parser(module.NAME, help=module.HELP, description=module.__doc__)
         if hasattr(module, "COMMANDS"):
             add_commands(child, module.COMMANDS)
-            continue
-        module.add_arguments(child)
-        common = child.add_argument_group("all commands")
-        common.add_argument(
-            "--config", metavar="FILE", help="YAML file of further flags, as `name: value`; those given here win"
-        )
-        common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        child.usage = " ".join(["%(prog)s [options]", *_positionals(child)])
-        child.reads_config = True
-        child.set_defaults(run=module.run, prog=child.prog)
+        else:
+            be_command(child, module)
+
+
+def be_command(parser: CommandParser, module: ModuleType) -> None:
+    """Make `parser` that of a command; see `add_commands`."""
+    module.add_arguments(parser)
+    common = parser.add_argument_group("all commands")
+    common.add_argument(
+        "--config", metavar="FILE", help="YAML file of further flags, as `name: value`; those given here win"
+    )
+    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.usage = " ".join(["%(prog)s [options]", *_positionals(parser)])
+    parser.reads_config = True
+    parser.set_defaults(run=module.run, prog=parser.prog)
 
 
 def _positionals(parser: argparse.ArgumentParser) -> list[str]:

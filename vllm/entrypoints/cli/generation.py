@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from vllm.engine.arg_utils import EngineArgs
+from vllm.entrypoints.cli.frame import CommandParser
 from vllm.exceptions import CliError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -18,9 +19,27 @@ _SAMPLING = ("temperature", "top_p", "max_tokens")
 _request_ids = map(str, itertools.count())
 
 
+class _Model(argparse.Action):
+    """MODEL: it overrules the --model of a file, and excludes that of the command line."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        given = parser.given if isinstance(parser, CommandParser) else ()
+        if any(argument.partition("=")[0] == "--model" for argument in given):
+            raise argparse.ArgumentError(self, "not allowed with argument --model")
+        setattr(namespace, self.dest, values)
+
+
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the engine's flags, and MODEL as the short way to write --model."""
-    parser.add_argument("model", metavar="MODEL", nargs="?", default=argparse.SUPPRESS, help="the same as --model")
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", default=argparse.SUPPRESS, action=_Model, help="the same as --model"
+    )
     EngineArgs.add_cli_args(parser)
 
 

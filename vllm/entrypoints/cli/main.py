@@ -7,9 +7,11 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
 
 from vllm.entrypoints.cli import bench, chat, collect_env, complete, completion, score, selftest, serve
-from vllm.entrypoints.cli.frame import EXIT_USAGE, CommandParser, add_commands
+from vllm.entrypoints.cli.frame import EXIT_USAGE, CommandParser, add_commands, be_command
 from vllm.exceptions import CliError, VLLMValidationError
 from vllm.utils.packages import needed_by
 from vllm.version import __version__
@@ -43,11 +45,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: --help, --version or bad usage, by argparse (0 or 2).
     """
+    return _run(build_parser(), argv)
+
+
+def run_as(prog: str, command: ModuleType) -> NoReturn:
+    """Be the process of one command, started by a name of its own.
+
+    Args:
+        prog: the name, as usage and errors show it.
+        command: see `add_commands`.
+    """
+    parser = CommandParser(prog=prog, description=command.__doc__)
+    be_command(parser, command)
+    _end(_run(parser, sys.argv[1:]))
+
+
+def _run(parser: CommandParser, argv: Sequence[str] | None) -> int:
     _tolerate_narrow_encodings()
-    args = argparse.Namespace(prog="vllm", debug=False)
+    args = argparse.Namespace(prog=parser.prog, debug=False)
     try:
         try:
-            args = build_parser().parse_args(argv)
+            args = parser.parse_args(argv)
             with needed_by(args.prog):
                 return args.run(args)
         finally:
@@ -83,9 +101,12 @@ def _tolerate_narrow_encodings() -> None:
             reconfigure(errors="replace")
 
 
-if __name__ == "__main__":
-    exit_code = main()
+def _end(code: int) -> NoReturn:
     # Of a KeyboardInterrupt that came while some module executed a string, Python keeps a note, handled or not; under
     # `python -m` it then ends by SIGINT instead of with the exit code. The next string wipes it out.
     exec("pass")
-    sys.exit(exit_code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    _end(main())

@@ -56,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
     engine_args = EngineArgs.from_cli_args(args)
     try:
+        # Each engine reads it when it starts; a value that is none is an error before that.
+        envs.engine_hang_timeout_seconds()
         num_replicas = engine_args.create_parallel_config().data_parallel_size
     except ValueError as error:
         raise CliError(str(error)) from error

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-EXIT_DEAD = 1
+EXIT_FAULT = 1
 EXIT_SIGNAL = 128
 """Added to the number of the signal that cut the work short."""
 
@@ -90,8 +90,8 @@ def serve(
         check_signals: raises if a signal has come that was to end the server before it is ready.
 
     Returns:
-        The exit code: 0 after SIGTERM, 1 after the engine's death, 128 + its number after a signal that cut requests
-        short.
+        The exit code: 0 after SIGTERM, 1 after the engine's death or an end that nobody asked for, 128 + its number
+        after a signal that cut requests short.
 
     Raises:
         EngineDeadError: the engine could not start.
@@ -130,6 +130,7 @@ async def _run(state: ServerState, listener: socket.socket, check_signals: Calla
     await asyncio.wait((serving, dead, came), return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
         await serving  # it could not begin
+        logger.error("the web server ended by itself, and the process with it")
     code = await _end_requests(state, server, dead, signals)
     server.should_exit = True
     await serving
@@ -143,7 +144,7 @@ async def _wait_dead(engine: AsyncLLM) -> None:
 async def _end_requests(state: ServerState, server: uvicorn.Server, dead: asyncio.Task[None], signals: _Signals) -> int:
     """Let requests finish as far as the reason to stop allows; the exit code."""
     state.draining = True
-    if signals.received in ([], [signal.SIGTERM]):
+    if signals.received == [signal.SIGTERM] or (dead.done() and not signals.received):
         await _drain(state, server, signals)
     signals.hurries = True
     if dead.done():
@@ -154,8 +155,8 @@ async def _end_requests(state: ServerState, server: uvicorn.Server, dead: asynci
         for task in tuple(state.in_flight):
             task.cancel()
         await _answered(state)
-    if dead.done():
-        code = EXIT_DEAD
+    if dead.done() or not signals.received:
+        code = EXIT_FAULT
     else:
         code = 0 if signals.received == [signal.SIGTERM] else EXIT_SIGNAL + signals.received[-1]
     # Whatever may hang, a tokenizer in its thread for one.
@@ -255,7 +256,7 @@ class _Server(uvicorn.Server):
 
 
 def _config(state: ServerState) -> uvicorn.Config:
-    from vllm.entrypoints.openai.api_server import build_app
+    from vllm.entrypoints.openai.app import build_app
 
     # Its errors go where ours go. Its warnings are about clients, its access log is the application's.
     theirs = logging.getLogger("uvicorn")

@@ -66,6 +66,13 @@ class ServerState:
             return {}
         return self.engine.model_config.hf_config.default_sampling_params
 
+    @property
+    def max_sequences(self) -> int:
+        """Sequences that it ever holds at once: those that all replicas run, and those that may wait."""
+        config = self.engine.vllm_config
+        max_running = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
+        return max_running + self.args.max_num_queued_reqs
+
     def chat_template_of(self, given: str | None) -> str | None:
         """The template in place of the model's own, if there is one: the request's, or the server's.
 
@@ -116,9 +123,7 @@ class ServerState:
             ApiError: 503, the server stops; 429, the queue is full; 400, they are more than it ever holds.
         """
         self.check_accepting()
-        config = self.engine.vllm_config
-        max_running = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
-        limit = max_running + self.args.max_num_queued_reqs
+        limit = self.max_sequences
         if num_sequences > limit:
             raise ApiError(
                 400,

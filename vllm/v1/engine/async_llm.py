@@ -50,6 +50,7 @@ class AsyncLLM:
             meanwhile: called with the tokenizer while the cores load the model.
 
         Raises:
+            ValueError: VLLM_ENGINE_HANG_TIMEOUT_S is no such time.
             EngineDeadError: one could not start; the message has the cause.
         """
         self.vllm_config = config
@@ -283,7 +284,7 @@ class AsyncLLM:
 
     async def _receive(self, replica: Replica) -> None:
         try:
-            await replica.core.receive(partial(self._take, replica))
+            await replica.core.receive(partial(self._take, replica), lambda: bool(replica.num_unfinished_sequences))
         except EngineDeadError as error:
             self._fail(replica, error)
 

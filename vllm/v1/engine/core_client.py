@@ -1,4 +1,4 @@
-"""The engine core's process seen from its parent: start, send, receive, notice its death."""
+"""The engine core's process seen from its parent: start, send, receive, notice that it died or hangs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
 from vllm.v1.engine.core_start import (
@@ -30,9 +31,11 @@ from vllm.v1.engine.core_start import (
     CoreProcessHandle,
     CoreStart,
     end_core,
+    kill_core,
     start_core,
     tell_core,
 )
+from vllm.v1.engine.hang_clock import HangClock
 from vllm.v1.engine.serial import decode_outputs, encode_request
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 
@@ -45,6 +48,11 @@ class CoreClient:
     """A running core process. Sending works from one event loop, that of `receive`.
 
     The process ends with `close`, and with this process, however that ends.
+
+    Attributes:
+        num_blocks: of its KV cache, once it is ready.
+        num_messages: that it has sent; one after every step.
+        dead_error: why it is dead, if it is.
     """
 
     def __init__(
@@ -56,8 +64,12 @@ class CoreClient:
             config: the engine's.
             process: one that `start_core` started, which this client ends; None = start one.
             name: stands in errors.
+
+        Raises:
+            ValueError: VLLM_ENGINE_HANG_TIMEOUT_S is no such time.
         """
         self._name = name
+        self._hang_seconds = envs.engine_hang_timeout_seconds()
         self._folder = tempfile.mkdtemp(prefix="vllm-")
         # Sockets without asyncio: nothing that is sent ever waits, and what comes is taken when the loop sees it.
         self._context = zmq.Context()
@@ -67,6 +79,8 @@ class CoreClient:
         self._call_numbers = itertools.count()
         self._stop_receiving: Callable[[], None] | None = None
         self._cause: str | None = None
+        self._hangs = False
+        self.num_messages = 0
         self.dead_error: EngineDeadError | None = None
         self._process = process or start_core()
         self._finalizer = weakref.finalize(self, _close, self._process, self._folder)
@@ -101,8 +115,13 @@ class CoreClient:
         finally:
             del self._calls[number]
 
-    async def receive(self, handle: OutputHandler) -> None:
-        """Hand every step's outputs, and the scheduler's counts with them, to `handle`, until the core dies.
+    async def receive(self, handle: OutputHandler, has_requests: Callable[[], bool]) -> None:
+        """Hand every step's outputs, and the scheduler's counts with them, to `handle`, until the core dies. One that
+        hangs is killed.
+
+        Args:
+            handle: takes them.
+            has_requests: whether the core has something to do.
 
         Raises:
             EngineDeadError: the core died; always, sooner or later.
@@ -134,7 +153,7 @@ class CoreClient:
         loop.add_reader(descriptor, take)
         loop.call_soon(take)
         try:
-            await died.wait()
+            await self._wait_for_end(died, has_requests)
             if failure is not None:
                 raise failure
             while self._take_message(handle):
@@ -171,6 +190,7 @@ class CoreClient:
             message = self._from_core.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return False
+        self.num_messages += 1
         self._handle([frame.buffer for frame in message], handle)
         return True
 
@@ -196,17 +216,37 @@ class CoreClient:
         with contextlib.suppress(zmq.Again):
             self._to_core.send_multipart([kind, data], zmq.NOBLOCK)
 
+    async def _wait_for_end(self, died: asyncio.Event, has_requests: Callable[[], bool]) -> None:
+        """Wait until `died` is set, or the core hangs and has been killed."""
+        if self._hang_seconds is None:
+            await died.wait()
+            return
+        clock = HangClock(self._hang_seconds)
+        while not clock.look(self.num_messages, has_requests()):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(died.wait(), clock.seconds_between_looks)
+                return
+        self._hangs = True
+        # Nobody waits for its end: where a driver has it, that may take long.
+        kill_core(self._process)
+
     def _die(self) -> EngineDeadError:
-        status = self._process.poll()
-        ending = f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
-        cause = self._cause.strip().splitlines()[-1] if self._cause else "it left no word"
-        self.dead_error = EngineDeadError(f"{self._name}'s process ended with {ending}: {cause}")
+        self.dead_error = EngineDeadError(self._ending())
         # The message is for everybody, the traceback for whoever runs the engine.
         self.dead_error.__cause__ = None if self._cause is None else RuntimeError(self._cause)
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(self.dead_error)
         return self.dead_error
+
+    def _ending(self) -> str:
+        if self._hangs:
+            limit = f"{self._hang_seconds:g} s (VLLM_ENGINE_HANG_TIMEOUT_S)"
+            return f"{self._name} hangs: with requests to work on it finished no step for {limit}, and was killed"
+        status = self._process.poll()
+        ending = f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
+        cause = self._cause.strip().splitlines()[-1] if self._cause else "it left no word"
+        return f"{self._name}'s process ended with {ending}: {cause}"
 
     def _watch(self, loop: asyncio.AbstractEventLoop, died: asyncio.Event) -> None:
         self._process.wait()

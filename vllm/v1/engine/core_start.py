@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -66,8 +68,27 @@ def end_core(process: CoreProcessHandle) -> None:
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         if process.poll() is None:
-            process.kill()
+            kill_core(process)
         process.wait()
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
+
+
+def kill_core(process: CoreProcessHandle) -> None:
+    """Kill the process and those that it started, whatever they do. Workers end with their core, but one that hangs
+    does not notice."""
+    pids = _descendants(process.pid)
+    process.kill()
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those have. None where the system does not tell."""
+    children: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            children += map(int, path.read_text().split())
+    return [each for child in children for each in (child, *_descendants(child))]

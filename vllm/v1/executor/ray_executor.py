@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import secrets
 import socket
+import struct
+import threading
 import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from typing import Any
 
@@ -20,14 +22,16 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from vllm.config import VllmConfig
+from vllm.exceptions import EngineDeadError
 from vllm.utils.ray_utils import connect, cpus_for_each
 from vllm.v1.executor.multiproc import MultiprocExecutor
-from vllm.v1.executor.worker_monitor import WorkerHandle
+from vllm.v1.executor.worker_monitor import START_SECONDS, WorkerHandle
 from vllm.v1.executor.worker_proc import WorkerProcess, WorkerStart
 
 _ROOM_SECONDS = 60.0
 _ENDING_SECONDS = 1.0
-_TICK_SECONDS = 1.0
+_TICK_SECONDS = 0.1
+_HANDSHAKE_SECONDS = 10  # for each part of a peer's
 _KEY_BYTES = 32
 
 
@@ -42,7 +46,7 @@ class RayExecutor(MultiprocExecutor):
         ImportError: Ray is not installed.
         ConnectionError: there is no cluster at RAY_ADDRESS.
         ValueError: the cluster has no room; also as MultiprocExecutor.
-        EngineDeadError: an actor died.
+        EngineDeadError: an actor died, or did not start in time.
     """
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
@@ -81,12 +85,12 @@ class RayExecutor(MultiprocExecutor):
             _check_own_gpu(bundles)
         key = secrets.token_bytes(_KEY_BYTES)
         store = (self.host, store_port)
+        workers: dict[int, RayWorker] = {}
         with socket.create_server((self.host, 0)) as server:
-            workers = {}
-            for rank in range(1, world_size):
-                start = WorkerStart(config, rank, world_size, store, self.host, None)
-                workers[rank] = RayWorker(start, bundles, bundle, server.getsockname()[:2], key)
             try:
+                for rank in range(1, world_size):
+                    start = WorkerStart(config, rank, world_size, store, self.host, None)
+                    workers[rank] = RayWorker(start, bundles, bundle, server.getsockname()[:2], key)
                 _connect_all(workers, server, key)
             except BaseException:
                 for worker in workers.values():
@@ -125,6 +129,10 @@ class RayWorker:
             runtime_env={"env_vars": environment},
         ).remote()
         self.done = self._actor.run.remote(start, address, key)
+
+    def has_ended(self) -> bool:
+        """Whether the actor has."""
+        return bool(ray.wait([self.done], timeout=0)[0])
 
     def ending(self) -> str:
         """How the actor ended."""
@@ -169,9 +177,13 @@ def _check_own_gpu(bundles: PlacementGroup) -> None:
     """
     Raises:
         ValueError: Ray keeps another GPU for rank 0 than it uses, which is this process's first.
+        EngineDeadError: it does not say which in time.
     """
     place = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=0)
-    kept = [str(gpu) for gpu in ray.get(_gpu_of_bundle.options(scheduling_strategy=place).remote())]
+    task = _gpu_of_bundle.options(scheduling_strategy=place).remote()
+    if not ray.wait([task], timeout=START_SECONDS)[0]:
+        raise EngineDeadError(f"Ray did not say within {START_SECONDS:g} s which GPU it has for rank 0")
+    kept = [str(gpu) for gpu in ray.get(task)]
     own = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     if kept != [own]:
         raise ValueError(
@@ -184,28 +196,49 @@ def _connect_all(workers: dict[int, RayWorker], server: socket.socket, key: byte
     """Give each worker its connection.
 
     Raises:
-        RayError: an actor failed before it came.
+        EngineDeadError: an actor ended before it came, or did not come in time.
     """
     waiting = dict(workers)
+    came: queue.SimpleQueue[tuple[int, Connection]] = queue.SimpleQueue()
+    deadline = time.monotonic() + START_SECONDS
     server.settimeout(_TICK_SECONDS)
-    while waiting:
-        try:
-            connected, _ = server.accept()
-        except TimeoutError:
-            over, _ = ray.wait([worker.done for worker in waiting.values()], timeout=0)
-            ray.get(over)
-            continue
+    while True:
+        while not came.empty():
+            rank, connection = came.get()
+            waiting.pop(rank).connection = connection
+        if not waiting:
+            return
+        for rank, worker in waiting.items():
+            if worker.has_ended():
+                raise EngineDeadError(f"tensor-parallel rank {rank} has gone: {worker.ending()}")
+        if time.monotonic() > deadline:
+            host, port = server.getsockname()[:2]
+            raise EngineDeadError(
+                f"tensor-parallel rank {', '.join(map(str, waiting))} did not start: no actor has connected to "
+                f"{host}:{port} within {START_SECONDS:g} s"
+            )
+        with contextlib.suppress(TimeoutError):
+            peer, _ = server.accept()
+            # Anybody may connect. In threads of their own, those who say nothing keep no worker waiting.
+            threading.Thread(target=_welcome, args=(peer, key, came), daemon=True).start()
+
+
+def _welcome(peer: socket.socket, key: bytes, came: queue.SimpleQueue[tuple[int, Connection]]) -> None:
+    """Put a worker's rank and connection into `came`; turn away who does not have the key."""
+    with peer:
         # Steps follow one another, and none is to wait for the answer to the one before.
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(connected.detach())
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _HANDSHAKE_SECONDS, 0))
+        connection = Connection(os.dup(peer.fileno()))
         try:
             deliver_challenge(connection, key)
             answer_challenge(connection, key)
-        except (AuthenticationError, EOFError, OSError):
+            rank = int(connection.recv_bytes())
+        except Exception:
             connection.close()
-            continue
-        worker = waiting.pop(int(connection.recv_bytes()))
-        worker.connection = connection
+            return
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+        came.put((rank, connection))
 
 
 def _remove(bundles: PlacementGroup) -> None:

@@ -15,8 +15,10 @@ from vllm.distributed.communicator import ALONE, PeerLostError
 from vllm.exceptions import EngineDeadError
 from vllm.v1.executor.worker_proc import BEAT, FAILED, HELLO, RAISED, RESULT, Progress
 
+START_SECONDS = 300.0
+"""For a worker to begin."""
+
 _TICK_SECONDS = 0.5
-_START_SECONDS = 300.0  # for a process to begin
 _SILENCE_SECONDS = 7.0  # without a beat: the process is stopped
 _STALL_SECONDS = 7.0  # without any rank doing anything in a step
 _COMPUTED_SECONDS = 0.1  # of CPU time in that long: less is idleness
@@ -52,7 +54,7 @@ class _Watched:
 
     handle: WorkerHandle
     replies: queue.SimpleQueue[tuple[str, Any]] = field(default_factory=queue.SimpleQueue)
-    silent_after: float = field(default_factory=lambda: time.monotonic() + _START_SECONDS)
+    silent_after: float = field(default_factory=lambda: time.monotonic() + START_SECONDS)
     progress: Progress = field(default_factory=Progress)
     is_connected: bool = True
 

@@ -182,12 +182,11 @@ def _check_num_readings(field: str, num_tokens: int, num_items: int) -> None:
 
 def _check_num_requests(state: ServerState, num_requests: int, field: str) -> None:
     """More than ever fit in the queue is an error of the request, not of the moment."""
-    limit = state.engine.vllm_config.scheduler_config.max_num_seqs + state.args.max_num_queued_reqs
-    if num_requests > limit:
+    if num_requests > state.max_sequences:
         raise ApiError(
             400,
-            f"these items with {field} of several tokens take {num_requests} sequences, more than the limit of {limit} "
-            "(--max-num-seqs and --max-num-queued-reqs together)",
+            f"these items with {field} of several tokens take {num_requests} sequences, more than the limit of "
+            f"{state.max_sequences} (--max-num-seqs and --max-num-queued-reqs together)",
             param=field,
             code="too_many_sequences",
         )

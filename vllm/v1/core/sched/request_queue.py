@@ -83,7 +83,7 @@ class PriorityQueue:
 
     def peek(self) -> Request:
         """The one with the lowest key."""
-        # Removed requests stay in the heap until they surface.
+        # Removed requests stay in the heap until they surface, or outnumber the others.
         while self._heap[0][1] not in self._members:
             heapq.heappop(self._heap)
         return self._members[self._heap[0][1]]
@@ -98,6 +98,10 @@ class PriorityQueue:
     def remove(self, request: Request) -> None:
         """Take out any."""
         del self._members[self._number_of.pop(request.request_id)]
+        # The work is that of the removals since the last time.
+        if len(self._heap) > 2 * len(self._members):
+            self._heap = [entry for entry in self._heap if entry[1] in self._members]
+            heapq.heapify(self._heap)
 
     def __len__(self) -> int:
         return len(self._members)
