@@ -51,7 +51,8 @@ def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, ga
     """Take a weight [N, K] and a bias [N] over. `weight` is copied when packing changes its layout.
 
     Our own kernel adds each output's products in one order, so a row's results do not depend on the batch, and it
-    is at least as fast as oneDNN except for bfloat16 on CPUs with matrix tiles: those take oneDNN's packed weights.
+    is at least as fast as oneDNN except for bfloat16 on CPUs with matrix tiles: those take oneDNN's packed weights,
+    but not for products in float32, which it does not give.
     Where the CPU has quick dot products of bfloat16, such weights are laid out in "pairs" for them; where it has
     float16 arithmetic, they become "halves": the same values, scaled, whose products are summed in float16 up to 64 at
     a time. The variable VLLM_CPU_GEMM ("panels", "pairs", "halves" or "onednn") overrides the choice;
