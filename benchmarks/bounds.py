@@ -7,7 +7,7 @@ once, except that in the last layer only keys and values are needed of tokens wh
 the read rows alone; each further token of a sequence is one row of a step of all sequences. What is measured
 (`Rates`) is the fastest of our packed kernels and oneDNN's, matrix by matrix, with as many rows as the engine's step
 has, over distinct weights for all layers as in a real step, so that no weight is in a cache that would not hold it
-there either.
+there either. On a CPU where oneDNN packs no bfloat16, its products in float32 stand in.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ HEAD_ROWS = 256
 
 _WEIGHT_BYTES = 2
 _LAYERED = ("qkv", "o", "gate_up", "down")
+# A kernel that the engine has not: the weights take twice the memory.
+_FLOAT32 = "onednn_float32"
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def measure_rates(shape: ModelShape, products: list[Product], sweeps: int = 3) -
     seconds: dict[Product, float] = {}
     chosen: dict[Product, str] = {}
     with torch.inference_mode():
-        for kernel in available_kernels():
+        for kernel in _bounding_kernels():
             for product, best in _time_products(shape, products, kernel, sweeps).items():
                 if best < seconds.get(product, float("inf")):
                     seconds[product], chosen[product] = best, kernel
@@ -218,9 +220,8 @@ def _timed(call: Callable[[], object]) -> float:
 
 def available_kernels() -> list[str]:
     """The kernels that bfloat16 products may be computed by here, as VLLM_CPU_GEMM names them; "plain" without any."""
-    import torch
-
     from vllm.ops.loaded import cpu_kernel_isa
+    from vllm.ops.onednn import onednn_lacks
 
     level = cpu_kernel_isa()
     found = [] if level is None else ["panels"]
@@ -228,18 +229,31 @@ def available_kernels() -> list[str]:
         found.append("pairs")
     if level == "avx512_fp16":
         found.append("halves")
-    if level is not None and torch.backends.mkldnn.is_available():
+    if level is not None and onednn_lacks() is None:
         found.append("onednn")
     return found or ["plain"]
+
+
+def _bounding_kernels() -> list[str]:
+    import torch
+
+    kernels = available_kernels()
+    stands_in = "onednn" not in kernels and torch.backends.mkldnn.is_available()
+    return [*kernels, _FLOAT32] if stands_in else kernels
 
 
 def pack_as(weight: Any, kernel: str, float_out: bool = False, gated: bool = False) -> Any:
     """The weight [N, K] packed as VLLM_CPU_GEMM=kernel would, or not packed where it is "plain". The result's layout is
     another one where the kernel is none for products that are wanted in float32."""
+    import torch
+
     from vllm.ops import packed_linear
 
     if kernel == "plain":
         return packed_linear.PackedLinear(weight, None, "plain", tuple(weight.shape))
+    if kernel == _FLOAT32:
+        wide = torch.ops.mkldnn._reorder_linear_weight(weight.float())
+        return packed_linear.PackedLinear(wide, None, "onednn", tuple(weight.shape))
     before = os.environ.get("VLLM_CPU_GEMM")
     os.environ["VLLM_CPU_GEMM"] = kernel
     try:
@@ -252,6 +266,7 @@ def pack_as(weight: Any, kernel: str, float_out: bool = False, gated: bool = Fal
 
 
 def _time_products(shape: ModelShape, products: list[Product], kernel: str, sweeps: int) -> dict[Product, float]:
+    """Of the products that this kernel is for: some do not give the head's in float32."""
     import torch
 
     from vllm.ops.packed_linear import packed_linear
@@ -264,10 +279,13 @@ def _time_products(shape: ModelShape, products: list[Product], kernel: str, swee
         for _ in range(shape.num_hidden_layers)
     ]
     head = {"head": pack_as(plain["head"], kernel, float_out=True)}
+    if head["head"].layout != packed["o"].layout:
+        head = {}
+    dtype = torch.float32 if kernel == _FLOAT32 else torch.bfloat16
     best: dict[Product, float] = {}
     for rows in sorted({product.rows for product in products}):
-        wanted = {product.matrix for product in products if product.rows == rows}
-        inputs = {name: torch.randn(rows, matrices[name][1], dtype=torch.bfloat16) for name in wanted}
+        wanted = {product.matrix for product in products if product.rows == rows} & {*_LAYERED, *head}
+        inputs = {name: torch.randn(rows, matrices[name][1], dtype=dtype) for name in wanted}
         for _ in range(sweeps + 1):  # the first makes oneDNN's kernels; it is never the fastest
             spent = dict.fromkeys(wanted, 0.0)
             for weights in (*layers, head):

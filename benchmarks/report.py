@@ -5,6 +5,7 @@ A result is what compare.py writes as JSON:
     engines   name -> {version, notes, threads}, ours first
     rows      row -> {unit, engines: name -> {values, seconds, ...}}
     bounds    row -> {gemm: seconds, memory: seconds}, one a repeat, of the same work
+    rates     what the bounds are made of: see bounds.rates_to_json
     pairs     [seconds with ids / seconds without], one a pair of runs
     idle      name -> share of a core that the engine took while others worked
     failures  what could not be measured, in words
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,7 +84,8 @@ def target_of(engine: str, other: str, row: str) -> float | None:
 
 def make_tables(result: dict[str, Any]) -> str:
     """All tables of a comparison, as markdown."""
-    parts = [medians_table(result), ratios_table(result), bounds_table(result), misses_table(result), ids_line(result)]
+    parts = [medians_table(result), ratios_table(result), bounds_table(result), kernels_line(result)]
+    parts += [misses_table(result), ids_line(result)]
     parts += [f"- {failure}" for failure in result["failures"]]
     return "\n\n".join(part for part in parts if part)
 
@@ -127,6 +130,14 @@ def bounds_table(result: dict[str, Any]) -> str:
         lines.append([row, *(f"{seconds:.3f}" for seconds in medians), f"{share:.0%}"])
     head = ["row", "ours (s)", "GEMM alone (s)", "memory alone (s)", "of the bound"]
     return markdown_table(head, lines, num_text=1) if lines else ""
+
+
+def kernels_line(result: dict[str, Any]) -> str:
+    """Which kernels were the fastest of the bounds' products, and of how many; empty without bounds."""
+    if not result.get("rates"):
+        return ""
+    counts = Counter(product["kernel"] for product in result["rates"]["products"])
+    return "GEMM alone: " + ", ".join(f"{count} products by {kernel}" for kernel, count in counts.most_common())
 
 
 def misses_table(result: dict[str, Any]) -> str:

@@ -52,6 +52,14 @@ _INDEXING = {_aten.index, _aten.index_put_, _aten.index_put, _aten._index_put_im
 _COPYING = {_aten._to_copy, _aten.copy_}
 
 
+def _mm_to(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype) @ y.to(dtype)
+
+
+# What CUDA computes and the CPU does not.
+_OWN_KERNELS: dict[Any, Callable[..., Any]] = {_aten.mm.dtype: _mm_to}
+
+
 class WaitsForDevice(AssertionError):
     """The host would wait."""
 
@@ -163,8 +171,10 @@ class _Mode(TorchDispatchMode):
         returns = func._schema.returns
         is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in returns)
 
+        kernel = _OWN_KERNELS.get(func, func)
+
         def run() -> Any:
-            return func(*held_args, **held_kwargs)
+            return kernel(*held_args, **held_kwargs)
 
         host = self._pinned_operand(func, args, kwargs)
         if host is not None and host is args[0] and func._schema.is_mutable:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vllm import SamplingParams
+from vllm import LLM, SamplingParams
 from vllm.outputs import RequestOutput
 
 LOGPROB_TOLERANCE = 1e-4
@@ -25,21 +25,41 @@ def reference_logits(model: Any, output: RequestOutput) -> np.ndarray:
     return logits[len(output.prompt_token_ids) - 1 : -1][: len(generated)]
 
 
-def assert_matches(output: RequestOutput, params: SamplingParams, logits: np.ndarray) -> None:
-    """Every entry that was asked for is there, in its place, with the right logit, logprob and rank."""
+def own_logits(llm: LLM, outputs: Sequence[RequestOutput]) -> list[np.ndarray]:
+    """Our logits [P, V] at those positions, whole rows, float64; `llm` takes max_logprobs=-1. One for each request."""
+    rows = []
+    for output in outputs:
+        generated = output.outputs[0].token_ids
+        start = len(output.prompt_token_ids) - 1
+        params = SamplingParams(max_tokens=0, prompt_logprobs=-1, prompt_logprob_start=start)
+        (read,) = llm.generate([[*output.prompt_token_ids, *generated]], params, use_tqdm=False)
+        vocab_size = llm.llm_engine.vllm_config.model_config.vocab_size
+        rows.append(read.prompt_logprobs.select(range(vocab_size)).logits.astype(np.float64)[-len(generated) :])
+    return rows
+
+
+def assert_matches(output: RequestOutput, params: SamplingParams, logits: np.ndarray, own: np.ndarray) -> None:
+    """Every entry that was asked for is there, in its place, with the right logit, logprob and rank.
+
+    Args:
+        logits: see reference_logits.
+        own: see own_logits. How far apart the two models are is what two neighbours of a rank may be, and change
+            places.
+    """
     completion = output.outputs[0]
     readings = completion.logprobs
-    assert len(readings) == len(completion.token_ids) == len(logits)
-    for position, row in enumerate(logits):
+    assert len(readings) == len(completion.token_ids) == len(logits) == len(own)
+    for position, (row, own_row) in enumerate(zip(logits, own, strict=True)):
         entries = readings[position]
         shifted = row - row.max()
         lse = row.max() + np.log(np.exp(shifted).sum())
+        difference = np.abs(own_row - row).max()
         for token_id, entry in entries.items():
             assert abs(entry.logprob - (row[token_id] - lse)) < LOGPROB_TOLERANCE, (position, token_id)
-            assert abs(entry.logit - row[token_id]) < LOGPROB_TOLERANCE, (position, token_id)
-            others = np.delete(row, token_id)
-            best = 1 + int((others > row[token_id] + TIE_DISTANCE).sum())
-            worst = 1 + int((others > row[token_id] - TIE_DISTANCE).sum())
+            difference = max(difference, abs(entry.logit - row[token_id]))
+        assert difference < LOGPROB_TOLERANCE, position
+        for token_id, entry in entries.items():
+            best, worst = rank_window(row, token_id, 2 * difference)
             assert best <= entry.rank <= worst, (position, token_id, entry.rank, best, worst)
         assert next(iter(entries)) == completion.token_ids[position]
         asked = list(params.logprob_token_ids or [])
@@ -47,8 +67,16 @@ def assert_matches(output: RequestOutput, params: SamplingParams, logits: np.nda
         num_topk = len(row) if params.logprobs == -1 else (params.logprobs or 0)
         ranked = sorted(entries, key=lambda token_id: entries[token_id].rank)[:num_topk]
         threshold = np.sort(row)[::-1][num_topk - 1] if num_topk else np.inf
-        assert all(row[token_id] >= threshold - TIE_DISTANCE for token_id in ranked)
+        assert all(row[token_id] >= threshold - 2 * difference for token_id in ranked)
         assert len(entries) <= 1 + num_topk + len(asked)
+
+
+def rank_window(row: np.ndarray, token_id: int, distance: float) -> tuple[int, int]:
+    """The best and the worst rank that a token of a row [V] can have if differences of its logits are off by up to
+    `distance`."""
+    others = np.delete(row, token_id)
+    best, worst = ((others > row[token_id] + offset).sum() for offset in (distance, -distance))
+    return 1 + int(best), 1 + int(worst)
 
 
 def assert_same_prompts(one: Sequence[Any], other: Sequence[Any], device: str) -> None:

@@ -8,6 +8,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from layouts import needs_kernels, needs_onednn
+
+from vllm.ops import onednn
 
 Import = Callable[[str], ModuleType]
 
@@ -89,6 +93,45 @@ def test_a_bound_is_calls_times_seconds_and_bytes_over_bandwidth(benchmark_modul
     best = rates.best_of(better)
     assert (best.seconds[product], best.kernels[product], best.read_bytes_per_second) == (0.4, "onednn", 1000.0)
     assert bounds.rates_from_json(bounds.rates_to_json(rates)) == rates
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch is built without oneDNN")
+def test_products_are_in_float32_where_onednn_packs_no_bfloat16(
+    benchmark_module: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds = benchmark_module("bounds")
+    measured: list[str] = []
+
+    def time_products(shape: Any, products: Any, kernel: str, sweeps: int) -> dict[Any, float]:
+        measured.append(kernel)
+        return {products[0]: 1.0}
+
+    monkeypatch.setattr(onednn, "onednn_lacks", lambda: "AVX-512")
+    monkeypatch.setattr(bounds, "measure_read_rate", lambda num_bytes: 1.0)
+    shape, products = bounds.ModelShape(**SHAPE), [bounds.Product("down", 4), bounds.Product("head", 2)]
+    with torch.inference_mode():
+        assert bounds._time_products(shape, products, "onednn_float32", 1).keys() == set(products)
+    monkeypatch.setattr(bounds, "_time_products", time_products)
+    bounds.measure_rates(shape, products)
+    assert measured[-1] == "onednn_float32" and "onednn" not in measured
+
+
+@needs_kernels
+@pytest.mark.parametrize("kernel", ["halves", pytest.param("onednn", marks=needs_onednn)])
+def test_a_kernel_that_rounds_bounds_no_head(kernel: str, benchmark_module: Import) -> None:
+    bounds = benchmark_module("bounds")
+    products = [bounds.Product("down", 4), bounds.Product("head", 2)]
+    with torch.inference_mode():
+        timed = bounds._time_products(bounds.ModelShape(**SHAPE), products, kernel, 1)
+    assert timed.keys() == {products[0]}
+
+
+def test_the_bounds_kernels_are_named(benchmark_module: Import) -> None:
+    report = benchmark_module("report")
+    assert report.kernels_line(_result()) == ""
+    products = [{"kernel": kernel} for kernel in ("panels", "onednn_float32", "panels")]
+    tables = report.make_tables(_result(rates={"products": products}))
+    assert "GEMM alone: 2 products by panels, 1 products by onednn_float32" in tables
 
 
 def _cell(*values: float, **fields: Any) -> dict[str, Any]:

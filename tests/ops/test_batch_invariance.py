@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from vllm import EngineArgs, envs
 from vllm.model_executor.layers.activation import get_act_fn
-from vllm.ops import batch_invariance, packed_linear
+from vllm.ops import batch_invariance
 from vllm.ops.batch_invariance import check_batch_invariance
 
 
@@ -53,18 +51,6 @@ def test_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_invariance, "cpu_ops", lambda: None)
     with pytest.raises(ValueError, match=r"it needs the C\+\+ kernels"):
         check_batch_invariance("cpu")
-
-
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
-def test_no_product_by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU where it would be the choice."""
-    monkeypatch.delenv("VLLM_CPU_GEMM", raising=False)
-    amx = SimpleNamespace(has_bf16_tiles=lambda: True, has_fast_bf16_dot=lambda: False, set_isa=lambda level: 0)
-    monkeypatch.setattr(packed_linear, "cpu_ops", lambda: amx)
-    weight = torch.ones(4, 8, dtype=torch.bfloat16)
-    assert packed_linear.pack_linear(weight, None).layout == "panels"
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
-    assert packed_linear.pack_linear(weight, None).layout == "onednn"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -5,15 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from layouts import LEVELS
 from torch import Tensor
 from twins import DTYPES, assert_accurate, chosen, strided
 
-from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
 from vllm.ops.int8_linear import int8_linear, pack_int8_linear, take_int8_rows
-
-OPERATORS = cpu_ops()
-CPP = [] if OPERATORS is None else ["cpp", *(f"cpp-{level}" for level in ISA_LEVELS[: OPERATORS.set_isa(-1)])]
-TWINS = ["reference", *CPP]
 
 # Below, at and above a panel's 32 columns, a block's 64 inputs and a group's 128.
 SHAPES = [(1, 1), (31, 7), (32, 64), (33, 65), (40, 128), (70, 257), (130, 600)]
@@ -70,7 +66,7 @@ def rows_with_outliers(rows: int, inner: int) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("twin", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("columns", "inner"), SHAPES)
 def test_products(twin: str, dtype: torch.dtype, columns: int, inner: int) -> None:
@@ -95,7 +91,7 @@ def test_the_rotation() -> None:
     torch.testing.assert_close(rotated(x)[:, 0, :BLOCK], x @ hadamard())
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("twin", LEVELS)
 @pytest.mark.parametrize("inner", [30, 64, 300])
 def test_near_the_unquantised_product(twin: str, inner: int) -> None:
     """No output is further off than half a step of each factor allows, summed over the rotated values."""
@@ -110,7 +106,7 @@ def test_near_the_unquantised_product(twin: str, inner: int) -> None:
     assert ((got - x.double() @ weight.double().T).abs() <= 1.0001 * allowed).all()
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("twin", LEVELS)
 def test_an_outlier_does_not_take_the_resolution_from_its_row(twin: str) -> None:
     """One value of 576 a hundred times larger: rounded as they are, with one scale, rows would be off by 0.22."""
     torch.manual_seed(7)
@@ -123,7 +119,7 @@ def test_an_outlier_does_not_take_the_resolution_from_its_row(twin: str) -> None
     assert (got - product).norm() / product.norm() < 0.05
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("twin", LEVELS)
 @pytest.mark.parametrize("inner", [1500, 65536])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_greatest_sums_do_not_overflow(twin: str, inner: int, sign: int) -> None:
@@ -139,7 +135,7 @@ def test_the_greatest_sums_do_not_overflow(twin: str, inner: int, sign: int) -> 
     torch.testing.assert_close(got.double(), x.double() @ weight.double().T, rtol=0.02, atol=0.02 * inner / BLOCK)
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("twin", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_does_not_depend_on_its_batch(twin: str, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
@@ -154,7 +150,7 @@ def test_a_row_does_not_depend_on_its_batch(twin: str, dtype: torch.dtype) -> No
                 )
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("twin", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_that_are_zero_tiny_or_not_finite(twin: str, dtype: torch.dtype) -> None:
     torch.manual_seed(2)
@@ -172,7 +168,7 @@ def test_rows_that_are_zero_tiny_or_not_finite(twin: str, dtype: torch.dtype) ->
     assert torch.equal(got[5:], alone) and got[5, 5] == bias[5]
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("twin", LEVELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_whose_rotation_overflows_are_nan_alone(twin: str, dtype: torch.dtype) -> None:
     """Finite values, whose sums are infinite in some places of their block and zero in others."""
@@ -186,7 +182,7 @@ def test_rows_whose_rotation_overflows_are_nan_alone(twin: str, dtype: torch.dty
     assert got[0].isfinite().all() and torch.equal(got[2:], alone)
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("twin", LEVELS)
 @pytest.mark.parametrize("inner", [3, 16, 37])
 def test_gated_products(twin: str, inner: int) -> None:
     torch.manual_seed(inner)
@@ -207,7 +203,7 @@ def test_gated_products(twin: str, inner: int) -> None:
             assert_accurate(twin, got, F.silu(gate) * up, slack=4 * SLACK)
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("twin", LEVELS)
 def test_rows_of_a_weight(twin: str) -> None:
     torch.manual_seed(4)
     weight, bias, x = torch.randn(100, 70), torch.randn(100), torch.randn(9, 70)

@@ -7,19 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from layouts import BFLOAT16_LAYOUTS, LEVELS, needs_kernels
 from torch import Tensor
 from twins import DTYPES, chosen, strided
 
-from vllm.ops import packed_linear as module
-from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
 from vllm.ops.int8_linear import int8_linear, pack_int8_linear
-from vllm.ops.packed_linear import Layout, pack_linear, packed_linear
+from vllm.ops.packed_linear import pack_linear, packed_linear
 from vllm.ops.rms_norm import AddedNorm, fused_add_rms_norm_
-
-OPERATORS = cpu_ops()
-LEVELS = ["reference"]
-if OPERATORS is not None:
-    LEVELS += ["cpp", *(f"cpp-{level}" for level in ISA_LEVELS[: OPERATORS.set_isa(-1)])]
 
 # Alone, a tile and more, panels shared out between threads, and rows shared out.
 ROWS = [0, 1, 13, 15, 64, 130, 260]
@@ -62,15 +56,15 @@ def test_what_the_machine_prefers(
 
 
 @pytest.mark.parametrize("twin", LEVELS)
-@pytest.mark.parametrize("layout", ["panels", "pairs", "halves", "onednn"])
+@pytest.mark.parametrize("layout", BFLOAT16_LAYOUTS)
 @pytest.mark.parametrize("rows", ROWS)
-def test_every_layout(twin: str, layout: Layout, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_bf16_layout", lambda: layout)
+def test_every_layout(twin: str, layout: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_GEMM", layout)
     with chosen(twin):
         assert_normed_first(rows, 40, torch.bfloat16, pack_linear, packed_linear)
 
 
-@pytest.mark.skipif(OPERATORS is None, reason="the C++ operators are not built")
+@needs_kernels
 def test_what_does_not_fit_is_refused() -> None:
     x, weight = torch.randn(3, 16), torch.randn(32, 16)
     good = AddedNorm(torch.randn(3, 16), torch.randn(16), 1e-5)

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
+from layouts import BFLOAT16_LAYOUTS, CPP_LEVELS, LEVELS, needs_kernels, needs_onednn
 from torch import Tensor
 from twins import DTYPES, assert_accurate, chosen, strided
 
-from vllm.ops import packed_linear as module
-from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
 from vllm.ops.packed_linear import Layout, PackedLinear, pack_as, pack_linear, packed_linear
 from vllm.ops.silu_and_mul import silu_and_mul
-
-OPERATORS = cpu_ops()
-LEVELS = ["reference"]
-if OPERATORS is not None:
-    LEVELS += ["cpp", *(f"cpp-{level}" for level in ISA_LEVELS[: OPERATORS.set_isa(-1)])]
-
-CPP = [level for level in LEVELS if level != "reference"]
 
 # Below, at and above the panel's 32 columns, a chain's 256 products and every tile height.
 SHAPES = [(1, 1), (31, 7), (32, 16), (33, 256), (70, 257), (130, 600), (3, 1500)]
@@ -42,11 +34,7 @@ def own(weight: Tensor, bias: Tensor | None, layout: Layout = "panels") -> Packe
 @pytest.fixture
 def halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """pack_linear packs bfloat16 for sums in float16, whatever the machine prefers."""
-
-    def layout() -> Layout:
-        return "halves"
-
-    monkeypatch.setattr(module, "_bf16_layout", layout)
+    monkeypatch.setenv("VLLM_CPU_GEMM", "halves")
 
 
 def packed(twin: str, weight: Tensor, bias: Tensor | None, layout: Layout) -> PackedLinear:
@@ -71,20 +59,44 @@ def test_products(twin: str, layout: Layout, dtype: torch.dtype, columns: int, i
                 assert_accurate(twin, got, truth, slack=4e-6)
 
 
-@pytest.mark.parametrize("twin", CPP)
+@pytest.mark.parametrize("twin", CPP_LEVELS)
 @pytest.mark.parametrize(("layout", "dtype"), EXACT, ids=str)
-def test_unrounded_sums(twin: str, layout: Layout, dtype: torch.dtype) -> None:
+def test_rounded_sums(twin: str, layout: Layout, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(70, 300).to(dtype), torch.randn(9, 300).to(dtype)
     with chosen(twin):
-        got = packed_linear(x, own(weight, None, layout), float_out=True)
-        rounded = packed_linear(x, own(weight, None, layout))
-    assert got.dtype == torch.float32
+        ready = own(weight, None, layout)
+        assert torch.equal(packed_linear(x, ready, float_out=True).to(dtype), packed_linear(x, ready))
+
+
+@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("wanted", BFLOAT16_LAYOUTS)
+def test_what_is_packed_for_float32_gives_float32(twin: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever multiplies, and whatever the variable names."""
+    monkeypatch.setenv("VLLM_CPU_GEMM", wanted)
+    torch.manual_seed(0)
+    for dtype, with_bias in itertools.product(DTYPES, (False, True)):
+        weight, x = torch.randn(70, 300).to(dtype), strided(torch.randn(9, 300)).to(dtype)
+        bias = torch.randn(70).to(dtype) if with_bias else None
+        truth = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+        with chosen(twin):
+            ready = pack_linear(weight, bias, float_out=True)
+            for rows in (0, 1, 9):
+                got = packed_linear(x[:rows], ready, float_out=True)
+                assert got.dtype == torch.float32 and got.is_contiguous()
+                assert_accurate(twin, got, truth[:rows], slack=4e-6)
+
+
+@pytest.mark.parametrize("twin", LEVELS)
+def test_an_odd_number_of_values_gives_float32_too(twin: str) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(40, 33).bfloat16(), torch.randn(3, 33).bfloat16()
+    with chosen(twin):
+        got = packed_linear(x, pack_linear(weight, None, float_out=True), float_out=True)
     assert_accurate(twin, got, F.linear(x.double(), weight.double()), slack=4e-6)
-    assert torch.equal(got.to(dtype), rounded)
 
 
-@pytest.mark.parametrize("twin", CPP)
+@pytest.mark.parametrize("twin", CPP_LEVELS)
 @pytest.mark.parametrize(("rows", "columns"), [(40, 26240), (130, 8192), (130, 8200)])
 def test_results_that_outgrow_the_caches(twin: str, rows: int, columns: int) -> None:
     """They are written past them, if every row begins a cache line."""
@@ -97,7 +109,7 @@ def test_results_that_outgrow_the_caches(twin: str, rows: int, columns: int) -> 
     assert_accurate(twin, got, F.linear(x.double(), weight.double(), bias.double()), slack=4e-6)
 
 
-@pytest.mark.parametrize("twin", CPP)
+@pytest.mark.parametrize("twin", CPP_LEVELS)
 @pytest.mark.parametrize(("layout", "dtype"), EXACT, ids=str)
 def test_a_row_does_not_depend_on_its_batch(twin: str, layout: Layout, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
@@ -110,7 +122,7 @@ def test_a_row_does_not_depend_on_its_batch(twin: str, layout: Layout, dtype: to
                 assert torch.equal(packed_linear(x[first : first + rows], ready), together[first : first + rows])
 
 
-@pytest.mark.parametrize("twin", CPP)
+@pytest.mark.parametrize("twin", CPP_LEVELS)
 def test_infinities_and_nan_stay_in_their_place(twin: str) -> None:
     weight, x = torch.ones(40, 20), torch.ones(30, 20)
     x[3, 7], x[5, 0] = torch.inf, torch.nan
@@ -127,7 +139,7 @@ HALF_SUMS = 5 * 7e-4
 
 
 @pytest.mark.usefixtures("halves")
-@pytest.mark.parametrize("twin", CPP)
+@pytest.mark.parametrize("twin", CPP_LEVELS)
 @pytest.mark.parametrize(("columns", "inner"), SHAPES)
 def test_products_summed_in_float16(twin: str, columns: int, inner: int) -> None:
     torch.manual_seed(columns)
@@ -150,7 +162,7 @@ def test_products_summed_in_float16(twin: str, columns: int, inner: int) -> None
 
 
 @pytest.mark.usefixtures("halves")
-@pytest.mark.parametrize("twin", CPP)
+@pytest.mark.parametrize("twin", CPP_LEVELS)
 def test_float16_sums_add_little_to_what_rounding_costs(twin: str) -> None:
     torch.manual_seed(3)
     weight, x = torch.randn(320, 1536).bfloat16(), torch.randn(64, 1536).bfloat16()
@@ -162,7 +174,7 @@ def test_float16_sums_add_little_to_what_rounding_costs(twin: str) -> None:
 
 
 @pytest.mark.usefixtures("halves")
-@pytest.mark.parametrize("twin", CPP)
+@pytest.mark.parametrize("twin", CPP_LEVELS)
 def test_a_row_summed_in_float16_does_not_depend_on_its_batch(twin: str) -> None:
     torch.manual_seed(1)
     weight, x = torch.randn(300, 530).bfloat16(), torch.randn(300, 530).bfloat16()
@@ -175,7 +187,7 @@ def test_a_row_summed_in_float16_does_not_depend_on_its_batch(twin: str) -> None
 
 
 @pytest.mark.usefixtures("halves")
-@pytest.mark.parametrize("twin", CPP)
+@pytest.mark.parametrize("twin", CPP_LEVELS)
 def test_float16_sums_of_extremes(twin: str) -> None:
     weight, x = torch.ones(40, 200).bfloat16(), torch.ones(30, 200).bfloat16()
     x[3, 7], x[5, 0], x[6, 1], x[7], x[8, 5] = torch.inf, torch.nan, -torch.inf, 0, 1e36
@@ -189,18 +201,16 @@ def test_float16_sums_of_extremes(twin: str) -> None:
     assert torch.allclose(got.double()[kept], truth[kept], rtol=2**-8 + HALF_SUMS, atol=1e-38)
 
 
+@needs_kernels
 @pytest.mark.usefixtures("halves")
-def test_products_wanted_in_float32_are_summed_in_it() -> None:
-    if OPERATORS is None:
-        return
-    weight = torch.randn(40, 200).bfloat16()
-    assert pack_linear(weight, None, float_out=True).layout == "panels"
-    assert pack_linear(weight.half(), None).layout == "panels"
+def test_float16_sums_are_for_bfloat16() -> None:
+    assert pack_linear(torch.zeros(40, 200).bfloat16(), None).layout == "halves"
+    assert pack_linear(torch.zeros(40, 200).half(), None).layout == "panels"
 
 
-@pytest.mark.skipif(OPERATORS is None, reason="the C++ operators are not built")
+@needs_kernels
 def test_pairs_need_an_even_number_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_bf16_layout", lambda: "pairs")
+    monkeypatch.setenv("VLLM_CPU_GEMM", "pairs")
     assert pack_linear(torch.zeros(4, 6).bfloat16(), None, float_out=True).layout == "pairs"
     assert pack_linear(torch.zeros(4, 5).bfloat16(), None).layout == "panels"
     for weight, complaint in (
@@ -211,37 +221,16 @@ def test_pairs_need_an_even_number_of_values(monkeypatch: pytest.MonkeyPatch) ->
             pack_as(weight, "pairs")
 
 
-@pytest.mark.skipif(OPERATORS is None, reason="the C++ operators are not built")
-def test_which_layout_bfloat16_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what the CPU multiplies fastest."""
-    monkeypatch.delenv("VLLM_CPU_GEMM", raising=False)
-    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
-    weight = torch.zeros(32, 8).bfloat16()
-    for tiles, dot, level, expected in (
-        (True, False, "avx512_fp16", "onednn" if torch.backends.mkldnn.is_available() else "halves"),
-        (False, True, "avx512_bf16", "pairs"),
-        (False, False, "avx512_fp16", "halves"),
-        (False, False, "avx512_bf16", "panels"),
-        (False, False, "avx2", "panels"),
-    ):
-        cpu = SimpleNamespace(
-            has_bf16_tiles=lambda tiles=tiles: tiles,
-            has_fast_bf16_dot=lambda dot=dot: dot,
-            set_isa=lambda _, level=level: ISA_LEVELS.index(level),
-        )
-        monkeypatch.setattr(module, "cpu_ops", lambda cpu=cpu: cpu)
-        assert pack_linear(weight, None).layout == expected
-
-
+@needs_onednn
 def test_onednn_layout_multiplies_the_same() -> None:
-    if not torch.backends.mkldnn.is_available():
-        return
     torch.manual_seed(2)
     weight, bias, x = (torch.randn(*shape).bfloat16() for shape in ((64, 48), (64,), (5, 48)))
     ready = PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight), bias, "onednn", (64, 48))
     truth = F.linear(x.double(), weight.double(), bias.double())
     for rows in (0, 1, 5):
         assert_accurate("reference", packed_linear(x[:rows], ready), truth[:rows], slack=1e-2)
+    with pytest.raises(ValueError, match="oneDNN's layout does not give float32 sums: pack the weight with float_out"):
+        packed_linear(x, ready, float_out=True)
 
 
 def test_the_width_of_x_is_checked() -> None:
@@ -254,7 +243,7 @@ def test_the_width_of_x_is_checked() -> None:
 @pytest.mark.parametrize("layout", ["panels", "pairs", "halves"])
 @pytest.mark.parametrize("inner", [1, 16, 40, 100])
 def test_gated_products(twin: str, layout: Layout, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_bf16_layout", lambda: layout)
+    monkeypatch.setenv("VLLM_CPU_GEMM", layout)
     torch.manual_seed(inner)
     for dtype in DTYPES:
         weight, bias = torch.randn(2 * inner, 130).to(dtype) / 4, torch.randn(2 * inner).to(dtype)
@@ -277,7 +266,7 @@ def test_gated_products(twin: str, layout: Layout, inner: int, monkeypatch: pyte
             assert_accurate("reference", got, truth, slack=max(slack, 1e-5))
 
 
-@pytest.mark.skipif(OPERATORS is None, reason="the C++ operators are not built")
+@needs_kernels
 def test_a_large_result_takes_the_last_ones_memory() -> None:
     weight, x = torch.randn(2**20, 4), torch.randn(4, 4)
     ready = own(weight, None)

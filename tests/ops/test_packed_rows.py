@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from layouts import CPP_LEVELS, LEVELS, needs_kernels
 from test_packed_linear import EXACT as EXACT_DTYPES
-from test_packed_linear import LEVELS, packed
+from test_packed_linear import packed
 from twins import DTYPES, chosen
 
-from vllm.ops._dispatch import cpu_ops, force
-from vllm.ops.packed_linear import EXACT, Layout, PackedLinear, pack_as, pack_linear, packed_linear
+from vllm.ops._dispatch import force
+from vllm.ops.packed_linear import Layout, PackedLinear, pack_as, pack_linear, packed_linear
 from vllm.ops.packed_rows import packed_embedding, take_packed_rows
 
 
@@ -26,7 +27,7 @@ def test_rows_are_the_columns_of_the_whole_product(
     with chosen(twin):
         whole = packed(twin, weight, bias, layout)
         taken = take_packed_rows(whole, rows)
-        assert taken is not None and taken.shape == (133, 300) and taken.layout == whole.layout
+        assert taken.shape == (133, 300) and taken.layout == whole.layout
         got, want = packed_linear(x, taken), packed_linear(x, whole)[:, rows]
     if whole.layout == "plain":
         # The library chooses the order of its sums by the shape: a last bit may differ.
@@ -35,28 +36,25 @@ def test_rows_are_the_columns_of_the_whole_product(
         assert torch.equal(got, want)
 
 
-def test_onednn_hides_its_rows() -> None:
-    opaque = PackedLinear(torch.zeros(4, 3).bfloat16(), None, "onednn", (4, 3))
-    assert take_packed_rows(opaque, torch.tensor([1])) is None
+@pytest.mark.parametrize("layout", ["halves", "onednn"])
+def test_other_layouts_hide_their_rows(layout: Layout) -> None:
+    opaque = PackedLinear(torch.zeros(4, 3), None, layout, (4, 3))
+    with pytest.raises(ValueError, match=f"packed must have one of the layouts panels, pairs, got '{layout}'"):
+        take_packed_rows(opaque, torch.tensor([1]))
 
 
-needs_kernels = pytest.mark.skipif(cpu_ops() is None, reason="the C++ operators are not built")
-
-
-@needs_kernels
+@pytest.mark.parametrize("twin", CPP_LEVELS)
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("vocab", "hidden", "tokens"), [(1, 1, 1), (31, 3, 20), (300, 576, 40), (33, 8, 0)])
 def test_an_embedding_reads_the_packed_head(
-    vocab: int, hidden: int, tokens: int, dtype: torch.dtype, index_dtype: torch.dtype
+    twin: str, vocab: int, hidden: int, tokens: int, dtype: torch.dtype, index_dtype: torch.dtype
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(vocab, hidden, generator=generator).to(dtype)
     ids = torch.randint(0, vocab, (tokens,), generator=generator, dtype=index_dtype)
-    with force("cpp"):
+    with chosen(twin):
         head = pack_linear(weight, None, float_out=True)
-        if head.layout not in EXACT:
-            pytest.skip("this CPU packs heads as oneDNN does")
         assert torch.equal(packed_embedding(ids, head), weight[ids.long()])
         if dtype == torch.bfloat16 and hidden % 2 == 0:
             pairs = PackedLinear(pack_as(weight, "pairs"), None, "pairs", (vocab, hidden))

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+from layouts import CPP_LEVELS
 from torch import Tensor
 
 from vllm.ops._dispatch import ISA_LEVELS, Implementation, cpu_ops, force
@@ -31,8 +32,8 @@ OPERATIONS = (
     "fill_logprob_token_ids",
 )
 
-# Beyond this level only products differ, which test_packed_linear.py tests.
-_WIDEST = ISA_LEVELS.index("avx512_bf16")
+# Beyond the level before it only products differ, which test_packed_linear.py tests.
+_OF_PRODUCTS = "cpp-avx512_bf16"
 
 # On CUDA these run their references.
 WITHOUT_TRITON = {"keep_top_p_"}
@@ -52,7 +53,7 @@ def twins(operation: str) -> list[str]:
     found = ["reference"]
     operators = cpu_ops()
     if operators is not None and hasattr(operators, operation):
-        found += ["cpp", *(f"cpp-{level}" for level in ISA_LEVELS[: min(operators.set_isa(-1), _WIDEST)])]
+        found += [level for level in CPP_LEVELS if level != _OF_PRODUCTS]
     return found if operation in WITHOUT_TRITON else [*found, "triton"]
 
 

@@ -126,7 +126,7 @@ class EngineArgs:
         logits_processors = tuple(load_logits_processors(self.logits_processors))
         parallel_config = self.create_parallel_config()
         device = self._resolve_device(parallel_config)
-        self._check_invariance(device)
+        self._check_variables(device)
         source = self._find_model(device)
         max_model_len = self._resolve_max_model_len(source.hf_config.max_context_len)
         model_config = ModelConfig(
@@ -250,8 +250,9 @@ class EngineArgs:
         if self.swap_space and not self.enable_prefix_caching:
             warn_once(logger, "swap_space has no effect without enable_prefix_caching: blocks are found by content")
 
-    def _check_invariance(self, device: str) -> None:
+    def _check_variables(self, device: str) -> None:
         from vllm.ops.batch_invariance import check_batch_invariance
+        from vllm.ops.onednn import check_cpu_gemm
 
         if envs.batch_invariant():
             check_batch_invariance(device)
@@ -259,6 +260,8 @@ class EngineArgs:
                 raise ValueError(
                     "VLLM_BATCH_INVARIANT=1 rules out disable_custom_all_reduce: gloo adds in no one order"
                 )
+        if device == "cpu":
+            check_cpu_gemm()
 
     def _requested_dtype(self) -> str:
         import torch

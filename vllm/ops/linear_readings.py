@@ -7,6 +7,7 @@ from functools import lru_cache
 import torch
 
 from vllm.ops._dispatch import implementation
+from vllm.ops.float_linear import float_linear
 from vllm.ops.token_readings import Readings, token_readings
 
 # Logits of the reference that exist at one time, in float32.
@@ -85,11 +86,10 @@ def _reference(
     hidden: torch.Tensor, weight: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None
 ) -> Readings:
     num_rows = max(1, _REFERENCE_BYTES // (4 * len(weight)))
-    columns = weight.float().t()
     parts = []
     for first in range(0, max(1, len(hidden)), num_rows):
         rows = slice(first, first + num_rows)
         counts = None if num_token_ids is None else num_token_ids[rows]
-        parts.append(token_readings(hidden[rows].float() @ columns, token_ids[rows], counts))
+        parts.append(token_readings(float_linear(hidden[rows], weight), token_ids[rows], counts))
     fields = zip(*(part[:5] for part in parts), strict=True)
     return Readings(*(torch.cat(field) for field in fields))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +11,15 @@ from torch import Tensor
 
 from vllm import envs
 from vllm.ops._dispatch import ISA_LEVELS, cpu_ops, implementation
+from vllm.ops.float_linear import float_linear
+from vllm.ops.onednn import check_cpu_gemm, onednn_lacks
 from vllm.ops.rms_norm import AddedNorm
 
 Layout = Literal["plain", "panels", "pairs", "halves", "onednn"]
 
 # Of our own kernel; the first two hold the weight as it was.
-EXACT = ("panels", "pairs")
-_OWN = (*EXACT, "halves")
+EXACT: tuple[Layout, ...] = ("panels", "pairs")
+_OWN: tuple[Layout, ...] = (*EXACT, "halves")
 
 PANEL = 32
 # A column's greatest magnitude in float16: see HalfProduct in csrc/cpu/kernels/linear.cpp.
@@ -49,15 +51,19 @@ def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, ga
     """Take a weight [N, K] and a bias [N] over. `weight` is copied when packing changes its layout.
 
     Our own kernel adds each output's products in one order, so a row's results do not depend on the batch, and it
-    is at least as fast as oneDNN except for bfloat16 on CPUs with matrix tiles: those take oneDNN's packed weights.
+    is at least as fast as oneDNN except for bfloat16 on CPUs with matrix tiles: those take oneDNN's packed weights,
+    but not for products in float32, which it does not give.
     Where the CPU has quick dot products of bfloat16, such weights are laid out in "pairs" for them; where it has
     float16 arithmetic, they become "halves": the same values, scaled, whose products are summed in float16 up to 64 at
     a time. The variable VLLM_CPU_GEMM ("panels", "pairs", "halves" or "onednn") overrides the choice;
     VLLM_BATCH_INVARIANT=1 rules oneDNN out.
 
     Args:
-        float_out: the products are to be had in float32, so they are summed in nothing less.
+        float_out: the products will be asked for in float32, so the layout is one that sums and gives them so.
         gated: multiply to silu(x G^T + b) * (x U^T + c) at once, if the layout can: the result's `gated` tells.
+
+    Raises:
+        ValueError: VLLM_CPU_GEMM is no layout, or is one that cannot be had on this CPU.
     """
     shape = (weight.shape[0], weight.shape[1])
     layout = _layout(weight, float_out)
@@ -84,16 +90,15 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm
 
     Args:
         x: [T, K], of the weight's dtype; any strides.
-        float_out: ask for the float32 sums before they are rounded to x's dtype. Honoured where the kernel can;
-            the result's dtype tells.
+        float_out: give the float32 sums, not rounded to x's dtype; the weight was packed for it.
         norm: applied to x first, which is added to the norm's residual in place; the same bits as by itself, but
             where the kernel can without its result in memory.
 
     Returns:
-        [T, N], or [T, N / 2] when `packed.gated`; contiguous.
+        [T, N], or [T, N / 2] when `packed.gated`; contiguous, in x's dtype or float32.
 
     Raises:
-        ValueError: the width of x is not K.
+        ValueError: the width of x is not K, or oneDNN's layout does not give the float32 sums.
     """
     if x.shape[-1] != packed.shape[1]:
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
@@ -105,10 +110,19 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm
     if norm is not None:
         x = norm(x)
     if packed.layout == "plain":
-        return F.linear(x, packed.weight, packed.bias)
+        return _plain_product(x, packed, float_out)
+    if float_out and x.dtype != torch.float32:
+        raise ValueError("oneDNN's layout does not give float32 sums: pack the weight with float_out")
     if not x.shape[0]:
         return x.new_empty(0, packed.shape[0])
     return torch.ops.mkldnn._linear_pointwise(x.contiguous(), packed.weight, packed.bias, "none", [], "")
+
+
+def _plain_product(x: Tensor, packed: PackedLinear, float_out: bool) -> Tensor:
+    if not float_out:
+        return F.linear(x, packed.weight, packed.bias)
+    sums = float_linear(x, packed.weight)
+    return sums if packed.bias is None else sums.add_(packed.bias)
 
 
 def _layout(weight: Tensor, float_out: bool) -> Layout:
@@ -116,23 +130,27 @@ def _layout(weight: Tensor, float_out: bool) -> Layout:
         return "plain"
     if weight.dtype != torch.bfloat16:
         return "panels"
-    layout = _bf16_layout()
-    if (layout == "halves" and float_out) or (layout == "pairs" and weight.shape[1] % 2):
-        return "panels"
-    return layout
+    layout = _bf16_layout(float_out)
+    return "panels" if layout == "pairs" and weight.shape[1] % 2 else layout
 
 
-def _bf16_layout() -> Layout:
+def _bf16_layout(float_out: bool) -> Layout:
+    """What VLLM_CPU_GEMM names, else what the CPU multiplies fastest, of the layouts that give what is wanted."""
+    check_cpu_gemm()
     ops = cpu_ops()
     assert ops is not None
+    usable = EXACT if float_out else _OWN
+    if not float_out and onednn_lacks() is None and not envs.batch_invariant():
+        usable = (*usable, "onednn")
     wanted = envs.cpu_gemm()
-    onednn_is_asked_for = wanted == "onednn" or (not wanted and ops.has_bf16_tiles())
-    if onednn_is_asked_for and torch.backends.mkldnn.is_available() and not envs.batch_invariant():
-        return "onednn"
-    if wanted == "pairs" or (not wanted and ops.has_fast_bf16_dot()):
-        return "pairs"
-    has_float16 = ISA_LEVELS[ops.set_isa(-1)] == "avx512_fp16"
-    return "halves" if wanted == "halves" or (not wanted and has_float16) else "panels"
+    if wanted in usable:
+        return cast(Layout, wanted)
+    fastest: tuple[tuple[bool, Layout], ...] = (
+        (ops.has_bf16_tiles(), "onednn"),
+        (ops.has_fast_bf16_dot(), "pairs"),
+        (ISA_LEVELS[ops.set_isa(-1)] == "avx512_fp16", "halves"),
+    )
+    return next((layout for suits, layout in fastest if suits and layout in usable), "panels")
 
 
 def interleave_gate(halves: Tensor) -> Tensor:

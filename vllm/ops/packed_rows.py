@@ -8,26 +8,27 @@ from torch import Tensor
 from vllm.ops.packed_linear import EXACT, PackedLinear, pack_as
 
 
-def take_packed_rows(packed: PackedLinear, rows: Tensor) -> PackedLinear | None:
+def take_packed_rows(packed: PackedLinear, rows: Tensor) -> PackedLinear:
     """The weight W[rows] and its bias, packed as `packed` is.
 
+    A product by our own kernel gives the very bits of the whole product's columns; "plain" ones may differ in rounding,
+    as libraries choose the order of their sums by the shape.
+
     Args:
-        packed: of a weight [N, K].
+        packed: of a weight [N, K]; its layout is "plain" or one of EXACT.
         rows: int64 [I] in [0, N), on the weight's device, in any order and not necessarily distinct.
 
     Returns:
-        A packed weight [I, K] of its own memory; None for oneDNN's layout, which hides where a row is. A product
-        by our own kernel gives the very bits of the whole product's columns; "plain" ones may differ in rounding, as
-        libraries choose the order of their sums by the shape.
+        A packed weight [I, K] of its own memory.
+
+    Raises:
+        ValueError: another layout.
     """
-    if packed.layout == "onednn":
-        return None
     bias = None if packed.bias is None else packed.bias[rows]
     shape = (len(rows), packed.shape[1])
     if packed.layout == "plain":
         return PackedLinear(packed.weight[rows], bias, "plain", shape)
-    plain = torch.ops.vllm_cpu.panel_rows(packed.weight, rows, packed.shape[0])
-    return PackedLinear(pack_as(plain, packed.layout), bias, packed.layout, shape)
+    return PackedLinear(pack_as(packed_embedding(rows, packed), packed.layout), bias, packed.layout, shape)
 
 
 def packed_embedding(token_ids: Tensor, packed: PackedLinear) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from models_util import ARCHITECTURES, SIZES, make_random_model, random_prompts
-from readings_reference import assert_matches, reference_logits
+from readings_reference import assert_matches, own_logits, reference_logits
 
 from vllm import LLM, SamplingParams
 
@@ -49,14 +49,15 @@ def test_random_models(arch, size, tmp_path, device):
             enable_chunked_prefill=chunked,
             max_num_batched_tokens=13 if chunked else None,
         )
-        for cache in ("cold", "warm"):
-            outputs = llm.generate(prompts, params, use_tqdm=False)
-            for prompt, output, own in zip(prompts, outputs, params, strict=True):
+        cold, warm = (llm.generate(prompts, params, use_tqdm=False) for _ in range(2))
+        for outputs in (cold, warm):
+            rows = own_logits(llm, outputs)
+            for prompt, output, own, own_rows in zip(prompts, outputs, params, rows, strict=True):
                 assert output.prompt_token_ids == prompt
-                assert_matches(output, own, reference_logits(model, output))
-                if cache == "warm":
-                    # All but the last token, where blocks that are full of what followed are copied in part.
-                    assert (len(prompt) - 1) // 16 * 16 <= output.num_cached_tokens < len(prompt)
+                assert_matches(output, own, reference_logits(model, output), own_rows)
+        for prompt, output in zip(prompts, warm, strict=True):
+            # All but the last token, where blocks that are full of what followed are copied in part.
+            assert (len(prompt) - 1) // 16 * 16 <= output.num_cached_tokens < len(prompt)
 
 
 def test_the_embedded_model_on_real_prompts(embedded_reference):
@@ -66,9 +67,10 @@ def test_the_embedded_model_on_real_prompts(embedded_reference):
     prompts += [f"{text}\n\nIn one word:" for text in texts]
     prompts += ["Once upon a time", "Émile a dit : « 今天天气很好 » 🙂"]
     assert len(prompts) == 50
-    llm = LLM(dtype="float32", max_num_batched_tokens=512)
+    llm = LLM(dtype="float32", max_num_batched_tokens=512, max_logprobs=-1)
     tokenizer = llm.llm_engine.tokenizer
     labels = [tokenizer.encode(label, add_special_tokens=False)[0] for label in (" positive", " negative")]
     params = SamplingParams(temperature=0, max_tokens=2, logprobs=5, logprob_token_ids=[*labels, 0, 49151])
-    for output in llm.generate(prompts, params, use_tqdm=False):
-        assert_matches(output, params, reference_logits(embedded_reference, output))
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    for output, own_rows in zip(outputs, own_logits(llm, outputs), strict=True):
+        assert_matches(output, params, reference_logits(embedded_reference, output), own_rows)

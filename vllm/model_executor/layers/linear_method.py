@@ -20,13 +20,12 @@ class LinearMethod:
     Attributes:
         pack: (weight [N, K], bias [N] or None, float_out, gated) -> the packed weight; see pack_linear.
         apply: (x [T, K], packed, float_out, norm) -> [T, N]; see packed_linear.
-        take_rows: (packed, rows int64 [I]) -> the packed weight of these outputs alone, or None where that is not
-            possible.
+        take_rows: (packed with float_out, rows int64 [I]) -> the packed weight of these outputs alone.
     """
 
     pack: Callable[..., Any]
     apply: Callable[..., Tensor]
-    take_rows: Callable[[Any, Tensor], Any | None]
+    take_rows: Callable[[Any, Tensor], Any]
 
 
 UNQUANTIZED = LinearMethod(pack_linear, packed_linear, take_packed_rows)

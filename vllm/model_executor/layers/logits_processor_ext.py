@@ -64,23 +64,22 @@ class LogitsProcessorWithIndexedOutput(nn.Module):
             hidden_states: [L, H] in the head's dtype.
 
         Returns:
-            logits as the head gives them, [L, V], of several ranks [L, V_rank] (`lm_head.vocab_range`); and indexed
-            logits, float32 [L, I] on every rank: the same numbers.
+            float32 logits [L, V], of several ranks [L, V_rank] (`lm_head.vocab_range`); and indexed logits, float32
+            [L, I] on every rank: the same numbers.
 
         Raises:
             ValueError: the head has another vocabulary.
         """
         vocab_slice = self._slice_of(lm_head)
         logits = lm_head(hidden_states)
-        return logits, self._select(logits, vocab_slice)
+        return logits, vocab_slice.gather_columns(logits, self._columns.to(logits.device))
 
     def indexed_logits(self, lm_head: ParallelLMHead, hidden_states: Tensor) -> Tensor:
         """The chosen logits alone, float32 [L, I], on every rank.
 
         Only the chosen rows of the head are multiplied with. They are copied out of it at the first call and kept
         for the next: I * H values, rounded up to 32 rows on CPU. With our own packed layout the result has the very
-        bits of the head's; with a plain weight (CUDA) it may differ by the rounding of the order of sums. oneDNN's
-        packed layout (bfloat16 on some CPUs) hides its rows: there the full product is made, and selected from.
+        bits of the head's; with a plain weight (CUDA) it may differ by the rounding of the order of sums.
 
         Args:
             lm_head: the model's head.
@@ -92,17 +91,12 @@ class LogitsProcessorWithIndexedOutput(nn.Module):
         vocab_slice = self._slice_of(lm_head)
         if self._source is not lm_head.packed:
             self._take_rows(lm_head)
-        if self._taken is None:
-            return self._select(lm_head(hidden_states), vocab_slice)
-        own = lm_head.method.apply(hidden_states, self._taken, True).float()
+        own = lm_head.method.apply(hidden_states, self._taken, float_out=True)
         if lm_head.group.world_size == 1:
             return own
         values = own.new_zeros((len(own), len(self.return_indices)))
         values[:, self._own_positions] = own
         return vocab_slice.join_columns(values, self._columns.to(own.device))
-
-    def _select(self, logits: Tensor, vocab_slice: VocabSlice) -> Tensor:
-        return vocab_slice.gather_columns(logits, self._columns.to(logits.device)).float()
 
     def _take_rows(self, lm_head: ParallelLMHead) -> None:
         own = lm_head.vocab_range

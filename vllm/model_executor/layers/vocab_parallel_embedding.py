@@ -100,8 +100,7 @@ class ParallelLMHead(nn.Module):
         self.packed: Any
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[L, H] -> [L, V_rank], in float32 where the kernel can: rounding would make ties that are not the
-        model's."""
+        """[L, H] -> float32 [L, V_rank], whatever the model's dtype: rounding would make ties that are not its own."""
         return self.method.apply(hidden, self.packed, float_out=True)
 
     @property

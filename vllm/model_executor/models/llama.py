@@ -179,6 +179,5 @@ class LlamaForCausalLM(nn.Module):
         return self.model(input_ids, positions, kv_caches, attn, logits_rows)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[L, H] -> this rank's logits [L, V_rank], those of `lm_head.vocab_range`, in the model's dtype, or float32
-        where the head's kernel can."""
+        """[L, H] -> this rank's logits, float32 [L, V_rank], those of `lm_head.vocab_range`."""
         return self.lm_head(hidden)

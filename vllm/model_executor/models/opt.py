@@ -152,5 +152,5 @@ class OPTForCausalLM(nn.Module):
         return self.model.decoder(input_ids, positions, kv_caches, attn, logits_rows)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[L, H] -> this rank's logits [L, V_rank]; see LlamaForCausalLM.compute_logits."""
+        """[L, H] -> this rank's logits, float32 [L, V_rank]; see LlamaForCausalLM.compute_logits."""
         return self.lm_head(hidden)

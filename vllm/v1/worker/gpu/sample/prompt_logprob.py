@@ -147,7 +147,7 @@ class PromptLogprobsState:
 
         Args:
             hidden: [M, H] final hidden states.
-            compute_logits: [L, H] -> this rank's logits, [L, V] where it is alone.
+            compute_logits: [L, H] -> this rank's logits, float32 [L, V] where it is alone.
             head_weight: [V, H] where logits are its plain product with hidden states; else None.
             states: token ids by slot.
         """
@@ -208,8 +208,7 @@ class PromptLogprobsState:
     def _read_fused(
         self, hidden: torch.Tensor, weight: torch.Tensor, ids: np.ndarray, counts: np.ndarray
     ) -> LogprobsLists:
-        """Readings [L, 1 + M] of hidden states [L, H], through the head's weight [V, H]. They are of float32 logits,
-        which a tile's, in the model's dtype, may be rounded from."""
+        """Readings [L, 1 + M] of hidden states [L, H], through the head's weight [V, H]."""
         with self.reading_clock.running(hidden.device):
             columns = upload(ids, hidden.device)
             num_valid = None

@@ -1,0 +1,20 @@
+"""What the tests of the CPU kernels run over: each instruction-set level and each layout that this machine can run."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
+from vllm.ops.onednn import onednn_lacks
+
+_OPERATORS = cpu_ops()
+
+# "cpp" is the widest level that the machine runs, the others are the narrower ones; none without the C++ operators.
+CPP_LEVELS = [] if _OPERATORS is None else ["cpp", *(f"cpp-{level}" for level in ISA_LEVELS[: _OPERATORS.set_isa(-1)])]
+LEVELS = ["reference", *CPP_LEVELS]
+
+needs_kernels = pytest.mark.skipif(_OPERATORS is None, reason="the C++ operators are not built")
+needs_onednn = pytest.mark.skipif(onednn_lacks() is not None, reason=str(onednn_lacks()))
+
+# As VLLM_CPU_GEMM names them.
+BFLOAT16_LAYOUTS = ["panels", "pairs", "halves", pytest.param("onednn", marks=needs_onednn)]

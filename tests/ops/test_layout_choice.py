@@ -1,0 +1,102 @@
+"""Which layout a weight takes, on machines that are not this one: what they can do is asked, and here answered."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+import torch
+from layouts import needs_kernels
+
+from vllm import EngineArgs
+from vllm.ops import onednn
+from vllm.ops import packed_linear as module
+from vllm.ops._dispatch import ISA_LEVELS
+from vllm.ops.packed_linear import Layout, pack_linear
+
+pytestmark = needs_kernels
+
+
+class Machine(NamedTuple):
+    """What a CPU answers, and the layouts of bfloat16 layers and of what is wanted in float32."""
+
+    isa: str
+    tiles: bool
+    fast_dot: bool
+    packs_bfloat16: bool
+    layers: Layout
+    head: Layout
+
+
+MACHINES = {
+    "avx2": Machine("avx2", False, False, False, "panels", "panels"),
+    "avx512": Machine("avx512", False, False, True, "panels", "panels"),
+    "avx512_bf16 of Intel": Machine("avx512_bf16", False, False, True, "panels", "panels"),
+    "avx512_bf16 of AMD": Machine("avx512_bf16", False, True, True, "pairs", "pairs"),
+    "avx512_fp16": Machine("avx512_fp16", False, False, True, "halves", "panels"),
+    "amx": Machine("avx512_fp16", True, False, True, "onednn", "panels"),
+    "amx of AMD": Machine("avx512_fp16", True, True, True, "onednn", "pairs"),
+    "amx, PyTorch without oneDNN": Machine("avx512_fp16", True, False, False, "halves", "panels"),
+}
+
+
+@pytest.fixture(params=MACHINES.values(), ids=MACHINES)
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """pack_linear asks one of them, and packs nothing."""
+    cpu: Machine = request.param
+    probes = SimpleNamespace(
+        has_bf16_tiles=lambda: cpu.tiles,
+        has_fast_bf16_dot=lambda: cpu.fast_dot,
+        set_isa=lambda _: ISA_LEVELS.index(cpu.isa),
+    )
+    monkeypatch.setattr(module, "cpu_ops", lambda: probes)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: cpu.packs_bfloat16, raising=False)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.delenv("VLLM_CPU_GEMM", raising=False)
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+    return cpu
+
+
+def layout_of(weight: torch.Tensor, float_out: bool = False) -> Layout:
+    return module._layout(weight, float_out)
+
+
+WEIGHT = torch.zeros(32, 8).bfloat16()
+
+
+def test_what_the_machine_multiplies_fastest(machine: Machine) -> None:
+    assert layout_of(WEIGHT) == machine.layers
+    assert layout_of(WEIGHT, float_out=True) == machine.head
+    for weight in (WEIGHT.float(), WEIGHT.half()):
+        assert layout_of(weight) == layout_of(weight, float_out=True) == "panels"
+
+
+def test_what_the_variable_names(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, head in (("panels", "panels"), ("pairs", "pairs"), ("halves", machine.head)):
+        monkeypatch.setenv("VLLM_CPU_GEMM", name)
+        assert layout_of(WEIGHT) == name
+        assert layout_of(WEIGHT, float_out=True) == head
+    monkeypatch.setenv("VLLM_CPU_GEMM", "onednn")
+    if machine.packs_bfloat16:
+        assert layout_of(WEIGHT) == "onednn"
+        assert layout_of(WEIGHT, float_out=True) == machine.head
+        return
+    for ask in (lambda: pack_linear(WEIGHT, None), lambda: EngineArgs(device="cpu").create_engine_config()):
+        with pytest.raises(ValueError, match="VLLM_CPU_GEMM=onednn cannot be had: .* AVX-512 .* unset the variable"):
+            ask()
+
+
+def test_batch_invariance_rules_onednn_out(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert layout_of(WEIGHT) != "onednn"
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    assert layout_of(WEIGHT) == machine.layers
+
+
+def test_a_torch_without_onednn_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert layout_of(WEIGHT) != "onednn"
+    monkeypatch.setenv("VLLM_CPU_GEMM", "onednn")
+    with pytest.raises(ValueError, match="VLLM_CPU_GEMM=onednn cannot be had: this PyTorch is built without oneDNN"):
+        onednn.check_cpu_gemm()
