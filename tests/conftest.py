@@ -22,7 +22,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if not torch.cuda.is_available():
     # Read when Triton is first imported, which may happen in any test. With a device kernels are compiled.
     os.environ["TRITON_INTERPRET"] = "1"
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from embedded_reference import embedded_reference  # noqa: F401 - a fixture
 from ray_cluster import ray_cluster  # noqa: F401 - a fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from models_util import ARCHITECTURES
 
-from tests.models_util import ARCHITECTURES
 from vllm.transformers_utils.config import HFConfig, load_hf_config, parse_hf_config
 
 MINIMAL: dict[str, Any] = {

@@ -14,8 +14,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from models_util import hf_logits, make_hf_model, paged_logits, random_prompts
 
-from tests.models_util import hf_logits, make_hf_model, paged_logits, random_prompts
 from vllm.model_executor.model_loader import embedded_model_path, get_model, gguf_tokenizer, resolve_model
 from vllm.model_executor.model_loader.gguf import converted_folder
 from vllm.model_executor.model_loader.gguf_file import GGUFFile

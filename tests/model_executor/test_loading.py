@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-
-from tests.models_util import (
+from models_util import (
     hf_logits,
     load_model,
     make_hf_model,
@@ -19,6 +17,8 @@ from tests.models_util import (
     paged_logits,
     random_prompts,
 )
+from safetensors.torch import load_file, save_file
+
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.model_loader import embedded_model_path, resolve, resolve_model
 from vllm.model_executor.models.registry import resolve_model_class, supported_architectures
@@ -186,7 +186,8 @@ def test_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_progress_bar_only_when_asked_for_and_when_it_takes_long(
     llama: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.models_util import load_hf_config
+    from models_util import load_hf_config
+
     from vllm.model_executor.model_loader.weights import load_weights
 
     load_model(llama)

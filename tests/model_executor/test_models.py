@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from tests.models_util import (
+from models_util import (
     ARCHITECTURES,
     SIZES,
     hf_logits,

@@ -175,7 +175,7 @@ llm = make_tiny_llm({str(folder)!r}, tensor_parallel_size=2)
 print(llm.collective_rpc(rank_faults.fail_in_step, (2, ""))[1], flush=True)
 os.kill(os.getpid(), 9)
 """
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", Path(__file__).parent)))
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support", Path(__file__).parent)))
     done = subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
     )

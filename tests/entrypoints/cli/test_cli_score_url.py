@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from entrypoints.openai.live_server import LiveServer
+from live_server import LiveServer
 from scripted_server import Request, ScriptedServer, answer, refusal
 from tiny_llm import make_tiny_llm, make_tiny_model
 
@@ -154,7 +154,7 @@ def test_rows_are_those_of_a_run_in_this_process(
 def test_killed_at_random_points_and_resumed_until_done(
     live: LiveServer, tiny: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     wanted = offline_rows(tiny, monkeypatch)
     size = Path("offline.jsonl").stat().st_size
 

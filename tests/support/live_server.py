@@ -14,7 +14,7 @@ from types import TracebackType
 
 import httpx
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TINY_FLAGS = (
     "--dtype", "float32", "--max-logprobs", "-1", "--served-model-name", "tiny", "--trust-request-chat-template",
 )  # fmt: skip

@@ -19,7 +19,7 @@ from vllm.model_executor.model_loader import resolve
 from vllm.outputs import LabelScores
 from vllm.scoring.files import Item
 
-REVIEWS = Path(__file__).parents[2] / "examples" / "data" / "reviews.jsonl"
+REVIEWS = Path(__file__).parents[3] / "examples" / "data" / "reviews.jsonl"
 LABELS = [" positive", " negative"]
 
 

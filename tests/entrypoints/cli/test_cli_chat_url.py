@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from entrypoints.openai.live_server import LiveServer
+from live_server import LiveServer
 from scripted_server import Request, ScriptedServer, answer, events, refusal
 from tiny_llm import make_tiny_llm, make_tiny_model
 
@@ -205,7 +205,7 @@ def test_ctrl_c_ends_the_answer_at_the_server() -> None:
 
     with ScriptedServer(handle) as server:
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "complete", "-q", "hi", "--url", server.url]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
         assert has_begun.wait(60)
         assert process.stdout is not None and process.stdout.read(1) == b"x"

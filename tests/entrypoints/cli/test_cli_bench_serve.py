@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from entrypoints.openai.live_server import LiveServer
+from live_server import LiveServer
 from scripted_server import Request, ScriptedServer, answer, events, refusal
 from tiny_llm import make_tiny_model
 
