@@ -152,8 +152,10 @@ class CoreClient:
         self._stop_receiving = stop
         loop.add_reader(descriptor, take)
         loop.call_soon(take)
+        if self._hang_seconds is not None:
+            self._look(loop, HangClock(self._hang_seconds), died, has_requests)
         try:
-            await self._wait_for_end(died, has_requests)
+            await died.wait()
             if failure is not None:
                 raise failure
             while self._take_message(handle):
@@ -216,19 +218,19 @@ class CoreClient:
         with contextlib.suppress(zmq.Again):
             self._to_core.send_multipart([kind, data], zmq.NOBLOCK)
 
-    async def _wait_for_end(self, died: asyncio.Event, has_requests: Callable[[], bool]) -> None:
-        """Wait until `died` is set, or the core hangs and has been killed."""
-        if self._hang_seconds is None:
-            await died.wait()
+    def _look(
+        self, loop: asyncio.AbstractEventLoop, clock: HangClock, died: asyncio.Event, has_requests: Callable[[], bool]
+    ) -> None:
+        """Look whether the core hangs, and again and again from now on; one that does is killed, and `died` set."""
+        if self._stop_receiving is None:
             return
-        clock = HangClock(self._hang_seconds)
-        while not clock.look(self.num_messages, has_requests()):
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(died.wait(), clock.seconds_between_looks)
-                return
+        if not clock.look(self.num_messages, has_requests()):
+            loop.call_later(clock.seconds_between_looks, self._look, loop, clock, died, has_requests)
+            return
         self._hangs = True
-        # Nobody waits for its end: where a driver has it, that may take long.
         kill_core(self._process)
+        # Without waiting for its end: where a driver has it, that may take long.
+        died.set()
 
     def _die(self) -> EngineDeadError:
         self.dead_error = EngineDeadError(self._ending())
