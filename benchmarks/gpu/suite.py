@@ -64,7 +64,7 @@ def _imported_at_once(module: ast.Module) -> list[str]:
 
 
 def _is_here(name: str, path: Path) -> bool:
-    helpers = (path.parent, ROOT / "tests", ROOT)
+    helpers = (path.parent, ROOT / "tests" / "support", ROOT)
     if any((folder / name).is_dir() or (folder / f"{name}.py").is_file() for folder in helpers):
         return True
     return find_spec(name) is not None
