@@ -1,5 +1,6 @@
 """Engines side by side, in one run on one machine: the same work, the same cores, in turns.
 
+    python benchmarks/compare.py --quick                              # does it run here? a minute
     python benchmarks/compare.py                                      # this package alone, embedded model
     python benchmarks/compare.py --model FOLDER --upstream ENVIRONMENT --transformers --profile
     python benchmarks/compare.py --from results/compare.json --docs   # tables of an earlier run
@@ -207,15 +208,19 @@ def _parse_args() -> argparse.Namespace:
         "--rows", type=some_of(ROWS, "row"), default=list(ROWS), help=f"some of {','.join(ROWS)}; default: all"
     )
     parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
-    parser.add_argument("--repeats", type=int, default=3, help="measured runs a row (default: %(default)s)")
-    parser.add_argument("--pairs", type=int, default=9, help="runs of decode64 and decode64_ids side by side")
+    parser.add_argument("--repeats", type=int, help="measured runs a row (default: 3)")
+    parser.add_argument("--pairs", type=int, help="runs of decode64 and decode64_ids side by side (default: 9)")
     parser.add_argument("--cores", type=_cores, default=sorted(os.sched_getaffinity(0)), help="default: all usable")
-    parser.add_argument("--scale", type=float, default=1.0, help="factor on the amount of work, for trying out")
+    parser.add_argument("--scale", type=float, help="factor on the amount of work, for trying out (default: 1)")
+    parser.add_argument("--quick", action="store_true", help="one repeat and a tenth of the work: does it run here?")
     parser.add_argument("--profile", action="store_true", help="also where the time of one step of ours goes")
     parser.add_argument("--output", type=Path, default=Path("results"), help="folder (default: %(default)s)")
     parser.add_argument("--docs", action="store_true", help="put tables and chart into docs/performance.md")
     parser.add_argument("--from", dest="read", type=Path, metavar="JSON", help="measure nothing: report that file")
     args = parser.parse_args()
+    for name, (usual, quick) in {"repeats": (3, 1), "pairs": (9, 1), "scale": (1.0, 0.1)}.items():
+        if getattr(args, name) is None:
+            setattr(args, name, quick if args.quick else usual)
     for name in ("repeats", "scale"):
         if getattr(args, name) <= 0:
             parser.error(f"--{name} must be above 0, got {getattr(args, name)}")
