@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from layouts import ON_CUDA
 from pretend_cuda import pretending
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,35 +40,35 @@ def place(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield device
 
 
-PLACES = ["cpu", "cuda", "cuda, tiles"]
+ON_DEVICE = [pytest.param(name, marks=ON_CUDA) for name in ("cuda", "cuda, tiles")]
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("device", ["cpu", *ON_DEVICE])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("columns", "inner"), SHAPES)
-def test_sums(where: str, dtype: torch.dtype, columns: int, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums(device: str, dtype: torch.dtype, columns: int, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(columns)
     weight = torch.randn(columns, inner, generator=generator).to(dtype)
     x = strided(torch.randn(40, inner, generator=generator).to(dtype))
     truth = F.linear(x.double(), weight.double())
-    with place(where, monkeypatch) as device:
+    with place(device, monkeypatch) as where:
         for rows in (0, 1, 3, 40):
-            got = float_linear(x[:rows].to(device), weight.to(device))
+            got = float_linear(x[:rows].to(where), weight.to(where))
             assert got.dtype == torch.float32
             assert_accurate("reference", got.cpu(), truth[:rows], slack=4e-6)
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("where", PLACES[1:])
-def test_a_graph_may_record_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", ON_DEVICE)
+def test_a_graph_may_record_it(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay computes with what is there then; nothing waits for the device while it is recorded."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(130, 64, generator=generator).bfloat16()
     first, second = torch.randn(2, 5, 64, generator=generator).bfloat16()
-    with place(where, monkeypatch) as device:
-        x, there = first.to(device), weight.to(device)
-        result, replay = GraphRecorder(torch.device(device, 0)).record(lambda: float_linear(x, there))
+    with place(device, monkeypatch) as where:
+        x, there = first.to(where), weight.to(where)
+        result, replay = GraphRecorder(torch.device(where, 0)).record(lambda: float_linear(x, there))
         for rows in (second, first):
             x.copy_(rows)
             replay()

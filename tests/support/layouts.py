@@ -1,8 +1,9 @@
-"""What the tests of the CPU kernels run over: each instruction-set level and each layout that this machine can run."""
+"""What tests of kernels run over: the instruction-set levels and the layouts that this machine can run, its device."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
 from vllm.ops.onednn import onednn_lacks
@@ -18,3 +19,6 @@ needs_onednn = pytest.mark.skipif(onednn_lacks() is not None, reason=str(onednn_
 
 # As VLLM_CPU_GEMM names them.
 BFLOAT16_LAYOUTS = ["panels", "pairs", "halves", pytest.param("onednn", marks=needs_onednn)]
+
+# Of what runs on a CUDA device, and on a pretended one where there is none.
+ON_CUDA = [pytest.mark.gpu] if torch.cuda.is_available() else []

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from layouts import needs_kernels, needs_onednn
+from layouts import ON_CUDA, needs_kernels, needs_onednn
 from models_util import make_random_model, random_prompts
 from pretend_cuda import held, pretending
 from readings_reference import rank_window
@@ -50,8 +50,8 @@ WAYS = [
     pytest.param(Way("cpu", "", "panels", "float16"), marks=needs_kernels, id="float16"),
     pytest.param(Way(tied=True), id="no kernels"),
     pytest.param(Way(dtype="float16"), id="no kernels, float16"),
-    pytest.param(Way("cuda", tied=True), id="cuda"),
-    pytest.param(Way("cuda, tiles"), id="cuda, tiles"),
+    pytest.param(Way("cuda", tied=True), marks=ON_CUDA, id="cuda"),
+    pytest.param(Way("cuda, tiles"), marks=ON_CUDA, id="cuda, tiles"),
 ]
 
 
@@ -165,7 +165,7 @@ def ranks_of(row: Tensor) -> np.ndarray:
     return (1 + (row[None, :] > row[IDS][:, None]).sum(dim=1)).numpy()
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda, tiles"])
+@pytest.mark.parametrize("device", [pytest.param(name, marks=ON_CUDA) for name in ("cuda", "cuda, tiles")])
 def test_graphs_give_them_too(device: str, models: dict[bool, Model], monkeypatch: pytest.MonkeyPatch) -> None:
     way = Way(device)
     with taking(way, monkeypatch):
