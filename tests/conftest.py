@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -32,6 +34,14 @@ from ray_cluster import ray_cluster  # noqa: F401 - a fixture
 def device(request: pytest.FixtureRequest) -> str:
     """Where the engine runs: for tests that state what is right on any device."""
     return request.param
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_heap() -> Iterator[None]:
+    """Collections look at what a file makes, not at all that was imported and collected before: half a second each."""
+    gc.collect()
+    gc.freeze()
+    yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -260,7 +260,6 @@ class TestErrors:
 
     def test_no_template(self, tmp_path):
         tokenizer = make_byte_tokenizer(tmp_path)
-        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
         with pytest.raises(VLLMValidationError, match="no chat template; pass one as chat_template"):
             render_conversations(HELLO, tokenizer)
         (prompt,) = render_conversations(HELLO, tokenizer, chat_template="{{ messages[1].content }}")

@@ -43,7 +43,10 @@ def _int32(*shape: int) -> torch.Tensor:
 
 def _calls(capability: int) -> Iterator[Callable[[], Any]]:
     half = torch.bfloat16 if capability >= 80 else torch.float16
-    for dtype in (torch.float32, half):
+    # float32 needs no tensor cores, so it is much the same on every generation, and its attention the slowest to
+    # compile.
+    dtypes = (torch.float32, half) if capability == 80 else (half,)
+    for dtype in dtypes:
         logits = torch.empty(4, 49152, dtype=dtype)
         yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4))
         yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4), entropy=True)
@@ -64,10 +67,8 @@ def _calls(capability: int) -> Iterator[Callable[[], Any]]:
     yield lambda: rms_norm(x, weight, 1e-5)
     yield lambda: rms_norm(x.view(8, 32, 128), weight[:128], 1e-5)
     yield lambda: silu_and_mul(x)
-    yield from _attention_calls(half, 32, 8, 128)
-    if capability == 80:
-        # Without tensor cores, so much the same on every generation, and the slowest to compile.
-        yield from _attention_calls(torch.float32, 32, 8, 128)
+    for dtype in dtypes:
+        yield from _attention_calls(dtype, 32, 8, 128)
     slots = torch.zeros(4, dtype=torch.int64)
     yield lambda: gumbel_sample(logits.float(), torch.ones(8), slots, slots, _int32(4))
     yield lambda: gumbel_sample(logits.float(), torch.ones(8), slots, slots, _int32(4), first_id=50257)

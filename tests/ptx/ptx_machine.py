@@ -19,15 +19,16 @@ from ptx_memory import SHARED_BASE, Memory
 from ptx_numbers import from_16_bit, names, to_16_bit
 from ptx_races import Races
 
-_DTYPES: dict[str, Any] = {
-    **{f"b{bits}": getattr(np, f"uint{bits}") for bits in (8, 16, 32, 64)},
-    **{f"u{bits}": getattr(np, f"uint{bits}") for bits in (8, 16, 32, 64)},
-    **{f"s{bits}": getattr(np, f"int{bits}") for bits in (8, 16, 32, 64)},
-    **{f"f{bits}": getattr(np, f"float{bits}") for bits in (16, 32, 64)},
-    "bf16": np.uint16,
-    "bf16x2": np.uint32,
-    "f16x2": np.uint32,
-    "pred": np.bool_,
+_UNSIGNED = {bits // 8: np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)}
+_DTYPES: dict[str, np.dtype[Any]] = {
+    **{f"b{8 * size}": dtype for size, dtype in _UNSIGNED.items()},
+    **{f"u{8 * size}": dtype for size, dtype in _UNSIGNED.items()},
+    **{f"s{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"f{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
+    "bf16": np.dtype(np.uint16),
+    "bf16x2": np.dtype(np.uint32),
+    "f16x2": np.dtype(np.uint32),
+    "pred": np.dtype(np.bool_),
 }
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "eq": np.equal,
@@ -54,8 +55,9 @@ class Program:
     def __init__(self, text: str) -> None:
         body = text[text.index(".entry") :]
         self.num_params = len(re.findall(r"\.param [^,)]*_param_\d+", body[: body.index("{")]))
-        self.instructions: list[tuple[str | None, str, list[str]]] = []  # guard, opcode, operands
+        self.instructions: list[tuple[str | None, str, list[str], list[str]]] = []  # guard, name, kinds, operands
         self.labels: dict[str, int] = {}
+        self.constants: dict[tuple[str, str], np.ndarray] = {}  # by operand and kind, [threads]
         for line in re.sub(r"//[^\n]*", "", body[body.index("{") + 1 :]).splitlines():
             self._add_line(line.strip())
 
@@ -68,7 +70,8 @@ class Program:
         found = re.match(r"(?:@(!?%p\w+)\s+)?([a-z][\w.:]*)\s*(.*);$", line)
         assert found, line
         operands = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", found[3])
-        self.instructions.append((found[1], found[2], operands))
+        name, *kinds = found[2].split(".")
+        self.instructions.append((found[1], name, kinds, operands))
 
 
 class Block(MatrixInstructions):
@@ -94,15 +97,14 @@ class Block(MatrixInstructions):
         position = 0
         with np.errstate(all="ignore"):
             while position < len(self._program.instructions):
-                guard, opcode, operands = self._program.instructions[position]
+                guard, name, kinds, operands = self._program.instructions[position]
                 mask = None if guard is None else self._predicate(guard)
                 position += 1
-                name, *kinds = opcode.split(".")
                 if name == "ret" and (mask is None or mask.all()):
                     return
                 if name in ("bra", "ret"):
                     if mask is None or mask.any():
-                        assert mask is None or mask.all(), f"threads part at {opcode} {operands}"
+                        assert mask is None or mask.all(), f"threads part at {name} {operands}"
                         position = self._program.labels[operands[0]]
                 elif name not in ("membar", "fence"):
                     self._do(name, kinds, operands, mask)
@@ -120,27 +122,30 @@ class Block(MatrixInstructions):
 
     def _get(self, operand: str, kind: str) -> np.ndarray:
         """[threads]: a register, a vector of two that is packed, a special register or a constant."""
-        dtype = np.dtype(_DTYPES[kind])
+        dtype = _DTYPES[kind]
+        value = self._registers.get(operand)
+        if value is not None:
+            if value.dtype.itemsize > dtype.itemsize:
+                value = value.astype(_UNSIGNED[dtype.itemsize])  # the low bits
+            return value if value.dtype == dtype else value.view(dtype)
         if operand.startswith("{"):
             parts = [self._get(part, f"b{8 * dtype.itemsize // 2}") for part in names(operand)]
             return np.stack(parts, axis=1).view(dtype)[:, 0]
         if operand in self._special:
             return self._special[operand].view(dtype)
-        if operand in self._registers:
-            value = self._registers[operand]
-            if value.dtype.itemsize > dtype.itemsize:
-                value = value.astype(f"u{dtype.itemsize}")  # the low bits
-            return value if value.dtype == dtype else value.view(dtype)
+        constant = self._program.constants.get((operand, kind))
+        if constant is None:
+            constant = self._program.constants[operand, kind] = self._constant(operand, dtype)
+            constant.flags.writeable = False
+        return constant
+
+    def _constant(self, operand: str, dtype: np.dtype[Any]) -> np.ndarray:
         if operand.startswith("0f"):
             return np.full(len(self._threads), int(operand[2:], 16), dtype=np.uint32).view(dtype)
         if operand == "global_smem":
             return np.full(len(self._threads), SHARED_BASE, dtype=np.uint64).astype(dtype)
-        number = int(operand.rstrip("U"), 0)
-        return (
-            np.full(len(self._threads), number & (2 ** (8 * dtype.itemsize) - 1))
-            .astype(f"u{dtype.itemsize}")
-            .view(dtype)
-        )
+        number = int(operand.rstrip("U"), 0) & (2 ** (8 * dtype.itemsize) - 1)
+        return np.full(len(self._threads), number).astype(_UNSIGNED[dtype.itemsize]).view(dtype)
 
     def _put(self, operand: str, value: np.ndarray, mask: np.ndarray | None) -> None:
         if operand.startswith("{"):
@@ -148,7 +153,8 @@ class Block(MatrixInstructions):
             for column, part in enumerate(names(operand)):
                 self._put(part, np.ascontiguousarray(half[:, column]), mask)
             return
-        value = value if value.dtype == np.bool_ else np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}")
+        if value.dtype != np.bool_:
+            value = np.ascontiguousarray(value).view(_UNSIGNED[value.dtype.itemsize])
         if mask is not None and not mask.all():
             before = self._registers.get(operand, np.zeros_like(value))
             value = np.where(mask, value, before)

@@ -26,7 +26,7 @@ def byte_ids(text: str | bytes) -> list[int]:
 
 
 def make_byte_tokenizer(folder: Path) -> Tokenizer:
-    """Write tokenizer.json into `folder` and load it."""
+    """Write tokenizer.json and its tokenizer_config.json into `folder` and load it."""
     vocab = {"<pad>": PAD, "<s>": BOS, "</s>": EOS}
     for token in (*_alphabet(), *WORDS):
         vocab[token] = len(vocab)
@@ -38,6 +38,8 @@ def make_byte_tokenizer(folder: Path) -> Tokenizer:
     backend.add_special_tokens(["<pad>", "<s>", "</s>"])
     folder.mkdir(parents=True, exist_ok=True)
     backend.save(str(folder / "tokenizer.json"))
+    # Without a name, transformers asks the model's config class, which imports torch's compiler into every server.
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     return get_tokenizer(folder)
 
 
