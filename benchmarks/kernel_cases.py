@@ -53,7 +53,7 @@ class Case:
     Attributes:
         kernel: one of KERNELS.
         label: the shape.
-        call: the operation; which twin of it runs is the caller's choice.
+        call: the operation; which backend of it runs is the caller's choice.
         num_bytes: that it must read and write.
         flops: of its multiplications and additions, where they are what it is for; else 0.
         reference: in place of `call` where the reference is another call.

@@ -445,26 +445,26 @@ class SamplingParams:
 
     def clone(self) -> SamplingParams:
         """A copy that shares no mutable field with this one; already validated, so nothing is checked again."""
-        twin = object.__new__(type(self))
-        vars(twin).update(
+        copy = object.__new__(type(self))
+        vars(copy).update(
             {name: value.copy() if isinstance(value, (list, dict)) else value for name, value in vars(self).items()}
         )
-        return twin
+        return copy
 
     def child(self, index: int) -> SamplingParams:
         """The parameters of sample `index` of a request for several: n = 1, a seed of its own, and prompt readings
         for the first alone, as they are the same for all."""
-        twin = self.clone()
-        twin.n = 1
-        twin.best_of = None
+        copy = self.clone()
+        copy.n = 1
+        copy.best_of = None
         if self.num_sequences > self.n and self.num_logprobs is None:
             # The sequences are compared by their tokens' logprobs.
-            twin.logprobs = 0
+            copy.logprobs = 0
         if index > 0:
-            twin.prompt_logprobs = twin.prompt_logprob_token_ids = twin.prompt_logprob_start = None
+            copy.prompt_logprobs = copy.prompt_logprob_token_ids = copy.prompt_logprob_start = None
         if self.seed is not None:
-            twin.seed = (self.seed + index + 2**63) % 2**64 - 2**63
-        return twin
+            copy.seed = (self.seed + index + 2**63) % 2**64 - 2**63
+        return copy
 
 
 def _limited_integer(name: str, value: Any) -> int:

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from backends import assert_accurate
 from bounds import ModelShape
 from torch import Tensor
-from twins import assert_accurate
 
 from gpu.attention_checks import attention_checks
 from gpu.setting import Case, Setting

@@ -43,11 +43,11 @@ def find_tests(folder: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def _asks_for_device(module: ast.Module) -> bool:
-    """Whether a test or a fixture is given a device, or a twin: "cuda" and, on a device, "triton" are marked gpu."""
+    """Whether a test or a fixture is given a device, or a backend: "cuda" and, on a device, "triton" are marked gpu."""
     functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
     return any(
         (one.name.startswith("test_") or one.decorator_list)
-        and any(arg.arg in ("device", "twin") for arg in one.args.args)
+        and any(arg.arg in ("device", "backend") for arg in one.args.args)
         for one in functions
     )
 

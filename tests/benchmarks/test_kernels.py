@@ -1,4 +1,4 @@
-"""kernels.py: every kernel has cases that run, in every twin, and lines in the table."""
+"""kernels.py: every kernel has cases that run, in every backend, and lines in the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Import = Callable[[str], ModuleType]
 
 
 @pytest.mark.skipif(cpu_ops() is None, reason="the CPU kernels are not built")
-def test_every_case_runs_in_both_twins(benchmark_module: Import, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_case_runs_in_both_implementations(benchmark_module: Import, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = benchmark_module("kernel_cases")
     monkeypatch.setattr(cases, "ROWS", (1, 3))
     monkeypatch.setattr(cases, "LOGITS_ROWS", (2,))
@@ -28,10 +28,10 @@ def test_every_case_runs_in_both_twins(benchmark_module: Import, monkeypatch: py
         for case in cases.make_cases(shape, list(cases.KERNELS)):
             seen.add(case.kernel)
             assert case.num_bytes > 0 and case.working_set >= case.num_bytes // 2
-            for twin, call in (("cpp", case.call), ("reference", case.reference or case.call)):
+            for backend, call in (("cpp", case.call), ("reference", case.reference or case.call)):
                 if case.reset is not None:
                     case.reset()
-                with force(twin):  # type: ignore[arg-type]
+                with force(backend):  # type: ignore[arg-type]
                     call()
     assert seen == set(cases.KERNELS)
 

@@ -10,13 +10,13 @@ import torch
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where there is a device, Triton's twins are compiled for it: such tests are among those that need one."""
+    """Where there is a device, Triton's backends are compiled for it: such tests are among those that need one."""
     if torch.cuda.is_available():
         for item in items:
             if (
                 isinstance(item, pytest.Function)
                 and hasattr(item, "callspec")
-                and item.callspec.params.get("twin") == "triton"
+                and item.callspec.params.get("backend") == "triton"
             ):
                 item.add_marker(pytest.mark.gpu)
 

@@ -1,4 +1,4 @@
-"""The Triton twin's noise alone: a kernel around its device function."""
+"""The Triton backend's noise alone: a kernel around its device function."""
 
 from __future__ import annotations
 

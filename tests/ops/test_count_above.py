@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from backends import DTYPES, backends, run, strided
 from torch import Tensor
-from twins import DTYPES, run, strided, twins
 
 from vllm.ops.count_above import count_above
 
-TWINS = twins("count_above")
+BACKENDS = backends("count_above")
 
 
 def truth(logits: Tensor, values: Tensor, num_values: Tensor | None) -> Tensor:
@@ -25,7 +25,7 @@ def truth_by_sorting(logits: Tensor, values: Tensor) -> Tensor:
     return (logits.shape[1] - torch.searchsorted(ascending, values, right=True)).to(torch.int32)
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("num_rows", "vocab_size", "width"),
@@ -41,21 +41,21 @@ def truth_by_sorting(logits: Tensor, values: Tensor) -> Tensor:
         (2, 601, 257),
     ],
 )
-def test_shapes(twin: str, dtype: torch.dtype, num_rows: int, vocab_size: int, width: int) -> None:
+def test_shapes(backend: str, dtype: torch.dtype, num_rows: int, vocab_size: int, width: int) -> None:
     """Values from elsewhere, and some that stand in the row."""
     torch.manual_seed(width)
     logits = torch.randn(num_rows, vocab_size).mul_(4).to(dtype)
     values = torch.randn(num_rows, width).mul_(4)
     values[:, ::2] = logits[:, torch.randint(vocab_size, (len(range(0, width, 2)),))].float()
-    got = run(twin, count_above, logits, values, None)
+    got = run(backend, count_above, logits, values, None)
     assert got.dtype == torch.int32
     assert torch.equal(got, truth(logits, values, None))
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [20, 300])
-def test_hostile_values(twin: str, dtype: torch.dtype, width: int) -> None:
+def test_hostile_values(backend: str, dtype: torch.dtype, width: int) -> None:
     """Ties, infinities, one vocabulary of -inf, strided tables, and padding with anything in it."""
     torch.manual_seed(width)
     logits = torch.randint(-2, 3, (5, 5000)).to(dtype)
@@ -67,14 +67,14 @@ def test_hostile_values(twin: str, dtype: torch.dtype, width: int) -> None:
     num_values = torch.tensor([width, 3, 5, 0, width - 1], dtype=torch.int32)
     for row, count in enumerate(num_values.tolist()):
         values[row, count:] = torch.nan if row % 2 else torch.inf
-    got = run(twin, count_above, strided(logits), strided(values), num_values)
+    got = run(backend, count_above, strided(logits), strided(values), num_values)
     assert torch.equal(got, truth(logits, values, num_values))
 
 
-@pytest.mark.parametrize("twin", [twin for twin in TWINS if twin.startswith("cpp")])
+@pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend.startswith("cpp")])
 @pytest.mark.parametrize("width", [5, 6, 7, 9, 15, 16, 17, 23, 24, 30, 31, 32, 46, 192])
 @pytest.mark.parametrize("num_blocks", [1, 7, 8, 64, 65.5, 511, 600])
-def test_blocks_that_are_searched(twin: str, width: int, num_blocks: float) -> None:
+def test_blocks_that_are_searched(backend: str, width: int, num_blocks: float) -> None:
     """Blocks of 512 logits over which many values are spread, each in another order, with ties; as many blocks as fill
     some bit planes, as many as fill all of them, and more."""
     torch.manual_seed(width)
@@ -84,14 +84,14 @@ def test_blocks_that_are_searched(twin: str, width: int, num_blocks: float) -> N
     logits[0].add_(torch.randn(vocab_size))
     values = torch.randint(-width, width, (rows, width)).float().div_(2)
     values[1, :: width - 1] = torch.tensor([torch.inf, -torch.inf])
-    assert torch.equal(run(twin, count_above, logits, values, None), truth_by_sorting(logits, values))
+    assert torch.equal(run(backend, count_above, logits, values, None), truth_by_sorting(logits, values))
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_one_row_seen_as_many(twin: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_row_seen_as_many(backend: str) -> None:
     torch.manual_seed(4)
     logits, values = torch.randn(1, 300).expand(3, 300), torch.randn(3, 2)
-    assert torch.equal(run(twin, count_above, logits, values, None), truth(logits, values, None))
+    assert torch.equal(run(backend, count_above, logits, values, None), truth(logits, values, None))
 
 
 @pytest.mark.parametrize(

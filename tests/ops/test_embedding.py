@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.twins import DTYPES
+from tests.ops.backends import DTYPES
 from vllm.ops._dispatch import cpu_ops, force
 from vllm.ops.embedding import embedding
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(cpu_ops() is None, reason="the C++ operators are
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("vocab", "hidden", "tokens"), [(1, 1, 1), (7, 3, 20), (300, 576, 5), (4, 8, 0)])
-def test_twins_are_equal(vocab, hidden, tokens, dtype, index_dtype):
+def test_implementations_are_equal(vocab, hidden, tokens, dtype, index_dtype):
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(vocab, hidden, generator=generator).to(dtype)
     ids = torch.randint(0, vocab, (tokens,), generator=generator, dtype=index_dtype)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from twins import run, strided, twins
+from backends import backends, run, strided
 
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 
-TWINS = twins("fill_logprob_token_ids")
+BACKENDS = backends("fill_logprob_token_ids")
 POISON = -7
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mapping_dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize(
     ("num_rows", "first_column", "width", "stored_width"),
@@ -27,7 +27,7 @@ POISON = -7
     ],
 )
 def test_fills_rows_from_their_slots(
-    twin: str, mapping_dtype: torch.dtype, num_rows: int, first_column: int, width: int, stored_width: int
+    backend: str, mapping_dtype: torch.dtype, num_rows: int, first_column: int, width: int, stored_width: int
 ) -> None:
     torch.manual_seed(width)
     num_slots, num_lists = 7, 5
@@ -37,7 +37,7 @@ def test_fills_rows_from_their_slots(
     counts[0], counts[1] = 0, min(width, stored_width)
     slots = torch.randint(0, num_slots, (num_rows,)).to(mapping_dtype)
     columns = strided(torch.full((num_rows, first_column + width), POISON, dtype=torch.int32))
-    got = run(twin, fill_logprob_token_ids, columns, first_column, slots, strided(token_ids), list_idx, counts)
+    got = run(backend, fill_logprob_token_ids, columns, first_column, slots, strided(token_ids), list_idx, counts)
     assert got.dtype == torch.int32 and got.tolist() == [int(counts[slot]) for slot in slots]
     for row, slot in enumerate(slots.tolist()):
         count = int(counts[slot])

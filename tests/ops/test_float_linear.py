@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from backends import DTYPES, assert_accurate, strided
 from layouts import ON_CUDA
 from pretend_cuda import pretending
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from twins import DTYPES, assert_accurate, strided
 
 from vllm.ops import float_linear as module
 from vllm.ops.float_linear import float_linear

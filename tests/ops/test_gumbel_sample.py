@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from backends import backends, run, strided
 from noise_kernel import gumbel_noise
-from twins import run, strided, twins
 
 from vllm.ops import gumbel_sample as operation
 from vllm.ops.gumbel_sample import gumbel_sample
 
-TWINS = twins("gumbel_sample")
+BACKENDS = backends("gumbel_sample")
 
 
 def philox(seed: int, position: int, num_tokens: int) -> np.ndarray:
@@ -71,9 +71,9 @@ def test_known_bits() -> None:
     assert operation._random_bits(zero, zero, 4)[0].tolist() == words
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("num_rows", "vocab_size"), [(0, 3), (1, 1), (2, 3), (4, 4), (9, 2048), (5, 2049), (3, 9001)])
-def test_shapes(twin: str, num_rows: int, vocab_size: int) -> None:
+def test_shapes(backend: str, num_rows: int, vocab_size: int) -> None:
     torch.manual_seed(num_rows)
     temperature = torch.tensor([0.7, 0.0, 1.0, 1e-6, 50.0])
     seeds = torch.tensor([0, -1, 2**63 - 1, -(2**63), 123456789012345])
@@ -81,12 +81,12 @@ def test_shapes(twin: str, num_rows: int, vocab_size: int) -> None:
     slots = (torch.arange(num_rows) % 5).to(torch.int32)
     logits = strided(torch.randn(num_rows, vocab_size) * 3)
     args = (logits, temperature, seeds, positions, slots)
-    assert_true(run(twin, gumbel_sample, *args), *args)
+    assert_true(run(backend, gumbel_sample, *args), *args)
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("warmth", [0.0, 1.0])
-def test_hostile_values(twin: str, warmth: float) -> None:
+def test_hostile_values(backend: str, warmth: float) -> None:
     torch.manual_seed(1)
     logits = torch.randint(-1, 2, (6, 2500)).float()
     logits[0] = -torch.inf
@@ -98,23 +98,23 @@ def test_hostile_values(twin: str, warmth: float) -> None:
     logits[4, 2400:] = -torch.inf
     temperature, seeds = torch.tensor([warmth]), torch.tensor([42])
     args = (logits, temperature, seeds, torch.arange(6), torch.zeros(6, dtype=torch.int32))
-    assert_true(run(twin, gumbel_sample, *args), *args)
+    assert_true(run(backend, gumbel_sample, *args), *args)
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_a_draw_depends_on_seed_and_position_alone(twin: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_draw_depends_on_seed_and_position_alone(backend: str) -> None:
     torch.manual_seed(2)
     logits = torch.zeros(1, 3000).expand(4, 3000)
     temperature, seeds = torch.ones(3), torch.tensor([5, 6, 5])
     slots, positions = torch.tensor([0, 1, 2, 0], dtype=torch.int32), torch.tensor([9, 9, 9, 10])
-    drawn = run(twin, gumbel_sample, logits, temperature, seeds, positions, slots)[0].tolist()
+    drawn = run(backend, gumbel_sample, logits, temperature, seeds, positions, slots)[0].tolist()
     assert drawn[0] == drawn[2]
     assert len(set(drawn)) == 3
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cuts", [[1, 2, 3], [1023, 1024, 1026], [5, 2047, 2049, 4001], [1, 4999]])
-def test_slices_draw_what_the_whole_row_draws(twin: str, cuts: list[int]) -> None:
+def test_slices_draw_what_the_whole_row_draws(backend: str, cuts: list[int]) -> None:
     """The very same scores, wherever a slice begins: equals among them would be decided differently otherwise."""
     torch.manual_seed(sum(cuts))
     logits = torch.randn(6, 5000)
@@ -122,10 +122,10 @@ def test_slices_draw_what_the_whole_row_draws(twin: str, cuts: list[int]) -> Non
     temperature, seeds = torch.tensor([1.0, 0.0, 7.0]), torch.tensor([3, 4, -5])
     slots, positions = torch.tensor([0, 1, 2, 0, 2, 2], dtype=torch.int32), torch.tensor([0, 1, 2, 3, 2**33, 5])
     others = (temperature, seeds, positions, slots)
-    whole_ids, whole_scores = run(twin, gumbel_sample, logits, *others)
+    whole_ids, whole_scores = run(backend, gumbel_sample, logits, *others)
     best, token_ids = torch.full((6,), -torch.inf), torch.zeros(6, dtype=torch.int32)
     for first, end in zip([0, *cuts], [*cuts, 5000], strict=True):
-        ids, scores = run(twin, gumbel_sample, logits[:, first:end], *others, first)
+        ids, scores = run(backend, gumbel_sample, logits[:, first:end], *others, first)
         assert ((ids >= first) & (ids < end)).all()
         better = scores > best
         best, token_ids = torch.where(better, scores, best), torch.where(better, ids, token_ids)

@@ -1,13 +1,13 @@
-"""int8_linear: every twin against the products of integers that the definition gives, in float64."""
+"""int8_linear: every backend against the products of integers that the definition gives, in float64."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F
+from backends import DTYPES, assert_accurate, chosen, strided
 from layouts import LEVELS
 from torch import Tensor
-from twins import DTYPES, assert_accurate, chosen, strided
 
 from vllm.ops.int8_linear import int8_linear, pack_int8_linear, take_int8_rows
 
@@ -66,22 +66,22 @@ def rows_with_outliers(rows: int, inner: int) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("columns", "inner"), SHAPES)
-def test_products(twin: str, dtype: torch.dtype, columns: int, inner: int) -> None:
+def test_products(backend: str, dtype: torch.dtype, columns: int, inner: int) -> None:
     torch.manual_seed(columns)
     weight, bias = strided(torch.randn(columns, inner)).to(dtype), torch.randn(columns).to(dtype)
     # float16 ends at 65504.
     x = strided(rows_with_outliers(max(ROWS), inner).clamp(-60000, 60000)).to(dtype)
     for own_bias in (None, bias):
-        with chosen(twin):
+        with chosen(backend):
             ready = pack_int8_linear(weight, own_bias)
             for rows in ROWS:
                 got, unrounded = int8_linear(x[:rows], ready), int8_linear(x[:rows], ready, float_out=True)
                 assert (got.dtype, unrounded.dtype) == (dtype, torch.float32)
                 assert got.is_contiguous() and torch.equal(got, unrounded.to(dtype))
-                assert_accurate(twin, unrounded, truth_of(x[:rows], weight, own_bias), slack=SLACK)
+                assert_accurate(backend, unrounded, truth_of(x[:rows], weight, own_bias), slack=SLACK)
 
 
 def test_the_rotation() -> None:
@@ -91,13 +91,13 @@ def test_the_rotation() -> None:
     torch.testing.assert_close(rotated(x)[:, 0, :BLOCK], x @ hadamard())
 
 
-@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize("inner", [30, 64, 300])
-def test_near_the_unquantised_product(twin: str, inner: int) -> None:
+def test_near_the_unquantised_product(backend: str, inner: int) -> None:
     """No output is further off than half a step of each factor allows, summed over the rotated values."""
     torch.manual_seed(0)
     weight, x = torch.randn(40, inner), rows_with_outliers(20, inner)
-    with chosen(twin):
+    with chosen(backend):
         got = int8_linear(x, pack_int8_linear(weight, None)).double()
     a, w = rotated(x).double(), rotated(weight).double() / BLOCK
     half_a = (a.abs().amax(2, keepdim=True) / 127 / 2).expand_as(a)
@@ -106,41 +106,41 @@ def test_near_the_unquantised_product(twin: str, inner: int) -> None:
     assert ((got - x.double() @ weight.double().T).abs() <= 1.0001 * allowed).all()
 
 
-@pytest.mark.parametrize("twin", LEVELS)
-def test_an_outlier_does_not_take_the_resolution_from_its_row(twin: str) -> None:
+@pytest.mark.parametrize("backend", LEVELS)
+def test_an_outlier_does_not_take_the_resolution_from_its_row(backend: str) -> None:
     """One value of 576 a hundred times larger: rounded as they are, with one scale, rows would be off by 0.22."""
     torch.manual_seed(7)
     weight, x = torch.randn(64, 576), torch.randn(30, 576)
     weight[:, 100] = 0
     x[:, 100] = 100
-    with chosen(twin):
+    with chosen(backend):
         got = int8_linear(x, pack_int8_linear(weight, None)).double()
     product = x.double() @ weight.double().T
     assert (got - product).norm() / product.norm() < 0.05
 
 
-@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize("inner", [1500, 65536])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_greatest_sums_do_not_overflow(twin: str, inner: int, sign: int) -> None:
+def test_the_greatest_sums_do_not_overflow(backend: str, inner: int, sign: int) -> None:
     """Rows of the transform itself: a rotated block has one value, and the others are zero, or all are equal."""
     rows = hadamard().repeat(1, -(-inner // BLOCK))[:, :inner]
     ones = torch.zeros(1, inner)
     ones[:, ::BLOCK] = 1
     weight, x = torch.cat([rows, ones]), sign * torch.cat([rows, ones])
-    with chosen(twin):
+    with chosen(backend):
         got = int8_linear(x, pack_int8_linear(weight, None))
     torch.testing.assert_close(got.double(), truth_of(x, weight, None), rtol=1e-5, atol=1e-3)
     # A weight's scale is kept in bfloat16, rounded up, and its integers are off by up to a half.
     torch.testing.assert_close(got.double(), x.double() @ weight.double().T, rtol=0.02, atol=0.02 * inner / BLOCK)
 
 
-@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_does_not_depend_on_its_batch(twin: str, dtype: torch.dtype) -> None:
+def test_a_row_does_not_depend_on_its_batch(backend: str, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     weight, x = torch.randn(200, 520).to(dtype), rows_with_outliers(300, 520).clamp(-6e4, 6e4).to(dtype)
-    with chosen(twin):
+    with chosen(backend):
         ready = pack_int8_linear(weight, None)
         together = int8_linear(x, ready, float_out=True)
         for rows in (1, 2, 3, 5, 7, 14, 64):
@@ -150,9 +150,9 @@ def test_a_row_does_not_depend_on_its_batch(twin: str, dtype: torch.dtype) -> No
                 )
 
 
-@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_that_are_zero_tiny_or_not_finite(twin: str, dtype: torch.dtype) -> None:
+def test_rows_that_are_zero_tiny_or_not_finite(backend: str, dtype: torch.dtype) -> None:
     torch.manual_seed(2)
     weight, bias = torch.randn(40, 50).to(dtype), torch.randn(40).to(dtype)
     x = torch.randn(6, 50).to(dtype)
@@ -160,7 +160,7 @@ def test_rows_that_are_zero_tiny_or_not_finite(twin: str, dtype: torch.dtype) ->
     x[1] *= 1e-38
     x[2, 3], x[3, 7], x[4, 49] = torch.nan, torch.inf, -torch.inf
     weight[5] = 0
-    with chosen(twin):
+    with chosen(backend):
         got = int8_linear(x, pack_int8_linear(weight, bias))
         alone = int8_linear(x[5:], pack_int8_linear(weight, bias))
     assert torch.equal(got[:2], bias.expand(2, -1))
@@ -168,31 +168,31 @@ def test_rows_that_are_zero_tiny_or_not_finite(twin: str, dtype: torch.dtype) ->
     assert torch.equal(got[5:], alone) and got[5, 5] == bias[5]
 
 
-@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_whose_rotation_overflows_are_nan_alone(twin: str, dtype: torch.dtype) -> None:
+def test_rows_whose_rotation_overflows_are_nan_alone(backend: str, dtype: torch.dtype) -> None:
     """Finite values, whose sums are infinite in some places of their block and zero in others."""
     torch.manual_seed(5)
     weight, x = torch.randn(40, 200).to(dtype), torch.randn(3, 200).to(dtype)
     x[1, 70], x[1, 71] = 3e38, -3e38
-    with chosen(twin):
+    with chosen(backend):
         ready = pack_int8_linear(weight, None)
         got, alone = int8_linear(x, ready), int8_linear(x[2:], ready)
     assert got[1].isnan().all()
     assert got[0].isfinite().all() and torch.equal(got[2:], alone)
 
 
-@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize("inner", [3, 16, 37])
-def test_gated_products(twin: str, inner: int) -> None:
+def test_gated_products(backend: str, inner: int) -> None:
     torch.manual_seed(inner)
     for dtype in DTYPES:
         weight, bias = torch.randn(2 * inner, 130).to(dtype) / 4, torch.randn(2 * inner).to(dtype)
         x = torch.randn(30, 130).to(dtype)
         for own_bias in (None, bias):
-            with chosen(twin):
+            with chosen(backend):
                 ready = pack_int8_linear(weight, own_bias, gated=True)
-                assert ready.gated == (twin != "reference")
+                assert ready.gated == (backend != "reference")
                 got = int8_linear(x, ready, float_out=True)
                 if ready.gated:
                     assert torch.equal(int8_linear(x[7:8], ready, float_out=True), got[7:8])
@@ -200,15 +200,15 @@ def test_gated_products(twin: str, inner: int) -> None:
             if not ready.gated:
                 got = F.silu(got[:, :inner]) * got[:, inner:]
             # Both factors have their errors, and the exponential one of its own.
-            assert_accurate(twin, got, F.silu(gate) * up, slack=4 * SLACK)
+            assert_accurate(backend, got, F.silu(gate) * up, slack=4 * SLACK)
 
 
-@pytest.mark.parametrize("twin", LEVELS)
-def test_rows_of_a_weight(twin: str) -> None:
+@pytest.mark.parametrize("backend", LEVELS)
+def test_rows_of_a_weight(backend: str) -> None:
     torch.manual_seed(4)
     weight, bias, x = torch.randn(100, 70), torch.randn(100), torch.randn(9, 70)
     rows = torch.tensor([99, 0, 31, 32, 0, 64, 17])
-    with chosen(twin):
+    with chosen(backend):
         whole = pack_int8_linear(weight, bias)
         got = int8_linear(x, take_int8_rows(whole, rows))
         assert torch.equal(got, int8_linear(x, whole)[:, rows])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from backends import DTYPES, backends, run
 from torch import Tensor
-from twins import DTYPES, run, twins
 
 from vllm.ops.kv_cache import cache_rows, kv_cache_shape, reshape_and_cache_
 
 NUM_BLOCKS = 6
 
 
-@pytest.mark.parametrize("twin", twins("reshape_and_cache_"))
+@pytest.mark.parametrize("backend", backends("reshape_and_cache_"))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("slots_dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ NUM_BLOCKS = 6
     [(0, 1, 8, 16), (1, 1, 1, 1), (7, 3, 64, 16), (9, 5, 10, 4)],
 )
 def test_writes_slots(
-    twin: str,
+    backend: str,
     dtype: torch.dtype,
     slots_dtype: torch.dtype,
     tokens: int,
@@ -33,13 +33,13 @@ def test_writes_slots(
     k, v = qkv[:, 2 * heads : 3 * heads], qkv[:, 3 * heads :]
     slots = torch.randperm(NUM_BLOCKS * block_size)[:tokens].to(slots_dtype)
     slots[1::3] = -1
-    assert_writes(twin, k, v, block_size, slots)
+    assert_writes(backend, k, v, block_size, slots)
 
 
-@pytest.mark.parametrize("twin", twins("reshape_and_cache_"))
+@pytest.mark.parametrize("backend", backends("reshape_and_cache_"))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (10, 16), (16, 4), (8, 32)])
-def test_writes_prompts(twin: str, dtype: torch.dtype, head_dim: int, block_size: int) -> None:
+def test_writes_prompts(backend: str, dtype: torch.dtype, head_dim: int, block_size: int) -> None:
     """Slots that follow each other, from the middle of a block over its end, with a token left out."""
     torch.manual_seed(head_dim)
     first, second, third = torch.randperm(NUM_BLOCKS)[:3] * block_size
@@ -48,14 +48,14 @@ def test_writes_prompts(twin: str, dtype: torch.dtype, head_dim: int, block_size
     slots[block_size] = -1
     heads = 3
     k, v = torch.randn(len(slots), 2 * heads, head_dim).to(dtype).split(heads, dim=1)
-    assert_writes(twin, k, v, block_size, slots)
+    assert_writes(backend, k, v, block_size, slots)
 
 
-def assert_writes(twin: str, k: Tensor, v: Tensor, block_size: int, slots: Tensor) -> None:
+def assert_writes(backend: str, k: Tensor, v: Tensor, block_size: int, slots: Tensor) -> None:
     _, heads, head_dim = k.shape
     shape = kv_cache_shape(NUM_BLOCKS, block_size, heads, head_dim)
     caches = [torch.full(shape, 777.0, dtype=k.dtype) for _ in "kv"]
-    run(twin, reshape_and_cache_, k, v, *caches, slots)
+    run(backend, reshape_and_cache_, k, v, *caches, slots)
     keys, values = cache_rows(*caches, head_dim)
     expected_keys, expected_values = torch.full_like(keys, 777.0), torch.full_like(values, 777.0)
     for token, slot in enumerate(slots.tolist()):

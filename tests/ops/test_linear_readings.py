@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from backends import backends, run, strided
 from torch import Tensor
-from twins import run, strided, twins
 
 from vllm.ops.linear_readings import linear_readings
 from vllm.ops.token_readings import Readings
 
-TWINS = twins("linear_readings")
+BACKENDS = backends("linear_readings")
 
 
 def matrices(num_rows: int, vocab_size: int, hidden_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -47,60 +47,60 @@ def assert_near(got: Readings, hidden: Tensor, weight: Tensor, ids: Tensor, tole
     assert ((fewest <= got.ranks) & (got.ranks <= most)).all()
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     ("num_rows", "vocab_size", "hidden_size", "width"),
     [(1, 1, 8, 0), (3, 300, 64, 3), (130, 513, 100, 2), (0, 5, 8, 1)],
 )
-def test_shapes(twin: str, dtype: torch.dtype, num_rows: int, vocab_size: int, hidden_size: int, width: int) -> None:
-    if twin == "triton" and dtype == torch.float32:
+def test_shapes(backend: str, dtype: torch.dtype, num_rows: int, vocab_size: int, hidden_size: int, width: int) -> None:
+    if backend == "triton" and dtype == torch.float32:
         pytest.skip("runs the reference")
     torch.manual_seed(width)
     hidden, weight = matrices(num_rows, vocab_size, hidden_size, dtype)
     ids = ids_for(num_rows, vocab_size, width)
-    got = run(twin, linear_readings, strided(hidden), strided(weight, gap=5), ids, None)
+    got = run(backend, linear_readings, strided(hidden), strided(weight, gap=5), ids, None)
     # Products of 16-bit numbers are exact in float32, their sums round at each step.
     assert_near(got, hidden, weight, ids, 1e-5)
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_ties_share_the_better_rank(twin: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ties_share_the_better_rank(backend: str) -> None:
     torch.manual_seed(0)
     hidden, weight = integers(5, 600, 32)
     weight[[7, 300, 599]] = weight[20].clone()
     ids = ids_for(5, 600, 4)
     ids[:, :2] = torch.tensor([300, 7])
-    got = run(twin, linear_readings, hidden, weight, ids, None)
+    got = run(backend, linear_readings, hidden, weight, ids, None)
     assert_near(got, hidden, weight, ids, 0.0)
     assert torch.equal(got.ranks[:, 0], got.ranks[:, 1])
     logits = (hidden.float() @ weight.float().t()).numpy()
     assert got.argmax.tolist() == logits.argmax(axis=1).tolist()
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_padding_is_not_looked_at(twin: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_padding_is_not_looked_at(backend: str) -> None:
     torch.manual_seed(1)
     hidden, weight = integers(3, 70, 16)
     ids, counts = ids_for(3, 70, 3), torch.tensor([3, 0, 1], dtype=torch.int32)
-    plain = run(twin, linear_readings, hidden, weight, ids, None)
+    plain = run(backend, linear_readings, hidden, weight, ids, None)
     for row, count in enumerate(counts.tolist()):
         ids[row, count:] = 2**31 - 1
-    got = run(twin, linear_readings, hidden, weight, ids, counts)
+    got = run(backend, linear_readings, hidden, weight, ids, counts)
     valid = torch.arange(3) < counts[:, None]
     assert torch.equal(got.ranks, plain.ranks.masked_fill(~valid, 0))
     assert torch.equal(got.logits, plain.logits.masked_fill(~valid, 0.0))
     assert torch.equal(got.lse, plain.lse)
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_not_finite_marks_its_own_row_only(twin: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_not_finite_marks_its_own_row_only(backend: str) -> None:
     torch.manual_seed(2)
     hidden, weight = integers(3, 300, 16)
     hidden[1, 3] = torch.nan
     hidden[2, 3] = torch.inf
     ids = ids_for(3, 300, 2)
-    got = run(twin, linear_readings, hidden, weight, ids, None)
+    got = run(backend, linear_readings, hidden, weight, ids, None)
     assert got.lse.isfinite().tolist() == [True, False, False]
     assert ((got.argmax >= 0) & (got.argmax < 300)).all()
     assert_near(Readings(*(part[:1] for part in got[:5])), hidden[:1], weight, ids[:1], 0.0)

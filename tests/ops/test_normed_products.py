@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from backends import DTYPES, chosen, strided
 from layouts import BFLOAT16_LAYOUTS, LEVELS, needs_kernels
 from torch import Tensor
-from twins import DTYPES, chosen, strided
 
 from vllm.ops.int8_linear import int8_linear, pack_int8_linear
 from vllm.ops.packed_linear import pack_linear, packed_linear
@@ -35,7 +35,7 @@ def assert_normed_first(
         assert rows == 0 or not torch.equal(together, residual)
 
 
-@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
@@ -44,23 +44,23 @@ def assert_normed_first(
     ids=["plain", "int8"],
 )
 def test_what_the_machine_prefers(
-    twin: str,
+    backend: str,
     rows: int,
     dtype: torch.dtype,
     inner: int,
     pack: Callable[..., Any],
     multiply: Callable[..., Tensor],
 ) -> None:
-    with chosen(twin):
+    with chosen(backend):
         assert_normed_first(rows, inner, dtype, pack, multiply)
 
 
-@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize("layout", BFLOAT16_LAYOUTS)
 @pytest.mark.parametrize("rows", ROWS)
-def test_every_layout(twin: str, layout: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_layout(backend: str, layout: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_GEMM", layout)
-    with chosen(twin):
+    with chosen(backend):
         assert_normed_first(rows, 40, torch.bfloat16, pack_linear, packed_linear)
 
 

@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from backends import DTYPES, assert_accurate, chosen, strided
 from layouts import BFLOAT16_LAYOUTS, CPP_LEVELS, LEVELS, needs_kernels, needs_onednn
 from torch import Tensor
-from twins import DTYPES, assert_accurate, chosen, strided
 
 from vllm.ops.packed_linear import Layout, PackedLinear, pack_as, pack_linear, packed_linear
 from vllm.ops.silu_and_mul import silu_and_mul
@@ -37,41 +37,41 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_GEMM", "halves")
 
 
-def packed(twin: str, weight: Tensor, bias: Tensor | None, layout: Layout) -> PackedLinear:
-    return pack_linear(weight, bias) if twin == "reference" else own(weight, bias, layout)
+def packed(backend: str, weight: Tensor, bias: Tensor | None, layout: Layout) -> PackedLinear:
+    return pack_linear(weight, bias) if backend == "reference" else own(weight, bias, layout)
 
 
-@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize(("layout", "dtype"), EXACT, ids=str)
 @pytest.mark.parametrize(("columns", "inner"), SHAPES)
-def test_products(twin: str, layout: Layout, dtype: torch.dtype, columns: int, inner: int) -> None:
+def test_products(backend: str, layout: Layout, dtype: torch.dtype, columns: int, inner: int) -> None:
     torch.manual_seed(columns)
     inner += inner % 2 if layout == "pairs" else 0
     weight, bias = strided(torch.randn(columns, inner)).to(dtype), torch.randn(columns).to(dtype)
     x = strided(torch.randn(max(ROWS), inner)).to(dtype)
     for own_bias in (None, bias):
-        with chosen(twin):
-            ready = packed(twin, weight, own_bias, layout)
+        with chosen(backend):
+            ready = packed(backend, weight, own_bias, layout)
             for rows in ROWS:
                 got = packed_linear(x[:rows], ready)
                 assert got.dtype == dtype and got.is_contiguous()
                 truth = F.linear(x[:rows].double(), weight.double(), None if own_bias is None else bias.double())
-                assert_accurate(twin, got, truth, slack=4e-6)
+                assert_accurate(backend, got, truth, slack=4e-6)
 
 
-@pytest.mark.parametrize("twin", CPP_LEVELS)
+@pytest.mark.parametrize("backend", CPP_LEVELS)
 @pytest.mark.parametrize(("layout", "dtype"), EXACT, ids=str)
-def test_rounded_sums(twin: str, layout: Layout, dtype: torch.dtype) -> None:
+def test_rounded_sums(backend: str, layout: Layout, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(70, 300).to(dtype), torch.randn(9, 300).to(dtype)
-    with chosen(twin):
+    with chosen(backend):
         ready = own(weight, None, layout)
         assert torch.equal(packed_linear(x, ready, float_out=True).to(dtype), packed_linear(x, ready))
 
 
-@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize("wanted", BFLOAT16_LAYOUTS)
-def test_what_is_packed_for_float32_gives_float32(twin: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_packed_for_float32_gives_float32(backend: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever multiplies, and whatever the variable names."""
     monkeypatch.setenv("VLLM_CPU_GEMM", wanted)
     torch.manual_seed(0)
@@ -79,42 +79,42 @@ def test_what_is_packed_for_float32_gives_float32(twin: str, wanted: str, monkey
         weight, x = torch.randn(70, 300).to(dtype), strided(torch.randn(9, 300)).to(dtype)
         bias = torch.randn(70).to(dtype) if with_bias else None
         truth = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
-        with chosen(twin):
+        with chosen(backend):
             ready = pack_linear(weight, bias, float_out=True)
             for rows in (0, 1, 9):
                 got = packed_linear(x[:rows], ready, float_out=True)
                 assert got.dtype == torch.float32 and got.is_contiguous()
-                assert_accurate(twin, got, truth[:rows], slack=4e-6)
+                assert_accurate(backend, got, truth[:rows], slack=4e-6)
 
 
-@pytest.mark.parametrize("twin", LEVELS)
-def test_an_odd_number_of_values_gives_float32_too(twin: str) -> None:
+@pytest.mark.parametrize("backend", LEVELS)
+def test_an_odd_number_of_values_gives_float32_too(backend: str) -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(40, 33).bfloat16(), torch.randn(3, 33).bfloat16()
-    with chosen(twin):
+    with chosen(backend):
         got = packed_linear(x, pack_linear(weight, None, float_out=True), float_out=True)
-    assert_accurate(twin, got, F.linear(x.double(), weight.double()), slack=4e-6)
+    assert_accurate(backend, got, F.linear(x.double(), weight.double()), slack=4e-6)
 
 
-@pytest.mark.parametrize("twin", CPP_LEVELS)
+@pytest.mark.parametrize("backend", CPP_LEVELS)
 @pytest.mark.parametrize(("rows", "columns"), [(40, 26240), (130, 8192), (130, 8200)])
-def test_results_that_outgrow_the_caches(twin: str, rows: int, columns: int) -> None:
+def test_results_that_outgrow_the_caches(backend: str, rows: int, columns: int) -> None:
     """They are written past them, if every row begins a cache line."""
     torch.manual_seed(0)
     weight, x = torch.randn(columns, 8).bfloat16(), torch.randn(rows, 8).bfloat16()
     bias = torch.randn(columns).bfloat16()
-    with chosen(twin):
+    with chosen(backend):
         got = packed_linear(x, own(weight, bias), float_out=True)
     assert got.nbytes > 4 * 2**20
-    assert_accurate(twin, got, F.linear(x.double(), weight.double(), bias.double()), slack=4e-6)
+    assert_accurate(backend, got, F.linear(x.double(), weight.double(), bias.double()), slack=4e-6)
 
 
-@pytest.mark.parametrize("twin", CPP_LEVELS)
+@pytest.mark.parametrize("backend", CPP_LEVELS)
 @pytest.mark.parametrize(("layout", "dtype"), EXACT, ids=str)
-def test_a_row_does_not_depend_on_its_batch(twin: str, layout: Layout, dtype: torch.dtype) -> None:
+def test_a_row_does_not_depend_on_its_batch(backend: str, layout: Layout, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     weight, x = torch.randn(96, 520).to(dtype), torch.randn(300, 520).to(dtype)
-    with chosen(twin):
+    with chosen(backend):
         ready = own(weight, None, layout)
         together = packed_linear(x, ready)
         for rows in (1, 2, 5, 14, 64):
@@ -122,12 +122,12 @@ def test_a_row_does_not_depend_on_its_batch(twin: str, layout: Layout, dtype: to
                 assert torch.equal(packed_linear(x[first : first + rows], ready), together[first : first + rows])
 
 
-@pytest.mark.parametrize("twin", CPP_LEVELS)
-def test_infinities_and_nan_stay_in_their_place(twin: str) -> None:
+@pytest.mark.parametrize("backend", CPP_LEVELS)
+def test_infinities_and_nan_stay_in_their_place(backend: str) -> None:
     weight, x = torch.ones(40, 20), torch.ones(30, 20)
     x[3, 7], x[5, 0] = torch.inf, torch.nan
     weight[33, 2] = -torch.inf
-    with chosen(twin):
+    with chosen(backend):
         got = packed_linear(x, own(weight, None))
     assert torch.equal(got.isnan(), F.linear(x, weight).isnan())
     assert torch.equal(got.isinf(), F.linear(x, weight).isinf())
@@ -139,16 +139,16 @@ HALF_SUMS = 5 * 7e-4
 
 
 @pytest.mark.usefixtures("halves")
-@pytest.mark.parametrize("twin", CPP_LEVELS)
+@pytest.mark.parametrize("backend", CPP_LEVELS)
 @pytest.mark.parametrize(("columns", "inner"), SHAPES)
-def test_products_summed_in_float16(twin: str, columns: int, inner: int) -> None:
+def test_products_summed_in_float16(backend: str, columns: int, inner: int) -> None:
     torch.manual_seed(columns)
     # Each row and each column of its own size, within rows and columns large and small values.
     weight = (torch.randn(columns, inner) * torch.logspace(-10, 15, columns)[:, None]).bfloat16()
     x = torch.randn(max(ROWS), inner) * torch.logspace(12, -12, max(ROWS))[:, None]
     x = strided((x * torch.logspace(-3, 3, inner)[torch.randperm(inner)]).bfloat16())
     bias = torch.randn(columns).bfloat16()
-    with chosen(twin):
+    with chosen(backend):
         ready, biased = pack_linear(weight, None), pack_linear(weight, bias)
         assert ready.layout == "halves"
         for rows in ROWS:
@@ -162,23 +162,23 @@ def test_products_summed_in_float16(twin: str, columns: int, inner: int) -> None
 
 
 @pytest.mark.usefixtures("halves")
-@pytest.mark.parametrize("twin", CPP_LEVELS)
-def test_float16_sums_add_little_to_what_rounding_costs(twin: str) -> None:
+@pytest.mark.parametrize("backend", CPP_LEVELS)
+def test_float16_sums_add_little_to_what_rounding_costs(backend: str) -> None:
     torch.manual_seed(3)
     weight, x = torch.randn(320, 1536).bfloat16(), torch.randn(64, 1536).bfloat16()
     truth = F.linear(x.double(), weight.double())
-    with chosen(twin):
+    with chosen(backend):
         got = packed_linear(x, pack_linear(weight, None))
     error, rounding = ((each.double() - truth).pow(2).mean().sqrt() for each in (got, truth.bfloat16()))
     assert error <= 1.12 * rounding
 
 
 @pytest.mark.usefixtures("halves")
-@pytest.mark.parametrize("twin", CPP_LEVELS)
-def test_a_row_summed_in_float16_does_not_depend_on_its_batch(twin: str) -> None:
+@pytest.mark.parametrize("backend", CPP_LEVELS)
+def test_a_row_summed_in_float16_does_not_depend_on_its_batch(backend: str) -> None:
     torch.manual_seed(1)
     weight, x = torch.randn(300, 530).bfloat16(), torch.randn(300, 530).bfloat16()
-    with chosen(twin):
+    with chosen(backend):
         ready = pack_linear(weight, None)
         together = packed_linear(x, ready)
         for rows in (1, 2, 3, 5, 7, 13, 14, 64):
@@ -187,13 +187,13 @@ def test_a_row_summed_in_float16_does_not_depend_on_its_batch(twin: str) -> None
 
 
 @pytest.mark.usefixtures("halves")
-@pytest.mark.parametrize("twin", CPP_LEVELS)
-def test_float16_sums_of_extremes(twin: str) -> None:
+@pytest.mark.parametrize("backend", CPP_LEVELS)
+def test_float16_sums_of_extremes(backend: str) -> None:
     weight, x = torch.ones(40, 200).bfloat16(), torch.ones(30, 200).bfloat16()
     x[3, 7], x[5, 0], x[6, 1], x[7], x[8, 5] = torch.inf, torch.nan, -torch.inf, 0, 1e36
     x[9], x[10], x[11] = 1e-39, 1e30, -3e-30
     weight[33], weight[34], weight[35, 1:] = 0, 3e7, 1e-4
-    with chosen(twin):
+    with chosen(backend):
         got = packed_linear(x, pack_linear(weight, None))
     truth = F.linear(x.double(), weight.double())
     kept = truth.abs() <= torch.finfo(torch.bfloat16).max
@@ -239,19 +239,19 @@ def test_the_width_of_x_is_checked() -> None:
         packed_linear(torch.randn(2, 5), ready)
 
 
-@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize("layout", ["panels", "pairs", "halves"])
 @pytest.mark.parametrize("inner", [1, 16, 40, 100])
-def test_gated_products(twin: str, layout: Layout, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gated_products(backend: str, layout: Layout, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_GEMM", layout)
     torch.manual_seed(inner)
     for dtype in DTYPES:
         weight, bias = torch.randn(2 * inner, 130).to(dtype) / 4, torch.randn(2 * inner).to(dtype)
         x = torch.randn(30, 130).to(dtype)
         for own_bias in (None, bias):
-            with chosen(twin):
+            with chosen(backend):
                 ready = pack_linear(weight, own_bias, gated=True)
-                assert ready.gated == (twin != "reference")
+                assert ready.gated == (backend != "reference")
                 got = packed_linear(x, ready)
                 got = got if ready.gated else silu_and_mul(got)
                 alone = packed_linear(x[7:8], ready)
@@ -261,7 +261,7 @@ def test_gated_products(twin: str, layout: Layout, inner: int, monkeypatch: pyte
             gate, up = whole.chunk(2, dim=1)
             truth = F.silu(gate) * up
             # Of both factors: rounding where they are rounded before they are multiplied, else sums in float16.
-            slack = 1e-5 if twin != "reference" and ready.scales is None else torch.finfo(dtype).eps
+            slack = 1e-5 if backend != "reference" and ready.scales is None else torch.finfo(dtype).eps
             assert got.dtype == dtype and got.shape == (30, inner)
             assert_accurate("reference", got, truth, slack=max(slack, 1e-5))
 

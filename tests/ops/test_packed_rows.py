@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import pytest
 import torch
+from backends import DTYPES, chosen
 from layouts import CPP_LEVELS, LEVELS, needs_kernels
 from test_packed_linear import EXACT as EXACT_DTYPES
 from test_packed_linear import packed
-from twins import DTYPES, chosen
 
 from vllm.ops._dispatch import force
 from vllm.ops.packed_linear import Layout, PackedLinear, pack_as, pack_linear, packed_linear
 from vllm.ops.packed_rows import packed_embedding, take_packed_rows
 
 
-@pytest.mark.parametrize("twin", LEVELS)
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize(("layout", "dtype"), EXACT_DTYPES, ids=str)
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_rows_are_the_columns_of_the_whole_product(
-    twin: str, layout: Layout, dtype: torch.dtype, with_bias: bool
+    backend: str, layout: Layout, dtype: torch.dtype, with_bias: bool
 ) -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(130, 300).to(dtype), torch.randn(9, 300).to(dtype)
     bias = torch.randn(130).to(dtype) if with_bias else None
     rows = torch.cat([torch.randperm(130), torch.tensor([129, 0, 0])])
-    with chosen(twin):
-        whole = packed(twin, weight, bias, layout)
+    with chosen(backend):
+        whole = packed(backend, weight, bias, layout)
         taken = take_packed_rows(whole, rows)
         assert taken.shape == (133, 300) and taken.layout == whole.layout
         got, want = packed_linear(x, taken), packed_linear(x, whole)[:, rows]
@@ -43,17 +43,17 @@ def test_other_layouts_hide_their_rows(layout: Layout) -> None:
         take_packed_rows(opaque, torch.tensor([1]))
 
 
-@pytest.mark.parametrize("twin", CPP_LEVELS)
+@pytest.mark.parametrize("backend", CPP_LEVELS)
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("vocab", "hidden", "tokens"), [(1, 1, 1), (31, 3, 20), (300, 576, 40), (33, 8, 0)])
 def test_an_embedding_reads_the_packed_head(
-    twin: str, vocab: int, hidden: int, tokens: int, dtype: torch.dtype, index_dtype: torch.dtype
+    backend: str, vocab: int, hidden: int, tokens: int, dtype: torch.dtype, index_dtype: torch.dtype
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(vocab, hidden, generator=generator).to(dtype)
     ids = torch.randint(0, vocab, (tokens,), generator=generator, dtype=index_dtype)
-    with chosen(twin):
+    with chosen(backend):
         head = pack_linear(weight, None, float_out=True)
         assert torch.equal(packed_embedding(ids, head), weight[ids.long()])
         if dtype == torch.bfloat16 and hidden % 2 == 0:

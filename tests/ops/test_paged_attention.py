@@ -9,14 +9,14 @@ from itertools import pairwise
 
 import pytest
 import torch
+from backends import DTYPES, assert_accurate, backends, run
 from torch import Tensor
-from twins import DTYPES, assert_accurate, run, twins
 
 from vllm.ops._dispatch import force
 from vllm.ops.kv_cache import cache_rows, kv_cache_shape, reshape_and_cache_
 from vllm.ops.paged_attention import paged_attention
 
-TWINS = twins("paged_attention")
+BACKENDS = backends("paged_attention")
 
 
 @dataclass
@@ -33,18 +33,18 @@ class Batch:
     keys: list[Tensor]
     values: list[Tensor]
 
-    def run(self, twin: str, out: Tensor | None = None, max_query_len: int | None = None) -> Tensor:
+    def run(self, backend: str, out: Tensor | None = None, max_query_len: int | None = None) -> Tensor:
         caches = self.k_cache, self.v_cache
-        if twin == "triton":
+        if backend == "triton":
             caches = tuple(rows.contiguous() for rows in cache_rows(*caches, self.q.shape[2]))
-        return self.run_over(caches, twin, out, max_query_len)
+        return self.run_over(caches, backend, out, max_query_len)
 
     def run_over(
-        self, caches: tuple[Tensor, Tensor], twin: str, out: Tensor | None = None, max_query_len: int | None = None
+        self, caches: tuple[Tensor, Tensor], backend: str, out: Tensor | None = None, max_query_len: int | None = None
     ) -> Tensor:
         """The same with the cache in another layout."""
         arguments = (self.block_table, self.query_start_loc, self.seq_lens, self.scale, out, max_query_len)
-        return run(twin, paged_attention, self.q, *caches, *arguments)
+        return run(backend, paged_attention, self.q, *caches, *arguments)
 
     def part(self, row: int, first: int = 0, last: int | None = None) -> Batch:
         """A batch of the queries first to last of one request, as if the later ones were not known yet."""
@@ -119,69 +119,69 @@ def attend(batch: Batch, dtype: torch.dtype = torch.float64) -> Tensor:
     return out
 
 
-def check(twin: str, batch: Batch, slack: float = 2e-6) -> None:
-    got, truth = batch.run(twin), attend(batch)
+def check(backend: str, batch: Batch, slack: float = 2e-6) -> None:
+    got, truth = batch.run(backend), attend(batch)
     assert got.dtype == batch.q.dtype
     plain = attend(batch, batch.q.dtype)
     # The compiled kernels round the softmax to 16 bits before it meets the values.
     if got.dtype != torch.float32:
         slack = torch.finfo(got.dtype).eps
-    assert_accurate(twin, got, truth, plain, slack)
+    assert_accurate(backend, got, truth, plain, slack)
 
 
 RAGGED = [(1, 1), (5, 5), (0, 9), (1, 40), (20, 33), (3, 64), (1, 16), (2, 17)]
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_size", [16, 5])
-def test_ragged_batch(twin: str, dtype: torch.dtype, block_size: int) -> None:
-    check(twin, make_batch(RAGGED, dtype, block_size=block_size))
+def test_ragged_batch(backend: str, dtype: torch.dtype, block_size: int) -> None:
+    check(backend, make_batch(RAGGED, dtype, block_size=block_size))
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("heads", "head_dim"),
     [((1, 1), 1), ((9, 3), 64), ((7, 1), 40), ((4, 4), 80), ((2, 1), 128), ((40, 1), 8)],
 )
-def test_heads(twin: str, dtype: torch.dtype, heads: tuple[int, int], head_dim: int) -> None:
-    check(twin, make_batch([(1, 37), (12, 12), (2, 3)], dtype, heads, head_dim))
+def test_heads(backend: str, dtype: torch.dtype, heads: tuple[int, int], head_dim: int) -> None:
+    check(backend, make_batch([(1, 37), (12, 12), (2, 3)], dtype, heads, head_dim))
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_peaked_scores(twin: str, dtype: torch.dtype) -> None:
+def test_peaked_scores(backend: str, dtype: torch.dtype) -> None:
     # A score of 100 is known to 1e-5, and so is its exponential.
-    check(twin, make_batch(RAGGED, dtype, sharpness=30.0), slack=2e-5)
+    check(backend, make_batch(RAGGED, dtype, sharpness=30.0), slack=2e-5)
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_one_request_alone(twin: str, dtype: torch.dtype) -> None:
+def test_one_request_alone(backend: str, dtype: torch.dtype) -> None:
     for queries, tokens in [(1, 1), (1, 200), (100, 130)]:
-        check(twin, make_batch([(queries, tokens)], dtype))
+        check(backend, make_batch([(queries, tokens)], dtype))
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_writes_where_it_is_told(twin: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_writes_where_it_is_told(backend: str) -> None:
     batch = make_batch(RAGGED, torch.float32)
     out = torch.full(batch.q.shape, torch.nan)
-    result = batch.run(twin, out)
+    result = batch.run(backend, out)
     assert torch.equal(out, result)
-    assert_accurate(twin, out, attend(batch))
+    assert_accurate(backend, out, attend(batch))
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_does_not_depend_on_its_batch(twin: str, dtype: torch.dtype) -> None:
+def test_a_row_does_not_depend_on_its_batch(backend: str, dtype: torch.dtype) -> None:
     batch = make_batch(RAGGED, dtype)
-    together, starts = batch.run(twin), batch.query_start_loc.tolist()
+    together, starts = batch.run(backend), batch.query_start_loc.tolist()
     for row in range(len(RAGGED)):
-        assert torch.equal(batch.part(row).run(twin), together[starts[row] : starts[row + 1]])
+        assert torch.equal(batch.part(row).run(backend), together[starts[row] : starts[row + 1]])
 
 
-COMPILED = [twin for twin in TWINS if twin.startswith("cpp")]
+COMPILED = [backend for backend in BACKENDS if backend.startswith("cpp")]
 
 # Contexts of one and of several segments of 256 tokens, ending on and off their borders.
 LONG = [(1, 700), (1, 256), (300, 513), (2, 257), (70, 70), (1, 64)]
@@ -195,18 +195,20 @@ def threads(count: int) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("twin", COMPILED)
+@pytest.mark.parametrize("backend", COMPILED)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("heads", "head_dim", "block_size"),
     [((9, 3), 64, 16), ((2, 2), 80, 32), ((8, 1), 96, 5), ((3, 1), 128, 48), ((4, 2), 40, 64), ((1, 1), 256, 16)],
 )
-def test_long_contexts(twin: str, dtype: torch.dtype, heads: tuple[int, int], head_dim: int, block_size: int) -> None:
-    check(twin, make_batch(LONG, dtype, heads, head_dim, block_size))
+def test_long_contexts(
+    backend: str, dtype: torch.dtype, heads: tuple[int, int], head_dim: int, block_size: int
+) -> None:
+    check(backend, make_batch(LONG, dtype, heads, head_dim, block_size))
 
 
-@pytest.mark.parametrize("twin", COMPILED)
-def test_peaks_late_in_a_long_context(twin: str) -> None:
+@pytest.mark.parametrize("backend", COMPILED)
+def test_peaks_late_in_a_long_context(backend: str) -> None:
     # Scores that grow along the context move each row's maximum again and again.
     batch = make_batch([(40, 900)], torch.float32, sharpness=3.0)
     for row, keys in enumerate(batch.keys):
@@ -215,40 +217,40 @@ def test_peaks_late_in_a_long_context(twin: str) -> None:
         slots = (blocks[:, None] * 16 + torch.arange(16)).flatten()[: len(keys)]
         with force("reference"):
             reshape_and_cache_(batch.keys[row], batch.values[row], batch.k_cache, batch.v_cache, slots)
-    check(twin, batch, slack=2e-5)
+    check(backend, batch, slack=2e-5)
 
 
-@pytest.mark.parametrize("twin", COMPILED)
+@pytest.mark.parametrize("backend", COMPILED)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_size", [16, 5])
-def test_a_row_does_not_depend_on_how_its_prompt_was_cut(twin: str, dtype: torch.dtype, block_size: int) -> None:
+def test_a_row_does_not_depend_on_how_its_prompt_was_cut(backend: str, dtype: torch.dtype, block_size: int) -> None:
     batch = make_batch([(600, 650)], dtype, (6, 2), 24, block_size)
-    whole = batch.run(twin)
+    whole = batch.run(backend)
     cuts = [0, 1, 4, 77, 206, 207, 462, 599, 600]
-    pieces = [batch.part(0, first, last).run(twin) for first, last in pairwise(cuts)]
+    pieces = [batch.part(0, first, last).run(backend) for first, last in pairwise(cuts)]
     assert torch.equal(torch.cat(pieces), whole)
 
 
-@pytest.mark.parametrize("twin", COMPILED)
+@pytest.mark.parametrize("backend", COMPILED)
 @pytest.mark.parametrize("lengths", [[(1, 1500)], [(3, 300), (1, 900)], LONG], ids=["one", "two", "many"])
-def test_a_row_does_not_depend_on_the_threads(twin: str, lengths: list[tuple[int, int]]) -> None:
+def test_a_row_does_not_depend_on_the_threads(backend: str, lengths: list[tuple[int, int]]) -> None:
     batch = make_batch(lengths, torch.bfloat16, (6, 2), 24)
     with threads(1):
-        alone = batch.run(twin)
+        alone = batch.run(backend)
     for count in (2, 5):
         with threads(count):
-            assert torch.equal(batch.run(twin), alone)
+            assert torch.equal(batch.run(backend), alone)
 
 
-@pytest.mark.parametrize("twin", COMPILED)
+@pytest.mark.parametrize("backend", COMPILED)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_size", [16, 5])
-def test_requests_that_share_a_prefix(twin: str, dtype: torch.dtype, block_size: int) -> None:
+def test_requests_that_share_a_prefix(backend: str, dtype: torch.dtype, block_size: int) -> None:
     lengths = [(1, 300), (20, 310), (1, 290), (50, 330), (1, 281), (0, 281), (1, 400), (1, 30)]
     batch = make_batch(lengths, dtype, (3, 1), block_size=block_size)
     batch.share_prefix([0, 1, 2, 3, 4, 5], 280 // block_size, block_size)
     batch.share_prefix([2, 6], 80 // block_size, block_size)
-    check(twin, batch)
-    together, starts = batch.run(twin), batch.query_start_loc.tolist()
+    check(backend, batch)
+    together, starts = batch.run(backend), batch.query_start_loc.tolist()
     for row in range(len(lengths)):
-        assert torch.equal(batch.part(row).run(twin), together[starts[row] : starts[row + 1]])
+        assert torch.equal(batch.part(row).run(backend), together[starts[row] : starts[row + 1]])

@@ -1,4 +1,4 @@
-"""What is the Triton twin's own: layouts of the cache, splits of a context, and what a row's bits depend on."""
+"""What is the Triton backend's own: layouts of the cache, splits of a context, and what a row's bits depend on."""
 
 from __future__ import annotations
 
@@ -82,15 +82,15 @@ def test_decode_alone_is_told_by_the_longest_query(monkeypatch: pytest.MonkeyPat
     assert torch.equal(batch.run("triton", max_query_len=1), expected)
 
 
-@pytest.mark.parametrize("twin", ["reference", "triton"])
-def test_every_layout_of_the_cache(twin: str) -> None:
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+def test_every_layout_of_the_cache(backend: str) -> None:
     batch = make_batch(RAGGED[:5], torch.float32)
-    expected = batch.run(twin)
+    expected = batch.run(backend)
     rows = cache_rows(batch.k_cache, batch.v_cache, batch.q.shape[2])
     token_major = tuple(each.transpose(1, 2).contiguous().transpose(1, 2) for each in rows)
     cells = batch.k_cache, batch.v_cache
     for caches in (cells, token_major, tuple(each.contiguous() for each in rows)):
-        assert torch.equal(batch.run_over(caches, twin), expected)
+        assert torch.equal(batch.run_over(caches, backend), expected)
 
 
 @pytest.mark.gpu

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from backends import DTYPES, assert_accurate, backends, run
 from torch import Tensor
-from twins import DTYPES, assert_accurate, run, twins
 
 from vllm.ops.rotary import rotary_embedding_
 
@@ -17,7 +17,7 @@ def rotated(heads: Tensor, positions: Tensor, table: Tensor, dtype: torch.dtype 
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
 
-@pytest.mark.parametrize("twin", twins("rotary_embedding_"))
+@pytest.mark.parametrize("backend", backends("rotary_embedding_"))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("positions_dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def rotated(heads: Tensor, positions: Tensor, table: Tensor, dtype: torch.dtype 
     ],
 )
 def test_rotary(
-    twin: str,
+    backend: str,
     dtype: torch.dtype,
     positions_dtype: torch.dtype,
     tokens: int,
@@ -52,8 +52,8 @@ def test_rotary(
     plain = [rotated(part, positions, table, dtype).to(dtype) for part in (q, k)]
     untouched = [part[..., rot_dim:].clone() for part in (q, k)]
     v_before = v.clone()
-    run(twin, rotary_embedding_, positions, q, k, table)
+    run(backend, rotary_embedding_, positions, q, k, table)
     for part in range(2):
-        assert_accurate(twin, (q, k)[part], expected[part], plain[part])
+        assert_accurate(backend, (q, k)[part], expected[part], plain[part])
         assert torch.equal((q, k)[part][..., rot_dim:], untouched[part])
     assert torch.equal(v, v_before)

@@ -7,18 +7,18 @@ from functools import partial
 
 import pytest
 import torch
+from backends import DTYPES, backends, run, strided
 from torch import Tensor
-from twins import DTYPES, run, strided, twins
 
 from vllm.ops.token_readings import Readings, token_readings
 
-TWINS = twins("token_readings")
+BACKENDS = backends("token_readings")
 # The interpreter, which takes its time, reads float16 by the steps that it reads bfloat16 by.
 TWIN_DTYPES = [
-    (twin, dtype)
-    for twin in TWINS
+    (backend, dtype)
+    for backend in BACKENDS
     for dtype in DTYPES
-    if twin != "triton" or dtype != torch.float16 or torch.cuda.is_available()
+    if backend != "triton" or dtype != torch.float16 or torch.cuda.is_available()
 ]
 
 with_entropy = partial(token_readings, entropy=True)
@@ -73,7 +73,7 @@ def assert_true(got: Readings, logits: Tensor, ids: Tensor, num_ids: Tensor | No
 
 
 def assert_logprobs(got: Readings, num_ids: Tensor | None) -> None:
-    """Where a twin computes them, they are what its caller would make of the rest."""
+    """Where a backend computes them, they are what its caller would make of the rest."""
     if got.logprobs is None:
         return
     expected = got.logits - got.lse[:, None]
@@ -101,10 +101,10 @@ def assert_same_bits(got: Readings, wanted: Readings) -> None:
         assert torch.equal(one.view(torch.int32), other.view(torch.int32))
 
 
-def interpretable(twin: str, width: int, limit: int = 20) -> int:
+def interpretable(backend: str, width: int, limit: int = 20) -> int:
     """Not as many ids where each takes the interpreter milliseconds a chunk; of very many the ranks come from a
     sort."""
-    interprets = twin == "triton" and not torch.cuda.is_available()
+    interprets = backend == "triton" and not torch.cuda.is_available()
     return min(width, limit) if interprets and width <= 256 else width
 
 
@@ -112,7 +112,7 @@ def ids_for(num_rows: int, vocab_size: int, width: int) -> Tensor:
     return torch.randint(0, vocab_size, (num_rows, width), dtype=torch.int32)
 
 
-@pytest.mark.parametrize(("twin", "dtype"), TWIN_DTYPES, ids=str)
+@pytest.mark.parametrize(("backend", "dtype"), TWIN_DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("num_rows", "vocab_size", "width"),
     [
@@ -127,14 +127,14 @@ def ids_for(num_rows: int, vocab_size: int, width: int) -> Tensor:
         (2, 601, 257),
     ],
 )
-def test_shapes(twin: str, dtype: torch.dtype, num_rows: int, vocab_size: int, width: int) -> None:
+def test_shapes(backend: str, dtype: torch.dtype, num_rows: int, vocab_size: int, width: int) -> None:
     torch.manual_seed(width)
-    width = interpretable(twin, width, 34 if vocab_size < 1000 else 3)
+    width = interpretable(backend, width, 34 if vocab_size < 1000 else 3)
     logits = torch.randn(num_rows, vocab_size).mul_(4).to(dtype)
     ids = ids_for(num_rows, vocab_size, width)
-    got = run(twin, token_readings, logits, ids, None)
+    got = run(backend, token_readings, logits, ids, None)
     assert_true(got, logits, ids)
-    asked = run(twin, with_entropy, logits, ids, None)
+    asked = run(backend, with_entropy, logits, ids, None)
     assert_entropy(asked.entropy, logits)
     assert_same_bits(asked, got)
 
@@ -186,14 +186,14 @@ HOSTILE = [_normal, _peaked, _ties, _all_equal, _some_minus_infinity, _ruled_out
 
 
 @pytest.mark.parametrize(
-    ("twin", "dtype", "width"),
+    ("backend", "dtype", "width"),
     [(*each, width) for each in TWIN_DTYPES for width in (20, 70) if width == interpretable(each[0], width)],
     ids=str,
 )
 @pytest.mark.parametrize("make", HOSTILE)
-def test_hostile_values(twin: str, dtype: torch.dtype, make, width: int) -> None:
+def test_hostile_values(backend: str, dtype: torch.dtype, make, width: int) -> None:
     torch.manual_seed(0)
-    width = interpretable(twin, width, 20 if make is _normal else 5)
+    width = interpretable(backend, width, 20 if make is _normal else 5)
     logits = strided(make().to(dtype))
     ids = ids_for(4, 4099, width)
     ids[:, 0], ids[:, 1] = 4098, 4098
@@ -201,54 +201,54 @@ def test_hostile_values(twin: str, dtype: torch.dtype, make, width: int) -> None
     # What stands in padding columns must not be looked at.
     for row, count in enumerate(num_ids.tolist()):
         ids[row, count:] = -1 if row % 2 else 2**31 - 1
-    got = run(twin, token_readings, logits, strided(ids), num_ids)
+    got = run(backend, token_readings, logits, strided(ids), num_ids)
     assert_true(got, logits, ids, num_ids)
-    asked = run(twin, with_entropy, logits, strided(ids), num_ids)
+    asked = run(backend, with_entropy, logits, strided(ids), num_ids)
     assert_entropy(asked.entropy, logits)
     assert_same_bits(asked, got)
 
 
-@pytest.mark.parametrize(("twin", "dtype"), TWIN_DTYPES, ids=str)
-def test_one_finite_logit_has_no_entropy(twin: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("backend", "dtype"), TWIN_DTYPES, ids=str)
+def test_one_finite_logit_has_no_entropy(backend: str, dtype: torch.dtype) -> None:
     logits = torch.full((3, 8193), -torch.inf, dtype=dtype)
     logits[0, 0], logits[1, 8192], logits[2, 5000] = 0.0, -3e4, 6e4
-    got = run(twin, with_entropy, logits, ids_for(3, 8193, 1), None)
+    got = run(backend, with_entropy, logits, ids_for(3, 8193, 1), None)
     assert got.entropy.tolist() == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("vocab_size", [1, 2, 4096, 10001])
-def test_equal_logits_have_the_greatest_entropy(twin: str, vocab_size: int) -> None:
+def test_equal_logits_have_the_greatest_entropy(backend: str, vocab_size: int) -> None:
     logits = torch.tensor([[0.0], [-1e30], [1e30]]).expand(3, vocab_size).contiguous()
-    got = run(twin, with_entropy, logits, ids_for(3, vocab_size, 1), None)
+    got = run(backend, with_entropy, logits, ids_for(3, vocab_size, 1), None)
     torch.testing.assert_close(got.entropy, torch.full((3,), vocab_size).log(), rtol=1e-6, atol=0.0)
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_logits_as_far_apart_as_float32_reaches(twin: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_logits_as_far_apart_as_float32_reaches(backend: str) -> None:
     logits = torch.full((1, 9000), -3e38)
     logits[0, [3, 5000]] = 3e38
-    got = run(twin, with_entropy, logits, ids_for(1, 9000, 1), None)
+    got = run(backend, with_entropy, logits, ids_for(1, 9000, 1), None)
     torch.testing.assert_close(got.entropy, torch.tensor([2.0]).log(), rtol=1e-6, atol=0.0)
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("width", [1, 2, 21, 230])
 @pytest.mark.parametrize("ragged", [False, True], ids=["whole", "ragged"])
-def test_the_first_column_becomes_the_argmax(twin: str, width: int, ragged: bool) -> None:
+def test_the_first_column_becomes_the_argmax(backend: str, width: int, ragged: bool) -> None:
     torch.manual_seed(width)
     logits = torch.randn(3, 4500).bfloat16().float()
     ids = torch.randint(0, 4500, (3, width), dtype=torch.int32)
     ids[:, 0] = -7  # not looked at
     counts = torch.tensor([1, width, (width + 1) // 2], dtype=torch.int32) if ragged else None
-    got = run(twin, partial(token_readings, greedy=True), logits, ids, counts)
+    got = run(backend, partial(token_readings, greedy=True), logits, ids, counts)
     assert got.token_ids is not None
     assert torch.equal(got.token_ids[:, 0], logits.argmax(dim=-1).to(torch.int32))
     assert torch.equal(got.token_ids[:, 1:], ids[:, 1:]) and (ids[:, 0] == -7).all()
     assert_true(got, logits, got.token_ids, counts)
 
 
-@pytest.mark.skipif("cpp" not in TWINS, reason="no kernel writes a table")
+@pytest.mark.skipif("cpp" not in BACKENDS, reason="no kernel writes a table")
 @pytest.mark.parametrize("greedy", [False, True], ids=["given", "greedy"])
 @pytest.mark.parametrize("width", [1, 5, 300])
 @pytest.mark.parametrize("entropy", [False, True])
@@ -271,70 +271,72 @@ def test_the_table_holds_everything_else(greedy: bool, width: int, entropy: bool
     )
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_every_token_of_the_vocabulary(twin: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_token_of_the_vocabulary(backend: str) -> None:
     torch.manual_seed(1)
     logits = torch.randint(-50, 50, (2, 1000)).to(torch.bfloat16)
     ids = torch.stack([torch.randperm(1000), torch.arange(1000)]).to(torch.int32)
     num_ids = torch.tensor([1000, 400], dtype=torch.int32)
-    assert_true(run(twin, token_readings, logits, ids, num_ids), logits, ids, num_ids)
+    assert_true(run(backend, token_readings, logits, ids, num_ids), logits, ids, num_ids)
 
 
-@pytest.mark.parametrize(("twin", "dtype"), TWIN_DTYPES, ids=str)
-def test_nan_marks_its_own_row_only(twin: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("backend", "dtype"), TWIN_DTYPES, ids=str)
+def test_nan_marks_its_own_row_only(backend: str, dtype: torch.dtype) -> None:
     torch.manual_seed(2)
     logits = torch.randn(4, 4500).to(dtype)
     logits[0, 4499], logits[2, 0], logits[3] = torch.nan, torch.nan, torch.nan
     ids = ids_for(4, 4500, 3)
-    got = run(twin, token_readings, logits, ids, None)
+    got = run(backend, token_readings, logits, ids, None)
     assert got.lse.isnan().tolist() == [True, False, True, True]
     assert ((got.argmax >= 0) & (got.argmax < 4500)).all()
     assert_true(rows_of(got, slice(1, 2)), logits[1:2], ids[1:2])
-    assert_entropy(run(twin, with_entropy, logits, ids, None).entropy, logits)
+    assert_entropy(run(backend, with_entropy, logits, ids, None).entropy, logits)
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_plus_infinity_has_no_defined_entropy(twin: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_plus_infinity_has_no_defined_entropy(backend: str) -> None:
     logits = torch.zeros(3, 5000)
     logits[0, 3], logits[1, [0, 4999]] = torch.inf, torch.inf
-    got = run(twin, with_entropy, logits, ids_for(3, 5000, 1), None)
+    got = run(backend, with_entropy, logits, ids_for(3, 5000, 1), None)
     assert got.entropy.isnan().tolist() == [True, True, False]
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("width", [0, 300])
-def test_asking_for_entropy_changes_nothing_else(twin: str, width: int) -> None:
+def test_asking_for_entropy_changes_nothing_else(backend: str, width: int) -> None:
     """Not in rows of -inf and NaN either, nor where the ranks come from a sort."""
     torch.manual_seed(8)
     logits, ids = torch.randn(4, 9001).mul_(5).to(torch.bfloat16), ids_for(4, 9001, width)
     logits[0, 8500], logits[2] = torch.nan, -torch.inf
-    got = run(twin, token_readings, logits, ids, None)
-    asked = run(twin, with_entropy, logits, ids, None)
+    got = run(backend, token_readings, logits, ids, None)
+    asked = run(backend, with_entropy, logits, ids, None)
     assert got.entropy is None
     assert_entropy(asked.entropy, logits)
     assert_same_bits(asked, got)
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_a_row_does_not_depend_on_its_batch(twin: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_does_not_depend_on_its_batch(backend: str) -> None:
     torch.manual_seed(3)
     logits, ids = torch.randn(5, 5003), ids_for(5, 5003, 6)
-    together = run(twin, with_entropy, logits, ids, None)
+    together = run(backend, with_entropy, logits, ids, None)
     for row in range(5):
-        alone = run(twin, with_entropy, logits[row : row + 1], ids[row : row + 1], None)
+        alone = run(backend, with_entropy, logits[row : row + 1], ids[row : row + 1], None)
         for all_rows, one_row in zip(outputs(together), outputs(alone), strict=True):
             assert torch.equal(all_rows[row : row + 1], one_row)
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_one_row_seen_as_many(twin: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_row_seen_as_many(backend: str) -> None:
     torch.manual_seed(4)
     logits, ids = torch.randn(1, 300).expand(3, 300), ids_for(3, 300, 2)
-    assert_true(run(twin, token_readings, logits, ids, None), logits, ids)
+    assert_true(run(backend, token_readings, logits, ids, None), logits, ids)
 
 
-@pytest.mark.parametrize("twin", [twin for twin in TWINS if not (twin == "triton" and torch.cuda.is_available())])
-def test_rows_further_apart_than_an_int32_counts(twin: str) -> None:
+@pytest.mark.parametrize(
+    "backend", [backend for backend in BACKENDS if not (backend == "triton" and torch.cuda.is_available())]
+)
+def test_rows_further_apart_than_an_int32_counts(backend: str) -> None:
     torch.manual_seed(5)
     stride, vocab_size = 2**31 + 64, 500
     # Mapped, not allocated: only the pages of the two rows come to exist.
@@ -342,7 +344,7 @@ def test_rows_further_apart_than_an_int32_counts(twin: str) -> None:
     logits = torch.frombuffer(memory, dtype=torch.bfloat16).as_strided((2, vocab_size), (stride, 1))
     logits.copy_(torch.randn(2, vocab_size))
     ids = ids_for(2, vocab_size, 4)
-    assert_true(run(twin, token_readings, logits, ids, None), logits, ids)
+    assert_true(run(backend, token_readings, logits, ids, None), logits, ids)
 
 
 @pytest.mark.gpu

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from twins import run, strided, twins
+from backends import backends, run, strided
 
 from vllm.ops.top_p import keep_top_p_
 
-TWINS = twins("keep_top_p_")
+BACKENDS = backends("keep_top_p_")
 # Sums in another order move the border by this much of the probability.
 SLACK = 1e-6
 
@@ -35,21 +35,21 @@ def assert_nucleus(got: torch.Tensor, logits: torch.Tensor, top_p: torch.Tensor)
         assert not np.diff(kept[order].astype(int)).max(initial=0) > 0
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scale", [0.01, 1.0, 8.0, 300.0])
 @pytest.mark.parametrize(("num_rows", "vocab_size"), [(0, 5), (1, 1), (3, 7), (2, 63), (2, 4097), (6, 50257)])
-def test_shapes_and_peakedness(twin: str, scale: float, num_rows: int, vocab_size: int) -> None:
+def test_shapes_and_peakedness(backend: str, scale: float, num_rows: int, vocab_size: int) -> None:
     torch.manual_seed(vocab_size)
     logits = torch.randn(num_rows, vocab_size) * scale
     top_p = torch.tensor([0.9, 1e-7, 0.5, 1.0, 0.999999, 0.05])[:num_rows]
     got = strided(logits.clone())
-    run(twin, keep_top_p_, got, top_p)
+    run(backend, keep_top_p_, got, top_p)
     assert_nucleus(got, logits, top_p)
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
-def test_ties_and_infinities(twin: str, share: float) -> None:
+def test_ties_and_infinities(backend: str, share: float) -> None:
     torch.manual_seed(0)
     logits = torch.randint(-2, 3, (6, 3001)).float()
     logits[1].masked_fill_(torch.rand(3001) < 0.999, -torch.inf)
@@ -61,13 +61,13 @@ def test_ties_and_infinities(twin: str, share: float) -> None:
     logits[5, 11] = 0.0  # the others have no mass in float32
     top_p = torch.full((6,), share)
     got = logits.clone()
-    run(twin, keep_top_p_, got, top_p)
+    run(backend, keep_top_p_, got, top_p)
     assert_nucleus(got, logits, top_p)
     assert (got[2] > -torch.inf).sum() == int(np.ceil(3001 * top_p[0].double().item()))
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_unsound_rows_harm_no_others(twin: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_unsound_rows_harm_no_others(backend: str) -> None:
     torch.manual_seed(1)
     logits = torch.randn(5, 5000)
     logits[0, 77] = torch.nan
@@ -76,7 +76,7 @@ def test_unsound_rows_harm_no_others(twin: str) -> None:
     logits[3] = torch.nan
     top_p = torch.full((5,), 0.7)
     got = logits.clone()
-    run(twin, keep_top_p_, got, top_p)
+    run(backend, keep_top_p_, got, top_p)
     assert_nucleus(got[4:], logits[4:], top_p[4:])
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from twins import DTYPES, run, strided, twins
+from backends import DTYPES, backends, run, strided
 
 from vllm.ops.topk import topk
 
-TWINS = twins("topk")
+BACKENDS = backends("topk")
 
 
 def assert_true(got: tuple[torch.Tensor, torch.Tensor], logits: torch.Tensor, k: int) -> None:
@@ -22,22 +22,22 @@ def assert_true(got: tuple[torch.Tensor, torch.Tensor], logits: torch.Tensor, k:
         assert values[row].tolist() == table[row][order].tolist()
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("num_rows", "vocab_size", "k"),
     [(0, 5, 2), (1, 1, 0), (1, 1, 1), (3, 7, 7), (1, 2048, 1), (2, 2049, 20), (2, 9001, 65), (2, 500, 500)],
 )
-def test_shapes(twin: str, dtype: torch.dtype, num_rows: int, vocab_size: int, k: int) -> None:
+def test_shapes(backend: str, dtype: torch.dtype, num_rows: int, vocab_size: int, k: int) -> None:
     torch.manual_seed(k)
     logits = torch.randn(num_rows, vocab_size).mul_(4).to(dtype)
-    assert_true(run(twin, topk, logits, k), logits, k)
+    assert_true(run(backend, topk, logits, k), logits, k)
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("k", [1, 20, 3000])
-def test_ties_infinities_and_strides(twin: str, dtype: torch.dtype, k: int) -> None:
+def test_ties_infinities_and_strides(backend: str, dtype: torch.dtype, k: int) -> None:
     torch.manual_seed(0)
     logits = torch.randint(-2, 3, (5, 3001)).float()
     logits[1].masked_fill_(torch.rand(3001) < 0.999, -torch.inf)
@@ -46,7 +46,7 @@ def test_ties_infinities_and_strides(twin: str, dtype: torch.dtype, k: int) -> N
     logits[3] = torch.where(torch.rand(3001) < 0.5, -0.0, 0.0)
     logits[4, 77] = torch.inf
     logits = strided(logits.to(dtype))
-    assert_true(run(twin, topk, logits, k), logits, k)
+    assert_true(run(backend, topk, logits, k), logits, k)
 
 
 @pytest.mark.gpu

@@ -1,1 +1,1 @@
-"""Operations: one file each, with its schema, its PyTorch reference and its faster twins."""
+"""Operations: one file each, with its schema, its PyTorch reference and its faster implementations."""

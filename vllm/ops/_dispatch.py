@@ -1,4 +1,4 @@
-"""Which twin of an operation runs: the only place that knows.
+"""Which implementation of an operation runs: the only place that knows.
 
 CPU tensors take the C++ kernels of `_cpu_ops.so`, CUDA tensors the Triton kernels, anything else (and anything at
 all under `VLLM_OPS=reference`) the PyTorch references, which every operation has.
@@ -73,7 +73,7 @@ def _triton_available() -> bool:
 
 
 def implementation(tensor: Tensor) -> Implementation:
-    """The twin that an operation on `tensor` should run. A caller without that twin runs its reference."""
+    """The implementation that an operation on `tensor` should run. A caller without it runs its reference."""
     if _forced is not None:
         return _forced
     return _of_device(tensor.device.type)
@@ -81,10 +81,10 @@ def implementation(tensor: Tensor) -> Implementation:
 
 @contextmanager
 def force(name: Implementation) -> Iterator[None]:
-    """Make every operation choose the twin `name` while the context lasts.
+    """Make every operation choose the implementation `name` while the context lasts.
 
     Raises:
-        ValueError: `name` is no twin, or it is "cpp" and the library is missing.
+        ValueError: `name` is no implementation, or it is "cpp" and the library is missing.
     """
     global _forced
     if name not in _IMPLEMENTATIONS:

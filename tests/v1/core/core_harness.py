@@ -225,20 +225,20 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
     pool = scheduler.kv.pool
     owners = Counter(block for blocks in scheduler.kv._blocks.values() for block in blocks)
     assert {block: count for block, count in enumerate(pool.ref_counts) if count} == owners
-    free = [*pool._blank, *pool._reusable]
+    free = [*pool._uncached, *pool._evictable]
     assert len(free) == len(set(free))
     assert set(free) == set(range(pool.num_blocks)) - set(owners)
     assert {content: block for block, content in pool._hash_of.items()} == pool._block_of
-    assert set(pool._reusable) <= set(pool._hash_of)
-    assert not set(pool._blank) & set(pool._hash_of)
+    assert set(pool._evictable) <= set(pool._hash_of)
+    assert not set(pool._uncached) & set(pool._hash_of)
     assert pool._with_hidden <= set(pool._hash_of)
-    assert set(pool.siblings._families) == set(pool.siblings._family_of.values())
+    assert set(pool.partial_blocks._groups) == set(pool.partial_blocks._group_of.values())
     for blocks in scheduler.kv._blocks.values():
         assert len(blocks) == len(set(blocks))
     host = scheduler.kv.host
     if host is not None:
         assert {content: block for block, content in host._hash_of.items()} == host._block_of
-        assert sorted([*host._blank, *host._hash_of]) == list(range(host.num_blocks))
+        assert sorted([*host._uncached, *host._hash_of]) == list(range(host.num_blocks))
         assert not host._of_this_step
     assert set(scheduler.kv._blocks) == {request.request_id for request in scheduler.running}
     assert len(scheduler.running) <= scheduler.config.max_num_seqs

@@ -29,10 +29,12 @@ def serve_for_a_while(pool: BlockPool) -> tuple[int, int]:
     return most, len(touched)
 
 
-@pytest.mark.parametrize("max_idle_blocks", [0, 1, 8, 40])
-def test_idle_content_makes_room_before_untouched_memory_does(max_idle_blocks: int) -> None:
-    most, num_touched = serve_for_a_while(BlockPool(1000, max_idle_blocks))
-    assert most <= num_touched <= most + max_idle_blocks + 4  # the blocks of the request that comes are not owned yet
+@pytest.mark.parametrize("max_evictable_blocks", [0, 1, 8, 40])
+def test_idle_content_makes_room_before_untouched_memory_does(max_evictable_blocks: int) -> None:
+    most, num_touched = serve_for_a_while(BlockPool(1000, max_evictable_blocks))
+    assert (
+        most <= num_touched <= most + max_evictable_blocks + 4
+    )  # the blocks of the request that comes are not owned yet
 
 
 def test_without_a_bound_content_stays_while_there_is_room() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from core_harness import FakeRunner, expected_output, make_request, make_scheduler, run_step
 
-from vllm.v1.core.siblings import Siblings
+from vllm.v1.core.partial_block_index import PartialBlockIndex
 
 PREFIX = [1, 2, 3, 4, 5, 6]
 """A block of 4, and half of the next."""
@@ -137,33 +137,33 @@ def test_a_running_request_that_fills_a_block_lends_it():
 
 class TestSiblings:
     def test_the_longest_beginning_wins(self):
-        siblings = Siblings()
+        partial_blocks = PartialBlockIndex()
         for block, tokens in enumerate(([1, 2, 3, 4], [1, 2, 5, 6], [2, 2, 2, 2], [1, 9, 9, 9])):
-            siblings.add(block, b"p", tokens)
-        assert siblings.find(b"p", [1, 2, 5]) == (1, 3)
-        assert siblings.find(b"p", [1, 2, 3, 4]) == (0, 4)
-        assert siblings.find(b"p", [1]) in ((0, 1), (1, 1), (3, 1))
-        assert siblings.find(b"p", [3]) == (-1, 0)
-        assert siblings.find(b"q", [1, 2]) == (-1, 0)
+            partial_blocks.add(block, b"p", tokens)
+        assert partial_blocks.find(b"p", [1, 2, 5]) == (1, 3)
+        assert partial_blocks.find(b"p", [1, 2, 3, 4]) == (0, 4)
+        assert partial_blocks.find(b"p", [1]) in ((0, 1), (1, 1), (3, 1))
+        assert partial_blocks.find(b"p", [3]) == (-1, 0)
+        assert partial_blocks.find(b"q", [1, 2]) == (-1, 0)
 
     def test_what_is_discarded_is_gone(self):
-        siblings = Siblings()
-        siblings.add(0, b"p", [1, 2])
-        siblings.add(1, b"p", [1, 3])
-        siblings.add(0, b"q", [5, 6])  # holds something else now
-        assert siblings.find(b"p", [1, 2]) == (1, 1)
-        siblings.discard(1)
-        siblings.discard(1)
-        assert siblings.find(b"p", [1]) == (-1, 0) and len(siblings) == 1
-        siblings.clear()
-        assert siblings.find(b"q", [5]) == (-1, 0) and not len(siblings)
+        partial_blocks = PartialBlockIndex()
+        partial_blocks.add(0, b"p", [1, 2])
+        partial_blocks.add(1, b"p", [1, 3])
+        partial_blocks.add(0, b"q", [5, 6])  # holds something else now
+        assert partial_blocks.find(b"p", [1, 2]) == (1, 1)
+        partial_blocks.discard(1)
+        partial_blocks.discard(1)
+        assert partial_blocks.find(b"p", [1]) == (-1, 0) and len(partial_blocks) == 1
+        partial_blocks.clear()
+        assert partial_blocks.find(b"q", [5]) == (-1, 0) and not len(partial_blocks)
 
     @pytest.mark.parametrize("number", [15, 16, 100])
     def test_of_many_the_latest_are_compared(self, number: int):
-        siblings = Siblings()
+        partial_blocks = PartialBlockIndex()
         for block in range(number):
-            siblings.add(block, b"p", [1, block, 7])
-        found = siblings.find(b"p", [1, number - 1, 8])
+            partial_blocks.add(block, b"p", [1, block, 7])
+        found = partial_blocks.find(b"p", [1, number - 1, 8])
         assert found == (number - 1, 2)
-        oldest = siblings.find(b"p", [1, 0, 7])
+        oldest = partial_blocks.find(b"p", [1, 0, 7])
         assert oldest == ((0, 3) if number <= 16 else (number - 1, 1))

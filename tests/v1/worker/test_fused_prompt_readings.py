@@ -94,4 +94,4 @@ def test_hidden_states_that_are_not_finite_are_reported() -> None:
     head.hidden[0] = torch.nan
     params = {"a": dict(prompt_logprobs=0), "b": dict(prompt_logprobs=0)}
     # Row 0 is the last position's.
-    assert read(head, params, head.weight).unsound == {"b"}
+    assert read(head, params, head.weight).non_finite == {"b"}

@@ -1,4 +1,4 @@
-"""Triton twin of `count_above`: the logits are read from memory once.
+"""Triton implementation of `count_above`: the logits are read from memory once.
 
 A program holds one chunk of a row in registers and compares it with the row's values. The chunks' counts are added by
 atomics: of integers, so in whatever order they come the sum is the same.

@@ -1,4 +1,4 @@
-"""Triton twin of `fill_logprob_token_ids`: a program copies one row's list, with no work on the host.
+"""Triton implementation of `fill_logprob_token_ids`: a program copies one row's list, with no work on the host.
 
 The kernel masks: columns beyond the row's count become 0, so the wrapper need not clear them.
 """

@@ -1,4 +1,4 @@
-"""Triton twin of `gumbel_sample`: the noise is made in registers, so the logits are read once and nothing the
+"""Triton implementation of `gumbel_sample`: the noise is made in registers, so the logits are read once and nothing the
 size of the vocabulary is written.
 
 A row is cut into chunks; a second kernel takes the best of the chunks' best. One Philox call serves four

@@ -1,4 +1,4 @@
-"""Triton twin of `reshape_and_cache_`: a program writes one token's keys and values for a few heads.
+"""Triton implementation of `reshape_and_cache_`: a program writes one token's keys and values for a few heads.
 
 Negative slots are skipped on the device: filtering them in the wrapper would wait for it.
 """

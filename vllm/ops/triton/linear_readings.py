@@ -1,4 +1,4 @@
-"""Triton twin of `linear_readings`: a matrix product whose tiles are read where they are made, in registers.
+"""Triton implementation of `linear_readings`: a matrix product whose tiles are read where they are made, in registers.
 
 First the requested logits: a tile of the product for each column of ids or two, of which the weight rows are gathered
 and the diagonals kept. They come from the very loop that makes the other tiles, so a token with the same weight row has

@@ -1,4 +1,4 @@
-"""Triton twin of `paged_attention`: online softmax over tiles of the paged cache.
+"""Triton implementation of `paged_attention`: online softmax over tiles of the paged cache.
 
 Requests with one query are decoded: a program owns one key head of one request, with all the query heads that share
 it, and reads one split of the context at a time, or several one after the other where there are more requests than

@@ -1,4 +1,4 @@
-"""Triton twins of the norms: a row is read once, stays in registers, and is written once.
+"""Triton implementations of the norms: a row is read once, stays in registers, and is written once.
 
 The kernel masks a hidden size that is no power of two. Short rows (a head's norm) share a program.
 """

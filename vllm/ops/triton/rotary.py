@@ -1,4 +1,4 @@
-"""Triton twin of `rotary_embedding_`: one launch turns the heads of q and of k.
+"""Triton implementation of `rotary_embedding_`: one launch turns the heads of q and of k.
 
 A program holds both halves of its heads before it writes either, because it works in place. It masks head
 counts and angles that are no powers of two.

@@ -1,4 +1,4 @@
-"""Triton twin of `rotary_and_cache_`: one launch rotates q and k and writes k and v into the cache.
+"""Triton implementation of `rotary_and_cache_`: one launch rotates q and k and writes k and v into the cache.
 
 A program has one token and a few heads of q, of k or of v. Keys go into the cache from the registers in which they
 were rotated.

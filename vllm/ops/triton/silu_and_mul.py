@@ -1,4 +1,4 @@
-"""Triton twin of `silu_and_mul`: one pass, each value read and written once. The kernel masks the tail."""
+"""Triton implementation of `silu_and_mul`: one pass, each value read and written once. The kernel masks the tail."""
 
 from __future__ import annotations
 

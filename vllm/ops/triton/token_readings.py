@@ -1,4 +1,4 @@
-"""Triton twin of `token_readings`: one launch, and the logits are read from memory once.
+"""Triton implementation of `token_readings`: one launch, and the logits are read from memory once.
 
 A row is cut into chunks of _CHUNK logits, so that even one row fills the device. A program is one warp: it needs no
 barriers, and a decision costs it a vote. It first gathers the row's requested logits (a handful of scattered reads,

@@ -1,4 +1,4 @@
-"""Triton twin of `topk`: torch.topk over integers whose order is (logit, then lower id).
+"""Triton implementation of `topk`: torch.topk over integers whose order is (logit, then lower id).
 
 torch.topk promises nothing about equals, neither which of them make the cut nor in what order. A kernel
 writes each logit as a signed 32-bit integer of the same order, above the complement of its id: all

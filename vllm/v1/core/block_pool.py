@@ -7,7 +7,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from vllm.v1.core.siblings import Siblings
+from vllm.v1.core.partial_block_index import PartialBlockIndex
 from vllm.v1.request import Request
 
 
@@ -43,41 +43,41 @@ class BlockPool:
 
     A free block may still hold content under a hash: it can be taken back by that content until it is handed
     out for another. Blocks without content are handed out first (latest freed first, so that memory never
-    touched stays untouched), then those with content, least recently used first. While `max_idle_blocks` hold content
-    that nobody owns, the oldest of these comes before a block that was never handed out.
+    touched stays untouched), then those with content (evictable), least recently used first. While there are
+    `max_evictable_blocks` of these, the oldest comes before a block that was never handed out.
     """
 
     def __init__(
         self,
         num_blocks: int,
-        max_idle_blocks: int | None = None,
+        max_evictable_blocks: int | None = None,
         on_evict: Callable[[int, bytes], None] | None = None,
     ) -> None:
         """
         Args:
-            max_idle_blocks: None = as many as there are.
+            max_evictable_blocks: None = as many as there are.
             on_evict: told of each block whose content is given up for another, and of that content's hash. The block
                 holds it until the step being scheduled writes there.
         """
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
-        self._max_idle_blocks = num_blocks if max_idle_blocks is None else max_idle_blocks
+        self._max_evictable_blocks = num_blocks if max_evictable_blocks is None else max_evictable_blocks
         self._num_touched = 0  # blocks from this id on were never handed out
         self._on_evict = on_evict
         self.ref_counts = [0] * num_blocks
-        self._blank = list(range(num_blocks - 1, -1, -1))  # a stack: low ids come first
-        self._reusable: OrderedDict[int, None] = OrderedDict()  # free, with content; oldest first
+        self._uncached = list(range(num_blocks - 1, -1, -1))  # a stack: low ids come first
+        self._evictable: OrderedDict[int, None] = OrderedDict()  # free, with content; oldest first
         self._hash_of: dict[int, bytes] = {}
         self._with_hidden: set[int] = set()  # blocks whose tokens' final hidden states are kept, too
         self._block_of: dict[bytes, int] = {}
-        # Blocks whose tokens somebody has told: those with content, and such as are not full, owned or blank.
-        self.siblings = Siblings()
+        # Cached blocks, and those that are partly filled, until they are handed out for other content.
+        self.partial_blocks = PartialBlockIndex()
 
     @property
     def num_free(self) -> int:
         """Blocks that nobody owns."""
-        return len(self._blank) + len(self._reusable)
+        return len(self._uncached) + len(self._evictable)
 
     @property
     def num_cached(self) -> int:
@@ -92,9 +92,9 @@ class BlockPool:
         """Whether the final hidden states of the block's tokens are kept beside their keys and values."""
         return block_id in self._with_hidden
 
-    def is_reusable(self, block_id: int) -> bool:
+    def is_evictable(self, block_id: int) -> bool:
         """Whether the block is free and holds content."""
-        return block_id in self._reusable
+        return block_id in self._evictable
 
     def allocate(self, count: int) -> list[int]:
         """Hand out `count` blocks, each with one owner; content that they held is forgotten.
@@ -106,12 +106,12 @@ class BlockPool:
             raise RuntimeError(f"{count} blocks asked for, {self.num_free} free")
         blocks = []
         for _ in range(count):
-            if self._blank and not (self._blank[-1] >= self._num_touched and self._has_enough_idle):
-                block_id = self._blank.pop()
-                self.siblings.discard(block_id)
+            if self._uncached and not (self._uncached[-1] >= self._num_touched and self._has_enough_evictable):
+                block_id = self._uncached.pop()
+                self.partial_blocks.discard(block_id)
                 self._num_touched = max(self._num_touched, block_id + 1)
             else:
-                block_id, _ = self._reusable.popitem(last=False)
+                block_id, _ = self._evictable.popitem(last=False)
                 content_hash = self._forget(block_id)
                 if self._on_evict is not None:
                     self._on_evict(block_id, content_hash)
@@ -120,14 +120,14 @@ class BlockPool:
         return blocks
 
     @property
-    def _has_enough_idle(self) -> bool:
-        return len(self._reusable) >= max(self._max_idle_blocks, 1)
+    def _has_enough_evictable(self) -> bool:
+        return len(self._evictable) >= max(self._max_evictable_blocks, 1)
 
     def share(self, block_ids: Iterable[int]) -> None:
         """Add an owner to each block, taking back those that are free."""
         for block_id in block_ids:
             if self.ref_counts[block_id] == 0:
-                del self._reusable[block_id]
+                del self._evictable[block_id]
             self.ref_counts[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
@@ -139,9 +139,9 @@ class BlockPool:
             self.ref_counts[block_id] = count
             if count == 0:
                 if block_id in self._hash_of:
-                    self._reusable[block_id] = None
+                    self._evictable[block_id] = None
                 else:
-                    self._blank.append(block_id)
+                    self._uncached.append(block_id)
 
     def register(self, block_id: int, content_hash: bytes, has_hidden: bool = False) -> None:
         """Make an owned block findable by its content. A second block of equal content stays unregistered, unless
@@ -158,35 +158,35 @@ class BlockPool:
 
     def unregister(self, block_id: int) -> bytes | None:
         """The block does not hold what it was registered for: the hash of that, None if it was not registered."""
-        self.siblings.discard(block_id)
+        self.partial_blocks.discard(block_id)
         if block_id not in self._hash_of:
             return None
         content_hash = self._forget(block_id)
-        if block_id in self._reusable:
-            del self._reusable[block_id]
-            self._blank.append(block_id)
+        if block_id in self._evictable:
+            del self._evictable[block_id]
+            self._uncached.append(block_id)
         return content_hash
 
-    def forget_idle(self) -> None:
+    def forget_evictable(self) -> None:
         """Forget the content of blocks that nobody owns."""
-        for block_id in (*self._reusable, *self._blank):
+        for block_id in (*self._evictable, *self._uncached):
             self.unregister(block_id)
 
     def reset(self) -> bool:
         """Forget all content; False, and nothing done, while any block is owned."""
         if self.num_free != self.num_blocks:
             return False
-        while self._reusable:
-            self._blank.append(self._reusable.popitem()[0])
+        while self._evictable:
+            self._uncached.append(self._evictable.popitem()[0])
         self._hash_of.clear()
         self._block_of.clear()
         self._with_hidden.clear()
-        self.siblings.clear()
+        self.partial_blocks.clear()
         return True
 
     def _forget(self, block_id: int) -> bytes:
         content_hash = self._hash_of.pop(block_id)
         del self._block_of[content_hash]
         self._with_hidden.discard(block_id)
-        self.siblings.discard(block_id)
+        self.partial_blocks.discard(block_id)
         return content_hash

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vllm.v1.core.block_pool import BlockPool, extend_block_hashes, root_hash
-from vllm.v1.core.host_pool import HostPool
+from vllm.v1.core.cpu_offload import OffloadPool
+from vllm.v1.core.partial_block_index import PartialBlockIndex
 from vllm.v1.core.sched.output import SchedulerOutput, SharedTokens
-from vllm.v1.core.siblings import Siblings
 from vllm.v1.request import Request
 
 
@@ -68,9 +68,9 @@ class KVCacheManager:
     ) -> None:
         self.block_size = block_size
         self.enable_caching = enable_caching
-        self.host = HostPool(num_host_blocks) if enable_caching and num_host_blocks else None
-        max_idle_blocks = None if max_idle_tokens is None else max_idle_tokens // block_size
-        self.pool = BlockPool(num_blocks, max_idle_blocks, None if self.host is None else self._evicted)
+        self.host = OffloadPool(num_host_blocks) if enable_caching and num_host_blocks else None
+        max_evictable_blocks = None if max_idle_tokens is None else max_idle_tokens // block_size
+        self.pool = BlockPool(num_blocks, max_evictable_blocks, None if self.host is None else self._evicted)
         self.swap_out: list[tuple[int, int]] = []
         self.swap_in: list[tuple[int, int]] = []
         self.block_copies: list[tuple[int, int]] = []
@@ -78,7 +78,7 @@ class KVCacheManager:
         self.shared_tokens: list[SharedTokens] = []
         self._unwritten: list[_Unwritten] = []
         # Of these, the blocks that the step writes from their beginning, and whose they are.
-        self._whole = Siblings()
+        self._whole = PartialBlockIndex()
         self._owners: dict[int, str] = {}
         self.stats = PrefixCacheStats()
         self._blocks: dict[str, list[int]] = {}
@@ -134,7 +134,7 @@ class KVCacheManager:
         if start >= end:
             return (-1, 0), (-1, 0)
         parent, tokens = self._parent(request, index), request.token_ids[start:end]
-        return self.pool.siblings.find(parent, tokens), self._whole.find(parent, tokens)
+        return self.pool.partial_blocks.find(parent, tokens), self._whole.find(parent, tokens)
 
     @staticmethod
     def _parent(request: Request, index: int) -> bytes:
@@ -147,7 +147,7 @@ class KVCacheManager:
         on_device = [block_id for block_id in prefix.blocks if block_id is not None]
         num_tokens = prefix.num_tokens + num_new_tokens
         num_missing = self._num_blocks_for(num_tokens) - len(on_device)
-        taken_back = sum(map(self.pool.is_reusable, on_device))
+        taken_back = sum(map(self.pool.is_evictable, on_device))
         if num_missing > self.pool.num_free - taken_back:
             return False
         self.pool.share(on_device)
@@ -229,7 +229,7 @@ class KVCacheManager:
         for request, number, block_id, token_ids in self._unwritten:
             # A preempted request has lost its blocks again, unwritten.
             if self.blocks_of(request.request_id)[number : number + 1] == [block_id]:
-                self.pool.siblings.add(block_id, self._parent(request, number), token_ids)
+                self.pool.partial_blocks.add(block_id, self._parent(request, number), token_ids)
         self._unwritten.clear()
         self._whole.clear()
         self._owners.clear()

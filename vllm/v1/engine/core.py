@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.v1.core.sched.run_ahead import StepInFlight, can_run_ahead, land, lose, send_off
+from vllm.v1.core.sched.async_scheduling import StepInFlight, can_schedule_ahead, complete, discard, dispatch
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.executor.select import make_executor
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
@@ -82,23 +82,23 @@ class EngineCore:
         assert self._in_flight is not None
         step, pending = self._in_flight
         # Should this raise, the step in flight stays where it is, and the next call takes its results.
-        may_run_ahead = self.executor.worker.may_run_ahead and can_run_ahead(self.scheduler)
-        self._in_flight = self._begin_step() if may_run_ahead else None
+        may_dispatch = self.executor.worker.can_schedule_ahead and can_schedule_ahead(self.scheduler)
+        self._in_flight = self._begin_step() if may_dispatch else None
         try:
             runner_output = pending.result()
         except BaseException:
-            lose(self.scheduler, step)
+            discard(self.scheduler, step)
             self._lose_step_in_flight()
             raise
         self._readings_seconds += runner_output.readings_seconds
-        return land(self.scheduler, step, runner_output)
+        return complete(self.scheduler, step, runner_output)
 
     def _lose_step_in_flight(self) -> None:
         """The step before it failed, which was to write what it reads."""
         if self._in_flight is not None:
             step, pending = self._in_flight
             self._in_flight = None
-            lose(self.scheduler, step)
+            discard(self.scheduler, step)
             # The device must be done with it. Whatever else went wrong, the first error is the one to tell.
             with contextlib.suppress(Exception):
                 pending.result()
@@ -110,7 +110,7 @@ class EngineCore:
         except BaseException:
             self.scheduler.discard_step(scheduler_output)
             raise
-        return send_off(self.scheduler, scheduler_output), pending
+        return dispatch(self.scheduler, scheduler_output), pending
 
     def has_unfinished_requests(self) -> bool:
         """Whether anything is waiting or running."""

@@ -118,7 +118,7 @@ class Worker:
         return self.model_runner.execute_model(scheduler_output)
 
     @property
-    def may_run_ahead(self) -> bool:
+    def can_schedule_ahead(self) -> bool:
         """Whether a step may begin before the tokens of the one before are known."""
         return not self.model_runner.sampler.is_followed
 

@@ -11,7 +11,7 @@ import numpy as np
 from vllm.logprobs.lists import LogprobsRow
 from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
-from vllm.v1.worker.gpu.sample.prompt_logprob import UNSOUND_PROMPT, PromptReadings
+from vllm.v1.worker.gpu.sample.prompt_logprob import NON_FINITE_PROMPT, PromptReadings
 from vllm.v1.worker.gpu.states import Places, RequestStates
 
 
@@ -59,7 +59,7 @@ class StepResult:
         self._take_readings_seconds = take_readings_seconds
 
     def result(self) -> ModelRunnerOutput:
-        """Wait for the results, once. A row whose logits are unsound is an error of its request alone."""
+        """Wait for the results, once. A row whose logits are non_finite is an error of its request alone."""
         req_ids = self._req_ids + self._silent_req_ids
         token_ids = np.full(len(req_ids), NO_TOKEN, dtype=np.int32)
         logprobs: list[LogprobsRow | None] = [None] * len(req_ids)
@@ -71,7 +71,7 @@ class StepResult:
         output = ModelRunnerOutput(req_ids, token_ids, logprobs)
         if self._readings is not None:
             output.prompt_logprobs = self._readings.rows
-            errors.update(dict.fromkeys(self._readings.unsound, UNSOUND_PROMPT))
+            errors.update(dict.fromkeys(self._readings.non_finite, NON_FINITE_PROMPT))
         if errors:
             output = output.without(errors)
             output.errors = {req_id: f"request {req_id}: {message}" for req_id, message in errors.items()}

@@ -22,7 +22,7 @@ class SamplerOutput:
     # asked for none are in no group. A row of -1 is nobody's.
     logprobs: list[tuple[Sequence[int], LogprobsTensors]] = field(default_factory=list)
     # bool [L]; rows that were sound until a logits processor left NaN or +inf in them. None: none ran.
-    spoilt: torch.Tensor | None = None
+    corrupted: torch.Tensor | None = None
     processor_errors: dict[int, str] = field(default_factory=dict)  # row -> how its logits processor failed
 
     @classmethod
@@ -41,19 +41,19 @@ class SamplerOutput:
             sampled_token_ids=move(self.sampled_token_ids),
             health=move(self.health),
             logprobs=[(rows, tensors.moved(move)) for rows, tensors in self.logprobs],
-            spoilt=None if self.spoilt is None else move(self.spoilt),
+            corrupted=None if self.corrupted is None else move(self.corrupted),
         )
 
     def errors(self) -> dict[int, str]:
         """Row -> why its token and readings must not be used. Waits for the device."""
         health = self.health.cpu().numpy()
         errors = {int(row): _reason(health[row]) for row in np.flatnonzero(~np.isfinite(health))}
-        if self.spoilt is not None:
-            errors.update(dict.fromkeys(np.flatnonzero(self.spoilt.cpu().numpy()).tolist(), _SPOILT))
+        if self.corrupted is not None:
+            errors.update(dict.fromkeys(np.flatnonzero(self.corrupted.cpu().numpy()).tolist(), _CORRUPTED))
         return errors | self.processor_errors
 
 
-_SPOILT = "a logits processor left NaN or infinity among the logits, so no token can be sampled"
+_CORRUPTED = "a logits processor left NaN or infinity among the logits, so no token can be sampled"
 
 
 def _reason(health: float) -> str:

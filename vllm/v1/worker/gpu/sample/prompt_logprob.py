@@ -23,7 +23,7 @@ TILE_BYTES = 24 * 2**20
 """Logits of prompt positions that exist at one time, in float32: so many bytes, or one row where a row is larger. From
 32 MiB on glibc would hand each tile's memory back, and every page of the next one would be a fault."""
 
-UNSOUND_PROMPT = "the model's logits are not finite (NaN or infinity) at a prompt position, so it cannot be read"
+NON_FINITE_PROMPT = "the model's logits are not finite (NaN or infinity) at a prompt position, so it cannot be read"
 
 # Rows that want more than this are read apart from the others, which would otherwise pay for their width.
 _WIDE = 128
@@ -50,7 +50,7 @@ class PromptReadings:
     """What a step read of prompts."""
 
     rows: dict[str, list[LogprobsRows]] = field(default_factory=dict)  # by request, in the order of positions
-    unsound: set[str] = field(default_factory=set)  # requests with a position whose logits are not finite
+    non_finite: set[str] = field(default_factory=set)  # requests with a position whose logits are not finite
 
 
 class _Kind(NamedTuple):
@@ -227,4 +227,4 @@ class PromptLogprobsState:
             own = readings.rows.setdefault(req_id, [])
             own.append(LogprobsRows(lists, slice(start, stop), int(counts[start])))
         for row in np.flatnonzero(~np.isfinite(lists.lse)).tolist():
-            readings.unsound.add(self._requests[int(slots[row])].req_id)
+            readings.non_finite.add(self._requests[int(slots[row])].req_id)

@@ -209,9 +209,9 @@ class Sampler:
         _put(output.sampled_token_ids, rows, token_ids)
         _put(output.health, rows, torch.where(highest.isfinite(), drawn.logits, highest))
         if later:
-            output.spoilt = torch.zeros(len(slots), dtype=torch.bool, device=device)
-            unsound = later[0].isnan() | (later[0] == torch.inf)
-            _put(output.spoilt, rows, highest.isfinite() & unsound)
+            output.corrupted = torch.zeros(len(slots), dtype=torch.bool, device=device)
+            non_finite = later[0].isnan() | (later[0] == torch.inf)
+            _put(output.corrupted, rows, highest.isfinite() & non_finite)
         output.processor_errors = {int(rows[row]): message for row, message in work.errors.items()}
         for members, kind in self.states.reading_groups(own_slots, by_mode=True):
             if not kind:

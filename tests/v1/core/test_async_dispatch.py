@@ -36,7 +36,7 @@ class LateResult:
 
 
 class FakeWorker:
-    may_run_ahead = True
+    can_schedule_ahead = True
 
     def __init__(self, max_num_seqs: int, seen: Counter) -> None:
         self.runner, self.seen = FakeRunner(max_num_seqs), seen

@@ -1,4 +1,4 @@
-"""Which twins of an operation can run here, running one of them, and how near to the truth it must come."""
+"""Which backends of an operation can run here, running one of them, and how near to the truth it must come."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WITHOUT_CPP = {"linear_readings"}
 _SLACK = 2e-6
 
 
-def twins(operation: str) -> list[str]:
+def backends(operation: str) -> list[str]:
     """The reference, the C++ operator if it is built, and the Triton kernels: in the interpreter, which
     tests/conftest.py switched on, or compiled where there is a CUDA device.
 
@@ -58,9 +58,9 @@ def twins(operation: str) -> list[str]:
 
 
 @contextmanager
-def chosen(twin: str) -> Iterator[None]:
-    """Operations run this twin while the context lasts."""
-    kind, _, level = twin.partition("-")
+def chosen(backend: str) -> Iterator[None]:
+    """Operations run this backend while the context lasts."""
+    kind, _, level = backend.partition("-")
     with force(cast(Implementation, kind)):
         if not level:
             yield
@@ -75,10 +75,10 @@ def chosen(twin: str) -> Iterator[None]:
             operators.set_isa(widest)
 
 
-def run(twin: str, operation: Callable[..., Any], *args: Any) -> Any:
-    """Call the operation's twin where it lives. Tensors that it changes in place are changed here too."""
-    there = [_to_device(twin, arg) if isinstance(arg, Tensor) else arg for arg in args]
-    with chosen(twin), warnings.catch_warnings():
+def run(backend: str, operation: Callable[..., Any], *args: Any) -> Any:
+    """Call the operation's backend where it lives. Tensors that it changes in place are changed here too."""
+    there = [_to_device(backend, arg) if isinstance(arg, Tensor) else arg for arg in args]
+    with chosen(backend), warnings.catch_warnings():
         # The interpreter's NumPy remarks on infinities and NaN, which are on purpose.
         warnings.simplefilter("ignore", RuntimeWarning)
         result = operation(*there)
@@ -89,8 +89,8 @@ def run(twin: str, operation: Callable[..., Any], *args: Any) -> Any:
     return _to_host(result)
 
 
-def _to_device(twin: str, tensor: Tensor) -> Tensor:
-    if twin != "triton" or not torch.cuda.is_available():
+def _to_device(backend: str, tensor: Tensor) -> Tensor:
+    if backend != "triton" or not torch.cuda.is_available():
         return tensor
     # Strides, and what lies between the rows, are part of the test.
     length = tensor.untyped_storage().nbytes() // tensor.element_size()
@@ -116,7 +116,9 @@ def strided(tensor: Tensor, gap: int = 3) -> Tensor:
     return wide[..., : tensor.shape[-1]]
 
 
-def assert_accurate(twin: str, got: Tensor, truth: Tensor, plain: Tensor | None = None, slack: float = _SLACK) -> None:
+def assert_accurate(
+    backend: str, got: Tensor, truth: Tensor, plain: Tensor | None = None, slack: float = _SLACK
+) -> None:
     """Hold a result to the float64 truth: off by little more than one rounding to its dtype, and no further
     than a plain computation in that dtype is.
 
@@ -126,7 +128,7 @@ def assert_accurate(twin: str, got: Tensor, truth: Tensor, plain: Tensor | None 
     assert not got.isnan().any()
     if not truth.numel():
         return
-    rounding, scale = _rounding(twin, got.dtype), truth.abs().max().item()
+    rounding, scale = _rounding(backend, got.dtype), truth.abs().max().item()
     error = (got.double() - truth).abs()
     # Below the smallest normal number roundings are absolute, and float32 exponentials overflow.
     smallest = max(1e-37, torch.finfo(got.dtype).smallest_normal * torch.finfo(got.dtype).eps)
@@ -137,9 +139,9 @@ def assert_accurate(twin: str, got: Tensor, truth: Tensor, plain: Tensor | None 
         assert error.max().item() <= plain_error + (rounding + _SLACK) * scale
 
 
-def _rounding(twin: str, dtype: torch.dtype) -> float:
+def _rounding(backend: str, dtype: torch.dtype) -> float:
     """The relative error of rounding once."""
     eps = torch.finfo(dtype).eps
     # The interpreter cuts bfloat16 off where the compiled kernel rounds.
-    cuts = twin == "triton" and dtype == torch.bfloat16 and not torch.cuda.is_available()
+    cuts = backend == "triton" and dtype == torch.bfloat16 and not torch.cuda.is_available()
     return 1.01 * eps if cuts else 0.505 * eps

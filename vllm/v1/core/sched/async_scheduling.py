@@ -2,7 +2,7 @@
 
 A request that draws a token in a step in flight counts it as pending: the next step computes it, wherever its value
 comes from, and draws the one after it. If the token turns out to have ended the request, what the next step makes of it
-is dropped. Where a step needs more than the number of tokens, it waits: see `can_run_ahead`.
+is dropped. Where a step needs more than the number of tokens, it waits: see `can_schedule_ahead`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StepInFlight:
         return len(self.stale_ids(scheduler)) == len(self.requests)
 
 
-def can_run_ahead(scheduler: Scheduler) -> bool:
+def can_schedule_ahead(scheduler: Scheduler) -> bool:
     """Whether a step can be scheduled while another one is in flight: no request of it is processed on the host by
     tokens that are not known yet, and none has to be preempted, for which all its tokens must be known."""
     if any(request.num_pending_tokens and request.needs_known_tokens for request in scheduler.running):
@@ -57,7 +57,7 @@ def can_run_ahead(scheduler: Scheduler) -> bool:
     return num_free >= 0
 
 
-def send_off(scheduler: Scheduler, scheduled: SchedulerOutput) -> StepInFlight:
+def dispatch(scheduler: Scheduler, scheduled: SchedulerOutput) -> StepInFlight:
     """The step just scheduled runs: note whose tokens are pending."""
     requests = {request_id: scheduler.requests[request_id] for request_id in scheduled.num_scheduled_tokens}
     drawing = [
@@ -70,7 +70,7 @@ def send_off(scheduler: Scheduler, scheduled: SchedulerOutput) -> StepInFlight:
     return StepInFlight(scheduled, requests, drawing, scheduler.num_ended)
 
 
-def land(scheduler: Scheduler, step: StepInFlight, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
+def complete(scheduler: Scheduler, step: StepInFlight, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
     """Take the step's results."""
     for request in step.drawing:
         request.num_pending_tokens -= 1
@@ -83,10 +83,10 @@ def land(scheduler: Scheduler, step: StepInFlight, output: ModelRunnerOutput) ->
     return outputs
 
 
-def lose(scheduler: Scheduler, step: StepInFlight) -> None:
+def discard(scheduler: Scheduler, step: StepInFlight) -> None:
     """The step failed."""
     stale = step.stale_ids(scheduler)
     scheduler.discard_step(step.scheduled, stale)
     if stale:
         # Those have given their blocks back already, and what the step was to write into them may not be there.
-        scheduler.kv.pool.forget_idle()
+        scheduler.kv.pool.forget_evictable()

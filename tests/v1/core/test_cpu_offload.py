@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from vllm.v1.core.host_pool import HostPool
+from vllm.v1.core.cpu_offload import OffloadPool
 
 
 class Model:
@@ -45,7 +45,7 @@ def test_random_steps_against_the_model():
     num_full = num_refused = 0
     for _ in range(200):
         num_blocks = rng.randint(1, 6)
-        pool, model = HostPool(num_blocks), Model(num_blocks)
+        pool, model = OffloadPool(num_blocks), Model(num_blocks)
         block_of: dict[bytes, int] = {}
         for _ in range(60):
             content = bytes([rng.randrange(10)])
@@ -82,7 +82,7 @@ def test_random_steps_against_the_model():
 
 
 def test_what_a_step_copies_keeps_its_place_until_the_step_is_known():
-    pool = HostPool(2)
+    pool = OffloadPool(2)
     first = pool.store(b"a")
     assert pool.store(b"b") != first
     assert pool.store(b"c") is None
@@ -93,4 +93,4 @@ def test_what_a_step_copies_keeps_its_place_until_the_step_is_known():
 
 def test_the_size_must_be_positive():
     with pytest.raises(ValueError, match="num_blocks must be at least 1, got 0"):
-        HostPool(0)
+        OffloadPool(0)

@@ -1,4 +1,4 @@
-"""The choice of twins, and what may be imported when."""
+"""The choice of backends, and what may be imported when."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from twins import OPERATIONS, WITHOUT_CPP, WITHOUT_TRITON, twins
+from backends import OPERATIONS, WITHOUT_CPP, WITHOUT_TRITON, backends
 
 from vllm.ops import _dispatch
 from vllm.ops._dispatch import force, implementation
@@ -16,7 +16,7 @@ from vllm.ops.topk import topk
 
 def test_a_built_library_has_every_operation() -> None:
     for name in OPERATIONS:
-        found = [twin for twin in twins(name) if not twin.startswith("cpp-")]
+        found = [backend for backend in backends(name) if not backend.startswith("cpp-")]
         has_cpp = _dispatch.LIBRARY.exists() and name not in WITHOUT_CPP
         expected = ["reference", "cpp"] if has_cpp else ["reference"]
         assert found == (expected if name in WITHOUT_TRITON else [*expected, "triton"])
@@ -32,7 +32,7 @@ def test_force_chooses_and_gives_back() -> None:
     assert implementation(tensor) == before
 
 
-def test_force_rejects_what_is_no_twin() -> None:
+def test_force_rejects_what_is_no_implementation() -> None:
     with (
         pytest.raises(ValueError, match="name must be one of cpp, triton, reference, got 'cuda'"),
         force("cuda"),
@@ -42,7 +42,7 @@ def test_force_rejects_what_is_no_twin() -> None:
 
 @pytest.fixture
 def fresh_choice():
-    """The choice of twins is made once a process; here it is made anew, and again afterwards."""
+    """The choice of backends is made once a process; here it is made anew, and again afterwards."""
     _dispatch._of_device.cache_clear()
     yield
     _dispatch._of_device.cache_clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 
-class HostPool:
+class OffloadPool:
     """Host blocks 0 .. num_blocks - 1 by content hash; the least recently used one makes room.
 
     A step's copies to the host run before its copies from there, each of them in any order. So a block that the step
@@ -16,7 +16,7 @@ class HostPool:
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
-        self._blank = list(range(num_blocks - 1, -1, -1))  # a stack: memory that was never touched comes last
+        self._uncached = list(range(num_blocks - 1, -1, -1))  # a stack: memory that was never touched comes last
         self._block_of: OrderedDict[bytes, int] = OrderedDict()  # oldest use first
         self._hash_of: dict[int, bytes] = {}
         self._of_this_step: set[bytes] = set()
@@ -41,8 +41,8 @@ class HostPool:
         if content_hash in self._block_of:
             self.use(content_hash)
             return None
-        if self._blank:
-            block_id = self._blank.pop()
+        if self._uncached:
+            block_id = self._uncached.pop()
         else:
             # What this step uses stands at the end: if it comes first, it is all there is.
             oldest = next(iter(self._block_of))
@@ -63,7 +63,7 @@ class HostPool:
         block_id = self._block_of.pop(content_hash, None)
         if block_id is not None:
             del self._hash_of[block_id]
-            self._blank.append(block_id)
+            self._uncached.append(block_id)
 
     def forget_block(self, block_id: int) -> None:
         """Nothing was copied to the block after all."""

@@ -10,41 +10,41 @@ from itertools import islice
 _MOST_COMPARED = 16
 
 
-class Siblings:
+class PartialBlockIndex:
     """The tokens that blocks hold from their beginning on, full or not, found by their predecessor's content and their
     first token."""
 
     def __init__(self) -> None:
-        self._families: dict[tuple[bytes, int], dict[int, array[int]]] = {}
-        self._family_of: dict[int, tuple[bytes, int]] = {}
+        self._groups: dict[tuple[bytes, int], dict[int, array[int]]] = {}
+        self._group_of: dict[int, tuple[bytes, int]] = {}
 
     def __len__(self) -> int:
-        return len(self._family_of)
+        return len(self._group_of)
 
     def add(self, block_id: int, parent: bytes, token_ids: Sequence[int]) -> None:
         """The block holds these tokens, after content of the hash `parent`."""
         self.discard(block_id)
-        family = self._family_of[block_id] = parent, token_ids[0]
-        self._families.setdefault(family, {})[block_id] = array("q", token_ids)
+        group = self._group_of[block_id] = parent, token_ids[0]
+        self._groups.setdefault(group, {})[block_id] = array("q", token_ids)
 
     def discard(self, block_id: int) -> None:
         """The block holds something else, if it was here."""
-        family = self._family_of.pop(block_id, None)
-        if family is not None:
-            members = self._families[family]
+        group = self._group_of.pop(block_id, None)
+        if group is not None:
+            members = self._groups[group]
             del members[block_id]
             if not members:
-                del self._families[family]
+                del self._groups[group]
 
     def clear(self) -> None:
         """Forget all."""
-        self._families.clear()
-        self._family_of.clear()
+        self._groups.clear()
+        self._group_of.clear()
 
     def find(self, parent: bytes, token_ids: Sequence[int]) -> tuple[int, int]:
         """A block that begins with as many of `token_ids` (not empty) as any that is compared, and how many those are:
         -1 and 0 where no block has even the first."""
-        members = self._families.get((parent, token_ids[0]), {})
+        members = self._groups.get((parent, token_ids[0]), {})
         best, longest = -1, 0
         for block_id, content in islice(reversed(members.items()), _MOST_COMPARED):
             length = _num_common(content, token_ids)
