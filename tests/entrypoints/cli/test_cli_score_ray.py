@@ -28,7 +28,7 @@ LABELS = ["a", "the stop"]
 # Runs the command and kills itself when so many parts are written.
 KILLED_RUN = """
 import os, signal, sys
-from vllm.entrypoints.cli import score_batches
+from vllm.scoring import batches as score_batches
 from vllm.entrypoints.cli.main import main
 from vllm.scoring.parts import PartFolder
 

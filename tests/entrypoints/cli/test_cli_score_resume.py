@@ -28,7 +28,7 @@ LABELS = ["a", " the", "the stop", "stop it"]
 # Runs the command and kills itself as soon as so many things have happened: a byte was written, or a step was computed.
 KILLED_RUN = """
 import os, signal, sys
-from vllm.entrypoints.cli import score_batches, score_rows
+from vllm.scoring import batches as score_batches, rows as score_rows
 from vllm.entrypoints.cli.main import main
 from vllm.v1.engine.llm_engine import LLMEngine
 

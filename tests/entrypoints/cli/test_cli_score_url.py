@@ -32,7 +32,8 @@ PROMPT = "a cat that sat on a mat for long said "
 # Runs the command and kills itself as soon as so many bytes were written, or so many answers came.
 KILLED_RUN = """
 import os, signal, sys
-from vllm.entrypoints.cli import score_rows, server_client
+from vllm.scoring import rows as score_rows
+from vllm.utils import server_client
 from vllm.entrypoints.cli.main import main
 
 bytes_left, answers_left = int(sys.argv[1]), int(sys.argv[2])

@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -244,8 +245,12 @@ def test_what_is_not_http_is_an_error_of_the_same_shape(server, tls):
 
 def test_what_the_log_has_of_all_this(server, client):
     assert client.get("/v1/models", headers={"X-Request-Id": "the-last"}).headers["x-request-id"] == "the-last"
-    lines = [json.loads(line) for line in server.access_log().splitlines()]
-    assert lines[-1]["request_id"] == "the-last" and lines[-1]["path"] == "/api/v1/models"
+    deadline = time.monotonic() + 10
+    # A line is written behind its answer.
+    while not (last := json.loads(server.access_log().splitlines()[-1]))["request_id"] == "the-last":
+        assert time.monotonic() < deadline, last
+        time.sleep(0.01)
+    assert last["path"] == "/api/v1/models"
     assert "k1" not in server.access_log() + server.log()
     assert "zzz" not in server.access_log() + server.log()
 
