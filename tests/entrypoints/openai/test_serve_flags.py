@@ -247,7 +247,7 @@ def test_what_the_log_has_of_all_this(server, client):
     assert client.get("/v1/models", headers={"X-Request-Id": "the-last"}).headers["x-request-id"] == "the-last"
     deadline = time.monotonic() + 10
     # A line is written behind its answer.
-    while not (last := json.loads(server.access_log().splitlines()[-1]))["request_id"] == "the-last":
+    while (last := json.loads(server.access_log().splitlines()[-1]))["request_id"] != "the-last":
         assert time.monotonic() < deadline, last
         time.sleep(0.01)
     assert last["path"] == "/api/v1/models"
