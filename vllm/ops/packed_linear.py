@@ -163,11 +163,7 @@ def interleave_gate(halves: Tensor) -> Tensor:
 
 
 def _scaled_halves(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """bfloat16 [N, K] -> float16 [N, K], and float32 [N up to whole panels] that undoes its scaling.
-
-    A column is scaled by a power of two. Down to 2^-19 of its greatest value all others are exact; float16's
-    subnormal numbers hold the rest, to 2^-30 of the greatest.
-    """
+    """bfloat16 [N, K] -> float16 [N, K], and float32 [N up to whole panels] that undoes its scaling."""
     plain = weight.float()
     _, exponents = plain.abs().amax(dim=1).frexp()
     # Within what a float32 can scale by; a column of zeros has exponent 0.

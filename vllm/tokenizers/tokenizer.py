@@ -34,11 +34,7 @@ class _Source:
     revision: str | None = None
 
     def load_hf(self) -> Any:
-        """The tokenizer by transformers.
-
-        Raises:
-            ValueError: transformers cannot load it.
-        """
+        """The tokenizer by transformers."""
         from transformers import AutoTokenizer
 
         options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code, "revision": self.revision}

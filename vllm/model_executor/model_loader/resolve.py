@@ -151,11 +151,7 @@ def _fast_dtype(device: str) -> str:
 
 
 def _dtype_on(device: str, dtype: str, requested: str) -> str:
-    """The dtype, or float16 where it is bfloat16, which the GPU lacks, and nobody asked for it.
-
-    Raises:
-        ValueError: somebody did.
-    """
+    """The dtype, or float16 where it is bfloat16, which the GPU lacks, and nobody asked for it."""
     if dtype != "bfloat16" or device != "cuda" or cuda_has_bfloat16():
         return dtype
     if requested == dtype:

@@ -193,11 +193,7 @@ def _check_own_gpu(bundles: PlacementGroup) -> None:
 
 
 def _connect_all(workers: dict[int, RayWorker], server: socket.socket, key: bytes) -> None:
-    """Give each worker its connection.
-
-    Raises:
-        EngineDeadError: an actor ended before it came, or did not come in time.
-    """
+    """Give each worker its connection."""
     waiting = dict(workers)
     came: queue.SimpleQueue[tuple[int, Connection]] = queue.SimpleQueue()
     deadline = time.monotonic() + START_SECONDS

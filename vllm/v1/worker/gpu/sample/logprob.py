@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
-from vllm.ops.token_readings import Readings, token_readings
+from vllm.ops.token_readings import Readings
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload
@@ -17,15 +17,6 @@ from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 
 _INITIAL_WIDTH = 16
 _NO_IDS = np.empty(0, dtype=np.int32).tobytes()
-
-
-def __getattr__(name: str) -> Any:
-    # The kernel is also found here, but Triton is imported only for those who ask: the module works without.
-    if name == "_fill_logprob_token_ids_kernel":
-        from vllm.ops.triton import fill_token_ids
-
-        return getattr(fill_token_ids, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class LogprobTokenIdsState:
@@ -120,20 +111,6 @@ class LogprobTokenIdsState:
     def max_num_token_ids(self, req_indices: np.ndarray) -> int:
         """The longest list among these slots (int [R]); 0 when none asks for ids."""
         return int(self._num_token_ids.np[req_indices].max(initial=0))
-
-
-def compute_token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Logprobs of chosen tokens.
-
-    Args:
-        logits: [L, V] in float32, bfloat16 or float16.
-        token_ids: int [L, W], each in [0, V).
-
-    Returns:
-        float32 [L, W].
-    """
-    readings = token_readings(logits, token_ids.to(torch.int32))
-    return readings.logits - readings.lse[:, None]
 
 
 def compute_topk_logprobs(

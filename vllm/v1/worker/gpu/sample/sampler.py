@@ -334,8 +334,7 @@ def _float32_copy(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
 
 
 def _on_rows(logits: torch.Tensor, chosen: np.ndarray, apply: Callable[[torch.Tensor, np.ndarray], None]) -> None:
-    """Call `apply(logits of the chosen rows, the rows)`, which works in place, unless no row is chosen (bool
-    [R])."""
+    """Call `apply(logits of the chosen rows, the rows)`, which works in place, unless no row is chosen (bool [R])."""
     rows = np.flatnonzero(chosen)
     if not rows.size:
         return
