@@ -46,11 +46,19 @@ class _Distribution:
     lse: float
 
     def mass(self, ids: Iterable[int]) -> float:
-        """Probability that the model gives to the set `ids` together, in [0, 1]."""
+        """Probability that the model gives to the set `ids` together, in [0, 1].
+
+        Raises:
+            KeyError: an id that was not read at this position.
+        """
         return math.fsum(math.exp(self._logit(i) - self.lse) for i in dict.fromkeys(ids))
 
     def softmax(self, ids: Sequence[int]) -> dict[int, float]:
-        """Probabilities renormalised over `ids` alone, in the order given."""
+        """Probabilities renormalised over `ids` alone, in the order given.
+
+        Raises:
+            KeyError: an id that was not read at this position.
+        """
         logits = {i: self._logit(i) for i in ids}
         top = max(logits.values(), default=0.0)
         if math.isinf(top):
