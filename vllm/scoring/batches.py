@@ -129,7 +129,7 @@ class BatchScorer:
             batch: the items. All are scored, the known too: what shares a batch decides the last bits.
             first_index: number of the batch's first row.
             num_known: how many of its rows are there already.
-            progress: what to move on.
+            progress: the bar of all rows.
         """
         prompts = self._tokenizer.encode_batch([self._template.render(self._input_name, item) for item in batch])
         results: list[LabelScores | str] = [length_fault(len(ids), self._max_model_len, self.labels) for ids in prompts]

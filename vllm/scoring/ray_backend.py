@@ -106,7 +106,7 @@ def _output(args: argparse.Namespace) -> Path:
 
 
 def _count_old(totals: Totals, part: Path, first_row: int) -> None:
-    """Take in a part of an earlier run."""
+    """Count a part of an earlier run."""
     try:
         errors = list(failures(part))
     except (OSError, ValueError, KeyError, AttributeError) as error:
@@ -180,7 +180,7 @@ def _cluster(args: argparse.Namespace) -> Iterator[None]:
     # Errors are told in one line.
     logging.getLogger("ray.data").setLevel(logging.INFO if args.debug else logging.CRITICAL)
     if not args.debug:
-        # It warns of arguments that would be lost with this process, and all is lost with this process.
+        # Ray warns of arguments that end with this process; all of them do.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         is_ours = connect(args.ray_address, log_to_driver=args.debug)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import ray.data
 
-# Ray restarts actors for ever; a block that ends its actor more often than this is at fault itself.
+# Ray restarts actors for ever. A block that ends its actor more often than this ends the job.
 _MAX_DEATHS_PER_BLOCK = 3
 
 
@@ -49,7 +49,7 @@ class Job(ABC):
 
     @abstractmethod
     def refused(self, reason: str) -> pa.Table:
-        """What stands for the results when the model or the labels cannot be used; or raises."""
+        """A result that says why the model or the labels cannot be used; or raises."""
 
     def through_engines(self, blocks: ray.data.Dataset, spare: int) -> ray.data.Dataset:
         """The results of all blocks, in any order. Each block goes to an actor whole, and to another if that dies.

@@ -22,25 +22,21 @@ def meta_path(output: Path) -> Path:
 
 
 def write_meta(output: Path, made_from: dict[str, Any]) -> None:
-    """Describe an output file. Once its old rows are gone: no kill leaves rows of one run with another's description.
-
-    Raises:
-        CliError: it cannot be written.
-    """
+    """Write an output's description. Its old rows must be gone: a kill then leaves no rows beside another run's."""
     write_atomically(meta_path(output), f"{json.dumps(made_from, ensure_ascii=False, indent=1)}\n".encode())
 
 
 def check_output(output: Path, made_from: dict[str, Any], resume: bool, overwrite: bool) -> None:
-    """Whether an output file may be written; changes nothing.
+    """Check that an output may be written.
 
     Args:
-        output: the file, which need not exist.
+        output: the file or folder, which need not exist.
         made_from: what the rows are made from, by name; values that JSON can hold.
         resume: go on with the rows that are there.
         overwrite: replace them.
 
     Raises:
-        CliError: the file exists and neither was asked for; or its rows are made from something else; says what.
+        CliError: it exists and neither was asked for; or its rows are made from something else.
     """
     if overwrite or not output.exists() or not output.stat().st_size:
         return
@@ -59,7 +55,7 @@ def check_output(output: Path, made_from: dict[str, Any], resume: bool, overwrit
 
 
 def differences(meta: Path, made_from: dict[str, Any]) -> list[str] | None:
-    """In what the rows that `meta` describes are made from something else; None if it describes nothing."""
+    """The entries of `meta` that differ from `made_from`, each in words; None if it is not a JSON object."""
     try:
         known = json.loads(read_text(meta))
     except ValueError:

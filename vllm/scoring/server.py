@@ -113,7 +113,7 @@ class ServerScorer:
     ) -> None:
         """
         Args:
-            server: which is asked about the labels.
+            server: it is asked how it tokenises the labels.
             template: of the prompts; None = the default one.
             given: the labels, as texts or as token ids.
             input_name: the input file's, for messages.

@@ -23,10 +23,10 @@ def format_table(
     """The first MAX_ROWS records as a table.
 
     Args:
-        records: what is written to the output file, the first MAX_ROWS at least.
+        records: rows of the output file, the first MAX_ROWS at least.
         labels: the labels' names; the first two get a column.
         headings: what to call the labels.
-        correct: one a record: whether the prediction is right, None = unknown.
+        correct: for each record whether the prediction is right; None = unknown.
         width: columns of the terminal.
         num_rows: rows of the output file.
     """
