@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from vllm.exceptions import CliError
 from vllm.scoring import table as score_table
 from vllm.scoring.files import Item, TextFile, write_atomically
 from vllm.scoring.labels import Labels, verdict
 from vllm.scoring.plot import draw
-from vllm.scoring.table import cut, display_width, format_table, short_names
+from vllm.scoring.table import cut, format_table, short_names
 from vllm.scoring.templates import Template
 
 
@@ -218,7 +219,7 @@ def test_table_fits_the_width() -> None:
     assert lines[3].split()[-5:] == ["-", "-", "-", "-", "0.750"]
     assert lines[4].split() == ["broken", "-", "-", "-", "-", "-", "failed"]
     assert "\x1b" not in table
-    assert all(display_width(line) <= 80 for line in lines[:5])
+    assert all(cell_len(line) <= 80 for line in lines[:5])
 
 
 def test_long_tables_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 256
 
-# Engine arguments that decide what is read. Others, such as the size of a step, change speed and last bits; a run that
-# was killed for memory may need them changed.
-DECIDING = (
+_DECIDING = (
     "model", "revision", "hf_overrides", "quantization", "dtype", "max_model_len",
     "tokenizer", "tokenizer_revision", "tokenizer_mode",
 )  # fmt: skip
+
+
+def deciding(args: object) -> dict[str, Any]:
+    """Those engine arguments that decide what is read. Others, such as the size of a step, change speed and last bits:
+    a run that was killed for memory may need them changed."""
+    return {name: getattr(args, name) for name in _DECIDING}
 
 
 def batches(texts: TextFile, num_rows: int | None = None) -> Iterator[list[Item]]:
@@ -56,7 +60,6 @@ class Progress:
         return lambda total, **_: _BatchProgress(self, first_row, num_rows, total)
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
         if self._bar is not None:
             self._bar.close()
 
@@ -82,37 +85,18 @@ class _BatchProgress:
 class BatchScorer:
     """Scores batches so that a row depends on its own batch alone, and a resumed run repeats an uninterrupted one.
 
-    A reading depends a little, in its last bits, on what shares a step and on what is cached. So a batch is always the
-    same rows, and begins with an empty prefix cache.
+    The last bits of a reading depend on what shares a step and on what is cached: a batch is always the same rows, and
+    begins with an empty prefix cache.
 
     Attributes:
         labels: what is scored.
         model_name: the model's.
     """
 
-    def __init__(self, llm: LLM, template: Template, labels: Labels, input_name: str) -> None:
+    def __init__(
+        self, llm: LLM, template: Template | None, given: Sequence[str] | Sequence[int], input_name: str
+    ) -> None:
         """
-        Raises:
-            CliError: a label fills the context by itself.
-        """
-        self._llm = llm
-        self._template = template
-        self.labels = labels
-        self._input_name = input_name
-        self.model_name = Path(llm.llm_engine.model_config.model).name
-        self._max_model_len = llm.llm_engine.model_config.max_model_len
-        if labels.longest > self._max_model_len:
-            raise CliError(
-                f"the longest label has {labels.longest} tokens and leaves no room for a prompt "
-                f"(max_model_len={self._max_model_len})"
-            )
-
-    @classmethod
-    def of(
-        cls, llm: LLM, template: Template | None, given: Sequence[str] | Sequence[int], input_name: str
-    ) -> BatchScorer:
-        """With a loaded model.
-
         Args:
             llm: the model.
             template: of the prompts; None = the default one.
@@ -125,8 +109,16 @@ class BatchScorer:
         engine = llm.llm_engine
         if engine.tokenizer is None:
             raise CliError("--skip-tokenizer-init: texts cannot be scored without a tokenizer")
-        labels = Labels.resolve(given, engine.tokenizer, engine.model_config.vocab_size)
-        return cls(llm, template or Template.default(labels.texts), labels, input_name)
+        self._llm, self._tokenizer, self._input_name = llm, engine.tokenizer, input_name
+        self.model_name = Path(engine.model_config.model).name
+        self._max_model_len = engine.model_config.max_model_len
+        self.labels = Labels.resolve(given, engine.tokenizer, engine.model_config.vocab_size)
+        self._template = template or Template.default(self.labels.texts)
+        if self.labels.longest > self._max_model_len:
+            raise CliError(
+                f"the longest label has {self.labels.longest} tokens and leaves no room for a prompt "
+                f"(max_model_len={self._max_model_len})"
+            )
 
     def score(
         self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
@@ -134,16 +126,13 @@ class BatchScorer:
         """The rows of `batch[num_known:]`; one for a prompt of no or too many tokens has an error.
 
         Args:
-            batch: the items.
+            batch: the items. All are scored, the known too: what shares a batch decides the last bits.
             first_index: number of the batch's first row.
-            num_known: how many of its rows are there already. They are scored with the others all the same: what shares
-                a batch decides the last bits.
-            progress: what to move on.
+            num_known: how many of its rows are there already.
+            progress: the bar of all rows.
         """
-        tokenizer = self._llm.llm_engine.tokenizer
-        assert tokenizer is not None
-        prompts = tokenizer.encode_batch([self._template.render(self._input_name, item) for item in batch])
-        results: list[LabelScores | str] = [self._fault(ids) for ids in prompts]
+        prompts = self._tokenizer.encode_batch([self._template.render(self._input_name, item) for item in batch])
+        results: list[LabelScores | str] = [length_fault(len(ids), self._max_model_len, self.labels) for ids in prompts]
         usable = [i for i, fault in enumerate(results) if not fault]
         self._llm.reset_prefix_cache()
         scores = self._llm.score_labels(
@@ -156,10 +145,6 @@ class BatchScorer:
             for index, (item, ids, result) in enumerate(zip(batch, prompts, results, strict=True), first_index)
         ]
         return records[num_known:]
-
-    def _fault(self, token_ids: Sequence[int]) -> str:
-        """Why a prompt cannot be scored; empty if it can."""
-        return length_fault(len(token_ids), self._max_model_len, self.labels)
 
 
 def length_fault(num_tokens: int, max_model_len: int, labels: Labels) -> str:

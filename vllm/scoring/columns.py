@@ -28,65 +28,44 @@ class FieldKinds:
     """
 
     def __init__(self) -> None:
-        self._kinds: dict[str, set[str]] = {}
+        self._types: dict[str, set[type]] = {}
 
     @property
     def names(self) -> list[str]:
-        return list(self._kinds)
+        return list(self._types)
 
     def add(self, fields: dict[str, Any]) -> None:
         """Take in the fields of a row."""
         for name, value in fields.items():
-            kinds = self._kinds.setdefault(name, set())
+            types = self._types.setdefault(name, set())
             if value is not None:
-                kinds.add(_kind(value))
+                types.add(object if type(value) is int and value not in _INT64 else type(value))
 
     def type(self, name: str) -> pa.DataType:
         """The column's type."""
-        kinds = self._kinds[name]
-        if kinds == {"bool"}:
-            return pa.bool_()
-        if kinds == {"int"}:
-            return pa.int64()
-        if kinds and kinds <= {"int", "float"}:
-            return pa.float64()
-        return pa.string()
+        types = self._types[name]
+        if types and types <= {int, float}:
+            return pa.int64() if types == {int} else pa.float64()
+        return pa.bool_() if types == {bool} else pa.string()
 
     def value(self, name: str, value: Any) -> Any:
         """A row's value as the column holds it."""
-        is_json = pa.types.is_string(self.type(name)) and self._kinds[name] != {"string"}
+        is_json = pa.types.is_string(self.type(name)) and self._types[name] != {str}
         return json.dumps(value, ensure_ascii=False) if is_json and value is not None else value
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, int):
-        return "int" if value in _INT64 else "json"
-    return {str: "string", float: "float"}.get(type(value), "json")
 
 
 def result_schema(labels: Labels) -> pa.Schema:
     """The columns of what was read; see `make_record` for the rows. By label: structs with a field a label."""
-
-    def by_label(value: pa.DataType) -> pa.DataType:
-        return pa.struct([(name, value) for name in labels.names])
-
-    columns = [
-        ("probs", by_label(pa.float64())),
-        ("logprobs", by_label(pa.float64())),
-        ("logits", by_label(pa.float64())),
-        ("ranks", by_label(pa.int64())),
-        ("label_mass", pa.float64()),
-        ("prediction", pa.string()),
-    ]
+    number, integer, string = pa.float64(), pa.int64(), pa.string()
+    floats, integers, float_lists, integer_lists = (
+        pa.struct([(name, value) for name in labels.names])
+        for value in (number, integer, pa.list_(number), pa.list_(integer))
+    )
+    columns = {"probs": floats, "logprobs": floats, "logits": floats, "ranks": integers}
+    columns |= {"label_mass": number, "prediction": string}
     if labels.longest > 1:
-        columns += [
-            ("normalized_logprobs", by_label(pa.float64())),
-            ("token_logprobs", by_label(pa.list_(pa.float64()))),
-            ("token_ranks", by_label(pa.list_(pa.int64()))),
-        ]
-    return pa.schema([*columns, ("num_prompt_tokens", pa.int64()), ("error", pa.string())])
+        columns |= {"normalized_logprobs": floats, "token_logprobs": float_lists, "token_ranks": integer_lists}
+    return pa.schema({**columns, "num_prompt_tokens": integer, "error": string})
 
 
 def encode_part(records: Sequence[dict[str, Any]], form: str, labels: Labels, kinds: FieldKinds) -> bytes:

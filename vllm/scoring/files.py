@@ -6,11 +6,11 @@ import csv
 import fcntl
 import io
 import json
-import math
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -39,9 +39,9 @@ class Item:
 class TextFile:
     """The items of a file, read anew by every iteration and never held together.
 
-    JSONL (a line is an object or a string); or, if the file's name ends so, .csv with a header, or .parquet, where a
-    row counts as a line and what JSON has no type for is text (dates and decimals) or null (NaN). In UTF-8. Iterating
-    raises CliError when the file has no texts, or at a bad line; it names the file, line and fault.
+    JSONL (a line is an object or a string), .csv with a header, or .parquet, where a row counts as a line and what JSON
+    lacks is text (dates and decimals) or null (NaN). In UTF-8. Iterating raises CliError when the file has no texts, or
+    at a bad line; it names the file, line and fault.
     """
 
     def __init__(self, path: Path, text_field: str, limit: int | None = None) -> None:
@@ -58,14 +58,12 @@ class TextFile:
         self._text_field = text_field
         self._limit = limit
         self._suffix = path.suffix.lower()
-        try:
+        with io_errors("read", path):
             self._file: IO[bytes] = path.open("rb")
             if not self._file.seekable():
                 with self._file as pipe:
                     self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
                     shutil.copyfileobj(pipe, self._file)
-        except OSError as error:
-            raise CliError(f"cannot read {path}: {error.strerror or error}") from None
 
     def __iter__(self) -> Iterator[Item]:
         self._file.seek(0)
@@ -98,6 +96,15 @@ class TextFile:
         raise AssertionError("every line is UTF-8")
 
 
+@contextmanager
+def io_errors(verb: str, path: Path) -> Iterator[None]:
+    """Turns an OSError into a CliError: what cannot be done with the path, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise CliError(f"cannot {verb} {path}: {error.strerror or error}") from None
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file, or replace it, so that no reader ever sees half of it.
 
@@ -106,16 +113,15 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise CliError(f"cannot write {path}: {error.strerror or error}") from None
+        with io_errors("write", path):
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def lock_for_writing(descriptor: int, path: Path) -> None:
-    """Keep other processes that do the same from the file or folder until the descriptor is closed.
+    """Keep other writers from the file or folder until the descriptor is closed.
 
     Raises:
         CliError: one of them has it.
@@ -134,14 +140,12 @@ def read_text(path: Path) -> str:
     Raises:
         CliError: it cannot be read, or is not UTF-8; names the line.
     """
-    try:
+    with io_errors("read", path):
         content = path.read_bytes()
-    except OSError as error:
-        raise CliError(f"cannot read {path}: {error.strerror or error}") from None
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # What the decoder saw is what `start` counts in: the byte order mark is not part of it.
+        # The byte order mark is not part of error.object.
         line = error.object[: error.start].count(b"\n") + 1
         raise CliError(f"{path.name}:{line}: not UTF-8 ({error.reason})") from None
 
@@ -205,17 +209,13 @@ def _parquet_items(name: str, file: IO[bytes], text_field: str) -> Iterator[Item
 
 def _as_json(name: str, field: str, value: Any) -> Any:
     """A Parquet value as one that JSON can hold."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, bytes):
-        raise CliError(f"{name}: column {field!r} holds bytes, which are not text")
-    if isinstance(value, dict):
-        return {key: _as_json(name, field, inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_as_json(name, field, inner) for inner in value]
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+    def as_text(other: Any) -> str:
+        if isinstance(other, bytes):
+            raise CliError(f"{name}: column {field!r} holds bytes, which are not text")
+        return other.isoformat() if hasattr(other, "isoformat") else str(other)
+
+    return json.loads(json.dumps(value, default=as_text), parse_constant=lambda _: None)
 
 
 def _check_header(name: str, line: int, header: list[str], text_field: str) -> None:

@@ -1,20 +1,19 @@
 """A folder of part files as the output of a scoring run that is spread over machines.
 
-One process writes: that which started the run. A part appears whole or not at all, under a name that says what is in
-it, so that a run which was killed is continued by scoring what has no part.
+One process writes: that which started the run. A part appears whole or not at all, and its name says which rows it has:
+a run that was killed is continued by scoring the rows without a part.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 from vllm.exceptions import CliError
-from vllm.scoring.files import lock_for_writing, write_atomically
-from vllm.scoring.rows import meta_path
+from vllm.scoring.files import io_errors, lock_for_writing, write_atomically
+from vllm.scoring.rows import write_meta
 
 _PART = re.compile(r"part-(\d+)\.(?:jsonl|csv|parquet)")
 _HALF_A_PART = re.compile(r"\.part-\d+\.(?:jsonl|csv|parquet)\.\d+\.tmp")
@@ -36,7 +35,7 @@ class PartFolder:
         """
         self._folder = folder
         self._form = form
-        try:
+        with io_errors("write", folder):
             folder.mkdir(exist_ok=True)
             self._descriptor = os.open(folder, os.O_RDONLY)
             try:
@@ -47,11 +46,8 @@ class PartFolder:
             for path in folder.iterdir():
                 if _HALF_A_PART.fullmatch(path.name) or (not resume and _PART.fullmatch(path.name)):
                     path.unlink()
-        except OSError as error:
-            raise CliError(f"cannot write {folder}: {error.strerror or error}") from None
         if not self.parts():
-            # After the old parts are gone: no kill leaves rows of one run beside the description of another.
-            write_atomically(meta_path(folder), f"{json.dumps(made_from, ensure_ascii=False, indent=1)}\n".encode())
+            write_meta(folder, made_from)
 
     def __enter__(self) -> PartFolder:
         return self

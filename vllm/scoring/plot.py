@@ -14,20 +14,16 @@ _TEXT_COLUMNS = 72
 # Told apart by most colour-blind readers, and in print.
 _COLOURS = ("#2a78b5", "#d9762b", "#3d9970", "#9b5fb0", "#8c8c8c", "#c9a227", "#c44e6b", "#4fb3bf")
 _NO_WINNER = "#bbbbbb"
+# Lines of the output file, each with whether its prediction is right (None = unknown).
+_Scored = Sequence[tuple[dict[str, Any], bool | None]]
 
 
-def draw(
-    scored: Sequence[tuple[dict[str, Any], bool | None]],
-    headings: dict[str, str],
-    title: str,
-    image_format: str,
-    num_scored: int,
-) -> bytes:
+def draw(scored: _Scored, headings: dict[str, str], title: str, image_format: str, num_scored: int) -> bytes:
     """A bar chart of P(first label), coloured by the likeliest label; at most MAX_ROWS texts.
 
     Args:
-        scored: lines of the output file without those that failed, each with whether its prediction is right
-            (None = unknown); the first MAX_ROWS at least.
+        scored: lines of the output file without an error, each with whether its prediction is right (None = unknown);
+            the first MAX_ROWS at least.
         headings: what to call each label, in the labels' order.
         title: what stands above.
         image_format: one of FORMATS.
@@ -55,17 +51,10 @@ def draw(
     return _render(figure, image_format)
 
 
-def _add_bars(
-    axes: Any, shown: Sequence[tuple[dict[str, Any], bool | None]], label: str, colours: dict[str, str]
-) -> None:
+def _add_bars(axes: Any, shown: _Scored, label: str, colours: dict[str, str]) -> None:
     rows = range(len(shown))
     values = [record["probs"][label] or 0.0 for record, _ in shown]
-    axes.barh(
-        rows,
-        values,
-        height=0.72,
-        color=[colours.get(record["prediction"], _NO_WINNER) for record, _ in shown],
-    )
+    axes.barh(rows, values, height=0.72, color=[colours.get(record["prediction"], _NO_WINNER) for record, _ in shown])
     for row, (value, (_, correct)) in enumerate(zip(values, shown, strict=True)):
         note = "  wrong" if correct is False else ""
         axes.text(value + 0.01, row, f"{value:.2f}{note}", va="center", fontsize=8, color="#444444")
@@ -83,24 +72,18 @@ def _add_bars(
 def _add_legend(figure: Any, entries: Sequence[tuple[str, str]]) -> None:
     from matplotlib.patches import Patch
 
-    legend = figure.legend(
-        handles=[Patch(color=colour, label=name) for name, colour in entries],
-        loc="outside lower right",
-        ncols=4,
-        fontsize=8,
-        frameon=False,
-        title="likeliest label",
-        title_fontsize=8,
-    )
+    handles = [Patch(color=colour, label=name) for name, colour in entries]
+    style = {"loc": "outside lower right", "ncols": 4, "fontsize": 8, "frameon": False, "title_fontsize": 8}
+    legend = figure.legend(handles=handles, title="likeliest label", **style)
     for text in legend.get_texts():
         text.set_parse_math(False)
 
 
 def _render(figure: Any, image_format: str) -> bytes:
-    # Figure by itself draws with Agg for PNG and needs no display; pyplot would look for one.
+    # Without pyplot, which would look for a display.
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        # A character that the font lacks is drawn as a box, which is warning enough.
+        # A character that the font lacks is drawn as a box.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(buffer, format=image_format, dpi=130)
     return buffer.getvalue()

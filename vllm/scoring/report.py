@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,61 +15,92 @@ from vllm.scoring.table import MAX_ROWS, format_table
 
 
 @dataclass
-class Report:
-    """Counts over all rows, and the few of them that are shown.
+class Totals:
+    """Counts over all rows of the output.
 
     Attributes:
-        labels: as they were scored.
         num_rows: rows in the output.
-        num_scored: those without an error.
         num_new: those that this run computed.
         num_new_tokens: their prompts' tokens.
+        num_failed: rows with an error.
+        failure: the error that was seen first, and where.
     """
 
-    labels: Labels
     num_rows: int = 0
-    num_scored: int = 0
     num_new: int = 0
     num_new_tokens: int = 0
-    _num_judged: int = 0
-    _num_correct: int = 0
-    _first_failure: tuple[Item, str] | None = None
-    _shown: list[tuple[dict[str, Any], bool | None]] = field(default_factory=list)
-    _drawn: list[tuple[dict[str, Any], bool | None]] = field(default_factory=list)
+    num_failed: int = 0
+    failure: str | None = None
+
+    def count(self, num_rows: int, num_failed: int, failure: str | None, num_new_tokens: int | None) -> None:
+        """Take in rows; `num_new_tokens` is None for those of an earlier run."""
+        self.num_rows += num_rows
+        if num_new_tokens is not None:
+            self.num_new += num_rows
+            self.num_new_tokens += num_new_tokens
+        self.num_failed += num_failed
+        self.failure = self.failure or failure
+
+    def print_throughput(self, seconds: float, remark: str) -> None:
+        """Print how many rows were new, and how fast they came; `remark` follows the seconds."""
+        if self.num_new < self.num_rows:
+            print(f"resumed:    {self.num_rows - self.num_new} of {self.num_rows} rows were there")
+        if self.num_new:
+            print(
+                f"throughput: {self.num_new / seconds:.1f} prompts/s, {self.num_new_tokens / seconds:.0f} prompt "
+                f"tokens/s ({self.num_new} prompts, {self.num_new_tokens} tokens, in {seconds:.2f} s{remark})"
+            )
+
+    def print_failures(self, which: str) -> bool:
+        """Say on stderr how many rows have an error, and one error (`which` one); whether any has."""
+        if self.num_failed:
+            message = f"{self.num_failed} of {self.num_rows} texts failed, {which} {self.failure}"
+            print(f"vllm score: {message}", file=sys.stderr)
+        return self.num_failed > 0
+
+
+class Report(Totals):
+    """Counts, and the first rows to be shown."""
+
+    def __init__(self, labels: Labels, input_name: str) -> None:
+        """
+        Args:
+            labels: as they were scored.
+            input_name: the input file's.
+        """
+        super().__init__()
+        self._labels, self._input_name = labels, input_name
+        self._num_judged = self._num_correct = 0
+        self._shown: list[tuple[dict[str, Any], bool | None]] = []
+        self._drawn: list[tuple[dict[str, Any], bool | None]] = []
 
     def add(self, record: dict[str, Any], item: Item, is_new: bool) -> None:
         """Take in the next row: its line of the output, its text, whether it was computed by this run."""
-        correct = verdict(record, item, self.labels)
-        self.num_rows += 1
+        correct = verdict(record, item, self._labels)
+        failure = f"{self._input_name}:{item.line}: {record['error']}" if "error" in record else None
+        self.count(1, failure is not None, failure, (record["num_prompt_tokens"] or 0) if is_new else None)
         self._num_judged += correct is not None
         self._num_correct += correct is True
-        if is_new:
-            self.num_new += 1
-            self.num_new_tokens += record["num_prompt_tokens"] or 0
         if len(self._shown) < MAX_ROWS:
             self._shown.append((record, correct))
-        if "error" in record:
-            self._first_failure = self._first_failure or (item, record["error"])
-            return
-        self.num_scored += 1
-        if len(self._drawn) < MAX_ROWS:
+        if failure is None and len(self._drawn) < MAX_ROWS:
             self._drawn.append((record, correct))
 
     def print_table(self) -> None:
         """Print the first rows."""
         width = shutil.get_terminal_size((120, 24)).columns
         records, correct = zip(*self._shown, strict=True)
-        print(
-            format_table(records, self.labels.names, self.labels.headings(), correct, width, self.num_rows), end="\n\n"
-        )
+        names, headings = self._labels.names, self._labels.headings()
+        print(format_table(records, names, headings, correct, width, self.num_rows), end="\n\n")
 
     def draw(self, picture: Path, title: str) -> bool:
         """Draw the first rows; whether it could be done."""
         if not self._drawn:
             return False
-        headings = dict(zip(self.labels.names, self.labels.headings(), strict=True))
+        headings = dict(zip(self._labels.names, self._labels.headings(), strict=True))
+        num_scored = self.num_rows - self.num_failed
         try:
-            image = draw(self._drawn, headings, title, picture.suffix.lower().lstrip("."), self.num_scored)
+            image = draw(self._drawn, headings, title, picture.suffix.lower().lstrip("."), num_scored)
         except ImportError:
             print("no picture: matplotlib is not installed (pip install matplotlib)", file=sys.stderr)
             return False
@@ -81,23 +112,4 @@ class Report:
         if self._num_judged:
             share = self._num_correct / self._num_judged
             print(f"accuracy:   {self._num_correct} of {self._num_judged} ({share:.1%})")
-        if self.num_new < self.num_rows:
-            print(f"resumed:    {self.num_rows - self.num_new} of {self.num_rows} rows were there")
-        if self.num_new:
-            print(
-                f"throughput: {self.num_new / score_seconds:.1f} prompts/s, "
-                f"{self.num_new_tokens / score_seconds:.0f} prompt tokens/s ({self.num_new} prompts, "
-                f"{self.num_new_tokens} tokens, in {score_seconds:.2f} s; loading took {load_seconds:.2f} s)"
-            )
-
-    def print_failures(self, input_name: str) -> bool:
-        """Say on stderr how many rows have an error; whether any has."""
-        if self._first_failure is None:
-            return False
-        item, error = self._first_failure
-        print(
-            f"vllm score: {self.num_rows - self.num_scored} of {self.num_rows} texts failed, "
-            f"first {input_name}:{item.line}: {error}",
-            file=sys.stderr,
-        )
-        return True
+        self.print_throughput(score_seconds, f"; loading took {load_seconds:.2f} s")

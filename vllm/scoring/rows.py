@@ -1,44 +1,47 @@
 """The output file of `vllm score`: one row a text, appended as it is known, and continued after a kill.
 
-What the rows are made from (the texts' hash, labels, template, model) stands in a file beside the output,
-OUTPUT.meta.json, which is written before the first row. `--resume` compares it with the command line, so that an output
-never mixes rows of two kinds.
+OUTPUT.meta.json says what the rows are made from (the texts' hash, labels, template, model). It is written before the
+first row, and `--resume` compares it with the command line.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from vllm.exceptions import CliError
-from vllm.scoring.files import lock_for_writing, read_text, write_atomically
-
-_HOW_TO_GO_ON = "--resume continues it, --overwrite replaces it"
+from vllm.scoring.files import io_errors, lock_for_writing, read_text, write_atomically
 
 
 def meta_path(output: Path) -> Path:
-    """Where it stands what an output file is made from."""
+    """The file that says what an output is made from."""
     return output.with_name(f"{output.name}.meta.json")
 
 
+def write_meta(output: Path, made_from: dict[str, Any]) -> None:
+    """Write an output's description. Its old rows must be gone: a kill then leaves no rows beside another run's."""
+    write_atomically(meta_path(output), f"{json.dumps(made_from, ensure_ascii=False, indent=1)}\n".encode())
+
+
 def check_output(output: Path, made_from: dict[str, Any], resume: bool, overwrite: bool) -> None:
-    """Whether an output file may be written; changes nothing.
+    """Check that an output may be written.
 
     Args:
-        output: the file, which need not exist.
+        output: the file or folder, which need not exist.
         made_from: what the rows are made from, by name; values that JSON can hold.
         resume: go on with the rows that are there.
         overwrite: replace them.
 
     Raises:
-        CliError: the file exists and neither was asked for; or its rows are made from something else; says what.
+        CliError: it exists and neither was asked for; or its rows are made from something else.
     """
     if overwrite or not output.exists() or not output.stat().st_size:
         return
     if not resume:
-        raise CliError(f"{output} exists; {_HOW_TO_GO_ON}")
+        raise CliError(f"{output} exists; --resume continues it, --overwrite replaces it")
     meta = meta_path(output)
     if not meta.exists():
         raise CliError(
@@ -52,7 +55,7 @@ def check_output(output: Path, made_from: dict[str, Any], resume: bool, overwrit
 
 
 def differences(meta: Path, made_from: dict[str, Any]) -> list[str] | None:
-    """In what the rows that `meta` describes are made from something else; None if it describes nothing."""
+    """The entries of `meta` that differ from `made_from`, each in words; None if it is not a JSON object."""
     try:
         known = json.loads(read_text(meta))
     except ValueError:
@@ -83,7 +86,7 @@ class RowFile:
         """
         self._path = output
         self._num_rows = 0
-        try:
+        with io_errors("write", output):
             self._file: IO[bytes] = output.open("a+b")
             try:
                 lock_for_writing(self._file.fileno(), output)
@@ -93,23 +96,16 @@ class RowFile:
             if not resume:
                 self._file.truncate(0)
             if not self._file.seek(0, os.SEEK_END):
-                # After the old rows are gone: no kill leaves rows of one run beside the description of another.
-                description = json.dumps(made_from, ensure_ascii=False, indent=1) + "\n"
-                write_atomically(meta_path(output), description.encode())
+                write_meta(output, made_from)
             self._file.seek(0)
-        except OSError as error:
-            raise self._unwritable(error) from None
 
     def __enter__(self) -> RowFile:
         return self
 
     def __exit__(self, exception: type[BaseException] | None, *_: object) -> None:
-        try:
+        # What a failed append left in the buffer fails again, and was reported.
+        with io_errors("write", self._path) if exception is None else suppress(OSError):
             self._file.close()
-        except OSError as error:
-            # What a failed append left in the buffer fails again, and was reported.
-            if exception is None:
-                raise self._unwritable(error) from None
 
     def read(self, count: int) -> list[dict[str, Any]]:
         """Up to `count` of the next rows that are there. A last line without its end is cut off.
@@ -141,12 +137,7 @@ class RowFile:
         Raises:
             CliError: it cannot be written.
         """
-        try:
+        with io_errors("write", self._path):
             self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             self._file.flush()
-        except OSError as error:
-            raise self._unwritable(error) from None
         self._num_rows += 1
-
-    def _unwritable(self, error: OSError) -> CliError:
-        return CliError(f"cannot write {self._path}: {error.strerror or error}")

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import math
 from collections.abc import Coroutine, Iterator, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,7 +26,7 @@ _PROBE = "a"
 
 
 class Server:
-    """A connection to a server and the model that it shall score with. A context manager, which disconnects.
+    """A connection to a server and the model to score with. A context manager, which disconnects.
 
     Attributes:
         model_name: the model's.
@@ -54,22 +53,16 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.wait(self._client.close())
         self._loop.close()
 
     def deciding(self) -> dict[str, Any]:
-        """What decides the rows, for OUTPUT.meta.json; not the URL, as the same model may be served elsewhere."""
-        return {
-            "server_version": self._version,
-            "model": self.model_name,
-            "max_model_len": self.max_model_len,
-        }
+        """What decides the rows; not the URL, as the same model may be served elsewhere."""
+        return {"server_version": self._version, "model": self.model_name, "max_model_len": self.max_model_len}
 
     def scorer(self, args: argparse.Namespace, template: Template | None, input_name: str) -> ServerScorer:
-        """What scores texts here as the arguments say; see ServerScorer."""
+        """See ServerScorer."""
         return ServerScorer(self, template, args.labels or args.label_ids, input_name)
 
     async def post(self, path: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +113,7 @@ class ServerScorer:
     ) -> None:
         """
         Args:
-            server: which is asked about the labels.
+            server: it is asked how it tokenises the labels.
             template: of the prompts; None = the default one.
             given: the labels, as texts or as token ids.
             input_name: the input file's, for messages.
@@ -133,7 +126,7 @@ class ServerScorer:
         self._input_name = input_name
         self._fields = {("labels" if isinstance(given[0], str) else "label_token_ids"): list(given)}
         # One answer says whether the labels can be scored, and how they were tokenised.
-        probe = self._item(server.wait(self._post(_PROBE)), len(given))
+        probe = _item(server.wait(self._post(_PROBE)), len(given))
         self.labels = Labels(
             [str(label) for label in given],
             [entry["label"] for entry in probe["labels"]],
@@ -144,7 +137,7 @@ class ServerScorer:
     def score(
         self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
     ) -> Iterator[dict[str, Any]]:
-        """The rows of `batch[num_known:]`, each as soon as it and all before it are there; see BatchScorer.score.
+        """The rows of `batch[num_known:]`, in order, each as soon as it is there; see BatchScorer.score.
 
         Raises:
             ServerError: the server refuses what is not a single text's fault, or stays away.
@@ -155,7 +148,7 @@ class ServerScorer:
     async def _row(self, index: int, item: Item) -> dict[str, Any]:
         prompt = self._template.render(self._input_name, item)
         try:
-            scored = self._item(await self._post(prompt), len(self.labels.names))
+            scored = _item(await self._post(prompt), len(self.labels.names))
         except ServerError as error:
             if not _is_of_one_text(error):
                 raise
@@ -175,28 +168,25 @@ class ServerScorer:
             return None
         return count
 
-    def _item(self, answer: dict[str, Any], num_labels: int) -> dict[str, Any]:
-        """The only item of an answer."""
-        try:
-            item: dict[str, Any] = answer["data"][0]
-            is_whole = len(item["labels"]) == num_labels
-        except (TypeError, LookupError):
-            is_whole = False
-        if not is_whole:
-            raise CliError(
-                f"{_PATH}: the answer does not have the labels' scores; --url must be a server of this package"
-            )
-        return item
+
+def _item(answer: dict[str, Any], num_labels: int) -> dict[str, Any]:
+    """The only item of an answer."""
+    try:
+        item: dict[str, Any] = answer["data"][0]
+        if len(item["labels"]) == num_labels:
+            return item
+    except (TypeError, LookupError):
+        pass
+    raise CliError(f"{_PATH}: the answer does not have the labels' scores; --url must be a server of this package")
 
 
 def _is_of_one_text(error: ServerError) -> bool:
-    """Whether a text is at fault, which says nothing about others: it is too long or empty, larger than the largest
-    body, or the model makes no numbers of it."""
+    """Whether a text alone is at fault: too long, empty, or the model makes no numbers of it."""
     return error.status in (413, 500) or (error.status == 400 and error.param == "items")
 
 
 def _scores(item: dict[str, Any], labels: Labels) -> LabelScores:
-    """An item of an answer as what the engine would have given. JSON has null for minus infinity."""
+    """An item of an answer as the engine's result. JSON has null for minus infinity."""
     entries = item["labels"]
     logprobs = np.asarray([_number(entry["logprob"]) for entry in entries])
     probabilities = np.asarray([np.nan if entry["probability"] is None else entry["probability"] for entry in entries])

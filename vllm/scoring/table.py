@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from typing import Any
+
+from rich.cells import cell_len, set_cell_size
 
 MAX_ROWS = 60
 _MIN_TEXT = 20
@@ -22,10 +23,10 @@ def format_table(
     """The first MAX_ROWS records as a table.
 
     Args:
-        records: what is written to the output file, the first MAX_ROWS at least.
+        records: rows of the output file, the first MAX_ROWS at least.
         labels: the labels' names; the first two get a column.
         headings: what to call the labels.
-        correct: one a record: whether the prediction is right, None = unknown.
+        correct: for each record whether the prediction is right; None = unknown.
         width: columns of the terminal.
         num_rows: rows of the output file.
     """
@@ -34,13 +35,13 @@ def format_table(
     rows = [_row(record, labels[:2], verdict) for record, verdict in shown]
     if not any(row[-1] for row in rows):
         header, rows = header[:-1], [row[:-1] for row in rows]
-    widths = [max(display_width(cell) for cell in column) for column in zip(header, *rows, strict=True)]
-    longest = max(display_width(one_line(record["text"])) for record in records[:MAX_ROWS])
+    widths = [max(map(cell_len, column)) for column in zip(header, *rows, strict=True)]
+    longest = max(cell_len(one_line(record["text"])) for record in records[:MAX_ROWS])
     text_width = max(_MIN_TEXT, min(width - sum(widths) - 2 * len(widths), longest))
 
     def line(text: str, cells: Sequence[str]) -> str:
-        columns = [_pad(cut(text, text_width), text_width)]
-        columns += [" " * (size - display_width(cell)) + cell for cell, size in zip(cells, widths, strict=True)]
+        columns = [set_cell_size(cut(text, text_width), text_width)]
+        columns += [" " * (size - cell_len(cell)) + cell for cell, size in zip(cells, widths, strict=True)]
         return "  ".join(columns).rstrip()
 
     lines = [line("text", header)]
@@ -66,24 +67,7 @@ def one_line(text: str) -> str:
 def cut(text: str, width: int) -> str:
     """The text on one line, in at most `width` columns of a terminal."""
     text = one_line(text)
-    if display_width(text) <= width:
-        return text
-    kept, used = [], 1
-    for char in text:
-        used += display_width(char)
-        if used > width:
-            break
-        kept.append(char)
-    return "".join(kept).rstrip(" .,") + "…"
-
-
-def display_width(text: str) -> int:
-    """Columns that a terminal gives to a text: two to a wide one, none to a combining one."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
-    )
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip(" .,") + "…"
 
 
 def _row(record: dict[str, Any], labels: Sequence[str], correct: bool | None) -> list[str]:
@@ -101,7 +85,3 @@ def _row(record: dict[str, Any], labels: Sequence[str], correct: bool | None) ->
 
 def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _pad(text: str, width: int) -> str:
-    return text + " " * (width - display_width(text))

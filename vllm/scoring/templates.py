@@ -15,7 +15,7 @@ _TEXT = "text"
 _MAX_LISTED = 20
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
-# A small model needs examples to answer with a label at all; one of each favours neither.
+# A small model needs examples to answer with a label; one of each favours neither.
 _SENTIMENT = (
     "Review: It works perfectly and I use it every day.\nSentiment: positive\n\n"
     "Review: It fell apart after a week.\nSentiment: negative\n\n"

@@ -13,11 +13,12 @@ import pytest
 
 from vllm import LLM, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.cli import score
 from vllm.entrypoints.cli.main import main
 from vllm.model_executor.model_loader import resolve
 from vllm.outputs import LabelScores
+from vllm.scoring import run as score_run
 from vllm.scoring.files import Item
+from vllm.scoring.templates import Template
 
 REVIEWS = Path(__file__).parents[3] / "examples" / "data" / "reviews.jsonl"
 LABELS = [" positive", " negative"]
@@ -26,7 +27,7 @@ LABELS = [" positive", " negative"]
 @pytest.fixture
 def loaded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     """Commands take the model that is loaded already."""
-    monkeypatch.setattr(score, "_load", lambda args: llm)
+    monkeypatch.setattr(score_run, "_load", lambda args: llm)
     return llm
 
 
@@ -43,7 +44,7 @@ def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(args: argparse.Namespace) -> LLM:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(score, "_load", refuse)
+    monkeypatch.setattr(score_run, "_load", refuse)
 
 
 def _lines(path: str | Path) -> list[dict[str, Any]]:
@@ -80,7 +81,7 @@ def test_reviews_from_the_command_line_to_files(llm: LLM, capsys: pytest.Capture
 
 
 def _agree_with_generate(llm: LLM, records: list[dict[str, Any]]) -> None:
-    template = score.Template.default(LABELS)
+    template = Template.default(LABELS)
     prompts = [template.render("", Item(1, record["text"], {})) for record in records]
     ids = [llm.get_tokenizer().encode(label, add_special_tokens=False)[0] for label in LABELS]
     params = SamplingParams(max_tokens=1, temperature=0, logprob_token_ids=ids)

@@ -15,9 +15,9 @@ import pytest
 from ray_cluster import actor_pids, kill_an_actor_at_first_part
 from tiny_llm import make_tiny_llm, make_tiny_model
 
-from vllm.entrypoints.cli import score
 from vllm.entrypoints.cli.main import main
 from vllm.scoring import batches as score_batches
+from vllm.scoring import run as score_run
 
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'ray[data]')")
 
@@ -61,7 +61,7 @@ def folder(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(score, "_load", lambda args: make_tiny_llm(model))
+        patch.setattr(score_run, "_load", lambda args: make_tiny_llm(model))
         patch.setattr(score_batches, "BATCH_ROWS", BATCH_ROWS)
         assert main([*arguments(model, "whole.jsonl"), "--no-picture", "--quiet"]) == 1
     return folder

@@ -18,9 +18,9 @@ import pytest
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM
-from vllm.entrypoints.cli import score
 from vllm.entrypoints.cli.main import main
 from vllm.scoring import batches as score_batches
+from vllm.scoring import run as score_run
 
 NUM_TEXTS, BATCH_ROWS = 61, 8
 LABELS = ["a", " the", "the stop", "stop it"]
@@ -28,7 +28,7 @@ LABELS = ["a", " the", "the stop", "stop it"]
 # Runs the command and kills itself as soon as so many things have happened: a byte was written, or a step was computed.
 KILLED_RUN = """
 import os, signal, sys
-from vllm.scoring import batches as score_batches, rows as score_rows
+from vllm.scoring import batches as score_batches, rows as score_rows, run
 from vllm.entrypoints.cli.main import main
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -58,8 +58,7 @@ def step(self, run=LLMEngine.step):
         die()
     return run(self)
 
-from vllm.entrypoints.cli import score
-score.RowFile, LLMEngine.step = Mortal, step
+run.RowFile, LLMEngine.step = Mortal, step
 sys.exit(main(sys.argv[4:]))
 """
 NEVER = 10**9
@@ -87,7 +86,7 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def loaded(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
-    monkeypatch.setattr(score, "_load", lambda args: tiny)
+    monkeypatch.setattr(score_run, "_load", lambda args: tiny)
     monkeypatch.setattr(score_batches, "BATCH_ROWS", BATCH_ROWS)
     return tiny
 

@@ -20,9 +20,9 @@ from scripted_server import Request, ScriptedServer, answer, refusal
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM
-from vllm.entrypoints.cli import score
 from vllm.entrypoints.cli.main import main
 from vllm.scoring import batches as score_batches
+from vllm.scoring import run as score_run
 from vllm.utils import server_client
 
 NUM_TEXTS, TOO_LONG = 61, 20
@@ -123,7 +123,7 @@ def nearly(value: Any) -> Any:
 
 def offline_rows(tiny: LLM, monkeypatch: pytest.MonkeyPatch, *more: str) -> list[dict[str, Any]]:
     with monkeypatch.context() as patch:
-        patch.setattr(score, "_load", lambda args: tiny)
+        patch.setattr(score_run, "_load", lambda args: tiny)
         assert main(arguments("offline.jsonl", "--overwrite", *more)) == 1
     return lines("offline.jsonl")
 

@@ -1,0 +1,99 @@
+"""Engines in the actors of Ray Data: the road of `vllm score --backend ray` and of `score_dataset`."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import CliError
+from vllm.scoring.batches import BatchScorer
+from vllm.scoring.templates import Template
+from vllm.utils.ray_utils import cpus_for_each
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import ray.data
+
+# Ray restarts actors for ever. A block that ends its actor more often than this ends the job.
+_MAX_DEATHS_PER_BLOCK = 3
+
+
+@dataclass(frozen=True)
+class Job(ABC):
+    """What the engines are told, and what they make of a block.
+
+    Attributes:
+        input_name: of the texts, for messages.
+        labels: texts, or token ids.
+        template: of the prompts; None = the default one.
+        engine_args: of each engine.
+        replicas: engines, each in an actor of its own.
+        cpus: of each; None = as many as fit.
+    """
+
+    input_name: str
+    labels: list[str] | list[int]
+    template: Template | None
+    engine_args: EngineArgs
+    replicas: int
+    cpus: float | None
+
+    @abstractmethod
+    def score(self, scorer: BatchScorer, block: pa.Table) -> pa.Table:
+        """A block's results."""
+
+    @abstractmethod
+    def refused(self, reason: str) -> pa.Table:
+        """A result that says why the model or the labels cannot be used; or raises."""
+
+    def through_engines(self, blocks: ray.data.Dataset, spare: int) -> ray.data.Dataset:
+        """The results of all blocks, in any order. Each block goes to an actor whole, and to another if that dies.
+
+        Args:
+            blocks: what `score` takes.
+            spare: CPUs of every node that the engines leave alone, unless `cpus` says how many they have.
+
+        Raises:
+            ValueError: there is no room for so many actors.
+        """
+        import ray.data
+
+        has_gpus = ray.cluster_resources().get("GPU", 0) > 0 and self.engine_args.device != "cpu"
+        with warnings.catch_warnings():
+            # Ray has no other way yet to bound the retries.
+            warnings.filterwarnings("ignore", message=".*ray_remote_args_fn", category=DeprecationWarning)
+            return blocks.map_batches(
+                _Replica,
+                fn_constructor_args=(self,),
+                batch_size=None,
+                batch_format="pyarrow",
+                compute=ray.data.ActorPoolStrategy(size=self.replicas),
+                num_cpus=cpus_for_each(self.replicas, spare) if self.cpus is None else self.cpus,
+                num_gpus=self.engine_args.tensor_parallel_size if has_gpus else 0,
+                ray_remote_args_fn=lambda: {"max_task_retries": _MAX_DEATHS_PER_BLOCK},
+            )
+
+
+class _Replica:
+    """An actor that holds an engine."""
+
+    def __init__(self, job: Job) -> None:
+        from vllm.entrypoints.llm import LLM
+
+        self._answer: Callable[[pa.Table], pa.Table]
+        try:
+            llm = LLM(**vars(job.engine_args), use_tqdm_on_load=False)
+            scorer = BatchScorer(llm, job.template, job.labels, job.input_name)
+        except (CliError, ValueError, OSError) as error:
+            refusal = job.refused(str(error))
+            self._answer = lambda _: refusal
+        else:
+            self._answer = partial(job.score, scorer)
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        return self._answer(block)
