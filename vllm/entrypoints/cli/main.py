@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0, 1 (a fault, or some results are missing), 2 (usage, bad values or data), 130 (interrupted)
-        or 141 (whoever read the output went away).
+        or 141 (the reader of the output has gone).
 
     Raises:
         SystemExit: --help, --version or bad usage, by argparse (0 or 2).
