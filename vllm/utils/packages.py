@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 _INSTALL_NAMES = {"zmq": "pyzmq", "prometheus_client": "prometheus-client"}
 _PACKAGES = {
-    "fastapi", "gguf", "httptools", "jinja2", "msgspec", "prometheus_client", "pydantic", "rich", "starlette",
-    "uvicorn", "uvloop", "zmq",
+    "argcomplete", "fastapi", "gguf", "httptools", "jinja2", "msgspec", "prometheus_client", "pydantic", "rich",
+    "starlette", "uvicorn", "uvloop", "zmq",
 }  # fmt: skip
 
 

@@ -1,25 +1,44 @@
-"""`vllm completion`: bash runs its script here; of the other shells' the contents are checked."""
+"""`vllm completion`: what the shells' scripts are told, and bash running its own."""
 
 from __future__ import annotations
 
 import argparse
-import re
+import io
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
+import argcomplete
 import pytest
 
-from vllm.entrypoints.cli.completion import commands
-from vllm.entrypoints.cli.completion_scripts import SCRIPTS, Command, Flag
+from vllm.entrypoints.cli.completion import answer_shell
 from vllm.entrypoints.cli.main import build_parser, main
 
 BASH = shutil.which("bash")
-TRICKY = [
-    Command("", (Flag(("--help",), "it's here", False, ()),), {"go": "it's: a \\ word"}, False),
-    Command("go", (Flag(("--at", "-a"), "$(touch broken)", True, ("x", "y")),), {}, True),
-]
+
+
+class Ended(Exception):
+    """The process would end."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with one file, in which all commands run."""
+    (tmp_path / "a file.yaml").write_text("device: tpu\nunknown: 1")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name, value in {"": "1", "_IFS": "\n", "_COMP_WORDBREAKS": " =", "_SUPPRESS_SPACE": "1"}.items():
+        monkeypatch.setenv(f"_ARGCOMPLETE{name}", value)
+    # It would open, and later close, a descriptor that pytest has.
+    monkeypatch.setattr(argcomplete.CompletionFinder, "_init_debug_stream", lambda finder: None)
+    return monkeypatch
 
 
 def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -31,18 +50,21 @@ def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]
     yield parser
 
 
-def complete(script: str, line: str, folder: Path) -> list[str]:
-    """What bash offers for the last word of a line, as readline splits it."""
-    words = [word for word in re.split(r"\s|(=)", line) if word is not None]
-    assert BASH is not None
-    quoted = " ".join(f"'{word}'" for word in words)
-    code = f'{script}\nCOMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _vllm; printf "%s\\n" "${{COMPREPLY[@]}}"'
-    result = subprocess.run([BASH, "--norc", "-c", code], cwd=folder, capture_output=True, text=True, check=True)
-    assert result.stderr == ""
-    return result.stdout.split()
+def offers(asked: pytest.MonkeyPatch, line: str, shell: str = "bash") -> list[str]:
+    """What a shell is offered for the end of a line."""
+
+    def end(code: int = 0) -> NoReturn:
+        raise Ended
+
+    asked.setenv("COMP_LINE", line)
+    asked.setenv("COMP_POINT", str(len(line)))
+    asked.setenv("_ARGCOMPLETE_SHELL", shell)
+    stream = io.StringIO()
+    with pytest.raises(Ended):
+        answer_shell(build_parser(), output_stream=stream, exit_method=end)
+    return stream.getvalue().splitlines()
 
 
-@pytest.mark.skipif(BASH is None, reason="bash is not installed")
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
@@ -56,50 +78,60 @@ def complete(script: str, line: str, folder: Path) -> list[str]:
         ("vllm chat --device=c", ["cpu", "cuda"]),
         ("vllm chat --device=", ["auto", "cpu", "cuda"]),
         ("vllm chat some/folder --no-enable-p", ["--no-enable-prefix-caching"]),
-        ("vllm chat --model ", []),
-        ("vllm chat ", []),
+        ("vllm chat --model ", ["a\\ file.yaml"]),
+        ("vllm chat ", ["a\\ file.yaml"]),
         ("vllm chat bench lat", []),
         ("vllm score --labels chat --pic", ["--picture"]),
         ("vllm completion ", ["bash", "zsh", "fish"]),
+        ("vllm chat --config ", ["a\\ file.yaml"]),
+        ("vllm chat --config a\\ file.yaml --dev", ["--device"]),
+        ("vllm chat --config none.yaml --dev", ["--device"]),
     ],
 )
-def test_bash_completes(line: str, offered: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where nothing is offered bash completes file names."""
-    assert main(["completion", "bash"]) == 0
-    assert complete(capsys.readouterr().out, line, tmp_path) == offered
+def test_what_is_offered(asked: pytest.MonkeyPatch, line: str, offered: list[str]) -> None:
+    assert offers(asked, line) == offered
 
 
-@pytest.mark.parametrize("shell", SCRIPTS)
-def test_every_command_and_flag_is_there(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
+def test_every_command_and_flag_is_there(asked: pytest.MonkeyPatch) -> None:
     for parser in leaves(build_parser()):
-        path = parser.prog.removeprefix("vllm ")
-        assert f'"{path}"' in script
-        for flag in (name for action in parser._actions for name in action.option_strings):
-            written = re.escape(f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}")
-            assert re.search(written if shell == "fish" else re.escape(flag), script), f"{path} {flag}"
+        flags = {name for action in parser._actions for name in action.option_strings}
+        assert set(offers(asked, f"{parser.prog} -")) == flags
 
 
-def test_the_commands_are_those_of_the_parsers() -> None:
-    found = {command.path: command for command in commands(build_parser())}
-    assert set(found) >= {"", "chat", "bench", "bench latency", "completion"}
-    device = next(flag for flag in found["chat"].flags if "--device" in flag.names)
-    assert (device.takes_value, device.choices) == (True, ("auto", "cpu", "cuda"))
-    debug = next(flag for flag in found["chat"].flags if "--debug" in flag.names)
-    assert (debug.takes_value, debug.choices) == (False, ())
-    assert list(found["bench"].words) == ["latency", "throughput", "serve"]
-    assert found["score"].takes_files and not found["completion"].takes_files
+def test_help_is_shown_where_the_shell_can(asked: pytest.MonkeyPatch) -> None:
+    assert offers(asked, "vllm cha", "zsh") == ["chat:talk to a model"]
+    asked.setenv("_ARGCOMPLETE_DFS", "\t")
+    assert offers(asked, "vllm cha", "fish") == ["chat\ttalk to a model"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "registers"),
+    [
+        ("bash", "complete -o nospace -o default -o bashdefault -F _python_argcomplete vllm"),
+        ("zsh", "compdef _python_argcomplete vllm"),
+        ("fish", "complete --command vllm "),
+    ],
+)
+def test_each_shell_has_its_script(shell: str, registers: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert registers in capsys.readouterr().out
 
 
 @pytest.mark.skipif(BASH is None, reason="bash is not installed")
-def test_help_is_no_shell_code(tmp_path: Path) -> None:
-    assert complete(SCRIPTS["bash"](TRICKY), "vllm go -a ", tmp_path) == ["x", "y"]
-    assert not list(tmp_path.iterdir())
-    assert r"'--help:it'\''s here'" in SCRIPTS["zsh"](TRICKY)
-    assert r"'go:it'\''s: a \ word'" in SCRIPTS["zsh"](TRICKY)
-    assert r"'it\'s: a \\ word'" in SCRIPTS["fish"](TRICKY)
-    assert "'$(touch broken)'" in SCRIPTS["fish"](TRICKY)
+def test_bash_runs_its_script(tmp_path: Path) -> None:
+    assert BASH is not None
+    (tmp_path / "vllm").write_text(f'#!/bin/sh\nexec {sys.executable} -m vllm.entrypoints.cli.main "$@"\n')
+    (tmp_path / "vllm").chmod(0o755)
+    code = """eval "$(vllm completion bash)"
+    for COMP_LINE in "vllm chat --device=c" "vllm ben"; do
+        COMP_POINT=${#COMP_LINE} COMP_TYPE=9
+        _python_argcomplete vllm
+        printf "%s\\n" "${COMPREPLY[@]}"
+    done"""
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(Path(__file__).parents[3])}
+    result = subprocess.run([BASH, "--norc", "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["cpu", "cuda", "bench"] and result.stderr == ""
 
 
 def test_no_such_shell(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,8 +67,9 @@ async def assert_empty(engine: AsyncLLM) -> None:
     assert engine._router.loads == [0, 0]
 
 
-def num_finished(engine: AsyncLLM, reason: str) -> list[int]:
-    return [replica.metrics.num_finished[reason] for replica in engine.replicas]
+def num_finished(engine: AsyncLLM, reason: str) -> list[float | None]:
+    registries = [replica.metrics.registry for replica in engine.replicas]
+    return [each.get_sample_value("vllm:request_success_total", {"finished_reason": reason}) for each in registries]
 
 
 def test_everything_equals_the_offline_engine(folder, engine):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import textwrap
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
 EXIT_USAGE = 2
+COMPLETING = "_ARGCOMPLETE"
+"""Set in the environment by the scripts of `vllm completion`, which want to know what a line can go on with."""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -52,7 +55,7 @@ class CommandParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
         """As argparse's, with the flags of --config in front of `args`, so that those of `args` win."""
-        if self.reads_config and args is not None:
+        if self.reads_config and args is not None and COMPLETING not in os.environ:
             self.given = args
             from vllm.entrypoints.cli.config_file import with_config
             from vllm.exceptions import CliError

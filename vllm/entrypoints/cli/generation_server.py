@@ -74,7 +74,7 @@ class ServedModel:
         try:
             return self._loop.run_until_complete(task)
         except KeyboardInterrupt:
-            # It is still waiting, and nobody can close what waits.
+            # A generator that still waits cannot be closed.
             task.cancel()
             self._loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
             raise

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from vllm.entrypoints.cli import bench, chat, collect_env, complete, completion, score, selftest, serve
-from vllm.entrypoints.cli.frame import EXIT_USAGE, CommandParser, add_commands, be_command
+from vllm.entrypoints.cli.frame import COMPLETING, EXIT_USAGE, CommandParser, add_commands, be_command
 from vllm.exceptions import CliError, VLLMValidationError
 from vllm.utils.packages import needed_by
 from vllm.version import __version__
@@ -28,7 +28,6 @@ def build_parser() -> CommandParser:
     parser = CommandParser(prog="vllm", description="Read the log-probabilities of chosen tokens, exactly.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     add_commands(parser, _COMMANDS)
-    parser.set_defaults(root=parser)
     return parser
 
 
@@ -40,12 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0, 1 (a fault, or some results are missing), 2 (usage, bad values or data), 130 (interrupted)
-        or 141 (whoever read the output went away).
+        or 141 (the reader of the output has gone).
 
     Raises:
         SystemExit: --help, --version or bad usage, by argparse (0 or 2).
     """
-    return _run(build_parser(), argv)
+    parser = build_parser()
+    if COMPLETING in os.environ:
+        completion.answer_shell(parser)
+    return _run(parser, argv)
 
 
 def run_as(prog: str, command: ModuleType) -> NoReturn:

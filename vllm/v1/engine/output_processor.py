@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs, PromptLogprobs
@@ -15,7 +16,9 @@ from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.detokenizer import Detokenizer
 from vllm.v1.engine.logprobs import LogprobsProcessor, PromptLogprobsProcessor
 from vllm.v1.messages import EngineCoreOutput
-from vllm.v1.metrics.engine_metrics import EngineMetrics, News, SequenceRecord
+
+if TYPE_CHECKING:
+    from vllm.v1.metrics.engine_metrics import EngineMetrics, News, SequenceRecord
 
 
 @dataclass

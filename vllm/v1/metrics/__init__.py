@@ -1,1 +1,1 @@
-"""What the engine has done, counted, and shown to whoever watches it."""
+"""Counts and distributions of what the engine has done, and their rendering for Prometheus."""

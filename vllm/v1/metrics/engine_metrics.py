@@ -11,6 +11,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter
+
 from vllm.logprobs.lists import LogprobsRows
 from vllm.sampling_params import SamplingParams
 from vllm.v1.messages import EngineCoreOutput
@@ -39,26 +42,12 @@ def token_bounds(max_model_len: int) -> tuple[int, ...]:
     return tuple(bound for bound in series if bound <= max_model_len)
 
 
-class Histogram:
-    """How many values lie in each of some intervals, and the sum of all.
+class Histogram(prometheus_client.Histogram):
+    """As the client library's, whose `observe` counts one value at a time and tries every bucket."""
 
-    Attributes:
-        bounds: B ascending upper bounds, each of which belongs to its interval.
-        counts: values in each interval, B + 1 of them: the last one is what exceeds every bound.
-        sum: of all values.
-    """
-
-    __slots__ = ("bounds", "counts", "sum")
-
-    def __init__(self, bounds: Iterable[float]) -> None:
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float, count: int = 1) -> None:
-        """Count a value that came `count` times."""
-        self.counts[bisect_left(self.bounds, value)] += count
-        self.sum += value * count
+    def observe(self, amount: float, exemplar: dict[str, str] | None = None, count: int = 1) -> None:
+        self._sum.inc(amount * count)
+        self._buckets[bisect_left(self._upper_bounds, amount)].inc(count)
 
 
 @dataclass(slots=True)
@@ -85,31 +74,68 @@ class EngineMetrics:
 
     A request for several sequences counts once for each of them, except in the two histograms that describe requests
     by all their sequences. Belongs to one thread.
+
+    Attributes:
+        registry: holds all of them, without labels for the model and the replica.
     """
 
     def __init__(self, max_model_len: int) -> None:
+        self.registry = CollectorRegistry()
+
+        def counter(name: str, help_text: str, *labels: str) -> Counter:
+            return Counter(f"vllm:{name}", help_text, labels, registry=self.registry)
+
+        def histogram(name: str, help_text: str, bounds: Sequence[float]) -> Histogram:
+            return Histogram(f"vllm:{name}", help_text, buckets=bounds, registry=self.registry)
+
+        self.num_prompt_tokens = counter(
+            "prompt_tokens", "Prompt tokens of requests whose prompt is done, cached ones included"
+        )
+        self.num_cached_prompt_tokens = counter("prompt_tokens_cached", "Those of them that came from the prefix cache")
+        self.num_generated_tokens = counter("generation_tokens", "Tokens generated")
+        self.num_rows_read = counter(
+            "logprob_rows_read", "Positions, of prompts and generated, that were read for logprobs"
+        )
+        self.num_token_ids_read = counter(
+            "logprob_token_ids_read", "Requested token ids read, one for each id and position"
+        )
+        self.num_finished = counter("request_success", "Sequences that ended, by reason", "finished_reason")
+        for reason in FINISH_REASONS:
+            self.num_finished.labels(reason)  # shown from the start
         tokens = token_bounds(max_model_len)
-        self.num_prompt_tokens = 0
-        self.num_cached_prompt_tokens = 0
-        self.num_generated_tokens = 0
-        self.num_rows_read = 0
-        self.num_token_ids_read = 0
-        self.num_finished = dict.fromkeys(FINISH_REASONS, 0)
-        self.time_to_first_token = Histogram(FIRST_TOKEN_SECONDS)
-        self.inter_token_latency = Histogram(TOKEN_SECONDS)
-        self.time_per_output_token = Histogram(TOKEN_SECONDS)
-        self.e2e_latency = Histogram(REQUEST_SECONDS)
-        self.queue_time = Histogram(REQUEST_SECONDS)
-        self.prefill_time = Histogram(REQUEST_SECONDS)
-        self.decode_time = Histogram(REQUEST_SECONDS)
-        self.inference_time = Histogram(REQUEST_SECONDS)
-        self.request_prompt_tokens = Histogram(tokens)
-        self.request_computed_prompt_tokens = Histogram(tokens)
-        self.request_generated_tokens = Histogram(tokens)
-        self.request_max_tokens = Histogram(tokens)
-        self.step_tokens = Histogram(STEP_TOKENS)
-        self.request_num_sequences = Histogram(NUM_SEQUENCES)
-        self.request_longest_sequence = Histogram(tokens)
+        self.time_to_first_token = histogram(
+            "time_to_first_token_seconds", "From arrival to the first token or reading", FIRST_TOKEN_SECONDS
+        )
+        self.inter_token_latency = histogram(
+            "inter_token_latency_seconds", "Between two tokens of a sequence", TOKEN_SECONDS
+        )
+        self.time_per_output_token = histogram(
+            "request_time_per_output_token_seconds", "A sequence's mean time of a further token", TOKEN_SECONDS
+        )
+        self.e2e_latency = histogram("e2e_request_latency_seconds", "From arrival to the last token", REQUEST_SECONDS)
+        self.queue_time = histogram("request_queue_time_seconds", "From arrival to the first step", REQUEST_SECONDS)
+        self.prefill_time = histogram(
+            "request_prefill_time_seconds", "From the first step to the first token", REQUEST_SECONDS
+        )
+        self.decode_time = histogram("request_decode_time_seconds", "From the first token to the last", REQUEST_SECONDS)
+        self.inference_time = histogram(
+            "request_inference_time_seconds", "From the first step to the last token", REQUEST_SECONDS
+        )
+        self.request_prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of a sequence", tokens)
+        self.request_computed_prompt_tokens = histogram(
+            "request_prefill_kv_computed_tokens",
+            "Prompt tokens of a sequence that the prefix cache did not have",
+            tokens,
+        )
+        self.request_generated_tokens = histogram("request_generation_tokens", "Generated tokens of a sequence", tokens)
+        self.request_longest_sequence = histogram(
+            "request_max_num_generation_tokens", "Generated tokens of each request in its longest sequence", tokens
+        )
+        self.request_max_tokens = histogram("request_params_max_tokens", "max_tokens of a sequence", tokens)
+        self.request_num_sequences = histogram("request_params_n", "n of each request", NUM_SEQUENCES)
+        self.step_tokens = histogram(
+            "iteration_tokens_total", "Tokens that a step completed: computed prompts and generated tokens", STEP_TOKENS
+        )
 
     def start(self, params: SamplingParams, num_prompt_tokens: int, arrival_time: float) -> SequenceRecord:
         """A record for a sequence that is queued."""
@@ -133,7 +159,7 @@ class EngineMetrics:
                 if not output.new_token_ids and finish_reason is None:
                     continue
             if finish_reason == "error":
-                self.num_finished["error"] += 1
+                self.num_finished.labels("error").inc()
                 continue
             last = record.last_token_time
             if last is None:
@@ -150,10 +176,10 @@ class EngineMetrics:
             if finish_reason is not None:
                 self._finish(record, finish_reason, step_time, now)
         for last, count in gaps.items():
-            self.inter_token_latency.observe(step_time - last, count)
-        self.num_generated_tokens += num_generated
-        self.num_rows_read += num_rows
-        self.num_token_ids_read += num_token_ids
+            self.inter_token_latency.observe(step_time - last, count=count)
+        self.num_generated_tokens.inc(num_generated)
+        self.num_rows_read.inc(num_rows)
+        self.num_token_ids_read.inc(num_token_ids)
         if num_generated + num_computed:
             self.step_tokens.observe(num_generated + num_computed)
 
@@ -164,7 +190,7 @@ class EngineMetrics:
 
     def observe_dropped(self, num_sequences: int, reason: str) -> None:
         """Sequences ended without their last output: "abort" or "error"."""
-        self.num_finished[reason] += num_sequences
+        self.num_finished.labels(reason).inc(num_sequences)
 
     def _begin(self, record: SequenceRecord, output: EngineCoreOutput, step_time: float, now: float) -> int:
         """The prompt is done; how many of its tokens had to be computed."""
@@ -172,13 +198,13 @@ class EngineMetrics:
         record.scheduled_time = output.scheduled_time
         record.first_token_time = step_time
         record.num_cached_tokens = output.num_cached_tokens
-        self.num_prompt_tokens += record.num_prompt_tokens
-        self.num_cached_prompt_tokens += output.num_cached_tokens
+        self.num_prompt_tokens.inc(record.num_prompt_tokens)
+        self.num_cached_prompt_tokens.inc(output.num_cached_tokens)
         self.time_to_first_token.observe(now - record.arrival_time)
         return record.num_prompt_tokens - output.num_cached_tokens
 
     def _finish(self, record: SequenceRecord, reason: str, step_time: float, now: float) -> None:
-        self.num_finished[reason] += 1
+        self.num_finished.labels(reason).inc()
         decode_time = step_time - record.first_token_time
         self.e2e_latency.observe(now - record.arrival_time)
         self.queue_time.observe(record.scheduled_time - record.arrival_time)
@@ -195,5 +221,5 @@ class EngineMetrics:
     def _count_prompt_rows(self, readings: Iterable[LogprobsRows]) -> None:
         for each in readings:
             num_rows = each.rows.stop - each.rows.start
-            self.num_rows_read += num_rows
-            self.num_token_ids_read += num_rows * each.num_token_ids
+            self.num_rows_read.inc(num_rows)
+            self.num_token_ids_read.inc(num_rows * each.num_token_ids)

@@ -11,13 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from vllm.entrypoints.cli.bench.run import (
-    Sample,
-    add_workload_arguments,
-    measure,
-    report,
-    summary,
-)
+from vllm.entrypoints.cli.bench.run import Sample, add_workload_arguments, measure, report, summary
 
 NAME = "latency"
 HELP = "how long one batch takes"
