@@ -28,7 +28,6 @@ class TokenizeRequest(RequestModel):
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
         name: REFUSED_FIELDS[name] for name in ("tools", "documents", "mm_processor_kwargs")
     }
-
     ONE_OF: ClassVar[tuple[str, ...]] = ("prompt", "messages")
 
     model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
