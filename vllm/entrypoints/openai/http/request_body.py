@@ -1,4 +1,4 @@
-"""From the bytes of a request to a model of protocol.py, or to an error that says which field is wrong."""
+"""From the bytes of a request to a model of protocol/, or to an error that says which field is wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi import Request
 from pydantic import ValidationError
 
 from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.protocol.base import RequestModel, nested_models
+from vllm.entrypoints.openai.protocol.base import RequestModel, nested_model
 from vllm.exceptions import shown
 
 Model = TypeVar("Model", bound=RequestModel)
@@ -78,11 +78,10 @@ def parse(value: Any, model: type[Model], ignore_unknown: bool) -> Model:
 
 def _check_names(fields: dict[str, Any], model: type[RequestModel], ignore_unknown: bool, within: str = "") -> None:
     """No field, nor one of the object `within` a field, is unknown or asks for what is not done here."""
-    known_fields, nested = model.model_fields, nested_models(model)
+    known_fields = model.model_fields
     for name, value in fields.items():
         if name in known_fields:
-            inner = nested.get(name)
-            if inner is not None and isinstance(value, dict):
+            if isinstance(value, dict) and (inner := nested_model(known_fields[name].annotation)) is not None:
                 _check_names(value, inner, ignore_unknown, f"{name}.")
         elif name in model.REFUSED:
             neutral, reason = model.REFUSED[name]

@@ -26,26 +26,8 @@ from vllm.entrypoints.openai.protocol.generation import (
 )
 
 __all__ = [
-    "ChatChoice",
-    "ChatChunkChoice",
-    "ChatCompletionChunk",
-    "ChatCompletionRequest",
-    "ChatCompletionResponse",
-    "ChatDelta",
-    "ChatFields",
-    "ChatLogprob",
-    "ChatLogprobs",
-    "ChatMessage",
-    "ChatPositionLogprobs",
-    "ChoiceFields",
-    "CompletionChoice",
-    "CompletionLogprobs",
-    "CompletionRequest",
-    "CompletionResponse",
-    "ErrorInfo",
-    "ErrorResponse",
-    "GenerationFields",
-    "PromptLogprob",
-    "StreamOptions",
-    "Usage",
-]
+    "ChatChoice", "ChatChunkChoice", "ChatCompletionChunk", "ChatCompletionRequest", "ChatCompletionResponse",
+    "ChatDelta", "ChatFields", "ChatLogprob", "ChatLogprobs", "ChatMessage", "ChatPositionLogprobs", "ChoiceFields",
+    "CompletionChoice", "CompletionLogprobs", "CompletionRequest", "CompletionResponse", "ErrorInfo", "ErrorResponse",
+    "GenerationFields", "PromptLogprob", "StreamOptions", "Usage",
+]  # fmt: skip

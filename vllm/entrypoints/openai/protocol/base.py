@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
+from vllm.entrypoints.openai.errors import ApiError
 from vllm.sampling_params import LIMITS
 
 _TOOLS = "this server calls no tools"
@@ -55,8 +57,34 @@ REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
 }  # fmt: skip
 
 
-Object = Annotated[dict[Any, Any], WithJsonSchema({"type": "object"})]
-"""Whatever it holds: pydantic would note everything in it that is wrong."""
+@dataclass(frozen=True, eq=False)
+class Unread:
+    """Marks a type that the schema describes in full and parsing checks on its outside only: the engine checks the rest
+    and names the entry, where pydantic would note every wrong one of a million.
+
+    Attributes:
+        checked: what parsing checks.
+    """
+
+    checked: CoreSchema
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        # Bodies are parsed as Python's values; the JSON side is what the schema is made from.
+        return core_schema.json_or_python_schema(json_schema=handler(source), python_schema=self.checked)
+
+
+UNREAD = Unread(core_schema.any_schema())
+UNREAD_TEXT = Unread(core_schema.str_schema())
+UNREAD_LIST = Unread(core_schema.list_schema())
+UNREAD_OBJECT = Unread(core_schema.dict_schema())
+
+TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Annotated[list[TokenId], UNREAD_LIST]
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[list[Text], UNREAD_LIST]
+Object = Annotated[dict[str, Any], UNREAD_OBJECT]
+
+_NULL = {"type": "null"}
 
 # Fields that SamplingParams knows by another name.
 _SAMPLING_NAMES = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs"}
@@ -80,6 +108,9 @@ def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
     for name, (neutral, reason) in model.REFUSED.items():
         description = f"Only as a value that asks for nothing: {reason}."
         properties[name] = {"title": name, "enum": [*neutral, None], "description": description}
+    if model.ONE_OF:
+        kinds = {name: next(kind for kind in properties[name]["anyOf"] if kind != _NULL) for name in model.ONE_OF}
+        schema["oneOf"] = [{"required": [name], "properties": {name: kind}} for name, kind in kinds.items()]
 
 
 def nested_model(annotation: Any) -> type[RequestModel] | None:
@@ -88,24 +119,33 @@ def nested_model(annotation: Any) -> type[RequestModel] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, RequestModel)), None)
 
 
-@cache
-def nested_models(model: type[RequestModel]) -> dict[str, type[RequestModel]]:
-    """The fields of a model that can hold models, with those."""
-    found = {name: nested_model(field.annotation) for name, field in model.model_fields.items()}
-    return {name: inner for name, inner in found.items() if inner is not None}
-
-
 class RequestModel(BaseModel):
     """A request's body. Types are taken as they are: no string is a number, no bool an integer.
 
     Fields beyond the declared ones are looked at before parsing: ACCEPTED ones are ignored, REFUSED ones too if they
-    ask for nothing.
+    ask for nothing. Of the fields ONE_OF exactly one is to be given.
     """
 
-    ACCEPTED: ClassVar[tuple[str, ...]] = ()
+    ACCEPTED: ClassVar[tuple[str, ...]] = ACCEPTED_FIELDS
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {}
+    ONE_OF: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(strict=True, extra="ignore", json_schema_extra=_document, protected_namespaces=())
+
+    def given_field(self) -> str:
+        """The field of ONE_OF that is given.
+
+        Raises:
+            ApiError: none is, or several are.
+        """
+        given = [name for name in self.ONE_OF if getattr(self, name) is not None]
+        if not given:
+            raise ApiError(400, f"{' or '.join(self.ONE_OF)} is required", param=self.ONE_OF[0], code="missing_field")
+        if len(given) > 1:
+            raise ApiError(
+                400, f"{' and '.join(given)} exclude each other: give one of them", param=given[1], code="invalid_value"
+            )
+        return given[0]
 
 
 class ResponseModel(BaseModel):

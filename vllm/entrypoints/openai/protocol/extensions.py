@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, Field, WithJsonSchema
+from pydantic import BaseModel, Field
 
-from vllm.entrypoints.openai.protocol.base import ResponseModel
-
-_ID = {"type": "integer", "minimum": 0}
-Ids = Annotated[list[Any], WithJsonSchema({"type": "array", "items": _ID})]
-"""Token ids. Lists are not looked into here: pydantic would note all that is wrong with a million entries."""
-
-Labels = Annotated[list[Any], WithJsonSchema({"type": "array", "items": {"type": "string", "minLength": 1}})]
-IdRows = Annotated[
-    Any,
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "array", "items": _ID},
-                {"type": "array", "items": {"type": "array", "items": _ID}},
-                {"type": "null"},
-            ]
-        }
-    ),
-]
+from vllm.entrypoints.openai.protocol.base import UNREAD, ResponseModel, Texts, TokenId, TokenIds
 
 
 class ReadingFields(BaseModel):
     """What to read at generated positions."""
 
-    logprob_token_ids: Ids | None = Field(
+    logprob_token_ids: TokenIds | None = Field(
         None, description="Token ids to read at every generated position, with or without `logprobs`."
     )
-    labels: Labels | None = Field(
+    labels: Texts | None = Field(
         None, description="Texts of one token each, read like logprob_token_ids; the answer says which ids they are."
     )
-    logits_indices: Ids | None = Field(None, description="Token ids whose logits `logits_values` shall hold.")
+    logits_indices: TokenIds | None = Field(None, description="Token ids whose logits `logits_values` shall hold.")
     logprob_entropy: bool | None = Field(None, description="Add each position's entropy, in nats, to `readings`.")
 
 
@@ -44,7 +26,7 @@ class PromptReadingFields(BaseModel):
     """What to read at prompt positions."""
 
     prompt_logprobs: int | None = None
-    prompt_logprob_token_ids: IdRows = None
+    prompt_logprob_token_ids: Annotated[list[TokenId] | list[list[TokenId]] | None, UNREAD] = None
     prompt_logprob_start: int | None = None
 
 

@@ -1,30 +1,26 @@
-"""Requests and answers of OpenAI's endpoints, with vLLM's further fields and ours (protocol_ext.py)."""
+"""Requests and answers of OpenAI's endpoints, with vLLM's further fields and ours (extensions.py)."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field
+from typing_extensions import NotRequired, TypedDict
 
-from vllm.entrypoints.openai.protocol.base import ACCEPTED_FIELDS, REFUSED_FIELDS, Object, RequestModel, ResponseModel
-from vllm.entrypoints.openai.protocol.extensions import (
-    Ids,
-    LabelEntry,
-    PositionReadings,
-    PromptReadingFields,
-    ReadingFields,
+from vllm.entrypoints.openai.protocol.base import (
+    REFUSED_FIELDS,
+    UNREAD,
+    UNREAD_LIST,
+    UNREAD_OBJECT,
+    Object,
+    RequestModel,
+    ResponseModel,
+    Text,
+    TokenId,
+    TokenIds,
 )
+from vllm.entrypoints.openai.protocol.extensions import LabelEntry, PositionReadings, PromptReadingFields, ReadingFields
 from vllm.sampling_params import MAX_STOP_STRINGS, LogprobsMode
-
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-PROMPT_SCHEMA = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
-        _IDS,
-        {"type": "array", "items": _IDS, "minItems": 1},
-    ]
-}
 
 
 def _check_prompt(prompt: Any) -> Any:
@@ -36,34 +32,36 @@ def _check_prompt(prompt: Any) -> Any:
     return prompt
 
 
-Prompt = Annotated[Any, AfterValidator(_check_prompt), WithJsonSchema(PROMPT_SCHEMA)]
+NOT_EMPTY = Field(min_length=1)
+PromptIds = Annotated[list[TokenId], NOT_EMPTY]
+Prompt = Annotated[
+    Text | Annotated[list[Text], NOT_EMPTY] | PromptIds | Annotated[list[PromptIds], NOT_EMPTY],
+    UNREAD,
+    AfterValidator(_check_prompt),
+]
 """A text, texts, a list of token ids, or several; the engine's input processor checks it."""
 
-_TEXT = {"type": "string", "minLength": 1}
-_TEXTS = {"type": "array", "items": _TEXT}
-Texts = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, _TEXTS, {"type": "null"}]})]
-StopTexts = Annotated[
-    Any, WithJsonSchema({"anyOf": [_TEXT, {**_TEXTS, "maxItems": MAX_STOP_STRINGS}, {"type": "null"}]})
-]
 
-# A message's content is a text or text parts; it may be left out beside tool calls.
-_TEXT_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
-_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [{"type": "string"}, _TEXT_PART]}}]}
-_TOOL_CALLS = {"type": "array", "items": {"type": "object"}, "minItems": 1}
-_MESSAGE = {
-    "type": "object",
-    "properties": {"role": _TEXT},
-    "required": ["role"],
-    "anyOf": [
-        {"required": ["content"], "properties": {"content": _CONTENT}},
-        {"required": ["tool_calls"], "properties": {"tool_calls": _TOOL_CALLS, "content": {"type": "null"}}},
-    ],
-}
-MESSAGES_SCHEMA: dict[str, Any] = {"type": "array", "items": _MESSAGE, "minItems": 1}
+class TextPart(TypedDict):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class TextMessage(TypedDict):
+    """A message of a text or of parts."""
+
+    role: Text
+    content: str | list[str | TextPart]
+
+
+class ToolCallMessage(TypedDict):
+    """A message that may leave its text out."""
+
+    role: Text
+    tool_calls: Annotated[list[dict[str, Any]], NOT_EMPTY]
+    content: NotRequired[None]
 
 
 def _check_conversation(messages: list[Any]) -> list[Any]:
@@ -72,27 +70,20 @@ def _check_conversation(messages: list[Any]) -> list[Any]:
     return messages
 
 
-Messages = Annotated[
-    list[Any],
-    AfterValidator(_check_conversation),
-    WithJsonSchema(MESSAGES_SCHEMA),
-]
+Messages = Annotated[list[TextMessage | ToolCallMessage], NOT_EMPTY, UNREAD_LIST, AfterValidator(_check_conversation)]
 """A conversation; rendering it checks its messages."""
 
 LogitBias = Annotated[
-    dict[Any, Any],
-    WithJsonSchema(
-        {
-            "type": "object",
-            "propertyNames": {"pattern": "^[0-9]{1,20}$"},
-            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-        }
-    ),
+    dict[Annotated[str, Field(pattern="^[0-9]{1,20}$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(json_schema_extra={"additionalProperties": False}),
+    UNREAD_OBJECT,
 ]
 
 
 class StreamOptions(RequestModel):
     """What a stream carries beside the text."""
+
+    ACCEPTED: ClassVar[tuple[str, ...]] = ()
 
     include_usage: bool | None = Field(None, description="A last chunk with the usage and no choice.")
     continuous_usage_stats: bool | None = Field(None, description="The usage so far in every chunk.")
@@ -102,7 +93,6 @@ class StreamOptions(RequestModel):
 class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
     """What completions and chat share. Limits are those of SamplingParams, which checks the values."""
 
-    ACCEPTED: ClassVar[tuple[str, ...]] = ACCEPTED_FIELDS
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = REFUSED_FIELDS
 
     model: str = Field(description="One of the names in /v1/models.")
@@ -118,16 +108,16 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: StopTexts = None
-    stop_token_ids: Ids | None = None
-    bad_words: Texts = None
+    stop: Annotated[Text | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)] | None, UNREAD] = None
+    stop_token_ids: TokenIds | None = None
+    bad_words: Annotated[Text | list[Text] | None, UNREAD] = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     logit_bias: LogitBias | None = None
-    allowed_token_ids: Annotated[Ids, WithJsonSchema(_IDS)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], NOT_EMPTY, UNREAD_LIST] | None = None
     logprobs_mode: LogprobsMode | None = None
     vllm_xargs: Object | None = Field(None, description="Arguments of custom logits processors.")
     stream: bool | None = None

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import Field
 
-from vllm.entrypoints.openai.protocol.base import ACCEPTED_FIELDS, RequestModel, ResponseModel
-from vllm.entrypoints.openai.protocol.generation import Usage
-from vllm.entrypoints.openai.protocol.schema_extras import exactly_one
+from vllm.entrypoints.openai.protocol.base import UNREAD, RequestModel, ResponseModel, Text, TokenId
+from vllm.entrypoints.openai.protocol.generation import NOT_EMPTY, PromptIds, Usage
 
-_ID = {"type": "integer", "minimum": 0}
-_IDS = {"type": "array", "items": _ID}
-_PART = {"anyOf": [{"type": "string"}, _IDS]}
-_PARTS = {"type": "array", "items": _PART, "minItems": 1}
-_LABEL_IDS = {
-    "type": "array",
-    "items": {"anyOf": [_ID, {"type": "array", "items": _ID, "minItems": 1}]},
-    "minItems": 1,
-}
-_LABELS = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
-
-Part = Annotated[Any, WithJsonSchema(_PART)]
-"""A text, or a list of token ids."""
+Part = str | list[TokenId]
+Parts = Annotated[list[Part], NOT_EMPTY]
 
 
 class ScoringFields(RequestModel):
     """What both endpoints take."""
 
-    ACCEPTED: ClassVar[tuple[str, ...]] = ACCEPTED_FIELDS
-
-    model_config = ConfigDict(json_schema_extra=exactly_one(label_token_ids=_LABEL_IDS, labels=_LABELS))
+    ONE_OF: ClassVar[tuple[str, ...]] = ("label_token_ids", "labels")
 
     model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
-    query: Part = Field(description="What all items share.")
-    items: Annotated[Any, WithJsonSchema(_PARTS)] = Field(
-        description="What differs; each makes one prompt with the query, and one result."
+    query: Annotated[Part, UNREAD] = Field(description="What all items share.")
+    items: Annotated[str | Parts, UNREAD] = Field(
+        description="What differs; each makes one prompt with the query, and one result. One text is a list of one."
     )
-    label_token_ids: Annotated[Any, WithJsonSchema({"anyOf": [_LABEL_IDS, {"type": "null"}]})] = Field(
+    label_token_ids: Annotated[Annotated[list[TokenId | PromptIds], NOT_EMPTY] | None, UNREAD] = Field(
         None, description="Labels as token ids, or as lists of token ids."
     )
-    labels: Annotated[Any, WithJsonSchema({"anyOf": [_LABELS, {"type": "null"}]})] = Field(
+    labels: Annotated[Annotated[list[Text], NOT_EMPTY] | None, UNREAD] = Field(
         None, description="Labels as texts of any number of tokens, each tokenised by itself: mind a leading space."
     )
     apply_softmax: bool | None = Field(
@@ -65,15 +51,14 @@ class ScoringFields(RequestModel):
 class GenerativeScoringRequest(ScoringFields):
     """POST /generative_scoring"""
 
+    items: Annotated[Parts, UNREAD] = Field(
+        description="What differs; each makes one prompt with the query, and one result."
+    )
     return_token_ids: bool | None = Field(None, description="Add the ids of each prompt as it was scored.")
 
 
 class ScoringRequest(ScoringFields):
     """POST /v1/score"""
-
-    items: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, _PARTS]})] = Field(
-        description="What differs; each makes one prompt with the query, and one result. One text is a list of one."
-    )
 
 
 class ScoredLabel(ResponseModel):

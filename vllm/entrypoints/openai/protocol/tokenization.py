@@ -4,32 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import Field
 
-from vllm.entrypoints.openai.protocol.base import ACCEPTED_FIELDS, REFUSED_FIELDS, Object, RequestModel, ResponseModel
-from vllm.entrypoints.openai.protocol.generation import MESSAGES_SCHEMA, Messages
-from vllm.entrypoints.openai.protocol.schema_extras import exactly_one
+from vllm.entrypoints.openai.protocol.base import (
+    REFUSED_FIELDS,
+    UNREAD,
+    UNREAD_TEXT,
+    Object,
+    RequestModel,
+    ResponseModel,
+    TokenId,
+)
+from vllm.entrypoints.openai.protocol.generation import Messages
 from vllm.utils.checks import MAX_LIST_LENGTH
 
 MAX_TEXT_BYTES = 2**20
 """Longest text that is tokenised, in bytes of UTF-8: of characters, some take four times as many tokens."""
 
-_TEXT: dict[str, Any] = {"type": "string", "maxLength": MAX_TEXT_BYTES}
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_LIST_LENGTH}
-
 
 class TokenizeRequest(RequestModel):
     """POST /tokenize"""
 
-    ACCEPTED: ClassVar[tuple[str, ...]] = ACCEPTED_FIELDS
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
         name: REFUSED_FIELDS[name] for name in ("tools", "documents", "mm_processor_kwargs")
     }
-
-    model_config = ConfigDict(json_schema_extra=exactly_one(prompt=_TEXT, messages=MESSAGES_SCHEMA))
+    ONE_OF: ClassVar[tuple[str, ...]] = ("prompt", "messages")
 
     model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
-    prompt: str | None = Field(None, description="A text.")
+    prompt: Annotated[str, Field(max_length=MAX_TEXT_BYTES), UNREAD_TEXT] | None = Field(None, description="A text.")
     messages: Messages | None = Field(None, description="A conversation, as in /v1/chat/completions.")
     add_special_tokens: bool | None = Field(
         None, description="Add what the tokenizer puts around a text. Left out: true with prompt, false with messages."
@@ -59,10 +61,8 @@ class TokenizeResponse(ResponseModel):
 class DetokenizeRequest(RequestModel):
     """POST /detokenize"""
 
-    ACCEPTED: ClassVar[tuple[str, ...]] = ACCEPTED_FIELDS
-
     model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
-    tokens: Annotated[Any, WithJsonSchema(_IDS)]
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_LIST_LENGTH), UNREAD]
 
 
 class DetokenizeResponse(ResponseModel):

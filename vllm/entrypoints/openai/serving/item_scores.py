@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.protocol.schema_extras import check_exactly_one
 from vllm.entrypoints.openai.protocol.scoring import ScoringFields
 from vllm.entrypoints.openai.rendering.token_texts import id_name
 from vllm.entrypoints.openai.serving.engine_requests import Submission
@@ -64,7 +63,7 @@ async def score_items(state: ServerState, body: ScoringFields, request_id: str) 
     """
     items = _item_list(body.items)
     state.check_count(len(items), "items")
-    field = check_exactly_one(body, "label_token_ids", "labels")
+    field = body.given_field()
     labels = getattr(body, field)
     is_large = _size([body.query, *items, *(labels if isinstance(labels, list) else ())]) > _LARGE
     plan = await in_thread_if(is_large, lambda: _Plan.of(state, body, items, field))

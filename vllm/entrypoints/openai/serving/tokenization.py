@@ -11,7 +11,6 @@ from starlette.responses import Response
 from vllm.entrypoints.chat import render_conversations
 from vllm.entrypoints.openai.errors import ApiError, json_response
 from vllm.entrypoints.openai.http.routes import RequestRoute, body_of, error_answers, takes
-from vllm.entrypoints.openai.protocol.schema_extras import check_exactly_one
 from vllm.entrypoints.openai.protocol.tokenization import (
     MAX_TEXT_BYTES,
     DetokenizeRequest,
@@ -37,7 +36,7 @@ async def tokenize(request: Request) -> Response:
     state = server_state(request)
     body = await body_of(request, TokenizeRequest)
     state.check_model(body.model)
-    if check_exactly_one(body, "prompt", "messages") == "messages":
+    if body.given_field() == "messages":
         _check_length("messages", body.messages)
         # Templates and their library may take their time.
         return await while_connected(request, asyncio.to_thread(_tokenize_messages, state, body))
