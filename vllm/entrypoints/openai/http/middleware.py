@@ -43,8 +43,8 @@ _MAX_REQUEST_ID = 128
 def install(app: FastAPI, state: ServerState) -> None:
     """Put the middleware around the application's routes."""
     args = state.args
-    app.add_middleware(Gatekeeper, state=state, keys=args.api_key or envs.api_keys())
-    # Around the gatekeeper, so that a page is told what was wrong, and may ask beforehand without a key.
+    app.add_middleware(AuthMiddleware, state=state, keys=args.api_key or envs.api_keys())
+    # Around authentication, so that a page is told what was wrong, and may ask beforehand without a key.
     app.add_middleware(
         CORSMiddleware,
         allow_origins=args.allowed_origins or ["*"],
@@ -70,22 +70,22 @@ class RequestTracker:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        exchange = Exchange(scope, receive, send, self._state)
+        context = RequestContext(scope, receive, send, self._state)
         if self._root_path:
             scope["root_path"] = self._root_path
             # Whether the proxy took it away or not: by ASGI's rule the path has it.
             if not _is_below(scope["path"], self._root_path):
                 scope["path"] = self._root_path + scope["path"]
         try:
-            await self._app(scope, exchange.receive, exchange.send)
+            await self._app(scope, context.receive, context.send)
         finally:
             if self._log is not None:
                 level = logging.DEBUG if route_of(scope) in _QUIET_PATHS else logging.INFO
                 if self._log.isEnabledFor(level):
-                    self._log.log(level, "%s", self._line(exchange.record()))
+                    self._log.log(level, "%s", self._line(context.record()))
 
 
-class Exchange:
+class RequestContext:
     """A request and its answer, as they go by."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, state: ServerState) -> None:
@@ -139,7 +139,7 @@ class Exchange:
         }
 
 
-class Gatekeeper:
+class AuthMiddleware:
     """Lets requests in that have a key while the server takes work, and gives an error to each that comes out without
     an answer."""
 
