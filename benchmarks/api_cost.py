@@ -68,6 +68,12 @@ class ScriptedCore:
         """Whether a request is unfinished."""
         return request_id in self.requests
 
+    def check_health(self) -> None:
+        """No worker can have died."""
+
+    def shutdown(self) -> None:
+        """Nothing to end."""
+
     def stats(self) -> dict[str, Any]:
         """As EngineCore.stats."""
         return {"num_running": len(self.requests), "time": time.monotonic()}
@@ -202,7 +208,7 @@ def _serve(args: argparse.Namespace) -> int:
     options = {"model": args.model} if args.model else {}
     config = AsyncEngineArgs(**options, max_logprobs=-1).create_engine_config()
     server_args = ServerArgs(served_model_name=["model"], access_log=False)
-    return serve(config, server_args, None, bind("127.0.0.1", 0), core)
+    return serve(config, server_args, None, bind("127.0.0.1", 0), [core], lambda: None)
 
 
 def _be_core(args: argparse.Namespace) -> int:
