@@ -11,37 +11,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from workloads import LABEL_IDS, STARTUP_PROMPT, Workload
+from workloads import LABEL_IDS, STARTUP_PROMPT, EngineOptions, Workload
 
 _HERE = Path(__file__).resolve().parent
-
-KINDS = ("ours", "upstream", "transformers", "llama.cpp")
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """What an engine's process is started with.
-
-    Attributes:
-        kind: one of KINDS.
-        model: folder, or .gguf file for llama.cpp and ours; None = ours' embedded model.
-        dtype: of the weights and activations; llama.cpp takes its file's.
-        cores: processors that its threads are pinned to, one thread each.
-        quantization: ours' setting of that name.
-        enforce_eager: ours' setting of that name: no step is recorded and replayed.
-    """
-
-    kind: str
-    model: str | None
-    dtype: str
-    cores: list[int]
-    quantization: str | None = None
-    enforce_eager: bool = False
 
 
 class Adapter(Protocol):

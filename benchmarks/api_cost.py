@@ -22,13 +22,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from machine import describe_machine
+from common import add_counts, describe_machine, make_parser
 
 from vllm.entrypoints.cli.bench.load import Call, run_load
 from vllm.utils.server_client import ServerClient
@@ -70,6 +67,12 @@ class ScriptedCore:
     def has_request(self, request_id: str) -> bool:
         """Whether a request is unfinished."""
         return request_id in self.requests
+
+    def check_health(self) -> None:
+        """No worker can have died."""
+
+    def shutdown(self) -> None:
+        """Nothing to end."""
 
     def stats(self) -> dict[str, Any]:
         """As EngineCore.stats."""
@@ -168,16 +171,13 @@ async def _measure(url: str, pid: int, args: argparse.Namespace) -> dict[str, di
 
 
 def _calls(case: str, number: int, draw: random.Random) -> list[Call]:
-    from serving import LABEL_IDS, make_prompts
+    from serving import make_bodies, make_prompts
 
-    common = {"model": "model", "temperature": 0.0}
-    what: dict[str, Any] = {"max_tokens": DECODED, "ignore_eos": True}
-    if case == "score":
-        what = {"max_tokens": 1, "logprob_token_ids": LABEL_IDS, "logprobs": 1}
-    elif case == "stream":
-        what |= {"stream": True, "stream_options": {"include_usage": True}}
     row = "score" if case == "score" else "decode"
-    return [Call("/v1/completions", {**common, **what, "prompt": each}) for each in make_prompts(row, number, draw)]
+    bodies = make_bodies(row, "model", make_prompts(row, number, draw))
+    if case == "whole":
+        bodies = [{name: body[name] for name in body if not name.startswith("stream")} for body in bodies]
+    return [Call("/v1/completions", body) for body in bodies]
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -208,7 +208,7 @@ def _serve(args: argparse.Namespace) -> int:
     options = {"model": args.model} if args.model else {}
     config = AsyncEngineArgs(**options, max_logprobs=-1).create_engine_config()
     server_args = ServerArgs(served_model_name=["model"], access_log=False)
-    return serve(config, server_args, None, bind("127.0.0.1", 0), core)
+    return serve(config, server_args, None, bind("127.0.0.1", 0), [core], lambda: None)
 
 
 def _be_core(args: argparse.Namespace) -> int:
@@ -221,9 +221,8 @@ def _be_core(args: argparse.Namespace) -> int:
 
 
 def _parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="CPU time of the API server's process.")
-    parser.add_argument("--model", help="folder or name (default: the embedded model); only its tokenizer is used")
-    parser.add_argument("--repeats", type=int, default=3, help="measured runs a case (default: %(default)s)")
+    parser = make_parser("CPU time of the API server's process; of the model only the tokenizer is used.")
+    add_counts(parser, repeats=(3, "measured runs a case"))
     parser.add_argument("--cases", default=",".join(CASES), help="default: %(default)s")
     parser.add_argument("--role", choices=("server", "core"), help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -20,12 +20,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import common  # noqa: F401  # the package on the path
 from workloads import Workload
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 # Tokens of a prefill step, and rows of a tile of logits, as the engine has them by default.
 STEP_TOKENS = 2048

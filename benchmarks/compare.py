@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
 import shlex
@@ -23,15 +22,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from adapters import EngineOptions
 from bounds import ModelShape, Rates, count_work, make_bound, rates_from_json, rates_to_json
 from chart import draw
+from common import describe_machine, some_of, utc_now
 from engines import Engine, find_python
-from flags import some_of
-from machine import describe_machine
-from report import DOCUMENT, find_warnings, make_tables, replace_section
+from report import DOCUMENT, find_warnings, make_tables, write_section
 from turns import Turns, say
-from workloads import ROWS, WORK_ROWS, make_workload
+from workloads import ROWS, WORK_ROWS, EngineOptions, make_workload
 
 _HERE = Path(__file__).resolve().parent
 
@@ -66,7 +63,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     profile = _profile(args) if args.profile else None
     return {
         "command": args.command,
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": utc_now(),
         "machine": describe_machine(),
         "cores": args.cores,
         "model": Path(args.model).stem if args.model else "embedded",
@@ -161,18 +158,19 @@ def _report(result: dict[str, Any], args: argparse.Namespace) -> None:
     elif args.docs:
         tables += "\n\n![How many times faster, row by row](compare.svg)"
     if args.docs:
-        DOCUMENT.write_text(_document(DOCUMENT.read_text(encoding="utf-8"), result, tables), encoding="utf-8")
+        _write_document(result, tables)
 
 
-def _document(page: str, result: dict[str, Any], tables: str) -> str:
-    """The page with this result in the sections that it is about."""
+def _write_document(result: dict[str, Any], tables: str) -> None:
+    """Put this result into the sections that it is about."""
     from profile_step import make_table
 
     machine = result["machine"]
     facts = f"{machine['cpu']} ({', '.join(machine['isa'])}), cores {result['cores']}; {result['model']}, "
     facts += f"{result['dtype']}; {result['date']}; `{result['command']}`"
-    page = replace_section(page, "compare", f"{facts}\n\n{tables}")
-    return replace_section(page, "profile after", make_table(result["profile"])) if result["profile"] else page
+    write_section("compare", f"{facts}\n\n{tables}")
+    if result["profile"]:
+        write_section("profile after", make_table(result["profile"]))
 
 
 def _command(args: argparse.Namespace) -> str:

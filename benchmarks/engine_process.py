@@ -21,8 +21,8 @@ from typing import Any, TextIO
 def main() -> None:
     """Load, score, answer."""
     # Here, as processes that the engine spawns import this file again, without this folder on their path.
-    from adapters import EngineOptions, make_adapter, prepare_process
-    from workloads import make_workload
+    from adapters import make_adapter, prepare_process
+    from workloads import EngineOptions, make_workload
 
     options = EngineOptions(**json.loads(sys.argv[1]))
     answers = _take_stdout()

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from adapters import EngineOptions
 from process_tree import cpu_seconds, peak_mib, reset_peak
+from workloads import EngineOptions
 
 _PROGRAM = Path(__file__).resolve().parent / "engine_process.py"
 

@@ -11,16 +11,13 @@ processor that the engine has loaded and no request uses; there, "one" and "all"
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from common import add_counts, make_parser
 
 NUM_SEQUENCES = 64
 _IDS = list(range(1000, 1020))
@@ -141,12 +138,9 @@ def _make_processor() -> type:
 
 def main() -> None:
     """Measure the features that were asked for."""
-    parser = argparse.ArgumentParser(description="What each feature of the sampler costs.")
-    parser.add_argument("--model", help="folder or .gguf; default: the embedded model")
-    parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
+    parser = make_parser("What each feature of the sampler costs.", dtype=True)
     parser.add_argument("--features", default=",".join(FEATURES), help="some of %(default)s")
-    parser.add_argument("--steps", type=int, default=12, help="decode steps a run (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=2, help="runs of each (default: %(default)s)")
+    add_counts(parser, steps=(12, "decode steps a run"), repeats=(2, "runs of each"))
     args = parser.parse_args()
     unknown = set(args.features.split(",")) - set(FEATURES)
     if unknown:

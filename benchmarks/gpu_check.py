@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
 import random
@@ -30,13 +29,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flags import some_of
+from common import some_of, utc_now
 from gpu import arithmetic
 from gpu.sizes import FULL
 from gpu.suite import Suite
 from gpu.supervise import ROOT, START, run_part
 from gpu.tables import failures, make_section, make_table, missed
-from report import DOCUMENT, replace_section
+from report import write_section
 
 # Parts in their order, each with the share of the budget that it may take; what one leaves is the next ones'.
 _SHARES = {"card": 0.1, "kernels": 0.35, "readings": 0.1, "attention": 0.1, "engine": 0.35}
@@ -53,9 +52,8 @@ def main() -> int:
     if args.docs:
         if (result["device"], result["scale"]) != ("cuda", "full"):
             raise SystemExit("--docs is for a run on a GPU at full scale")
-        page = replace_section(DOCUMENT.read_text(encoding="utf-8"), "gpu", make_section(result))
-        page = replace_section(page, "gpu bounds", arithmetic.make_table(FULL, arithmetic.H200))
-        DOCUMENT.write_text(page, encoding="utf-8")
+        write_section("gpu", make_section(result))
+        write_section("gpu bounds", arithmetic.make_table(FULL, arithmetic.H200))
     print(json.dumps(result))
     return int(bool(failures(result) or (args.strict and missed(result))))
 
@@ -64,7 +62,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     result: dict[str, Any] = {
         "command": _command(args),
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": utc_now(),
         "scale": args.scale,
         "device": args.device,
         "seed": args.seed,

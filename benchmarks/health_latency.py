@@ -16,13 +16,10 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 from urllib.parse import urlsplit
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from machine import describe_machine
-from own_server import ServerProcess
+from common import add_counts, describe_machine, make_parser
+from servers import serve_for_probes
 
 from vllm.utils.server_client import ServerClient
 
@@ -39,7 +36,7 @@ def main() -> None:
     if args.load:
         asyncio.run(_load(args.load, args.full_vocab, args.positions, args.decode))
         return
-    with ServerProcess(args.model, "--trust-request-chat-template") as server:
+    with serve_for_probes(args.model, "--trust-request-chat-template") as server:
         time.sleep(_SETTLING_SECONDS)
         idle = asyncio.run(_probe(server.url, _IDLE_SECONDS, args.interval))
         load = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--load", server.url], stdout=subprocess.PIPE)
@@ -130,11 +127,9 @@ async def _post(url: str, path: str, body: dict, answered: asyncio.Event) -> Non
 
 
 def _parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="How long /health takes while the server works.")
-    parser.add_argument("--model", help="folder or name (default: the embedded model)")
-    parser.add_argument("--full-vocab", type=int, default=8, help="full-vocabulary requests (default: %(default)s)")
-    parser.add_argument("--positions", type=int, default=4, help="positions in each of them (default: %(default)s)")
-    parser.add_argument("--decode", type=int, default=64, help="streams decoding (default: %(default)s)")
+    parser = make_parser("How long /health takes while the server works.")
+    add_counts(parser, full_vocab=(8, "full-vocabulary requests"), positions=(4, "positions in each of them"))
+    add_counts(parser, decode=(64, "streams decoding"))
     parser.add_argument("--seconds", type=float, default=20.0, help="how long to ask (default: %(default)s)")
     parser.add_argument("--interval", type=float, default=0.02, help="seconds between probes (default: %(default)s)")
     parser.add_argument("--load", help=argparse.SUPPRESS)

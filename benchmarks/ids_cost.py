@@ -14,16 +14,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import numpy as np
-from machine import describe_machine, usable_cores
+from common import add_counts, describe_machine, make_parser, use_all_cores
 from workloads import READ_IDS, make_workload
 
 if TYPE_CHECKING:
@@ -36,7 +31,7 @@ _PREFILL_STEPS = 4
 def main() -> None:
     """Measure, print a line for people and one for programs."""
     args = _parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
+    use_all_cores()
     from vllm import LLM
 
     engines = [LLM(args.model, seed=0) for _ in range(2)]
@@ -120,11 +115,9 @@ def _median_with_reach(pairs: np.ndarray) -> np.ndarray:
 
 
 def _parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="The cost of reading ids in a decode step.")
-    parser.add_argument("--model", help="folder or .gguf file (default: the embedded model)")
-    parser.add_argument("--sequences", type=int, default=64, help="requests decoded together (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens of each (default: %(default)s)")
-    parser.add_argument("--runs", type=int, default=10, help="batches measured, an even number (default: %(default)s)")
+    parser = make_parser("The cost of reading ids in a decode step.")
+    add_counts(parser, sequences=(64, "requests decoded together"), tokens=(64, "tokens of each"))
+    add_counts(parser, runs=(10, "batches measured, an even number"))
     return parser.parse_args()
 
 

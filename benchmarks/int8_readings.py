@@ -16,13 +16,11 @@ import argparse
 import gc
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from common import make_parser
 
 LABELS = (" positive", " negative", " neutral", " yes", " no", " good")
 _SUBJECTS = ("The soup", "Our guide", "This phone", "The second act", "Her latest novel", "The hotel room")
@@ -107,8 +105,7 @@ def _compare(name: str, against: str, readings: dict[str, np.ndarray]) -> dict[s
 
 
 def _parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="What int8 does to readings, beside what bfloat16 does.")
-    parser.add_argument("--model", help="folder or .gguf; default: the embedded model")
+    parser = make_parser("What int8 does to readings, beside what bfloat16 does.")
     parser.add_argument("--prompts", type=int, default=200, help="default: %(default)s")
     args = parser.parse_args()
     if not 1 <= args.prompts <= 10000:

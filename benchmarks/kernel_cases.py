@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -131,7 +132,7 @@ def _linear_int8(shape: ModelShape) -> Iterator[Case]:
                 lambda x=x, weights=weights: int8_linear(x, next(weights)),
                 num_bytes + 2 * rows * (inner + columns // (2 if gated else 1)),
                 2 * rows * columns * inner,
-                lambda x=x, plain=plain, gated=gated: _plain_int8_linear(x, plain, gated),
+                partial(_plain_int8_linear, x, plain, gated),
                 touched=num_bytes * num_copies,
                 integers=True,
             )
@@ -150,9 +151,9 @@ def _packed_rows(shape: ModelShape) -> Iterator[Case]:
         yield Case(
             "packed_rows",
             f"{count} of {shape.vocab_size}x{shape.hidden_size}",
-            lambda rows=rows: take_packed_rows(packed, rows),
+            partial(take_packed_rows, packed, rows),
             2 * 2 * count * shape.hidden_size,
-            reference=lambda rows=rows: take_packed_rows(plain, rows),
+            reference=partial(take_packed_rows, plain, rows),
             touched=2 * shape.vocab_size * shape.hidden_size,
         )
 
@@ -162,7 +163,7 @@ def _rms_norm(shape: ModelShape) -> Iterator[Case]:
     for rows in ROWS:
         x = _random(rows, shape.hidden_size)
         label = f"{rows}x{shape.hidden_size}"
-        yield Case("rms_norm", label, lambda x=x: rms_norm(x, weight, _EPS), 2 * 2 * x.numel())
+        yield Case("rms_norm", label, partial(rms_norm, x, weight, _EPS), 2 * 2 * x.numel())
 
 
 def _fused_add_rms_norm(shape: ModelShape) -> Iterator[Case]:
@@ -172,7 +173,7 @@ def _fused_add_rms_norm(shape: ModelShape) -> Iterator[Case]:
         yield Case(
             "fused_add_rms_norm",
             f"{rows}x{shape.hidden_size}",
-            lambda x=x, residual=residual: fused_add_rms_norm_(x, residual, weight, _EPS),
+            partial(fused_add_rms_norm_, x, residual, weight, _EPS),
             4 * 2 * x.numel(),
         )
 
@@ -186,7 +187,7 @@ def _rotary(shape: ModelShape) -> Iterator[Case]:
         yield Case(
             "rotary",
             f"{rows} tokens",
-            lambda q=q, k=k, positions=positions: rotary_embedding_(positions, q, k, table),
+            partial(rotary_embedding_, positions, q, k, table),
             2 * 2 * (q.numel() + k.numel()) + 4 * rows * shape.head_dim,
         )
 
@@ -198,10 +199,8 @@ def _embedding(shape: ModelShape) -> Iterator[Case]:
     for rows in ROWS:
         ids = torch.randint(0, vocab_size, (rows,), dtype=torch.int32)
         label, num_bytes = f"{rows} of {vocab_size}x{hidden_size}", 2 * 2 * rows * hidden_size
-        plain = lambda ids=ids: embedding(ids, weight)  # noqa: E731
-        yield Case("embedding", label, plain, num_bytes, touched=weight.nbytes)
-        call = lambda ids=ids: packed_embedding(ids, packed)  # noqa: E731
-        reference = lambda ids=ids: F.embedding(ids, weight)  # noqa: E731
+        yield Case("embedding", label, partial(embedding, ids, weight), num_bytes, touched=weight.nbytes)
+        call, reference = partial(packed_embedding, ids, packed), partial(F.embedding, ids, weight)
         yield Case("embedding", f"{label} packed", call, num_bytes, reference=reference, touched=weight.nbytes)
 
 
@@ -209,7 +208,7 @@ def _silu_and_mul(shape: ModelShape) -> Iterator[Case]:
     for rows in ROWS:
         x = _random(rows, 2 * shape.intermediate_size)
         label = f"{rows}x{2 * shape.intermediate_size}"
-        yield Case("silu_and_mul", label, lambda x=x: silu_and_mul(x), 2 * (x.numel() + x.numel() // 2))
+        yield Case("silu_and_mul", label, partial(silu_and_mul, x), 2 * (x.numel() + x.numel() // 2))
 
 
 def _slots(tokens: int) -> Tensor:
@@ -226,7 +225,7 @@ def _write_cache(shape: ModelShape) -> Iterator[Case]:
         yield Case(
             "write_cache",
             f"{rows} tokens",
-            lambda k=k, v=v, slots=slots: reshape_and_cache_(k, v, *caches, slots),
+            partial(reshape_and_cache_, k, v, *caches, slots),
             2 * 2 * (k.numel() + v.numel()),
         )
 
@@ -237,11 +236,10 @@ def _rotary_and_cache(shape: ModelShape) -> Iterator[Case]:
     for rows in ROWS:
         q, k, v = _qkv(shape, rows)
         positions, slots = torch.randint(0, 8192, (rows,)), _slots(rows)
-        arguments = (positions, q, k, v, table, *caches, slots)
         yield Case(
             "rotary_and_cache",
             f"{rows} tokens",
-            lambda arguments=arguments: rotary_and_cache_(*arguments),
+            partial(rotary_and_cache_, positions, q, k, v, table, *caches, slots),
             2 * 2 * (q.numel() + k.numel() + v.numel()) + 4 * rows * shape.head_dim,
         )
 
@@ -298,7 +296,7 @@ def _token_readings(shape: ModelShape) -> Iterator[Case]:
         yield Case(
             "token_readings",
             f"{NUM_IDS} ids of {rows}x{shape.vocab_size}",
-            lambda logits=logits, ids=ids: token_readings(logits, ids),
+            partial(token_readings, logits, ids),
             4 * logits.numel(),
         )
 
@@ -309,7 +307,7 @@ def _count_above(shape: ModelShape) -> Iterator[Case]:
         yield Case(
             "count_above",
             f"{NUM_IDS} values in {rows}x{shape.vocab_size}",
-            lambda logits=logits, values=values: count_above(logits, values),
+            partial(count_above, logits, values),
             4 * logits.numel(),
         )
 
@@ -318,7 +316,7 @@ def _topk(shape: ModelShape) -> Iterator[Case]:
     for rows in LOGITS_ROWS:
         logits = torch.randn(rows, shape.vocab_size)
         label = f"{NUM_IDS} of {rows}x{shape.vocab_size}"
-        yield Case("topk", label, lambda logits=logits: topk(logits, NUM_IDS), 4 * logits.numel())
+        yield Case("topk", label, partial(topk, logits, NUM_IDS), 4 * logits.numel())
 
 
 def _top_p(shape: ModelShape) -> Iterator[Case]:
@@ -328,9 +326,9 @@ def _top_p(shape: ModelShape) -> Iterator[Case]:
         yield Case(
             "top_p",
             f"0.9 of {rows}x{shape.vocab_size}",
-            lambda logits=logits, share=share: keep_top_p_(logits, share),
+            partial(keep_top_p_, logits, share),
             2 * 4 * logits.numel(),
-            reset=lambda logits=logits, source=source: logits.copy_(source),
+            reset=partial(logits.copy_, source),
         )
 
 
@@ -340,8 +338,7 @@ def _gumbel_sample(shape: ModelShape) -> Iterator[Case]:
         slots = torch.arange(rows)
         arguments = (torch.ones(rows), slots * 7919, slots, slots.to(torch.int32))
         label = f"{rows}x{shape.vocab_size}"
-        call = lambda logits=logits, arguments=arguments: gumbel_sample(logits, *arguments)  # noqa: E731
-        yield Case("gumbel_sample", label, call, 4 * logits.numel())
+        yield Case("gumbel_sample", label, partial(gumbel_sample, logits, *arguments), 4 * logits.numel())
 
 
 def _fill_token_ids(shape: ModelShape) -> Iterator[Case]:

@@ -18,16 +18,12 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import torch
-from flags import some_of
+from common import describe_machine, some_of, usable_cores
 from kernel_cases import KERNELS, MODELS, Case, make_cases
-from machine import describe_machine, usable_cores
-from report import DOCUMENT, markdown_table, number, replace_section
+from report import markdown_table, number, write_section
 
 from vllm.ops._dispatch import cpu_ops, force
 
@@ -50,7 +46,7 @@ def main() -> None:
     print(table)
     if args.docs:
         section = f"{result['machine']['cpu']} ({', '.join(result['machine']['isa'])}).\n\n{table}"
-        DOCUMENT.write_text(replace_section(DOCUMENT.read_text(encoding="utf-8"), "kernels", section), encoding="utf-8")
+        write_section("kernels", section)
     print(json.dumps(result))
 
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import llama_cpp
 import numpy as np
-from adapters import EngineOptions
-from workloads import LABEL_IDS, STARTUP_PROMPT, Workload
+from workloads import LABEL_IDS, STARTUP_PROMPT, EngineOptions, Workload
 
 BATCH_TOKENS = 2048
 SEQUENCES = 64

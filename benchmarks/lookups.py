@@ -9,19 +9,13 @@ last line of stdout is the result as JSON: the median of the rounds in milliseco
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from machine import describe_machine, usable_cores
+from common import add_counts, describe_machine, make_parser, use_all_cores
 from workloads import LABEL_IDS, make_workload
 
 WAYS: dict[str, Callable[[Any], Any]] = {
@@ -33,12 +27,10 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 def main() -> None:
     """Measure, print a line for people and one for programs."""
-    parser = argparse.ArgumentParser(description="time single lookups in whole-vocabulary readings")
-    parser.add_argument("--model", help="a folder or .gguf file; default: the embedded model")
-    parser.add_argument("--prompts", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = make_parser("time single lookups in whole-vocabulary readings")
+    add_counts(parser, prompts=(32, ""), rounds=(5, ""))
     args = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
+    use_all_cores()
     from vllm import LLM, SamplingParams
 
     llm = LLM(args.model, seed=0, max_logprobs=-1)

@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from common import add_counts, describe_machine, make_parser, status_kib, use_all_cores
 
 _LAYERS, _HIDDEN = 4, 512
 
@@ -57,9 +57,7 @@ def _make_model(folder: Path, vocab_size: int, max_position: int) -> None:
 
 
 def _measure(args: argparse.Namespace) -> dict[str, object]:
-    from machine import describe_machine, usable_cores
-
-    os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
+    use_all_cores()
     import numpy as np
 
     from vllm import LLM, SamplingParams
@@ -72,7 +70,7 @@ def _measure(args: argparse.Namespace) -> dict[str, object]:
     # Threads, scratch memory and one short request belong to the loaded engine.
     llm.generate([prompt[:64]], params, use_tqdm=False)
     Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
+    before = status_kib(os.getpid())["VmRSS"]
     began = time.perf_counter()
     (output,) = llm.generate([prompt], params, use_tqdm=False)
     readings = output.prompt_logprobs
@@ -84,25 +82,17 @@ def _measure(args: argparse.Namespace) -> dict[str, object]:
         "ids": args.ids,
         "top_k": args.top_k,
         "model_mib": round(before / 1024),
-        "peak_above_mib": round((_status("VmHWM") - before) / 1024),
+        "peak_above_mib": round((status_kib(os.getpid())["VmHWM"] - before) / 1024),
         "all_logits_mib": round(4 * args.tokens * args.vocab / 2**20),
         "seconds": round(seconds, 2),
         "machine": describe_machine(),
     }
 
 
-def _status(field: str) -> int:
-    """KiB, of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
-
-
 def _parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Peak memory of prompt readings, above the model's.")
-    parser.add_argument("--tokens", type=int, default=8192, help="prompt length (default: %(default)s)")
-    parser.add_argument("--vocab", type=int, default=151936, help="vocabulary (default: %(default)s)")
-    parser.add_argument("--ids", type=int, default=20, help="ids read at every position (default: %(default)s)")
-    parser.add_argument("--top-k", type=int, default=5, help="top-k entries a position (default: %(default)s)")
+    parser = make_parser("Peak memory of prompt readings, above the model's.", model=False)
+    add_counts(parser, tokens=(8192, "prompt length"), vocab=(151936, "vocabulary"))
+    add_counts(parser, ids=(20, "ids read at every position"), top_k=(5, "top-k entries a position"))
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -6,6 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from common import status_kib
+
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -45,7 +47,7 @@ def peak_mib(pid: int) -> float:
     several processes, and exact for one of one."""
     peaks, own = [], []
     for member in process_tree(pid):
-        status = _status(member)
+        status = status_kib(member)
         if "VmHWM" in status:
             peaks.append(status["VmHWM"])
             own.append(status["RssAnon"])
@@ -53,12 +55,3 @@ def peak_mib(pid: int) -> float:
         return 0.0
     largest = max(range(len(peaks)), key=peaks.__getitem__)
     return (peaks[largest] + sum(own) - own[largest]) / 1024
-
-
-def _status(pid: int) -> dict[str, int]:
-    """The fields in KiB of /proc/PID/status; none where the process has gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return {}
-    return {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}

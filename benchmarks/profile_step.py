@@ -24,10 +24,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from adapters import EngineOptions, VllmAdapter, make_adapter, prepare_process
-from flags import some_of
-from report import DOCUMENT, markdown_table, replace_section
-from workloads import make_workload
+from adapters import VllmAdapter, make_adapter, prepare_process
+from common import some_of
+from report import markdown_table, write_section
+from workloads import EngineOptions, make_workload
 
 # Of each row: steps to let pass, and steps to look at. Scoring fills some five steps, a shared prefix's three, of which
 # the first computes it; decoding does the prompts first.
@@ -57,9 +57,7 @@ def main() -> None:
     table = make_table(profile)
     print(table)
     if args.docs:
-        DOCUMENT.write_text(
-            replace_section(DOCUMENT.read_text(encoding="utf-8"), f"profile {args.docs}", table), encoding="utf-8"
-        )
+        write_section(f"profile {args.docs}", table)
     print(json.dumps(profile))
 
 

@@ -16,20 +16,16 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from common import add_counts, describe_machine, make_parser
 
 CASES = ("no_readings", "cold", "plain", "read", "tail_plain")
 
 
 def main() -> None:
     """Measure the cases in turns."""
-    from machine import describe_machine
-
     from vllm import LLM, SamplingParams
 
     args = _parse_args()
@@ -65,12 +61,8 @@ def main() -> None:
 
 
 def _parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="What a cached prefix saves for prompt readings.")
-    parser.add_argument("--model", help="folder or .gguf; default: the embedded model")
-    parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
-    parser.add_argument("--prompts", type=int, default=8, help="default: %(default)s")
-    parser.add_argument("--tokens", type=int, default=1000, help="tokens a prompt (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="measured runs a case (default: %(default)s)")
+    parser = make_parser("What a cached prefix saves for prompt readings.", dtype=True)
+    add_counts(parser, prompts=(8, ""), tokens=(1000, "tokens a prompt"), repeats=(3, "measured runs a case"))
     return parser.parse_args()
 
 

@@ -202,6 +202,11 @@ def replace_section(text: str, name: str, content: str) -> str:
     return f"{before}{begin}\n\n{content.strip()}\n\n{end}{after}"
 
 
+def write_section(name: str, content: str) -> None:
+    """Replace a section of docs/performance.md; see `replace_section`."""
+    DOCUMENT.write_text(replace_section(DOCUMENT.read_text(encoding="utf-8"), name, content), encoding="utf-8")
+
+
 def number(value: float) -> str:
     """Three digits or so."""
     if not value or not math.isfinite(value):

@@ -27,9 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from machine import describe_machine, usable_cores
+from common import describe_machine, usable_cores
 
 from vllm import LLM, SamplingParams
 from vllm.utils.ray_utils import import_ray_for

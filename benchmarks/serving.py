@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import itertools
 import json
 import os
@@ -24,10 +23,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from machine import describe_machine, usable_cores
-from serving_process import OURS, UPSTREAM, Serving, serve
+from common import describe_machine, usable_cores, utc_now
+from report import markdown_table
+from servers import OURS, UPSTREAM, Serving, serve
 
 from vllm.entrypoints.cli.bench.load import Call, Outcome, latencies, rates, run_load
 from vllm.utils.server_client import ServerClient, served_model
@@ -63,7 +61,7 @@ def main() -> None:
     order = [(name, turn) for turn in range(args.turns) for name in (names if turn % 2 == 0 else names[::-1])]
     for name, group in itertools.groupby(order, key=lambda each: each[0]):
         _say(f"starting {name}")
-        with serve(name, args.model, args.upstream, args.dtype, args.threads) as serving:
+        with serve(name, args.model, "--dtype", args.dtype, upstream=args.upstream, threads=args.threads) as serving:
             _say(f"{name} is ready after {serving.start_seconds:.1f} s")
             about[name]["start_seconds"].append(round(serving.start_seconds, 2))
             about[name] |= asyncio.run(_introduce(serving))
@@ -169,7 +167,7 @@ def _print_table(
     print("; ".join(f"{name} {about[name]['version']}" for name in names))
     head = ["row", "at once", "unit", *names, *(["ratio"] if len(names) > 1 else [])]
     head += [f"{label} {name}" for label in ("p50", "p90", "p99", "first p50", "token p50") for name in names]
-    lines = [head, ["---"] * len(head)]
+    lines = []
     for row, concurrency in dict.fromkeys(key[:2] for key in results):
         cells = [results[row, concurrency, name] for name in names]
         medians = [statistics.median(cell["values"]) for cell in cells]
@@ -185,7 +183,7 @@ def _print_table(
         ):
             line += [f"{each[kind][percentile] * 1e3:.1f}" if kind in each else "-" for each in times]
         lines.append(line)
-    print("\n".join("| " + " | ".join(line) + " |" for line in lines))
+    print(markdown_table(head, lines, num_text=len(head)))
 
 
 def _warnings(
@@ -232,7 +230,7 @@ def _summary(
         "repeats": args.repeats,
         "scale": args.scale,
         "machine": describe_machine(),
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": utc_now(),
         "results": rows,
     }
 

@@ -16,17 +16,13 @@ import itertools
 import json
 import random
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from machine import describe_machine
-from own_server import ServerProcess
+from common import add_counts, describe_machine, make_parser
+from servers import Serving, serve_for_probes
 
 from vllm.utils.server_client import ServerClient
 
@@ -48,6 +44,7 @@ _COMPLETIONS: tuple[dict[str, Any], ...] = (
     {"stop": ["e"], "top_p": 0.9},
 )
 _LEAVE_EVERY = 10
+_PROCESSES = ("server", "core")
 
 _BLOCKS = 512
 """Of the KV cache: few enough that all have been used, and so are resident, before memory is looked at."""
@@ -57,17 +54,17 @@ def main() -> None:
     """Start the server, send, watch."""
     args = _parse_args()
     flags = ("--num-gpu-blocks-override", str(_BLOCKS), "--trust-request-chat-template")
-    with ServerProcess(args.model, *flags) as server:
+    with serve_for_probes(args.model, *flags) as server:
         began = time.monotonic()
         samples = asyncio.run(_run(server, args))
         seconds = time.monotonic() - began
     settled = [sample for sample in samples if sample["requests"] >= args.warmup]
-    growth = {name: round(_growth([sample[name] for sample in settled]), 2) for name in server.pids}
+    growth = {name: round(_growth([sample[name] for sample in settled]), 2) for name in _PROCESSES}
     result = {
         "requests": args.requests,
         "seconds": round(seconds, 1),
         "growth_mib": growth,
-        "total_mib": {name: round(settled[-1][name] - settled[0][name], 1) for name in server.pids},
+        "total_mib": {name: round(settled[-1][name] - settled[0][name], 1) for name in _PROCESSES},
         "is_flat": max(growth.values()) < args.limit_mib,
         "samples": samples,
         "machine": describe_machine(),
@@ -76,7 +73,7 @@ def main() -> None:
     raise SystemExit(not result["is_flat"])
 
 
-async def _run(server: ServerProcess, args: argparse.Namespace) -> list[dict[str, float]]:
+async def _run(server: Serving, args: argparse.Namespace) -> list[dict[str, float]]:
     client = ServerClient(server.url)
     requests = iter(_requests(args.requests))
     samples: list[dict[str, float]] = []
@@ -136,12 +133,9 @@ def _growth(values: list[float]) -> float:
 
 
 def _parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Memory of a server over thousands of requests.")
-    parser.add_argument("--model", help="folder or name (default: the embedded model)")
-    parser.add_argument("--requests", type=int, default=5000, help="how many (default: %(default)s)")
-    parser.add_argument("--warmup", type=int, default=1000, help="those that fill caches (default: %(default)s)")
-    parser.add_argument("--concurrency", type=int, default=32, help="at once (default: %(default)s)")
-    parser.add_argument("--every", type=int, default=250, help="requests between samples (default: %(default)s)")
+    parser = make_parser("Memory of a server over thousands of requests.")
+    add_counts(parser, requests=(5000, "how many"), warmup=(1000, "those that fill caches"))
+    add_counts(parser, concurrency=(32, "at once"), every=(250, "requests between samples"))
     parser.add_argument("--limit-mib", type=float, default=4.0, help="most steady growth (default: %(default)s)")
     return parser.parse_args()
 

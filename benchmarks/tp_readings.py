@@ -16,18 +16,14 @@ import argparse
 import json
 import multiprocessing
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.queues import Queue
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import torch
-from machine import describe_machine, usable_cores
+from common import add_counts, describe_machine, make_parser, usable_cores
 from report import markdown_table, number
 from torch import Tensor
 
@@ -165,15 +161,13 @@ def table_line(record: dict[str, Any]) -> list[str]:
 
 
 def _parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Readings over slices of the vocabulary against a gather of logits.")
-    parser.add_argument("--ranks", type=int, default=2, help="processes (default: %(default)s)")
+    parser = make_parser("Readings over slices of the vocabulary against a gather of logits.", model=False)
+    add_counts(parser, ranks=(2, "processes"), vocab_size=(151936, ""), ids=(20, "ids read of each row"))
+    add_counts(parser, repeats=(20, "measured steps of each way"))
     parser.add_argument(
         "--batches", type=lambda text: list(map(int, text.split(","))), default=[1, 8, 64],
         help="rows a step, separated by commas (default: 1,8,64)",
     )  # fmt: skip
-    parser.add_argument("--vocab-size", type=int, default=151936, help="default: %(default)s")
-    parser.add_argument("--ids", type=int, default=20, help="ids read of each row (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=20, help="measured steps of each way (default: %(default)s)")
     return parser.parse_args()
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from adapters import EngineOptions
-from workloads import LABEL_IDS, STARTUP_PROMPT, Workload
+from workloads import LABEL_IDS, STARTUP_PROMPT, EngineOptions, Workload
 
 SCORE_BATCH = 32
 SUFFIX_BATCH = 16

@@ -1,4 +1,4 @@
-"""What every engine is given: token ids made from a seed, so that all of them do the same work."""
+"""What every engine is given: its options, and token ids made from a seed, so that all of them do the same work."""
 
 from __future__ import annotations
 
@@ -18,6 +18,30 @@ STARTUP_PROMPT = "Review: The food was cold and the waiter rude.\nIs this review
 
 # Ids that are ordinary tokens in any model with a vocabulary of 8,192 or more.
 _FIRST_ID, _LAST_ID = 300, 8000
+
+
+KINDS = ("ours", "upstream", "transformers", "llama.cpp")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What an engine's process is started with.
+
+    Attributes:
+        kind: one of KINDS.
+        model: folder, or .gguf file for llama.cpp and ours; None = ours' embedded model.
+        dtype: of the weights and activations; llama.cpp takes its file's.
+        cores: processors that its threads are pinned to, one thread each.
+        quantization: ours' setting of that name.
+        enforce_eager: ours' setting of that name: no step is recorded and replayed.
+    """
+
+    kind: str
+    model: str | None
+    dtype: str
+    cores: list[int]
+    quantization: str | None = None
+    enforce_eager: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
-from machine import describe_machine
+from common import describe_machine
 
 from gpu.setting import Case, Setting
 from gpu.timing import time_in_turns

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from machine import usable_cores
+from common import usable_cores
 
 from gpu.supervise import ROOT, Process
 

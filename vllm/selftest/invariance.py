@@ -202,7 +202,7 @@ class InvarianceTest:
         """Run under another scheduler, with a cache of fewer blocks or other fields of its configuration."""
         core = self.engine.engine_core
         before = core.scheduler
-        core.step()  # the worker still has to hear from the one who knows it which requests have finished
+        core.step()  # tells the worker which requests have finished
         blocks = min(num_blocks or before.kv.pool.num_blocks, before.kv.pool.num_blocks)
         core.scheduler = Scheduler(
             replace(before.config, **changes),

@@ -1,4 +1,4 @@
-"""The servers that serving.py compares, each as its users start it, on a free port of 127.0.0.1."""
+"""Servers for the scripts that measure them, as their users start them, on a free port of 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from common import ROOT, status_kib
 
 OURS, UPSTREAM = "ours", "upstream"
 
@@ -30,23 +32,41 @@ class Serving:
         name: OURS or UPSTREAM.
         url: where it listens.
         start_seconds: from the start of its process to its first /health.
+        pid: of its process.
     """
 
     name: str
     url: str
     start_seconds: float
+    pid: int
+
+    def rss_mib(self) -> dict[str, float]:
+        """Resident memory of our processes, "server" and "core". Linux only."""
+        (core,) = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return {name: status_kib(pid)["VmRSS"] / 1024 for name, pid in (("server", self.pid), ("core", int(core)))}
+
+
+def serve_for_probes(model: str | None, *flags: str) -> AbstractContextManager[Serving]:
+    """Our server of "model", with any number of logprobs and without a log of requests."""
+    common = ("--served-model-name", "model", "--max-logprobs", "-1", "--no-access-log")
+    # The server runs in another folder.
+    if model is not None and Path(model).exists():
+        model = str(Path(model).resolve())
+    return serve(OURS, model, *common, *flags)
 
 
 @contextmanager
-def serve(name: str, model: str | None, upstream: Path | None, dtype: str, threads: int) -> Iterator[Serving]:
+def serve(
+    name: str, model: str | None, *flags: str, upstream: Path | None = None, threads: int | None = None
+) -> Iterator[Serving]:
     """A server while the context lasts.
 
     Args:
         name: OURS or UPSTREAM.
-        model: folder; None = ours with the embedded model.
+        model: absolute folder, or a name; None = ours with the embedded model.
+        flags: further ones of `vllm serve`.
         upstream: its environment; for UPSTREAM.
-        dtype: of the computation.
-        threads: cores that it may use.
+        threads: cores that it may use; None = ours with its default.
 
     Raises:
         SystemExit: it does not start; shows the end of its log.
@@ -54,12 +74,16 @@ def serve(name: str, model: str | None, upstream: Path | None, dtype: str, threa
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
+    environment = dict(os.environ)
+    if model is None or Path(model).is_absolute():
+        environment["HF_HUB_OFFLINE"] = "1"
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
     if name == OURS:
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
-        environment["PYTHONPATH"] = str(Path(__file__).resolve().parent.parent)
+        environment["PYTHONPATH"] = str(ROOT)
     else:
-        assert upstream is not None
+        assert upstream is not None and threads is not None
         command = [str(upstream.resolve() / "bin" / "vllm"), "serve"]
         environment.pop("PYTHONPATH", None)
         # Its default leaves one core to a process that only waits.
@@ -69,7 +93,7 @@ def serve(name: str, model: str | None, upstream: Path | None, dtype: str, threa
             "VLLM_NO_USAGE_STATS": "1",
         }
     command += [] if model is None else [model]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", dtype]
+    command += ["--host", "127.0.0.1", "--port", str(port), *flags]
     with tempfile.TemporaryFile("w+") as log:
         began = time.monotonic()
         # Elsewhere, as upstream's processes would import this checkout's package from its root.
@@ -81,7 +105,7 @@ def serve(name: str, model: str | None, upstream: Path | None, dtype: str, threa
             if not _is_ready(process, url, began + _START_SECONDS):
                 log.seek(0)
                 raise SystemExit(f"{name} does not start:\n{log.read()[-3000:]}")
-            yield Serving(name, url, time.monotonic() - began)
+            yield Serving(name, url, time.monotonic() - began, process.pid)
         finally:
             _stop(process)
 
@@ -92,7 +116,7 @@ def _is_ready(process: subprocess.Popen[bytes], url: str, deadline: float) -> bo
             with urllib.request.urlopen(f"{url}/health", timeout=5):
                 return True
         except (OSError, urllib.error.URLError):
-            time.sleep(0.1)
+            time.sleep(0.02)
     return False
 
 
