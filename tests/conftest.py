@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread each for the processes that share the cores: threads that wait for each other would spin. Read when
@@ -27,7 +28,8 @@ if not torch.cuda.is_available():
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from embedded_reference import embedded_reference  # noqa: F401 - a fixture
-from ray_cluster import ray_cluster  # noqa: F401 - a fixture
+from file_order import in_order, is_on_ray, scheduling
+from ray_cluster import end_cluster, ray_cluster  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -44,11 +46,30 @@ def frozen_heap() -> Iterator[None]:
     yield
 
 
+def pytest_unconfigure() -> None:
+    """Libraries complain about objects that are never collected."""
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests out that need a CUDA device where there is none."""
+    """Leave the tests out that need a CUDA device where there is none, and put the others in order."""
+    items[:] = in_order(items)
     if torch.cuda.is_available():
         return
     without = [item for item in items if "gpu" in item.keywords]
     if without:
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if "gpu" not in item.keywords]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Several processes share the files."""
+    return scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Ray's processes are busy even when they have nothing to do."""
+    if not is_on_ray(nextitem):
+        end_cluster()

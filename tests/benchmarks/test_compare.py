@@ -98,6 +98,7 @@ class _Process:
 def turns(benchmark_module: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     module = benchmark_module("turns")
     monkeypatch.setattr(module, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_SETTLE_LIMIT_SECONDS", 0.1)
     return module.Turns(contextlib.ExitStack(), 1.0, tmp_path)
 
 

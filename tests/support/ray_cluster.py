@@ -6,22 +6,48 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from vllm.scoring.parts import PartFolder
 
+_clusters: list[Any] = []
+"""The one that runs."""
 
-@pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[str]:
-    """The address of two nodes of two CPUs each, as Ray counts them: this process is connected to the first."""
+_environment = pytest.MonkeyPatch()
+"""As its processes have it."""
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> str:
+    """The address of two nodes of two CPUs each, as Ray counts them: this process is connected to the first. Files that
+    follow each other share it."""
     pytest.importorskip("ray", reason="Ray is not installed (pip install 'ray[data]')")
+    if not _clusters:
+        _clusters.append(_start_cluster())
+    return _clusters[0].address
+
+
+def end_cluster() -> None:
+    """End the one that runs, if one does."""
+    for cluster in _clusters:
+        import ray
+
+        ray.shutdown()
+        cluster.shutdown()
+    _clusters.clear()
+    _environment.undo()
+
+
+def _start_cluster() -> Any:
     from vllm.utils.ray_utils import import_ray_for
 
     # Actors import what this process does.
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    _environment.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    # Of each folder that is read, 32 processes would look at the files.
+    _environment.setenv("RAY_DATA_PARQUET_FOOTER_NUM_ACTORS", "1")
     import_ray_for()
     import ray
     import ray.data
@@ -33,9 +59,7 @@ def ray_cluster() -> Iterator[str]:
     ray.init(cluster.address, logging_level=logging.ERROR, log_to_driver=False)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False
-    yield cluster.address
-    ray.shutdown()
-    cluster.shutdown()
+    return cluster
 
 
 def actor_pids(name: str = "ray::MapWorker") -> list[int]:

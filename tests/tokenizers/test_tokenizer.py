@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from byte_tokenizer import make_byte_tokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from vllm.model_executor.model_loader import embedded_model_path, resolve_model
@@ -276,12 +276,12 @@ CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast", "LlamaTokenizerFast",
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize("tokenizer_class", (*CLASSES, None, "left out"))
 def test_transformers_tokenizer_is_the_one_of_the_folders_config(
-    folder: Path, tmp_path: Path, model_type: str | None, tokenizer_class: str | None
+    tmp_path: Path, model_type: str | None, tokenizer_class: str | None
 ) -> None:
     from transformers import AutoTokenizer
 
-    shutil.copy(folder / "tokenizer.json", tmp_path)
-    settings = {"chat_template": "{{ messages[0].content }}!", "eos_token": "<|im_end|>"}
+    make_byte_tokenizer(tmp_path)
+    settings = {"chat_template": "{{ messages[0].content }}!", "eos_token": "</s>"}
     named = {} if tokenizer_class == "left out" else {"tokenizer_class": tokenizer_class}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | named))
     if model_type:

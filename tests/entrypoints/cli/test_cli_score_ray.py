@@ -113,8 +113,8 @@ def test_killed_itself_and_resumed(model: Path, ray_cluster: str, capsys: pytest
 
     assert main(on_ray(model, "stopped", *parquet)) == 2
     assert "stopped exists; --resume continues it" in capsys.readouterr().err
-    arguments = [each for each in on_ray(model, "stopped", "--resume", *parquet) if each != "--quiet"]
-    assert main(arguments) == 1
+    arguments = on_ray(model, "stopped", "--resume", "--replicas", "1", *parquet)
+    assert main([each for each in arguments if each != "--quiet"]) == 1
     captured = capsys.readouterr()
     assert f"resumed:    56 of {NUM_TEXTS} rows were there" in captured.out
     assert f"1 of {NUM_TEXTS} texts failed" in captured.err
@@ -133,7 +133,7 @@ def test_killed_itself_and_resumed(model: Path, ray_cluster: str, capsys: pytest
 
 
 def test_a_model_that_is_not_there(model: Path, ray_cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(on_ray(model, "none", "--model", "nowhere")) == 2
+    assert main(on_ray(model, "none", "--model", "nowhere", "--replicas", "1")) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("vllm score: error: ") and "nowhere" in error
 

@@ -109,7 +109,7 @@ async def listening(engine: AsyncLLM, **args: Any) -> AsyncIterator[SocketServer
 
 
 class RawClient:
-    """One request over one connection, byte by byte."""
+    """One request over one connection, byte by byte, or one after the other."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -118,14 +118,23 @@ class RawClient:
     @classmethod
     async def send(cls, port: int, path: str, body: dict[str, Any], share: float = 1.0) -> RawClient:
         """Connect and send the request's head and the first `share` of its body."""
-        client = cls(*await asyncio.open_connection("127.0.0.1", port))
+        client = await cls.connect(port)
+        await client.write(path, body, share)
+        return client
+
+    @classmethod
+    async def connect(cls, port: int) -> RawClient:
+        """A connection without a request."""
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    async def write(self, path: str, body: dict[str, Any], share: float = 1.0) -> None:
+        """Send a request's head and the first `share` of its body."""
         data = json.dumps(body).encode()
         head = (
             f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
         )
-        client._writer.write(head.encode() + b"\r\n" + data[: int(share * len(data))])
-        await client._writer.drain()
-        return client
+        self._writer.write(head.encode() + b"\r\n" + data[: int(share * len(data))])
+        await self._writer.drain()
 
     async def read_events(self, count: int) -> None:
         """Read until `count` events of the answer have come, or its last one."""
@@ -143,11 +152,16 @@ class RawClient:
 
     async def answer(self) -> Any:
         """The answer's JSON."""
+        return json.loads(await self.whole_answer())
+
+    async def whole_answer(self) -> bytes:
+        """The answer's body; of a stream its chunks, as they were sent."""
         head = await self._reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 "), head
         length = re.search(rb"content-length: (\d+)", head)
-        assert length is not None, head
-        return json.loads(await self._reader.readexactly(int(length[1])))
+        if length is None:
+            return await self._reader.readuntil(b"\r\n0\r\n\r\n")
+        return await self._reader.readexactly(int(length[1]))
 
     async def leave(self) -> None:
         """Close the connection."""

@@ -121,18 +121,19 @@ def test_the_processes_do_not_grow(folder):
 
 
 async def send(url: str, count: int) -> None:
-    """Requests that have the most overhead for their size."""
-    slots = asyncio.Semaphore(32)
+    """Requests that have the most overhead for their size, over some connections."""
+    numbers = iter(range(count))
     kinds: tuple[dict[str, Any], ...] = ({}, {"logprobs": 3}, {"stream": True}, {"logprob_token_ids": [7]})
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
 
-        async def one(number: int) -> None:
+    async def one_client() -> None:
+        client = await RawClient.connect(int(url.rpartition(":")[2]))
+        for number in numbers:
             body = {"model": "tiny", "prompt": [number % 250 + 3, 9], "max_tokens": 1, **kinds[number % len(kinds)]}
-            async with slots:
-                response = await client.post(COMPLETIONS, json=body)
-                assert response.status_code == 200, response.text
+            await client.write(COMPLETIONS, body)
+            await client.whole_answer()
+        await client.leave()
 
-        await asyncio.gather(*map(one, range(count)))
+    await asyncio.gather(*(one_client() for _ in range(32)))
 
 
 def resident_kib(pid: int) -> int:

@@ -110,7 +110,8 @@ class TestLimits:
 
 
 def test_many_kinds_in_one_call_equal_each_alone(llm):
-    """256 scoring requests with 20 ids, 64 plain top-k requests and 64 without logprobs, in one call."""
+    """256 scoring requests with 20 ids, 64 plain top-k requests and 64 without logprobs, in one call. Every fourth of
+    them is computed once more."""
     rng = random.Random(0)
     words = "the cat sat on a mat and looked at seven blue birds while it rained over an old stone house".split()
     prompts = [" ".join(rng.choices(words, k=rng.randint(2, 24))) for _ in range(384)]
@@ -123,9 +124,9 @@ def test_many_kinds_in_one_call_equal_each_alone(llm):
     together = llm.generate([prompts[i] for i in order], [params[i] for i in order], use_tqdm=False)
     together = [output for _, output in sorted(zip(order, together, strict=True), key=lambda pair: pair[0])]
     llm.reset_prefix_cache()
-    for prompt, own, output in zip(prompts, params, together, strict=True):
-        (alone,) = llm.generate([prompt], own, use_tqdm=False)
-        assert_same_readings(output, alone, tolerance=1e-5)
+    for index in range(0, 384, 4):
+        (alone,) = llm.generate([prompts[index]], params[index], use_tqdm=False)
+        assert_same_readings(together[index], alone, tolerance=1e-5)
         llm.reset_prefix_cache()
     assert all(output.outputs[0].logprobs is None for output in together[320:])
 

@@ -1,0 +1,71 @@
+"""Which test files run first, and which in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest import Config, Item
+    from xdist.scheduler import LoadFileScheduling
+
+_OPENAI = "tests/entrypoints/openai"
+
+# Each shares what is costly to start.
+_ON_RAY = (
+    "tests/scoring/test_dataset.py",
+    "tests/entrypoints/cli/test_cli_score_ray.py",
+    "tests/v1/executor/test_ray_executor.py",
+    "tests/utils/test_ray_utils.py",
+)
+_WITH_CLIENTS = (
+    f"{_OPENAI}/test_online_examples.py",
+    f"{_OPENAI}/test_clients_openai_errors.py",
+    f"{_OPENAI}/test_clients_openai_chat.py",
+    f"{_OPENAI}/test_clients_openai.py",
+    f"{_OPENAI}/test_clients_langchain.py",
+    f"{_OPENAI}/test_clients_curl.py",
+    f"{_OPENAI}/test_scoring_docs.py",
+)
+
+# Begun late, these would leave the other processes idle. The longest come first.
+_FIRST: Sequence[tuple[str, ...]] = (
+    _ON_RAY,
+    ("tests/ptx/test_ptx.py",),
+    ("tests/ptx/test_triton_cubins.py",),
+    _WITH_CLIENTS,
+    (f"{_OPENAI}/test_launcher.py",),
+    (f"{_OPENAI}/test_memory.py",),
+    ("tests/benchmarks/test_serving_benchmark.py",),
+    (f"{_OPENAI}/test_schema.py",),
+    ("tests/ops/test_token_readings.py",),
+)
+_PLACES = {file: place for place, files in enumerate(_FIRST) for file in files}
+
+
+def in_order(items: Sequence[Item]) -> list[Item]:
+    """The tests of each file together, those of the first files first."""
+    return sorted(items, key=lambda item: _PLACES.get(_file(item.nodeid), len(_FIRST)))
+
+
+def is_on_ray(item: Item | None) -> bool:
+    """Whether it is of a file that needs Ray's cluster."""
+    return item is not None and _file(item.nodeid) in _ON_RAY
+
+
+def scheduling(config: Config, log: Any) -> LoadFileScheduling:
+    """As `--dist loadfile`, but with files that share something in one process, and in the order of the tests instead
+    of that of their numbers."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return _FIRST[_PLACES[file]][0] if file in _PLACES else file
+
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
