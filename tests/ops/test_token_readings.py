@@ -237,7 +237,7 @@ def test_logits_as_far_apart_as_float32_reaches(backend: str) -> None:
 @pytest.mark.parametrize("ragged", [False, True], ids=["whole", "ragged"])
 def test_the_first_column_becomes_the_argmax(backend: str, width: int, ragged: bool) -> None:
     torch.manual_seed(width)
-    width = interpretable(twin, width, 40)
+    width = interpretable(backend, width, 40)
     logits = torch.randn(3, 4500).bfloat16().float()
     ids = torch.randint(0, 4500, (3, width), dtype=torch.int32)
     ids[:, 0] = -7  # not looked at
