@@ -15,7 +15,7 @@ class VLLMValidationError(ValueError):
         value: the offending value.
     """
 
-    def __init__(self, message: str, *, parameter: str | None = None, value: Any = None) -> None:
+    def __init__(self, message: str, parameter: str | None = None, value: Any = None) -> None:
         super().__init__(message)
         self.parameter = parameter
         self.value = value
