@@ -1,4 +1,4 @@
-"""What a request to a pooling model asks for. No pooling model is served yet: whoever takes these values refuses them."""
+"""What a request to a pooling model asks for. None is served yet: whoever takes these values refuses them."""
 
 from __future__ import annotations
 

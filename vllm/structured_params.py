@@ -1,4 +1,4 @@
-"""What shape an answer is asked to have. There is no grammar in the engine yet: whoever takes these values refuses them."""
+"""What shape an answer is asked to have. No grammar is there yet: whoever takes these values refuses them."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ class _ModelRegistry:
         if model_arch in _MODELS:
             return
         raise NotImplementedError(
-            f"ModelRegistry.register_model({model_arch!r}): models are not taken from callers, whose layers are written "
-            f"for other kernels; served are {', '.join(supported_architectures())}"
+            f"ModelRegistry.register_model({model_arch!r}): models are not taken from callers, whose layers are "
+            f"written for other kernels; served are {', '.join(supported_architectures())}"
         )
 
     def resolve_model_cls(
