@@ -71,6 +71,15 @@ def render_conversations(
     return [TokensPrompt(prompt_token_ids=ids, prompt=text) for ids, text in zip(encoded, texts, strict=True)]
 
 
+def normal_messages(messages: Any) -> list[dict[str, Any]]:
+    """One conversation as templates take it: each message's content as one text, arguments of tool calls as objects.
+
+    Raises:
+        VLLMValidationError: a malformed message; its index is named.
+    """
+    return [message for _, conversation in _check_conversations([messages]) for message in conversation]
+
+
 def _render(name: str, conversation: list[dict[str, Any]], tokenizer: Tokenizer, options: dict[str, Any]) -> str:
     try:
         text = tokenizer.apply_chat_template(conversation, tokenize=False, **options)
