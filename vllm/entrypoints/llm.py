@@ -13,6 +13,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.beam_search import BeamSearches, as_beam_search_output, as_sampling_params
 from vllm.entrypoints.chat import render_conversations
 from vllm.entrypoints.interrupts import InterruptsBetweenSteps
+from vllm.entrypoints.pooling.offline import PoolingOfflineMixin
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType
 from vllm.outputs import LabelScores, RequestOutput
@@ -22,7 +23,7 @@ from vllm.v1.engine.label_scoring import LabelScorer, encode_labels
 from vllm.v1.engine.llm_engine import LLMEngine
 
 
-class LLM:
+class LLM(PoolingOfflineMixin):
     """A model that generates for lists of prompts and reads chosen tokens' logprobs.
 
     Args:
