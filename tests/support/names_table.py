@@ -103,9 +103,9 @@ def names_section() -> str:
     lines = [
         "## Names",
         "",
-        f"Paths, names and arguments follow upstream's version {version}. Of {len(names)} that callers use, {len(done)} "
-        f"are there, {len(refused)} can be imported and say what to do instead when they are used, {len(partly)} lack "
-        f"something, and {len(absent)} are not there.",
+        f"Paths, names and arguments follow upstream's version {version}. Of {len(names)} that callers use, "
+        f"{len(done)} are there, {len(refused)} can be imported and say what to do instead when they are used, "
+        f"{len(partly)} lack something, and {len(absent)} are not there.",
         "",
         "### There",
         "",
