@@ -1,5 +1,5 @@
-"""Tokenizers for callers: transformers' own, so that all that can be done with one can be done with these; or of a class
-that a caller has registered under a mode of its own."""
+"""Tokenizers for callers: transformers' own, so that all that can be done with one can be done with these; or of a
+class that a caller has registered under a mode of its own."""
 
 from __future__ import annotations
 
