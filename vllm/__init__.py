@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from vllm.utils.packages import needed_by
-from vllm.version import __version__
+from vllm.version import __version__, __version_tuple__
 
 _EXPORTS = {
     "LLM": "vllm.entrypoints.llm",
@@ -26,7 +26,7 @@ _EXPORTS = {
     "PromptType": "vllm.inputs",
 }
 
-__all__ = ["__version__", *_EXPORTS]
+__all__ = ["__version__", "__version_tuple__", *_EXPORTS]
 
 if TYPE_CHECKING:
     from vllm.beam_search import BeamSearchParams
