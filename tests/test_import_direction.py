@@ -15,8 +15,9 @@ ROOT = Path(__file__).parents[1]
 # From the bottom up. A module imports what stands before it, and its own entry; the first prefix that matches a module
 # from the end of the list is its entry.
 ORDER = """
-    envs version logger exceptions utils logprobs beam_search sampling_params inputs outputs transformers_utils config
-    tokenizers
+    env_table envs version logger exceptions utils logprobs sequence lora structured_params beam_search sampling_params
+    pooling_params inputs pooling_outputs outputs transformers_utils multimodal plugins platforms usage config
+    tokenizers transformers_utils.tokenizer reasoning tool_parsers
     ops distributed attention model_executor
     v1 v1.request v1.outputs v1.messages v1.core v1.sample v1.worker v1.executor
     engine.arg_utils v1.metrics.engine_metrics v1.engine v1.metrics engine

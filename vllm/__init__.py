@@ -24,6 +24,16 @@ _EXPORTS = {
     "TokensPrompt": "vllm.inputs",
     "TextPrompt": "vllm.inputs",
     "PromptType": "vllm.inputs",
+    "PoolingParams": "vllm.pooling_params",
+    "PoolingOutput": "vllm.outputs",
+    "PoolingRequestOutput": "vllm.outputs",
+    "EmbeddingOutput": "vllm.outputs",
+    "EmbeddingRequestOutput": "vllm.outputs",
+    "ClassificationOutput": "vllm.outputs",
+    "ClassificationRequestOutput": "vllm.outputs",
+    "ScoringOutput": "vllm.outputs",
+    "ScoringRequestOutput": "vllm.outputs",
+    "ModelRegistry": "vllm.model_executor.models",
 }
 
 __all__ = ["__version__", "__version_tuple__", *_EXPORTS]
@@ -34,7 +44,22 @@ if TYPE_CHECKING:
     from vllm.engine.async_llm_engine import AsyncLLMEngine
     from vllm.entrypoints.llm import LLM
     from vllm.inputs import PromptType, TextPrompt, TokensPrompt
-    from vllm.outputs import CompletionOutput, LabelScore, LabelScores, RequestOutput
+    from vllm.model_executor.models import ModelRegistry
+    from vllm.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        LabelScore,
+        LabelScores,
+        PoolingOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from vllm.pooling_params import PoolingParams
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.llm_engine import LLMEngine

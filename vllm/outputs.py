@@ -9,6 +9,14 @@ from typing import Any
 import numpy as np
 
 from vllm.logprobs import FlatLogprobs, PromptLogprobs
+from vllm.pooling_outputs import ClassificationOutput as ClassificationOutput
+from vllm.pooling_outputs import ClassificationRequestOutput as ClassificationRequestOutput
+from vllm.pooling_outputs import EmbeddingOutput as EmbeddingOutput
+from vllm.pooling_outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+from vllm.pooling_outputs import PoolingOutput as PoolingOutput
+from vllm.pooling_outputs import PoolingRequestOutput as PoolingRequestOutput
+from vllm.pooling_outputs import ScoringOutput as ScoringOutput
+from vllm.pooling_outputs import ScoringRequestOutput as ScoringRequestOutput
 
 
 @dataclass

@@ -1,5 +1,37 @@
 """The shapes a prompt may have."""
 
-from vllm.inputs.data import PromptType, TextPrompt, TokensPrompt
+from vllm.inputs.data import (
+    DataPrompt,
+    DictPrompt,
+    EmbedsPrompt,
+    EngineInput,
+    ExplicitEncoderDecoderPrompt,
+    ModalityData,
+    MultiModalDataBuiltins,
+    MultiModalDataDict,
+    MultiModalUUIDDict,
+    PromptType,
+    SingletonPrompt,
+    TextPrompt,
+    TokensInput,
+    TokensPrompt,
+    tokens_input,
+)
 
-__all__ = ["PromptType", "TextPrompt", "TokensPrompt"]
+__all__ = [
+    "DataPrompt",
+    "DictPrompt",
+    "EmbedsPrompt",
+    "EngineInput",
+    "ExplicitEncoderDecoderPrompt",
+    "ModalityData",
+    "MultiModalDataBuiltins",
+    "MultiModalDataDict",
+    "MultiModalUUIDDict",
+    "PromptType",
+    "SingletonPrompt",
+    "TextPrompt",
+    "TokensInput",
+    "TokensPrompt",
+    "tokens_input",
+]

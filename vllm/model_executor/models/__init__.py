@@ -1,1 +1,5 @@
-"""One architecture a file; `registry` finds the class by the config's architecture name."""
+"""Model architectures."""
+
+from vllm.model_executor.models.registry import ModelRegistry
+
+__all__ = ["ModelRegistry"]

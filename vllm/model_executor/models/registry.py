@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
 _MODELS = {
     "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
@@ -33,3 +36,52 @@ def resolve_model_class(architectures: Sequence[str]) -> type[nn.Module]:
             return getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), class_name)
     given = ", ".join(architectures) or "none"
     raise ValueError(f"config.json: architectures must name one of {', '.join(supported_architectures())}, got {given}")
+
+
+class _ModelRegistry:
+    """The architectures that can be served, as upstream's callers ask for them."""
+
+    def get_supported_archs(self) -> AbstractSet[str]:
+        """Their names in config.json."""
+        return _MODELS.keys()
+
+    def register_model(self, model_arch: str, model_cls: type[nn.Module] | str) -> None:
+        """Nothing, for an architecture that is served here already: ours is kept.
+
+        Raises:
+            NotImplementedError: any other.
+        """
+        if model_arch in _MODELS:
+            return
+        raise NotImplementedError(
+            f"ModelRegistry.register_model({model_arch!r}): models are not taken from callers, whose layers are "
+            f"written for other kernels; served are {', '.join(supported_architectures())}"
+        )
+
+    def resolve_model_cls(
+        self, architectures: str | Sequence[str], model_config: Any = None
+    ) -> tuple[type[nn.Module], str]:
+        """The class of the first architecture that is known, and its name.
+
+        Raises:
+            ValueError: none of them is.
+        """
+        names = [architectures] if isinstance(architectures, str) else list(architectures)
+        model_class = resolve_model_class(names)
+        return model_class, next(name for name in names if name in _MODELS)
+
+    def is_text_generation_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
+        """Whether one of the architectures is served; all of them generate text."""
+        names = [architectures] if isinstance(architectures, str) else architectures
+        return any(name in _MODELS for name in names)
+
+    def is_pooling_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
+        """False: none is."""
+        return False
+
+    def is_multimodal_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
+        """False: none is."""
+        return False
+
+
+ModelRegistry = _ModelRegistry()

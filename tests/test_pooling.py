@@ -1,0 +1,58 @@
+"""Pooling parameters and outputs are values; their use is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vllm import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingParams,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
+from vllm.exceptions import VLLMValidationError
+from vllm.pooling_params import LateChunkingParams, refuse_pooling
+
+
+def pooled(*values: float) -> PoolingRequestOutput[PoolingOutput]:
+    data = torch.tensor(values) if len(values) != 1 else torch.tensor(values[0])
+    return PoolingRequestOutput("r", PoolingOutput(data), [1, 2], 1, True)
+
+
+def test_a_tensor_is_read_as_what_was_asked_for():
+    embedding = EmbeddingRequestOutput.from_base(pooled(0.5, 0.25, 1.0))
+    assert embedding.outputs.embedding == [0.5, 0.25, 1.0]
+    assert embedding.outputs.hidden_size == 3
+    assert (embedding.request_id, embedding.prompt_token_ids, embedding.num_cached_tokens) == ("r", [1, 2], 1)
+    classes = ClassificationRequestOutput.from_base(pooled(0.75, 0.25))
+    assert (classes.outputs.probs, classes.outputs.num_classes) == ([0.75, 0.25], 2)
+    assert ScoringRequestOutput.from_base(pooled(0.5)).outputs.score == 0.5
+
+
+@pytest.mark.parametrize(("kind", "values"), [(ScoringRequestOutput, (1.0, 2.0)), (EmbeddingRequestOutput, (1.0,))])
+def test_a_tensor_of_another_shape_is_named(kind, values):
+    with pytest.raises(ValueError, match="shape"):
+        kind.from_base(pooled(*values))
+
+
+def test_outputs_compare_by_value():
+    assert PoolingOutput(torch.ones(2)) == PoolingOutput(torch.ones(2))
+    assert PoolingOutput(torch.ones(2)) != PoolingOutput(torch.zeros(2))
+    assert "ScoringOutput(score=0.5)" in repr(ScoringRequestOutput.from_base(pooled(0.5)))
+
+
+def test_params_are_values():
+    params = PoolingParams(dimensions=8, extra_kwargs={"a": [1]})
+    copied = params.clone()
+    copied.extra_kwargs["a"].append(2)
+    assert params.extra_kwargs == {"a": [1]}
+    with pytest.raises(VLLMValidationError, match="chunk_size"):
+        LateChunkingParams(0)
+
+
+def test_the_refusal_says_what_to_do_instead():
+    with pytest.raises(VLLMValidationError, match=r"LLM\.embed: .*score_labels"):
+        refuse_pooling("LLM.embed")

@@ -1,0 +1,66 @@
+"""What shape an answer is to have: values that hold one kind, refused with what to do instead."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel
+
+from vllm.exceptions import VLLMValidationError
+from vllm.structured_params import (
+    GuidedDecodingParams,
+    RepetitionDetectionParams,
+    StructuredOutputsParams,
+    is_neutral,
+    refuse_structured,
+)
+
+
+@pytest.mark.parametrize("fields", [{}, {"json": "{}", "regex": "a"}, {"disable_any_whitespace": True}])
+def test_exactly_one_kind(fields):
+    with pytest.raises(VLLMValidationError, match="exactly one of json, regex"):
+        StructuredOutputsParams(**fields)
+
+
+def test_asking_what_is_given():
+    tag = StructuredOutputsParams(structural_tag="{}")
+    assert not tag.all_constraints_none()
+    assert tag.all_non_structural_tag_constraints_none()
+    assert not StructuredOutputsParams(regex="a").all_non_structural_tag_constraints_none()
+
+
+def test_the_older_name_may_be_empty():
+    assert is_neutral(None)
+    assert is_neutral(GuidedDecodingParams())
+    assert not is_neutral(GuidedDecodingParams(choice=["a"]))
+    with pytest.raises(VLLMValidationError, match="at most one"):
+        GuidedDecodingParams(choice=["a"], regex="a")
+
+
+def test_from_optional():
+    class Answer(BaseModel):
+        label: str
+
+    assert GuidedDecodingParams.from_optional(backend="xgrammar") is None
+    assert GuidedDecodingParams.from_optional(choice=["a"], backend="x") == GuidedDecodingParams(
+        choice=["a"], backend="x"
+    )
+    made = GuidedDecodingParams.from_optional(json=Answer)
+    assert made is not None and made.json == Answer.model_json_schema()
+
+
+@pytest.mark.parametrize(
+    ("params", "instead"),
+    [(StructuredOutputsParams(choice=["yes", "no"]), "score_labels"), (GuidedDecodingParams(regex="a+"), "prompt")],
+)
+def test_the_refusal_says_what_to_do_instead(params, instead):
+    with pytest.raises(VLLMValidationError, match=instead) as caught:
+        refuse_structured("structured_outputs", params)
+    assert caught.value.parameter == "structured_outputs"
+
+
+@pytest.mark.parametrize("fields", [(-1,), (2, 3, 2), (3, 1, 1)])
+def test_repetition_detection_checks_its_numbers(fields):
+    RepetitionDetectionParams()
+    RepetitionDetectionParams(3, 1, 2)
+    with pytest.raises(VLLMValidationError):
+        RepetitionDetectionParams(*fields)

@@ -1,0 +1,61 @@
+"""KV blocks that one engine hands to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from vllm.config.unserved import UnservedConfig, choice
+from vllm.exceptions import VLLMValidationError
+
+KVProducer = Literal["kv_producer", "kv_both"]
+KVConsumer = Literal["kv_consumer", "kv_both"]
+KVRole = Literal["kv_producer", "kv_both", "kv_consumer"]
+
+
+@dataclass
+class KVTransferConfig(UnservedConfig):
+    """Who sends KV blocks, who receives them, and by what.
+
+    Raises:
+        VLLMValidationError: a connector without a role, or an unknown role.
+    """
+
+    instead: ClassVar[str] = (
+        "KV blocks stay in their engine; swap_space keeps them on the host, and data_parallel_size adds replicas"
+    )
+    harmless: ClassVar[frozenset[str]] = frozenset({"kv_buffer_device", "kv_port", "engine_id"})
+
+    kv_connector: str | None = None
+    engine_id: str | None = None
+    kv_buffer_device: str = "cuda"
+    kv_role: KVRole | None = choice(None, "kv_producer", "kv_both", "kv_consumer")
+    kv_port: int = 14579
+    kv_connector_extra_config: dict[str, Any] = field(default_factory=dict)
+    kv_connector_module_path: str | None = None
+    enable_permute_local_kv: bool = False
+    kv_load_failure_policy: Literal["recompute", "fail"] = choice("fail", "recompute", "fail")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kv_connector is not None and self.kv_role is None:
+            raise VLLMValidationError("kv_connector needs kv_role", parameter="kv_role")
+
+    @property
+    def is_kv_transfer_instance(self) -> bool:
+        """Whether it sends or receives."""
+        return self.kv_connector is not None and self.kv_role is not None
+
+    @property
+    def is_kv_producer(self) -> bool:
+        """Whether it sends."""
+        return self.kv_connector is not None and self.kv_role in ("kv_producer", "kv_both")
+
+    @property
+    def is_kv_consumer(self) -> bool:
+        """Whether it receives."""
+        return self.kv_connector is not None and self.kv_role in ("kv_consumer", "kv_both")
+
+    def get_from_extra_config(self, key: str, default: Any) -> Any:
+        """A value of kv_connector_extra_config."""
+        return self.kv_connector_extra_config.get(key, default)

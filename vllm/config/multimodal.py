@@ -1,0 +1,46 @@
+"""Images, videos and sound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from vllm.config.unserved import UnservedConfig, choice, number
+
+
+@dataclass
+class MultiModalConfig(UnservedConfig):
+    """How many items of a kind a prompt may hold, and how they are prepared."""
+
+    instead: ClassVar[str] = "only text models are served"
+    # What is kept of media, and how it is hashed: without media, nothing.
+    harmless: ClassVar[frozenset[str]] = frozenset(
+        {
+            "language_model_only", "mm_device_do_normalize", "mm_processor_cache_gb", "mm_processor_cache_type",
+            "mm_hasher_algorithm", "mm_shm_cache_max_object_size_mb", "skip_mm_profiling",
+        }
+    )  # fmt: skip
+
+    language_model_only: bool = False
+    limit_per_prompt: dict[str, Any] = field(default_factory=dict)
+    enable_mm_embeds: bool = False
+    media_io_kwargs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    mm_processor_kwargs: dict[str, object] | None = None
+    mm_device_do_normalize: bool | None = True
+    mm_processor_cache_gb: float = number(4, 0)
+    mm_processor_cache_type: str = choice("lru", "shm", "lru")
+    mm_hasher_algorithm: str = choice("blake3", "blake3", "sha256", "sha512")
+    mm_shm_cache_max_object_size_mb: int = number(128, 0)
+    mm_encoder_only: bool = False
+    mm_encoder_tp_mode: str = choice("weights", "weights", "data")
+    mm_encoder_attn_backend: Any = None
+    interleave_mm_strings: bool = False
+    skip_mm_profiling: bool = False
+    video_pruning_rate: float | None = number(None, 0)
+
+    def asked(self) -> dict[str, Any]:
+        """See UnservedConfig.asked; limits that rule every item out ask for nothing."""
+        found = super().asked()
+        if not any(self.limit_per_prompt.values()):
+            found.pop("limit_per_prompt", None)
+        return found

@@ -1,0 +1,41 @@
+"""Profiles of steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from vllm.config.unserved import UnservedConfig, choice, number
+
+ProfilerKind = Literal["torch", "cuda", "proton"]
+
+
+@dataclass
+class ProfilerConfig(UnservedConfig):
+    """Who records a profile, and where it is written."""
+
+    instead: ClassVar[str] = "no profiler is started; torch.profiler around LLM.generate records its steps"
+    harmless: ClassVar[frozenset[str]] = frozenset(
+        {
+            "torch_profiler_with_stack", "torch_profiler_with_flops", "torch_profiler_use_gzip",
+            "torch_profiler_dump_cuda_time_total", "torch_profiler_record_shapes", "torch_profiler_with_memory",
+            "ignore_frontend", "delay_iterations", "max_iterations", "warmup_iterations", "active_iterations",
+            "wait_iterations",
+        }
+    )  # fmt: skip
+
+    profiler: ProfilerKind | None = choice(None, "torch", "cuda", "proton")
+    torch_profiler_dir: str = ""
+    torch_profiler_activities: list[str] | None = None
+    torch_profiler_with_stack: bool = True
+    torch_profiler_with_flops: bool = False
+    torch_profiler_use_gzip: bool = True
+    torch_profiler_dump_cuda_time_total: bool = True
+    torch_profiler_record_shapes: bool = False
+    torch_profiler_with_memory: bool = False
+    ignore_frontend: bool = False
+    delay_iterations: int = number(0, 0)
+    max_iterations: int = number(0, 0)
+    warmup_iterations: int = number(0, 0)
+    active_iterations: int = number(5, 1)
+    wait_iterations: int = number(0, 0)

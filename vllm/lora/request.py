@@ -1,0 +1,72 @@
+"""What a request for a LoRA adapter looks like. The engine serves none yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from vllm.exceptions import VLLMValidationError
+
+
+@dataclass(eq=False)
+class LoRARequest:
+    """An adapter that a request is to run with. Two are equal when their names are.
+
+    Attributes:
+        lora_name: what identifies the adapter.
+        lora_int_id: a number of its own, from 1 on.
+        lora_path: its folder or hub name.
+        base_model_name: the model that it was made for.
+        load_inplace: load it again where it is loaded already.
+        is_3d_lora_weight: whether its expert weights are stacked.
+
+    Raises:
+        VLLMValidationError: an id below 1, or no path.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str = ""
+    base_model_name: str | None = None
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+
+    def __post_init__(self) -> None:
+        if self.lora_int_id < 1:
+            raise VLLMValidationError("lora_int_id must be at least 1", parameter="lora_int_id", value=self.lora_int_id)
+        if not self.lora_path:
+            raise VLLMValidationError("lora_path must name a folder", parameter="lora_path", value=self.lora_path)
+
+    @property
+    def adapter_id(self) -> int:
+        """`lora_int_id`."""
+        return self.lora_int_id
+
+    @property
+    def name(self) -> str:
+        """`lora_name`."""
+        return self.lora_name
+
+    @property
+    def path(self) -> str:
+        """`lora_path`."""
+        return self.lora_path
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LoRARequest) and self.lora_name == other.lora_name
+
+    def __hash__(self) -> int:
+        return hash(self.lora_name)
+
+
+def refuse_lora(parameter: str, value: object) -> NoReturn:
+    """
+    Raises:
+        VLLMValidationError: always: says what to do instead.
+    """
+    raise VLLMValidationError(
+        "LoRA adapters are not served: merge the adapter into its model's weights "
+        "(peft: merge_and_unload) and load the merged folder",
+        parameter=parameter,
+        value=value,
+    )

@@ -1,0 +1,155 @@
+"""What a pooling model's request would return. No pooling model is served yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+_O = TypeVar("_O")
+
+
+@dataclass
+class PoolingOutput:
+    """The pooled tensor of one request, of any shape."""
+
+    data: torch.Tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PoolingOutput) and bool((self.data == other.data).all())
+
+
+class PoolingRequestOutput(Generic[_O]):
+    """The output of one request.
+
+    Attributes:
+        request_id: the request's name.
+        outputs: what was pooled.
+        prompt_token_ids: the prompt's ids.
+        num_cached_tokens: prompt tokens that came from the prefix cache.
+        finished: whether the request has ended.
+        error: what went wrong; None when nothing did.
+        late_chunking: how the text was parted, where it was.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        outputs: _O,
+        prompt_token_ids: list[int],
+        num_cached_tokens: int,
+        finished: bool,
+        *,
+        error: Any | None = None,
+        late_chunking: Any | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.outputs = outputs
+        self.prompt_token_ids = prompt_token_ids
+        self.num_cached_tokens = num_cached_tokens
+        self.finished = finished
+        self.error = error
+        self.late_chunking = late_chunking
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(request_id={self.request_id!r}, outputs={self.outputs!r}, "
+            f"prompt_token_ids={self.prompt_token_ids}, num_cached_tokens={self.num_cached_tokens}, "
+            f"finished={self.finished})"
+        )
+
+
+@dataclass
+class EmbeddingOutput:
+    """One embedding, float [hidden_size]."""
+
+    embedding: list[float]
+
+    @staticmethod
+    def from_base(pooling_output: PoolingOutput) -> EmbeddingOutput:
+        """
+        Raises:
+            ValueError: the pooled tensor is no vector.
+        """
+        return EmbeddingOutput(_vector(pooling_output, "an embedding"))
+
+    @property
+    def hidden_size(self) -> int:
+        """Its length."""
+        return len(self.embedding)
+
+
+@dataclass
+class ClassificationOutput:
+    """The probability of each class, float [num_classes]."""
+
+    probs: list[float]
+
+    @staticmethod
+    def from_base(pooling_output: PoolingOutput) -> ClassificationOutput:
+        """
+        Raises:
+            ValueError: the pooled tensor is no vector.
+        """
+        return ClassificationOutput(_vector(pooling_output, "class probabilities"))
+
+    @property
+    def num_classes(self) -> int:
+        """How many there are."""
+        return len(self.probs)
+
+
+@dataclass
+class ScoringOutput:
+    """How well two texts match."""
+
+    score: float
+
+    @staticmethod
+    def from_base(pooling_output: PoolingOutput) -> ScoringOutput:
+        """
+        Raises:
+            ValueError: the pooled tensor holds more than one number.
+        """
+        data = pooling_output.data.squeeze()
+        if data.ndim != 0:
+            raise ValueError(f"a score is one number, got a tensor of shape {tuple(pooling_output.data.shape)}")
+        return ScoringOutput(float(data))
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """The embedding of one prompt."""
+
+    @staticmethod
+    def from_base(request_output: PoolingRequestOutput) -> EmbeddingRequestOutput:
+        """The same request with its tensor read as an embedding."""
+        outputs = EmbeddingOutput.from_base(request_output.outputs)
+        return EmbeddingRequestOutput(**{**vars(request_output), "outputs": outputs})
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """The class probabilities of one prompt."""
+
+    @staticmethod
+    def from_base(request_output: PoolingRequestOutput) -> ClassificationRequestOutput:
+        """The same request with its tensor read as class probabilities."""
+        outputs = ClassificationOutput.from_base(request_output.outputs)
+        return ClassificationRequestOutput(**{**vars(request_output), "outputs": outputs})
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """The score of one pair of texts."""
+
+    @staticmethod
+    def from_base(request_output: PoolingRequestOutput) -> ScoringRequestOutput:
+        """The same request with its tensor read as a score."""
+        outputs = ScoringOutput.from_base(request_output.outputs)
+        return ScoringRequestOutput(**{**vars(request_output), "outputs": outputs})
+
+
+def _vector(output: PoolingOutput, what: str) -> list[float]:
+    if output.data.ndim != 1:
+        raise ValueError(f"{what} must be a vector, got a tensor of shape {tuple(output.data.shape)}")
+    return output.data.tolist()

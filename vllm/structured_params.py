@@ -1,0 +1,159 @@
+"""What shape an answer is asked to have. No grammar is there yet: whoever takes these values refuses them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, NoReturn
+
+from vllm.exceptions import VLLMValidationError
+
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+@dataclass
+class StructuredOutputsParams:
+    """The shape of an answer: exactly one of json, regex, choice, grammar, json_object and structural_tag.
+
+    Attributes:
+        json: a JSON schema, as a text or an object.
+        regex: a regular expression that the whole answer matches.
+        choice: the answers to choose from.
+        grammar: a context-free grammar in EBNF.
+        json_object: any JSON object.
+        disable_any_whitespace: JSON without white space.
+        disable_additional_properties: JSON objects have the schema's properties only.
+        whitespace_pattern: a regular expression of the white space between JSON's parts.
+        structural_tag: tags and the schemas of what they hold, as a text of JSON.
+
+    Raises:
+        VLLMValidationError: none of the kinds, or several.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in _KINDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) if given else "none"
+            raise VLLMValidationError(
+                f"exactly one of {', '.join(_KINDS)} must be given, got {found}", parameter="structured_outputs"
+            )
+
+    def all_constraints_none(self) -> bool:
+        """Whether no kind is given."""
+        return all(getattr(self, name) is None for name in _KINDS)
+
+    def all_non_structural_tag_constraints_none(self) -> bool:
+        """Whether no kind but, possibly, structural_tag is given."""
+        return all(getattr(self, name) is None for name in _KINDS if name != "structural_tag")
+
+
+@dataclass
+class GuidedDecodingParams:
+    """StructuredOutputsParams under its older name, which may hold no kind at all, and a backend's name.
+
+    Raises:
+        VLLMValidationError: several kinds.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    backend: str | None = None
+    backend_was_auto: bool = False
+    disable_fallback: bool = False
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in _KINDS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise VLLMValidationError(
+                f"at most one of {', '.join(_KINDS)} must be given, got {' and '.join(given)}",
+                parameter="guided_decoding",
+            )
+
+    @staticmethod
+    def from_optional(
+        json: dict[str, Any] | Any | str | None = None,
+        regex: str | None = None,
+        choice: list[str] | None = None,
+        grammar: str | None = None,
+        json_object: bool | None = None,
+        backend: str | None = None,
+        whitespace_pattern: str | None = None,
+        structural_tag: str | None = None,
+    ) -> GuidedDecodingParams | None:
+        """The parameters, or None when no kind is given. A pydantic class stands for its schema."""
+        if all(kind is None for kind in (json, regex, choice, grammar, json_object, structural_tag)):
+            return None
+        schema = getattr(json, "model_json_schema", None)
+        return GuidedDecodingParams(
+            json=schema() if schema is not None else json,
+            regex=regex,
+            choice=choice,
+            grammar=grammar,
+            json_object=json_object,
+            backend=backend,
+            whitespace_pattern=whitespace_pattern,
+            structural_tag=structural_tag,
+        )
+
+
+@dataclass
+class RepetitionDetectionParams:
+    """When a sequence that repeats itself is to end: a pattern of min_pattern_size to max_pattern_size tokens, so many
+    times in a row. With max_pattern_size 0, never.
+
+    Raises:
+        VLLMValidationError: sizes in the wrong order, or a count below 2.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_pattern_size < 0 or not 0 <= self.min_pattern_size <= max(self.max_pattern_size, 0):
+            raise VLLMValidationError(
+                "repetition_detection needs 0 <= min_pattern_size <= max_pattern_size",
+                parameter="min_pattern_size",
+                value=self.min_pattern_size,
+            )
+        if self.max_pattern_size and self.min_count < 2:
+            raise VLLMValidationError("min_count must be at least 2", parameter="min_count", value=self.min_count)
+
+
+def is_neutral(params: StructuredOutputsParams | GuidedDecodingParams | None) -> bool:
+    """Whether nothing is asked for."""
+    return params is None or all(getattr(params, name) is None for name in _KINDS)
+
+
+def refuse_structured(parameter: str, params: StructuredOutputsParams | GuidedDecodingParams) -> NoReturn:
+    """
+    Raises:
+        VLLMValidationError: always: names what is asked for and what to do instead.
+    """
+    given = [item.name for item in fields(params) if item.name in _KINDS and getattr(params, item.name) is not None]
+    instead = (
+        "score the choices with LLM.score_labels, or allow their tokens with allowed_token_ids"
+        if given == ["choice"]
+        else "ask for the shape in the prompt and check the answer, or rule tokens out with logits_processors"
+    )
+    raise VLLMValidationError(
+        f"answers are not bound to a grammar ({', '.join(given) or 'nothing given'}): {instead}",
+        parameter=parameter,
+        value=params,
+    )
