@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from vllm.beam_search import BeamSearchParams as BeamSearchParams
@@ -31,7 +32,7 @@ MAX_LOGPROB_TOKEN_IDS = 128
 
 MAX_STOP_STRINGS = 1024
 MAX_TEMPERATURE = 1e30
-MIN_PENALTY = 1e-6
+MIN_PENALTY, MAX_PENALTY = 1e-6, 1e6
 """Beyond these, float32 logits would overflow."""
 
 MAX_SEQUENCES = 16384
@@ -56,7 +57,7 @@ LIMITS = {
     "best_of": Limits(1, MAX_SEQUENCES),
     "presence_penalty": Limits(-2.0, 2.0),
     "frequency_penalty": Limits(-2.0, 2.0),
-    "repetition_penalty": Limits(MIN_PENALTY, 2.0),
+    "repetition_penalty": Limits(MIN_PENALTY, MAX_PENALTY),
     "temperature": Limits(0.0, MAX_TEMPERATURE),
     "top_p": Limits(0.0, 1.0, open_low=True),
     "top_k": Limits(-1, 2**31 - 1),
@@ -77,6 +78,34 @@ _NUMBERS = (
 )  # fmt: skip
 _INTEGERS = ("n", "top_k", "min_tokens")
 _OPTIONAL_INTEGERS = ("best_of", "seed", "max_tokens", "truncate_prompt_tokens")
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, int) and value == 0
+
+
+# What is taken at its neutral value alone: field -> (whether a value other than None is neutral, what to do instead).
+_REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "watermarking": (_is_zero, "texts are not watermarked; leave it out"),
+    "stream_interval": (
+        lambda value: isinstance(value, int) and value in (0, 1),
+        "every token is streamed as it comes; collect deltas on the client's side",
+    ),
+    "structured_outputs": (
+        lambda value: hasattr(value, "all_constraints_none") and value.all_constraints_none(),
+        "grammars are not implemented; use allowed_token_ids for a choice of single tokens, LLM.score_labels for a "
+        "choice of texts, or a logits processor",
+    ),
+    "thinking_token_budget": (lambda value: False, "bound the whole output by max_tokens"),
+    "repetition_detection": (
+        lambda value: _is_zero(getattr(value, "max_pattern_size", None)),
+        "use repetition_penalty, or stop the request from outside",
+    ),
+    "routed_experts_prompt_start": (_is_zero, "routed experts are not returned"),
+    "trace_decode_token_ids": (
+        lambda value: isinstance(value, list) and not value,
+        "append the continuation to the prompt and read it with prompt_logprob_token_ids",
+    ),
+}
 
 # What beam search cannot be combined with: field -> values that leave it alone, the normal one first.
 _BEAM_SEARCH_NEEDS: dict[str, tuple[Any, ...]] = {
@@ -106,8 +135,15 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
-@dataclass
-class SamplingParams:
+class SamplingType(IntEnum):
+    """How the next token is chosen."""
+
+    GREEDY = 0
+    RANDOM = 1
+    RANDOM_SEED = 2
+
+
+class SamplingParams(msgspec.Struct, dict=True):
     """Parameters of one request. Field names, defaults and meanings are vLLM's.
 
     Readings: `logprobs=k` returns, at every generated position, the sampled token and the k most likely ones
@@ -136,45 +172,57 @@ class SamplingParams:
     """
 
     n: int = 1
-    best_of: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     temperature: float = 1.0
+    watermarking: bool | None = None
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
-    use_beam_search: bool = False
-    length_penalty: float = 1.0
-    early_stopping: bool | Literal["never"] = False
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None
     prompt_logprob_token_ids: list[int] | list[list[int]] | None = None
     prompt_logprob_start: int | None = None
-    logprob_entropy: bool = False
-    logprobs_mode: LogprobsMode | None = None
+    logprob_token_ids: list[int] | None = None
+    flat_logprobs: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None
+    include_stop_str_in_output: bool = False
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    logits_processors: list[Callable[..., Any]] | None = None
+    stream_interval: int | None = None
+    skip_clone: bool = False
+    structured_outputs: Any = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
-    bad_words_token_ids: list[list[int]] | None = field(default=None, init=False, repr=False, compare=False)
-    """`bad_words` as the tokenizer spells them; set when the request is queued."""
+    bad_words: list[str] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: Any = None
+    routed_experts_prompt_start: int = 0
+    trace_decode_token_ids: list[int] | None = None
+    best_of: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    logprob_entropy: bool = False
+    logprobs_mode: LogprobsMode | None = None
+    truncate_prompt_tokens: int | None = None
+    logits_processors: list[Callable[..., Any]] | None = None
+    # Set when the request is queued.
+    _bad_words_token_ids: list[list[int]] | None = None
+    _model_stop_token_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
+        self._refuse_unsupported()
         self._normalise_numbers()
         self._normalise_readings()
         self._normalise_flags()
@@ -190,6 +238,12 @@ class SamplingParams:
         return cls(**{name: value for name, value in fields.items() if value is not None})
 
     # The checks run in this order so that the first complaint is about a field by itself, then about two together.
+
+    def _refuse_unsupported(self) -> None:
+        for name, (neutral, advice) in _REFUSED.items():
+            value = getattr(self, name)
+            if value is not None and not neutral(value):
+                raise VLLMValidationError(f"{name} is not supported by this engine: {advice}", name, value)
 
     def _normalise_numbers(self) -> None:
         for name in _NUMBERS:
@@ -245,8 +299,12 @@ class SamplingParams:
             "detokenize",
             "skip_special_tokens",
             "spaces_between_special_tokens",
+            "flat_logprobs",
+            "skip_clone",
         ):
             check_boolean(name, getattr(self, name))
+        if self.skip_reading_prefix_cache is not None:
+            check_boolean("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
         early = self.early_stopping
         if not isinstance(early, bool) and not (isinstance(early, str) and early == "never"):
             raise wrong_type("early_stopping", early, "True, False or 'never'")
@@ -367,6 +425,35 @@ class SamplingParams:
         return len(self.logprob_token_ids) if self.logprob_token_ids else None
 
     @property
+    def sampling_type(self) -> SamplingType:
+        """Greedy, random, or random with a seed of the request's own."""
+        if self.is_greedy:
+            return SamplingType.GREEDY
+        return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
+
+    @property
+    def all_stop_token_ids(self) -> set[int]:
+        """`stop_token_ids`, and, once the request is queued, the model's end-of-sequence ids."""
+        return {*(self.stop_token_ids or ()), *(self._model_stop_token_ids or ())}
+
+    @property
+    def bad_words_token_ids(self) -> list[list[int]] | None:
+        """`bad_words` as the tokenizer spells them; None until the request is queued."""
+        return self._bad_words_token_ids
+
+    @bad_words_token_ids.setter
+    def bad_words_token_ids(self, value: list[list[int]] | None) -> None:
+        self._bad_words_token_ids = value
+
+    def update_from_generation_config(self, generation_config: dict[str, Any], eos_token_id: int | None = None) -> None:
+        """Take the model's end-of-sequence ids: the tokenizer's and those of generation_config.json."""
+        if self.ignore_eos:
+            return
+        ids = generation_config.get("eos_token_id") or []
+        listed = ids if isinstance(ids, list) else [ids]
+        self._model_stop_token_ids = sorted({*listed, *([] if eos_token_id is None else [eos_token_id])})
+
+    @property
     def is_greedy(self) -> bool:
         """True when the most likely token is taken, without randomness."""
         return self.temperature < SAMPLING_EPS
@@ -445,26 +532,33 @@ class SamplingParams:
 
     def clone(self) -> SamplingParams:
         """A copy that shares no mutable field with this one; already validated, so nothing is checked again."""
-        copy = object.__new__(type(self))
-        vars(copy).update(
-            {name: value.copy() if isinstance(value, (list, dict)) else value for name, value in vars(self).items()}
-        )
-        return copy
+        own = copy.copy(self)
+        for name in _CONTAINERS:
+            value = getattr(own, name)
+            if value is not None:
+                setattr(own, name, value.copy())
+        return own
 
     def child(self, index: int) -> SamplingParams:
         """The parameters of sample `index` of a request for several: n = 1, a seed of its own, and prompt readings
         for the first alone, as they are the same for all."""
-        copy = self.clone()
-        copy.n = 1
-        copy.best_of = None
+        own = self.clone()
+        own.n = 1
+        own.best_of = None
         if self.num_sequences > self.n and self.num_logprobs is None:
             # The sequences are compared by their tokens' logprobs.
-            copy.logprobs = 0
+            own.logprobs = 0
         if index > 0:
-            copy.prompt_logprobs = copy.prompt_logprob_token_ids = copy.prompt_logprob_start = None
+            own.prompt_logprobs = own.prompt_logprob_token_ids = own.prompt_logprob_start = None
         if self.seed is not None:
-            copy.seed = (self.seed + index + 2**63) % 2**64 - 2**63
-        return copy
+            own.seed = (self.seed + index + 2**63) % 2**64 - 2**63
+        return own
+
+
+_CONTAINERS = (
+    "stop", "stop_token_ids", "prompt_logprob_token_ids", "logprob_token_ids", "logit_bias", "allowed_token_ids",
+    "extra_args", "bad_words", "logits_processors", "_bad_words_token_ids", "_model_stop_token_ids",
+)  # fmt: skip
 
 
 def _limited_integer(name: str, value: Any) -> int:

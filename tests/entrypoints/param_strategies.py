@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from vllm import SamplingParams
 from vllm.sampling_params import LOGPROBS_MODES, MAX_SEQUENCES, RequestOutputKind
 
-FIELDS = [item.name for item in dataclasses.fields(SamplingParams) if item.init]
+FIELDS = [name for name in SamplingParams.__struct_fields__ if not name.startswith("_")]
 
 
 def ring() -> list[Any]:

@@ -24,6 +24,7 @@ class CacheConfig:
         shares_parts_of_blocks: whether a cached prefix may end inside a block, of which its new owner gets a copy.
         max_idle_tokens: tokens whose keys and values are kept for requests to come before memory that was not used yet
             is; None = as many as the pool holds. It is the memory in use that this bounds, not the pool.
+        memory_bytes: of the pool, where num_blocks is None; None = sized from memory.
         gpu_memory_utilization: fraction of the device's memory that the engine may use (CUDA).
         swap_space: GiB of host memory, for each device, that keep the KV blocks of preempted requests and of prefixes
             that had to make room, so that they are copied back instead of computed again; needs prefix caching.
@@ -37,11 +38,14 @@ class CacheConfig:
     max_idle_tokens: int | None = None
     gpu_memory_utilization: float = 0.9
     swap_space: float = 0.0
+    memory_bytes: int | None = None
     num_host_blocks: int = 0
 
     def __post_init__(self) -> None:
         at_least("block_size", self.block_size, 1)
         if self.num_blocks is not None:
             at_least("num_gpu_blocks_override", self.num_blocks, 1)
+        if self.memory_bytes is not None:
+            at_least("kv_cache_memory_bytes", self.memory_bytes, 1)
         check_number("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1, open_low=True)
         check_number("swap_space", self.swap_space, 0, math.inf)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from vllm.config.checks import at_least, one_of
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
@@ -28,6 +28,8 @@ class ModelConfig:
         dtype: "float32", "bfloat16" or "float16": weights and activations; logits are read in float32.
         attention_backend: "paged" (our kernels), "varlen" (FlashAttention by way of torch), "flashinfer" or "auto".
         quantization: "int8" multiplies with 8-bit weights (docs/quantization.md); None and "gguf" as `dtype` says.
+        served_model_name: names of the model for requests; none = `model`.
+        default_sampling_params: what requests that name no value sample with, beside SamplingParams' own defaults.
         load_format: "auto" loads the folder's weights, "dummy" makes random ones up.
         max_model_len: longest prompt plus output, in tokens.
         max_logprobs: cap on `logprobs`; -1 = the vocabulary.
@@ -59,6 +61,8 @@ class ModelConfig:
     logits_processors: tuple[type, ...] = ()
     max_seq_len_to_capture: int | None = None
     attention_backend: str = "auto"
+    served_model_name: tuple[str, ...] = ()
+    default_sampling_params: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         one_of("dtype", self.dtype, DTYPES)

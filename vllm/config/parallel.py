@@ -10,7 +10,7 @@ from vllm.config.checks import at_least, one_of
 if TYPE_CHECKING:
     from vllm.transformers_utils.config import HFConfig
 
-EXECUTOR_BACKENDS = ("uni", "mp", "ray")
+EXECUTOR_BACKENDS = ("uni", "mp", "ray", "external_launcher")
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,12 @@ class ParallelConfig:
     Attributes:
         tensor_parallel_size: N, ranks that one replica of the model is split over.
         distributed_executor_backend: "uni": a worker in the engine's process; "mp": a process for each further rank;
-            "ray": a Ray actor for each, on any machine of a cluster; None: "uni" or "mp", whichever fits.
+            "ray": a Ray actor for each, on any machine of a cluster; "external_launcher": torchrun started a process
+            for each, and each of them makes an engine; None: "uni" or "mp", whichever fits.
         disable_custom_all_reduce: ranks of one machine's CPU are connected by gloo, not by shared memory.
         data_parallel_size: replicas behind one server, each an engine core with a KV cache of its own.
         data_parallel_rank: which of them this configuration is for, in [0, data_parallel_size).
+        worker_extension_cls: a class, or its path, whose methods workers get.
     """
 
     tensor_parallel_size: int = 1
@@ -31,6 +33,7 @@ class ParallelConfig:
     disable_custom_all_reduce: bool = False
     data_parallel_size: int = 1
     data_parallel_rank: int = 0
+    worker_extension_cls: str | type = ""
 
     def __post_init__(self) -> None:
         at_least("tensor_parallel_size", self.tensor_parallel_size, 1)

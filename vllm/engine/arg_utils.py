@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import types
 import typing
 from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vllm import envs
@@ -21,9 +21,12 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from vllm.engine.upstream_args import UpstreamArgs
 from vllm.logger import init_logger, warn_once
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
+from vllm.utils.checks import check_integer
 from vllm.utils.device import resolve_device
+from vllm.utils.flag_types import json_or_text, size
 
 if TYPE_CHECKING:
     from vllm.model_executor.model_loader import ResolvedModel
@@ -32,21 +35,38 @@ logger = init_logger(__name__)
 
 # What a CPU keeps of finished requests, unless asked for more: the text of so many full steps.
 _IDLE_STEPS = 4
+_SHORT_FLAGS = {
+    "tensor_parallel_size": ("-tp",),
+    "data_parallel_size": ("-dp",),
+    "pipeline_parallel_size": ("-pp",),
+    "optimization_level": ("-O",),
+    "compilation_config": ("-cc",),
+}
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+_LOAD_FORMAT_ALIASES = {"safetensors": "auto", "hf": "auto", "gguf": "auto"}
+# What the user named of upstream's attention backends, and ours of the same kernels.
+_ATTENTION_ALIASES = {"flash_attn": "varlen", "flashinfer": "flashinfer", "triton_attn": "paged"}
+_GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 
-def _arg(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+def _arg(default: Any, help: str, flag: bool = True) -> Any:
+    """`flag`: whether the command line has it; some are the server's."""
+    return field(default=default, metadata={"help": help, "flag": flag})
 
 
 @dataclass
-class EngineArgs:
-    """Arguments of `LLM` and of the command line. Names and defaults are vLLM's unless the help says otherwise.
+class EngineArgs(UpstreamArgs):
+    """Arguments of `LLM` and of the command line. Names and defaults are vLLM's unless the help says otherwise; None is
+    the default of each. What upstream has and this engine has not is UpstreamArgs.
 
     `create_engine_config` resolves and checks them.
     """
 
     model: str | None = _arg(None, "model folder, .gguf file or hub name; the embedded small model when left out")
+    served_model_name: str | list[str] | None = _arg(None, "names of the model for requests", flag=False)
+    runner: Literal["auto", "generate"] = _arg("auto", "generate: the model generates text; the only kind there is")
+    model_impl: Literal["auto", "vllm"] = _arg("auto", "whose code runs the model: ours, in both cases")
+    config_format: Literal["auto", "hf"] = _arg("auto", "format of the model's configuration: config.json")
     tokenizer: str | None = _arg(None, "tokenizer folder or hub name; the model's when left out")
     tokenizer_mode: Literal["auto", "slow"] = _arg("auto", "auto: the fast tokenizer; slow: the Python one")
     skip_tokenizer_init: bool = _arg(False, "do without a tokenizer: prompts are token ids, outputs have no text")
@@ -60,34 +80,53 @@ class EngineArgs:
     quantization: str | None = _arg(
         None, "int8: linear layers and head with 8-bit weights; gguf changes nothing: such files are always read"
     )
-    load_format: Literal["auto", "dummy"] = _arg(
-        "auto", "auto: the model's weights; dummy: random ones made up from the seed, for measuring"
+    load_format: str = _arg(
+        "auto",
+        "auto (also safetensors, gguf, hf): the model's weights; dummy: random ones made up from the seed, for measuring",
     )
+    generation_config: str = _arg(
+        "auto",
+        "sampling defaults of requests: auto = the model's generation_config.json, vllm = vLLM's, else a folder with "
+        "that file",
+    )
+    override_generation_config: dict[str, Any] | None = _arg(
+        None, f"sampling defaults that win over it; any of {', '.join(_GENERATION_FIELDS)}"
+    )
+    download_dir: str | None = _arg(None, "folder of the hub's cache; the hub's own default when left out")
+    hf_token: bool | str | None = _arg(None, "token for the hub; True or left out: the one of `hf auth login`")
     revision: str | None = _arg(None, "revision of a hub model")
     tokenizer_revision: str | None = _arg(None, "revision of a hub tokenizer")
     seed: int = _arg(0, "seed of requests that bring none")
     device: Literal["auto", "cpu", "cuda"] = _arg("auto", "auto: cuda where there is a GPU that can be used, else cpu")
     gpu_memory_utilization: float = _arg(0.9, "fraction of the GPU's memory that the engine may use")
+    kv_cache_memory_bytes: int | None = _arg(None, "bytes of the KV cache, instead of sizing it from memory")
+    enable_sleep_mode: bool = _arg(False, "LLM.sleep and wake_up work in any case; upstream asks for this before")
     swap_space: float = _arg(
         0.0, "GiB of host memory a device for KV blocks that make room for others, to copy back; pinned on cuda"
     )
     enforce_eager: bool = _arg(
         False, "never replay a recorded step: every module is called at every step, and so are its hooks"
     )
-    attention_backend: Literal["auto", "paged", "varlen", "flashinfer"] = _arg(
+    attention_backend: str | None = _arg(
         "auto",
         "paged: our own kernels; varlen: FlashAttention by way of torch; flashinfer: that package; auto: varlen where "
         "it serves, else paged",
     )
+    attention_config: dict[str, Any] | None = _arg(None, 'as {"backend": NAME}: another way to give attention_backend')
     max_context_len_to_capture: int | None = _arg(None, "older name of max_seq_len_to_capture")
     max_seq_len_to_capture: int | None = _arg(
         None, "on cuda: decode steps with longer contexts are not replayed from CUDA graphs; when left out, all are"
     )
     disable_custom_all_reduce: bool = _arg(False, "on CPU: ranks add up by gloo, not through shared memory")
-    max_model_len: int | None = _arg(None, "longest prompt plus output, in tokens; the model's own when left out")
-    max_num_seqs: int = _arg(256, "requests in a step")
+    max_model_len: int | None = _arg(
+        None, "longest prompt plus output, in tokens; the model's own when left out or -1 (auto)"
+    )
+    disable_sliding_window: bool = _arg(
+        False, "contexts end at a model's attention window; they do in any case where windows are not implemented"
+    )
+    max_num_seqs: int | None = _arg(256, "requests in a step")
     max_num_batched_tokens: int | None = _arg(None, "tokens in a step; 2048 when left out")
-    enable_chunked_prefill: bool = _arg(True, "split a prompt over steps when it does not fit in one")
+    enable_chunked_prefill: bool | None = _arg(True, "split a prompt over steps when it does not fit in one")
     scheduling_policy: Literal["fcfs", "priority"] = _arg("fcfs", "fcfs: first come; priority: lower value first")
     async_scheduling: bool | None = _arg(
         None, "begin a step while the one before it runs; when left out, on cuda with one device"
@@ -102,15 +141,31 @@ class EngineArgs:
     logits_processors: list[str | type] | None = _arg(
         None, "custom logits processors, each as module.path:ClassName; classes are accepted offline"
     )
-    block_size: int = _arg(16, "tokens a KV block")
+    block_size: int | None = _arg(16, "tokens a KV block")
     num_gpu_blocks_override: int | None = _arg(None, "KV blocks in the pool, instead of sizing it from memory")
-    enable_prefix_caching: bool = _arg(True, "share KV blocks between prompts that begin alike")
-    distributed_executor_backend: Literal["uni", "mp", "ray"] | None = _arg(
+    enable_prefix_caching: bool | None = _arg(True, "share KV blocks between prompts that begin alike")
+    distributed_executor_backend: Literal["uni", "mp", "ray", "external_launcher"] | None = _arg(
         None,
         "uni: one device, in the engine's process; mp: a process for each further one; ray: an actor for each, on any "
-        "machine of a Ray cluster; uni or mp if left out",
+        "machine of a Ray cluster; external_launcher: torchrun started a process for each; uni or mp if left out",
+    )
+    worker_extension_cls: str | type | None = _arg(
+        "", "module.path:ClassName (or with a dot), a class whose methods workers get, for collective_rpc"
     )
     hf_overrides: dict[str, Any] | None = _arg(None, "values to replace in the model's config.json")
+    profiler_config: dict[str, Any] | None = _arg(
+        None, 'as {"profiler": "torch", "torch_profiler_dir": FOLDER}: where LLM.start_profile writes traces'
+    )
+    use_tqdm_on_load: bool = _arg(True, "show a progress bar when loading takes longer than a moment")
+    max_num_queued_reqs: int | None = _arg(None, "the server's --max-num-queued-reqs", flag=False)
+    shutdown_timeout: int = _arg(0, "the server's --shutdown-timeout", flag=False)
+    otlp_traces_endpoint: str | None = _arg(None, "the server's --otlp-traces-endpoint", flag=False)
+
+    def __post_init__(self) -> None:
+        # None is upstream's word for "the default".
+        for item in fields(self):
+            if getattr(self, item.name) is None and item.default is not MISSING:
+                setattr(self, item.name, item.default)
 
     def create_engine_config(self) -> VllmConfig:
         """Find the model, read its configuration, check every argument.
@@ -122,6 +177,7 @@ class EngineArgs:
         # Needs torch; flags and checks elsewhere should not wait for it.
         from vllm.v1.sample.logits_processor import load_logits_processors
 
+        self.check_neutral()
         self._check_supported()
         logits_processors = tuple(load_logits_processors(self.logits_processors))
         parallel_config = self.create_parallel_config()
@@ -147,10 +203,12 @@ class EngineArgs:
             logprobs_mode=self.logprobs_mode,
             enforce_eager=self.enforce_eager,
             quantization=self.quantization,
-            load_format=self.load_format,
+            load_format=self._load_format(),
             logits_processors=logits_processors,
             max_seq_len_to_capture=self._max_seq_len_to_capture(),
             attention_backend=self._resolve_attention_backend(device, source),
+            served_model_name=self._served_names(),
+            default_sampling_params=self._default_sampling_params(source),
         )
         scheduler_config = self._scheduler_config(max_model_len, device)
         return VllmConfig(
@@ -163,6 +221,7 @@ class EngineArgs:
                 shares_parts_of_blocks=device == "cpu",
                 max_idle_tokens=self._max_idle_tokens(device, scheduler_config, max_model_len),
                 gpu_memory_utilization=self.gpu_memory_utilization,
+                memory_bytes=self.kv_cache_memory_bytes,
                 swap_space=self.swap_space,
             ),
             scheduler_config=scheduler_config,
@@ -187,7 +246,33 @@ class EngineArgs:
             revision=self.revision,
             hf_overrides=self.hf_overrides,
             needs_weights=self.load_format != "dummy",
+            download_dir=self.download_dir,
+            hf_token=self.hf_token,
         )
+
+    def _served_names(self) -> tuple[str, ...]:
+        names = self.served_model_name
+        return (names,) if isinstance(names, str) else tuple(names or ())
+
+    def _load_format(self) -> str:
+        name = str(getattr(self.load_format, "value", self.load_format)).lower()
+        return _LOAD_FORMAT_ALIASES.get(name, name)
+
+    def _default_sampling_params(self, source: ResolvedModel) -> dict[str, Any]:
+        from vllm.transformers_utils.config import load_sampling_defaults
+
+        defaults: dict[str, Any] = {}
+        if self.generation_config == "auto":
+            defaults = dict(source.hf_config.default_sampling_params)
+        elif self.generation_config != "vllm":
+            defaults = load_sampling_defaults(Path(self.generation_config).expanduser())
+        for name, value in (self.override_generation_config or {}).items():
+            if name not in _GENERATION_FIELDS:
+                raise ValueError(
+                    f"override_generation_config must hold fields of {', '.join(_GENERATION_FIELDS)}, got {name!r}"
+                )
+            defaults["max_tokens" if name == "max_new_tokens" else name] = value
+        return {name: value for name, value in defaults.items() if value is not None}
 
     def create_parallel_config(self) -> ParallelConfig:
         """How many devices and processes there are to be; reads no model.
@@ -200,6 +285,7 @@ class EngineArgs:
             self.distributed_executor_backend,
             self.disable_custom_all_reduce,
             self.data_parallel_size,
+            worker_extension_cls=self.worker_extension_cls or "",
         )
         num_cores = usable_cores()
         if config.data_parallel_size > num_cores:
@@ -243,8 +329,15 @@ class EngineArgs:
         if self.quantization not in QUANTIZATIONS:
             names = ", ".join(map(repr, QUANTIZATIONS))
             raise ValueError(f"quantization must be one of {names}, got {self.quantization!r}")
-        if self.load_format not in LOAD_FORMATS:
-            raise ValueError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {self.load_format!r}")
+        if self._load_format() not in LOAD_FORMATS:
+            names = ", ".join((*LOAD_FORMATS, *_LOAD_FORMAT_ALIASES))
+            raise ValueError(f"load_format must be one of {names}, got {self.load_format!r}")
+        if self.runner not in ("auto", "generate"):
+            raise ValueError(f"runner must be 'auto' or 'generate', got {self.runner!r}: pooling models are not served yet")
+        if self.model_impl not in ("auto", "vllm"):
+            raise ValueError(f"model_impl must be 'auto' or 'vllm', got {self.model_impl!r}: models run by our own code")
+        if self.config_format not in ("auto", "hf"):
+            raise ValueError(f"config_format must be 'auto' or 'hf' (config.json), got {self.config_format!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
         if self.swap_space and not self.enable_prefix_caching:
@@ -286,14 +379,19 @@ class EngineArgs:
 
         from vllm.attention.select import check_backend
 
-        name: str = self.attention_backend
+        given = (self.attention_config or {}).get("backend") or self.attention_backend
+        name = str(getattr(given, "name", given)).lower()
         if name == "auto":
             name = envs.attention_backend(ATTENTION_BACKENDS) or name
+        elif name not in ATTENTION_BACKENDS:
+            chosen = _ATTENTION_ALIASES.get(name, "auto") if device == "cuda" else "auto"
+            warn_once(logger, "attention_backend=%s is another engine's: taken as %s", given, chosen)
+            name = chosen
         check_backend(name, device, getattr(torch, source.dtype), source.hf_config.head_dim)
         return name
 
     def _resolve_max_model_len(self, longest: int) -> int:
-        if self.max_model_len is None:
+        if self.max_model_len is None or self.max_model_len == -1 or self.max_model_len == "auto":
             return longest
         if isinstance(self.max_model_len, bool) or not isinstance(self.max_model_len, int) or self.max_model_len < 1:
             raise ValueError(f"max_model_len must be a positive integer, got {self.max_model_len!r}")
@@ -309,39 +407,48 @@ class EngineArgs:
         group = parser.add_argument_group("engine")
         hints = typing.get_type_hints(EngineArgs)
         for item in fields(EngineArgs):
-            flag = "--" + item.name.replace("_", "-")
+            if not item.metadata.get("flag", True):
+                continue
             default = None if item.default is MISSING else item.default
+            names = ["--" + item.name.replace("_", "-"), *_SHORT_FLAGS.get(item.name, ())]
             group.add_argument(
-                flag, dest=item.name, default=default, help=item.metadata["help"], **flag_options(hints[item.name])
+                *names, dest=item.name, default=default, help=item.metadata["help"], **flag_options(hints[item.name])
             )
         return parser
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> EngineArgs:
         """Read the flags back from a parsed command line."""
-        return cls(**{item.name: getattr(args, item.name) for item in fields(cls)})
+        return cls(**{item.name: getattr(args, item.name) for item in fields(cls) if hasattr(args, item.name)})
 
 
 @dataclass
 class AsyncEngineArgs(EngineArgs):
-    """Arguments of `AsyncLLM`: those of `LLM`."""
+    """Arguments of `AsyncLLM`: those of `LLM`, and whether each request is logged."""
+
+    enable_log_requests: bool = _arg(False, "log each request", flag=False)
 
 
 def flag_options(hint: Any) -> dict[str, Any]:
-    """argparse options for a field's type."""
-    # A Literal joined with None becomes a typing.Union, everything else a types.UnionType.
-    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-    members = typing.get_args(hint) if union else (hint,)
-    (kind,) = [member for member in members if member is not type(None)]
-    if kind is bool:
+    """argparse options for a field's type; of several, the one that a command line can hold."""
+    members = [each for each in typing.get_args(hint) or (hint,) if each is not type(None)]
+    if typing.get_origin(hint) is Literal:
+        return {"choices": typing.get_args(hint)}
+    if members == [bool]:
         return {"action": argparse.BooleanOptionalAction}
-    if typing.get_origin(kind) is Literal:
-        return {"choices": typing.get_args(kind)}
-    if typing.get_origin(kind) is dict:
-        return {"type": _json_object, "metavar": "JSON"}
-    if typing.get_origin(kind) is list:
-        return {"nargs": "+", "metavar": "NAME"}
-    return {"type": kind, "metavar": kind.__name__.upper()}
+    kinds = [typing.get_origin(each) or each for each in members]
+    for each, kind in zip(members, kinds, strict=True):
+        if kind is Literal:
+            return {"choices": typing.get_args(each)}
+        if kind is dict:
+            return {"type": json_or_text if len(kinds) > 1 else _json_object, "metavar": "JSON"}
+        if kind is list:
+            return {"nargs": "+", "metavar": "NAME", "type": typing.get_args(each)[0]}
+    if kinds == [int]:
+        return {"type": size, "metavar": "INT"}
+    if kinds == [float]:
+        return {"type": float, "metavar": "FLOAT"}
+    return {"type": str, "metavar": "STR"}
 
 
 def usable_cores() -> int:

@@ -149,9 +149,7 @@ def parse_hf_config(raw: dict[str, Any], generation: dict[str, Any], where: str 
         dtype=_parse_dtype(raw),
         bos_token_id=_first_id(generation.get("bos_token_id"), raw.get("bos_token_id")),
         eos_token_ids=_merge_ids(raw.get("eos_token_id"), generation.get("eos_token_id")),
-        default_sampling_params={
-            name: generation[name] for name in _SAMPLING_FIELDS if generation.get(name) is not None
-        },
+        default_sampling_params=_sampling_defaults(generation),
         word_embed_proj_dim=fields.integer("word_embed_proj_dim", hidden_size),
         do_layer_norm_before=fields.boolean("do_layer_norm_before", True),
         remove_final_layer_norm=fields.boolean("_remove_final_layer_norm", False),
@@ -159,6 +157,25 @@ def parse_hf_config(raw: dict[str, Any], generation: dict[str, Any], where: str 
         layer_norm_elementwise_affine=fields.boolean("layer_norm_elementwise_affine", True),
         raw=raw,
     )
+
+
+def load_sampling_defaults(folder: Path) -> dict[str, Any]:
+    """The sampling fields that a folder's generation_config.json recommends.
+
+    Raises:
+        ValueError: there is no such file, or it is not JSON.
+    """
+    generation = _read_json(folder, "generation_config.json")
+    if generation is None:
+        raise ValueError(f"generation_config must be 'auto', 'vllm' or a folder with generation_config.json, got {folder}")
+    return _sampling_defaults(generation)
+
+
+def _sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:
+    defaults = {name: generation[name] for name in _SAMPLING_FIELDS if generation.get(name) is not None}
+    if generation.get("max_new_tokens") is not None:
+        defaults["max_tokens"] = generation["max_new_tokens"]
+    return defaults
 
 
 class _Fields:

@@ -80,7 +80,7 @@ def _local_model(args: argparse.Namespace, template: str | None) -> tuple[str, R
     engine = load_engine(args)
     if engine.tokenizer is None:
         raise CliError("--skip-tokenizer-init: there is no chat without a tokenizer")
-    params = sampling_params(args, engine.model_config.hf_config.default_sampling_params)
+    params = sampling_params(args, engine.model_config.default_sampling_params)
 
     def reply(messages: Messages) -> Iterator[str]:
         from vllm.entrypoints.chat import render_conversations

@@ -65,5 +65,5 @@ def _local_model(args: argparse.Namespace) -> tuple[str, Answer]:
     engine = load_engine(args)
     if engine.tokenizer is None:
         raise CliError("--skip-tokenizer-init: a text cannot be continued without a tokenizer")
-    params = sampling_params(args, engine.model_config.hf_config.default_sampling_params)
+    params = sampling_params(args, engine.model_config.default_sampling_params)
     return Path(engine.model_config.model).name, lambda text: stream(engine, text, params)

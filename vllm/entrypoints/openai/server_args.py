@@ -41,9 +41,6 @@ class ServerArgs:
     trust_request_chat_template: bool = _arg(
         False, "take templates from requests, too: programs, which may run for as long as they like"
     )
-    generation_config: Literal["auto", "vllm"] = _arg(
-        "auto", "sampling defaults of requests: auto = the model's own, vllm = vLLM's"
-    )
     return_tokens_as_token_ids: bool = _arg(False, "show tokens as token_id:N in every answer's logprobs")
     access_log: bool = _arg(True, "log each request")
     access_log_format: Literal["text", "json"] = _arg("text", "how: a line to read, or one JSON object")

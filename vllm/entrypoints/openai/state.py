@@ -62,9 +62,7 @@ class ServerState:
     @property
     def default_sampling_params(self) -> dict[str, Any]:
         """Sampling fields that requests leave out, where the model has values of its own for them."""
-        if self.args.generation_config == "vllm":
-            return {}
-        return self.engine.model_config.hf_config.default_sampling_params
+        return self.engine.model_config.default_sampling_params
 
     @property
     def max_sequences(self) -> int:

@@ -61,6 +61,8 @@ def resolve_model(
     hf_overrides: dict[str, Any] | None = None,
     use_tqdm: bool = False,
     needs_weights: bool = True,
+    download_dir: str | None = None,
+    hf_token: bool | str | None = None,
 ) -> ResolvedModel:
     """Find a model, converting or downloading it first if need be, and read its configuration.
 
@@ -74,13 +76,14 @@ def resolve_model(
         hf_overrides: entries that replace those of config.json.
         needs_weights: False for a folder that may hold config.json alone; its dtype is then the one that file names, or
             float32.
+        download_dir, hf_token: of the hub's client; see `download`.
 
     Raises:
         FileNotFoundError: the model is not there.
         ValueError: it is there but cannot be used; the message names the file and the field. Or the GPU lacks
             the dtype.
     """
-    source = _locate(model, revision)
+    source = _locate(model, revision, download_dir, hf_token)
     if source.is_file():
         dtype = _fast_dtype(device) if requested_dtype == "auto" else requested_dtype
         dtype = _dtype_on(device, dtype, requested_dtype)
@@ -102,7 +105,9 @@ def resolve_model(
     return ResolvedModel(name, folder, config, dtype)
 
 
-def _locate(model: str | None, revision: str | None) -> Path:
+def _locate(
+    model: str | None, revision: str | None, download_dir: str | None, hf_token: bool | str | None
+) -> Path:
     """A .gguf file or a model folder on this machine."""
     if model is None:
         embedded = embedded_model_path()
@@ -121,7 +126,7 @@ def _locate(model: str | None, revision: str | None) -> Path:
         return files[0]
     if path.suffix == ".gguf" or not _HUB_NAME.fullmatch(model):
         raise FileNotFoundError(f"model {model!r} is neither a folder nor a .gguf file on this machine")
-    return download(model, revision)
+    return download(model, revision, cache_dir=download_dir, token=hf_token)
 
 
 def _check_quantization(folder: Path, config: HFConfig) -> None:

@@ -97,7 +97,7 @@ class KVCacheManager:
         """The longest cached prefix. At least the last token is left to compute, or there would be no logits to sample
         from. Where prompt positions are still to be read, the prefix ends before the first block that has keys and
         values but no hidden states, as all have on the host."""
-        if not self.enable_caching:
+        if not self.enable_caching or request.sampling_params.skip_reading_prefix_cache:
             return CachedPrefix([], [])
         limit = (request.num_tokens - 1) // self.block_size
         blocks: list[int | None] = []

@@ -7,7 +7,6 @@ however many requests refer to their rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -24,7 +23,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(strict=True)
 
 _DEFAULT_PARAMS = SamplingParams()
-_DEFAULTS = {item.name: getattr(_DEFAULT_PARAMS, item.name) for item in fields(SamplingParams)}
+_DEFAULTS = {name: getattr(_DEFAULT_PARAMS, name) for name in SamplingParams.__struct_fields__}
 
 
 def encode_request(request: EngineCoreRequest) -> bytes:
@@ -66,7 +65,8 @@ def _encode_params(params: SamplingParams) -> dict[str, Any]:
 def _decode_params(changed: dict[str, Any]) -> SamplingParams:
     # They were checked before they were sent; the constructor would check them once more.
     params = _DEFAULT_PARAMS.clone()
-    vars(params).update(changed)
+    for name, value in changed.items():
+        setattr(params, name, value)
     if "output_kind" in changed:
         params.output_kind = RequestOutputKind(changed["output_kind"])
     return params

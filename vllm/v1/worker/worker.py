@@ -83,18 +83,24 @@ class Worker:
             return cache.num_blocks
         most = blocks_per_request * self.config.scheduler_config.max_num_seqs
         block_bytes = kv_block_bytes(self.config, self.group) + hidden_block_bytes(self.config)
+        if cache.memory_bytes is not None:
+            return min(self._blocks_within(cache.memory_bytes, block_bytes), most)
         if self.device.type == "cuda":
             staging_bytes = STAGING_BYTES if cache.swap_space else 0
             return min(device_block_count(self.config, self._profile_memory(), block_bytes, staging_bytes), most)
-        budget = self._cpu_cache_bytes()
-        if budget < blocks_per_request * block_bytes:
-            per_request_gib = blocks_per_request * block_bytes / 2**30
+        return min(self._blocks_within(self._cpu_cache_bytes(), block_bytes), most)
+
+    def _blocks_within(self, budget: int, block_bytes: int) -> int:
+        """How many blocks `budget` bytes hold; at least those of one request of max_model_len."""
+        max_model_len = self.config.model_config.max_model_len
+        needed = -(-max_model_len // self.config.cache_config.block_size) * block_bytes
+        if budget < needed:
             raise ValueError(
                 f"The KV cache budget of {budget / 2**30:.2f} GiB does not hold one request of "
-                f"max_model_len={model.max_model_len} ({per_request_gib:.2f} GiB). Lower max_model_len, or raise "
-                "VLLM_CPU_KVCACHE_SPACE."
+                f"max_model_len={max_model_len} ({needed / 2**30:.2f} GiB). Lower max_model_len, or raise "
+                "kv_cache_memory_bytes or VLLM_CPU_KVCACHE_SPACE."
             )
-        return min(budget // block_bytes, most)
+        return budget // block_bytes
 
     def determine_num_host_blocks(self) -> int:
         """How many blocks of host memory `swap_space` holds.

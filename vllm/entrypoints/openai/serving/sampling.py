@@ -46,12 +46,13 @@ def sampling_params(
         VLLMValidationError: a value out of its range.
     """
     fields: dict[str, Any] = dict(state.default_sampling_params)
+    default_max_tokens = fields.pop("max_tokens", None)
     fields.update({name: value for name in _SAME if (value := getattr(request, name)) is not None})
     if prompt_logprobs is not None:
         fields["prompt_logprobs"] = prompt_logprobs
     return SamplingParams(
         **fields,
-        max_tokens=max_tokens,
+        max_tokens=default_max_tokens if max_tokens is None else max_tokens,
         logprobs=logprobs,
         logprob_token_ids=plan.engine_ids or None,
         detokenize=state.engine.tokenizer is not None,

@@ -1,0 +1,338 @@
+"""Upstream's engine arguments that have one value here, and what becomes of another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from vllm.exceptions import shown
+from vllm.logger import init_logger, warn_once
+
+logger = init_logger(__name__)
+
+
+_POOLING = "pooling models are not served yet"
+_PROMPTS = "prompts are text or token ids"
+_MEDIA = "inputs are text only; leave media out"
+_TEXT_ONLY = "inputs are text only"
+_MERGE_LORA = "LoRA adapters are not implemented; merge the adapter into the checkpoint"
+_LORA = "LoRA adapters are not implemented"
+_SPECULATION = "speculative decoding is not implemented"
+_GRAMMARS = "grammars and reasoning parsers are not implemented"
+_GRAMMAR_REQUESTS = "requests with grammars are refused"
+_TP = "use tensor_parallel_size, or replicas by data_parallel_size"
+_REPLICAS = "replicas are started by one server (data_parallel_size)"
+_EXPERTS = "mixtures of experts are not implemented"
+_EXPERTS_ONLY = "it is of mixtures of experts"
+_ONE_MACHINE = "one machine has nothing to meet over, or the choice is made here"
+_TIMEOUT = "VLLM_WORKER_TIMEOUT_S bounds how long ranks wait for each other"
+_BIND = "bind the process from outside (numactl, taskset)"
+_KV_DTYPE = "the KV cache has the model's dtype"
+_OFFLOAD = "weights stay on the device; use a smaller dtype, int8, or tensor_parallel_size"
+_NO_OFFLOAD = "weights are not offloaded"
+_SWAP = "swap_space keeps KV blocks in host memory"
+_KV_STAYS = "KV blocks stay in this engine"
+_FOLDER = "give the model's own folder"
+_SAFETENSORS = "safetensors files are mapped and read tensor by tensor"
+_SCHEDULER = "the scheduler has no such option; max_num_seqs and max_num_batched_tokens bound a step"
+_FIRST_CHUNK = "a prompt that has room for its first chunk is admitted"
+_WORKER = "worker_extension_cls adds methods to the workers"
+_COMPILE = "nothing is compiled; CUDA graphs follow enforce_eager and max_seq_len_to_capture"
+_KERNELS = "kernels are chosen by what the device can do"
+_LAYERS = "no model here has such layers"
+_HASH = "blocks are hashed with SHA-256"
+_MISSING = "not implemented"
+_LOGGING = "VLLM_LOGGING_LEVEL and VLLM_LOGGING_CONFIG_PATH set up the log"
+_METRICS = "the server's /metrics has the counters there are"
+_STATISTICS = "the engine logs no statistics by itself"
+_SLEEP = "sleep frees memory in one way"
+
+
+def _refused(default: Any, why: str) -> Any:
+    """A field that is an error at any value but a neutral one."""
+    return field(
+        default=default, metadata={"why": why, "refused": True, "help": f"accepted at its default only: {why}"}
+    )
+
+
+def _unused(default: Any, why: str) -> Any:
+    """A field that can change no result here: at another value than its default, a warning."""
+    return field(default=default, metadata={"why": why, "refused": False, "help": f"changes nothing here: {why}"})
+
+
+def is_neutral(value: Any, default: Any) -> bool:
+    """Whether an argument asks for nothing: its default, None, False, 0, "", "auto", "none", an empty container, or a
+    configuration object whose `is_neutral()` says so."""
+    if value is None or (isinstance(value, bool) == isinstance(default, bool) and value == default):
+        return True
+    if isinstance(value, (bool, int, float)):
+        return not value
+    if isinstance(value, str):
+        return value.lower() in ("", "auto", "none")
+    if isinstance(value, (list, tuple, set, frozenset, dict)):
+        return not value
+    ask = getattr(value, "is_neutral", None)
+    return bool(ask()) if callable(ask) else False
+
+
+@dataclass(kw_only=True)
+class UpstreamArgs:
+    """The arguments, with upstream's names and defaults. Which are refused at another value, and which only change
+    nothing, stands in each field's metadata (`refused`, `why`); docs/migration.md lists them."""
+
+    convert: str = _refused("auto", _POOLING)
+    pooler_config: Any = _refused(None, _POOLING)
+
+    enable_prompt_embeds: bool = _refused(False, _PROMPTS)
+    io_processor_plugin: str | None = _refused(None, _PROMPTS)
+
+    allowed_local_media_path: str = _refused("", _MEDIA)
+    allowed_media_domains: list[str] | None = _refused(None, _MEDIA)
+    enable_mm_embeds: bool = _refused(False, _MEDIA)
+    interleave_mm_strings: bool = _refused(False, _MEDIA)
+    media_io_kwargs: dict[str, Any] | None = _refused(None, _MEDIA)
+    mm_processor_kwargs: dict[str, Any] | None = _refused(None, _MEDIA)
+    mm_encoder_only: bool = _refused(False, _MEDIA)
+    mm_encoder_attn_backend: str | None = _refused(None, _MEDIA)
+    mm_encoder_attn_dtype: str | None = _refused(None, _MEDIA)
+    mm_encoder_fp8_scale_path: str | None = _refused(None, _MEDIA)
+    mm_encoder_fp8_scale_save_path: str | None = _refused(None, _MEDIA)
+    video_pruning_rate: float | None = _refused(None, _MEDIA)
+    enable_mm_processor_stats: bool = _refused(False, _MEDIA)
+    ec_transfer_config: dict[str, Any] | None = _refused(None, _MEDIA)
+    ec_manager_config: dict[str, Any] | None = _refused(None, _MEDIA)
+
+    limit_mm_per_prompt: dict[str, Any] | None = _unused(None, _TEXT_ONLY)
+    language_model_only: bool = _unused(False, _TEXT_ONLY)
+    mm_processor_cache_gb: float = _unused(4, _TEXT_ONLY)
+    mm_processor_cache_type: str | None = _unused("lru", _TEXT_ONLY)
+    mm_hasher_algorithm: str = _unused("blake3", _TEXT_ONLY)
+    mm_shm_cache_max_object_size_mb: int = _unused(128, _TEXT_ONLY)
+    mm_encoder_tp_mode: str = _unused("weights", _TEXT_ONLY)
+    mm_encoder_fp8_scale_save_margin: float = _unused(1.5, _TEXT_ONLY)
+    skip_mm_profiling: bool = _unused(False, _TEXT_ONLY)
+    video_pruning_method: str = _unused("evs", _TEXT_ONLY)
+    mm_tensor_ipc: str = _unused("direct_rpc", _TEXT_ONLY)
+    mm_processor_device: str = _unused("auto", _TEXT_ONLY)
+    mm_ipc_gpu_memory_gb: float = _unused(0, _TEXT_ONLY)
+    mm_device_do_normalize: bool | None = _unused(True, _TEXT_ONLY)
+    disable_chunked_mm_input: bool = _unused(False, _TEXT_ONLY)
+    renderer_num_workers: int = _unused(1, _TEXT_ONLY)
+
+    enable_lora: bool = _refused(False, _MERGE_LORA)
+    default_mm_loras: dict[str, Any] | None = _refused(None, _MERGE_LORA)
+
+    max_loras: int = _unused(1, _LORA)
+    max_lora_rank: int = _unused(16, _LORA)
+    fully_sharded_loras: bool = _unused(False, _LORA)
+    max_cpu_loras: int | None = _unused(None, _LORA)
+    lora_dtype: str | None = _unused("auto", _LORA)
+    lora_target_modules: list[str] | None = _unused(None, _LORA)
+    enable_tower_connector_lora: bool = _unused(False, _LORA)
+    specialize_active_lora: bool = _unused(False, _LORA)
+    enable_mixed_moe_lora_format: bool = _unused(False, _LORA)
+    enable_moe_shared_loras: bool = _unused(False, _LORA)
+    max_lora_cls_labels: int | None = _unused(None, _LORA)
+
+    speculative_config: dict[str, Any] | None = _refused(None, _SPECULATION)
+    spec_method: str | None = _refused(None, _SPECULATION)
+    spec_model: str | None = _refused(None, _SPECULATION)
+    spec_tokens: int | None = _refused(None, _SPECULATION)
+    per_request_spec_decode_metrics: str = _refused("none", _SPECULATION)
+
+    reasoning_parser: str = _refused("", _GRAMMARS)
+    reasoning_parser_plugin: str | None = _refused(None, _GRAMMARS)
+    reasoning_config: dict[str, Any] | None = _refused(None, _GRAMMARS)
+
+    structured_outputs_config: dict[str, Any] | None = _unused(None, _GRAMMAR_REQUESTS)
+
+    pipeline_parallel_size: int = _refused(1, _TP)
+    prefill_context_parallel_size: int = _refused(1, _TP)
+    decode_context_parallel_size: int = _refused(1, _TP)
+    dcp_comm_backend: str | None = _refused(None, _TP)
+    dcp_q_replicate: bool | None = _refused(None, _TP)
+    nnodes: int = _refused(1, _TP)
+    node_rank: int = _refused(0, _TP)
+    device_ids: list[str] | None = _refused(None, _TP)
+    enable_hc_sp: bool = _refused(False, _TP)
+    enable_batch_sharded_sampling: bool | None = _refused(None, _TP)
+    enable_dbo: bool = _refused(False, _TP)
+    ubatch_size: int = _refused(0, _TP)
+
+    data_parallel_rank: int | None = _refused(None, _REPLICAS)
+    data_parallel_start_rank: int | None = _refused(None, _REPLICAS)
+    data_parallel_size_local: int | None = _refused(None, _REPLICAS)
+    data_parallel_address: str | None = _refused(None, _REPLICAS)
+    data_parallel_rpc_port: int | None = _refused(None, _REPLICAS)
+    data_parallel_hybrid_lb: bool = _refused(False, _REPLICAS)
+    data_parallel_external_lb: bool = _refused(False, _REPLICAS)
+    data_parallel_multi_port_external_lb: bool = _refused(False, _REPLICAS)
+    enable_fault_tolerance: bool = _refused(False, _REPLICAS)
+    fault_tolerance_config: dict[str, Any] | None = _refused(None, _REPLICAS)
+
+    enable_expert_parallel: bool = _refused(False, _EXPERTS)
+    enable_ep_weight_filter: bool = _refused(False, _EXPERTS)
+    enable_elastic_ep: bool = _refused(False, _EXPERTS)
+    elastic_ep_max_dp_size: int | None = _refused(None, _EXPERTS)
+    enable_eplb: bool = _refused(False, _EXPERTS)
+    eplb_config: dict[str, Any] | None = _refused(None, _EXPERTS)
+    enable_return_routed_experts: bool = _refused(False, _EXPERTS)
+
+    expert_placement_strategy: str = _unused("linear", _EXPERTS_ONLY)
+    all2all_backend: str = _unused("allgather_reducescatter", _EXPERTS_ONLY)
+    moe_backend: str = _unused("auto", _EXPERTS_ONLY)
+
+    master_addr: str = _unused("127.0.0.1", _ONE_MACHINE)
+    master_port: int = _unused(29501, _ONE_MACHINE)
+    data_parallel_backend: str = _unused("mp", _ONE_MACHINE)
+    dp_sync_interval: int = _unused(16, _ONE_MACHINE)
+    disable_nccl_for_dp_synchronization: bool | None = _unused(None, _ONE_MACHINE)
+    dbo_decode_token_threshold: int = _unused(32, _ONE_MACHINE)
+    dbo_prefill_token_threshold: int = _unused(512, _ONE_MACHINE)
+    dcp_kv_cache_interleave_size: int = _unused(1, _ONE_MACHINE)
+    cp_kv_cache_interleave_size: int | None = _unused(None, _ONE_MACHINE)
+    enable_shm_tensor_arena: bool = _unused(False, _ONE_MACHINE)
+    enable_nccl_comm_suspend: bool = _unused(False, _ONE_MACHINE)
+
+    distributed_timeout_seconds: int | None = _refused(None, _TIMEOUT)
+    cpu_distributed_timeout_seconds: int | None = _refused(None, _TIMEOUT)
+
+    numa_bind: bool = _refused(False, _BIND)
+    numa_bind_nodes: list[str] | None = _refused(None, _BIND)
+    numa_bind_cpus: list[str] | None = _refused(None, _BIND)
+
+    kv_cache_dtype: str = _refused("auto", _KV_DTYPE)
+    kv_cache_dtype_skip_layers: list[str] | None = _refused(None, _KV_DTYPE)
+
+    cpu_offload_gb: float = _refused(0, _OFFLOAD)
+    cpu_offload_params: list[str] | None = _refused(None, _OFFLOAD)
+    offload_group_size: int = _refused(0, _OFFLOAD)
+    offload_params: list[str] | None = _refused(None, _OFFLOAD)
+
+    offload_backend: str = _unused("auto", _NO_OFFLOAD)
+    offload_num_in_group: int = _unused(1, _NO_OFFLOAD)
+    offload_prefetch_step: int = _unused(1, _NO_OFFLOAD)
+
+    kv_offloading_size: float | None = _refused(None, _SWAP)
+
+    kv_offloading_backend: str = _unused("native", _SWAP)
+
+    kv_transfer_config: dict[str, Any] | None = _refused(None, _KV_STAYS)
+    kv_events_config: dict[str, Any] | None = _refused(None, _KV_STAYS)
+
+    model_weights: str = _refused("", _FOLDER)
+    hf_config_path: str | None = _refused(None, _FOLDER)
+    code_revision: str | None = _refused(None, _FOLDER)
+    model_class_overrides: dict[str, str] | None = _refused(None, _FOLDER)
+    model_loader_extra_config: dict[str, Any] | None = _refused(None, _FOLDER)
+    quantization_config: dict[str, Any] | None = _refused(None, _FOLDER)
+    weight_transfer_config: dict[str, Any] | None = _refused(None, _FOLDER)
+
+    safetensors_load_strategy: str | None = _unused(None, _SAFETENSORS)
+    safetensors_prefetch_num_threads: int | None = _unused(None, _SAFETENSORS)
+    safetensors_prefetch_block_size: int | None = _unused(None, _SAFETENSORS)
+    max_parallel_loading_workers: int | None = _unused(None, _SAFETENSORS)
+    ignore_patterns: list[str] | None = _unused(None, _SAFETENSORS)
+    pt_load_map_location: str = _unused("cpu", _SAFETENSORS)
+    allow_deprecated_quantization: bool = _unused(False, _SAFETENSORS)
+
+    max_num_scheduled_tokens: int | None = _refused(None, _SCHEDULER)
+    long_prefill_token_threshold: int = _refused(0, _SCHEDULER)
+    long_prefill_token_threshold_adaptive: bool = _refused(False, _SCHEDULER)
+    max_num_active_seqs: int | None = _refused(None, _SCHEDULER)
+    max_num_queued_tokens: int | None = _refused(None, _SCHEDULER)
+    prefill_schedule_interval: int = _refused(1, _SCHEDULER)
+    watermark: float = _refused(0.0, _SCHEDULER)
+    scheduler_cls: str | type | None = _refused(None, _SCHEDULER)
+    stream_interval: int = _refused(1, _SCHEDULER)
+    prefix_cache_retention_interval: int | None = _refused(None, _SCHEDULER)
+    prefix_match_unit: int | None = _refused(None, _SCHEDULER)
+
+    scheduler_reserve_full_isl: bool = _unused(True, _FIRST_CHUNK)
+
+    worker_cls: str = _refused("auto", _WORKER)
+
+    compilation_config: int | dict[str, Any] | None = _unused(None, _COMPILE)
+    cudagraph_capture_sizes: list[int] | None = _unused(None, _COMPILE)
+    max_cudagraph_capture_size: int | None = _unused(None, _COMPILE)
+    optimization_level: int | str | None = _unused(None, _COMPILE)
+    performance_mode: str = _unused("balanced", _COMPILE)
+
+    kernel_config: dict[str, Any] | None = _unused(None, _KERNELS)
+    ir_op_priority: dict[str, Any] | None = _unused(None, _KERNELS)
+    linear_backend: str = _unused("auto", _KERNELS)
+    sparse_indexer_topk_backend: str = _unused("auto", _KERNELS)
+    enable_flashinfer_autotune: bool | None = _unused(None, _KERNELS)
+    monokernel: bool = _unused(False, _KERNELS)
+    disable_cascade_attn: bool | None = _unused(None, _KERNELS)
+    gdn_prefill_backend: str | None = _unused(None, _KERNELS)
+    kda_prefill_backend: str | None = _unused(None, _KERNELS)
+    kda_decode_backend: str | None = _unused(None, _KERNELS)
+    use_fp64_gumbel: bool = _unused(False, _KERNELS)
+
+    disable_hybrid_kv_cache_manager: bool | None = _unused(None, _LAYERS)
+    mamba_config: dict[str, Any] | None = _unused(None, _LAYERS)
+    mamba_cache_dtype: str = _unused("auto", _LAYERS)
+    mamba_ssm_cache_dtype: str = _unused("auto", _LAYERS)
+    mamba_block_size: int | None = _unused(None, _LAYERS)
+    mamba_cache_mode: str | None = _unused(None, _LAYERS)
+    enable_mamba_shared_prefix_checkpoint: bool = _unused(False, _LAYERS)
+    replayssm_buffer_len: int = _unused(16, _LAYERS)
+    use_replayssm: bool = _unused(False, _LAYERS)
+    mamba_backend: str = _unused("triton", _LAYERS)
+    mamba_ssu_algorithm: str | None = _unused(None, _LAYERS)
+    enable_mamba_cache_stochastic_rounding: bool = _unused(False, _LAYERS)
+    mamba_cache_philox_rounds: int = _unused(0, _LAYERS)
+    kv_sharing_fast_prefill: bool = _unused(False, _LAYERS)
+    swa_bounded_replay: bool = _unused(True, _LAYERS)
+    engram_config: dict[str, Any] | None = _unused(None, _LAYERS)
+
+    prefix_caching_hash_algo: str = _unused("sha256", _HASH)
+
+    return_sampling_mask: bool = _refused(False, _MISSING)
+    enable_trace_replay: bool = _refused(False, _MISSING)
+    watermark_config: dict[str, Any] | None = _refused(None, _MISSING)
+    diffusion_config: dict[str, Any] | None = _refused(None, _MISSING)
+    aux_output_config: dict[str, Any] | None = _refused(None, _MISSING)
+    tokens_only: bool = _refused(False, _MISSING)
+    additional_config: dict[str, Any] | None = _refused(None, _MISSING)
+    watchdog_config: dict[str, Any] | None = _refused(None, _MISSING)
+
+    logging_config: dict[str, Any] | None = _refused(None, _LOGGING)
+    log_level: str | None = _refused(None, _LOGGING)
+    log_config_file: str | None = _refused(None, _LOGGING)
+
+    show_hidden_metrics_for_version: str | None = _refused(None, _METRICS)
+    collect_detailed_traces: list[str] | None = _refused(None, _METRICS)
+    kv_cache_metrics: bool = _refused(False, _METRICS)
+    custom_histogram_buckets: dict[str, Any] | None = _refused(None, _METRICS)
+    cudagraph_metrics: bool = _refused(False, _METRICS)
+    enable_layerwise_nvtx_tracing: bool = _refused(False, _METRICS)
+    enable_mfu_metrics: bool = _refused(False, _METRICS)
+    enable_logging_iteration_details: bool = _refused(False, _METRICS)
+
+    disable_log_stats: bool = _unused(False, _STATISTICS)
+    aggregate_engine_logging: bool = _unused(False, _STATISTICS)
+    kv_cache_metrics_sample: float = _unused(0.01, _STATISTICS)
+    jit_monitor_mode: str = _unused("warn", _STATISTICS)
+    jit_monitor_verbose: bool = _unused(False, _STATISTICS)
+    ray_workers_use_nsight: bool = _unused(False, _STATISTICS)
+    fail_on_environ_validation: bool = _unused(False, _STATISTICS)
+
+    sleep_mode_backend: str = _unused("cumem", _SLEEP)
+    sleep_mode_offload_cudagraph: bool = _unused(False, _SLEEP)
+    sleep_preserve_parameter_names: list[str] | None = _unused(None, _SLEEP)
+    enable_cumem_allocator: bool = _unused(False, _SLEEP)
+
+    def check_neutral(self) -> None:
+        """
+        Raises:
+            ValueError: an argument asks for what is not done; names it, its value and what to do instead.
+        """
+        for item in fields(UpstreamArgs):
+            value = getattr(self, item.name)
+            if is_neutral(value, item.default):
+                continue
+            if item.metadata["refused"]:
+                raise ValueError(f"{item.name}={shown(value)} is not supported: {item.metadata['why']}")
+            warn_once(logger, "%s=%s changes nothing: %s", item.name, shown(value), item.metadata["why"])
