@@ -79,6 +79,7 @@ _NUMBERS = (
 _INTEGERS = ("n", "top_k", "min_tokens")
 _OPTIONAL_INTEGERS = ("best_of", "seed", "max_tokens", "truncate_prompt_tokens")
 
+
 def _is_zero(value: Any) -> bool:
     return isinstance(value, int) and value == 0
 

@@ -24,6 +24,8 @@ class VllmConfig:
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
     device_config: DeviceConfig = field(default_factory=DeviceConfig)
+    torch_profiler_dir: str = ""
+    """Where traces of start_profile go; "" = nowhere."""
 
     def __post_init__(self) -> None:
         self.parallel_config.check_divides(self.model_config.hf_config)

@@ -10,19 +10,19 @@ import torch.distributed as dist
 
 from vllm.distributed.communicator import Communicator
 
-_JOIN_TIMEOUT = timedelta(minutes=5)
+JOIN_TIMEOUT = timedelta(minutes=5)
 # A rank may have to wait for as long as another one computes. Who watches the ranks decides that one hangs.
 _COLLECTIVE_TIMEOUT = timedelta(days=7)
 
 
 def host_store(host: str, world_size: int) -> dist.TCPStore:
     """The store where `world_size` ranks find one another, on a free port of `host`, this machine's address."""
-    return dist.TCPStore(host, 0, world_size, is_master=True, wait_for_workers=False, timeout=_JOIN_TIMEOUT)
+    return dist.TCPStore(host, 0, world_size, is_master=True, wait_for_workers=False, timeout=JOIN_TIMEOUT)
 
 
 def connect_store(host: str, port: int, world_size: int) -> dist.TCPStore:
     """The store that another process hosts."""
-    return dist.TCPStore(host, port, world_size, is_master=False, wait_for_workers=False, timeout=_JOIN_TIMEOUT)
+    return dist.TCPStore(host, port, world_size, is_master=False, wait_for_workers=False, timeout=JOIN_TIMEOUT)
 
 
 def join_group(store: dist.Store, rank: int, world_size: int, device: torch.device, address: str) -> Communicator:
@@ -44,7 +44,7 @@ def join_group(store: dist.Store, rank: int, world_size: int, device: torch.devi
         return Communicator(dist.ProcessGroupNCCL(store, rank, world_size, options))
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    options._timeout = _JOIN_TIMEOUT
+    options._timeout = JOIN_TIMEOUT
     group = dist.ProcessGroupGloo(store, rank, world_size, options)
     group._set_default_timeout(_COLLECTIVE_TIMEOUT)
     return Communicator(group)

@@ -22,9 +22,9 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.engine.upstream_args import UpstreamArgs
+from vllm.exceptions import shown
 from vllm.logger import init_logger, warn_once
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
-from vllm.utils.checks import check_integer
 from vllm.utils.device import resolve_device
 from vllm.utils.flag_types import json_or_text, size
 
@@ -227,7 +227,20 @@ class EngineArgs(UpstreamArgs):
             scheduler_config=scheduler_config,
             parallel_config=parallel_config,
             device_config=DeviceConfig(device),
+            torch_profiler_dir=self._profiler_dir(),
         )
+
+    def _profiler_dir(self) -> str:
+        config = self.profiler_config or {}
+        if not isinstance(config, dict):
+            config = vars(config)
+        known = {"profiler": (None, "torch"), "torch_profiler_dir": None}
+        for name, value in config.items():
+            if value and (name not in known or (known[name] is not None and value not in known[name])):
+                raise ValueError(
+                    f"profiler_config takes profiler='torch' and torch_profiler_dir, got {name}={shown(value)}"
+                )
+        return str(config.get("torch_profiler_dir") or "")
 
     def _max_idle_tokens(self, device: str, scheduler_config: SchedulerConfig, max_model_len: int) -> int | None:
         """On a CPU, whose memory others want, too, a few steps' worth: unless somebody has said how much the cache is
@@ -333,9 +346,13 @@ class EngineArgs(UpstreamArgs):
             names = ", ".join((*LOAD_FORMATS, *_LOAD_FORMAT_ALIASES))
             raise ValueError(f"load_format must be one of {names}, got {self.load_format!r}")
         if self.runner not in ("auto", "generate"):
-            raise ValueError(f"runner must be 'auto' or 'generate', got {self.runner!r}: pooling models are not served yet")
+            raise ValueError(
+                f"runner must be 'auto' or 'generate', got {self.runner!r}: pooling models are not served yet"
+            )
         if self.model_impl not in ("auto", "vllm"):
-            raise ValueError(f"model_impl must be 'auto' or 'vllm', got {self.model_impl!r}: models run by our own code")
+            raise ValueError(
+                f"model_impl must be 'auto' or 'vllm', got {self.model_impl!r}: models run by our own code"
+            )
         if self.config_format not in ("auto", "hf"):
             raise ValueError(f"config_format must be 'auto' or 'hf' (config.json), got {self.config_format!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:

@@ -167,7 +167,9 @@ def load_sampling_defaults(folder: Path) -> dict[str, Any]:
     """
     generation = _read_json(folder, "generation_config.json")
     if generation is None:
-        raise ValueError(f"generation_config must be 'auto', 'vllm' or a folder with generation_config.json, got {folder}")
+        raise ValueError(
+            f"generation_config must be 'auto', 'vllm' or a folder with generation_config.json, got {folder}"
+        )
     return _sampling_defaults(generation)
 
 

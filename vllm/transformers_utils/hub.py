@@ -8,7 +8,11 @@ _SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 
 
 def download(
-    name: str, revision: str | None = None, weights: bool = True, cache_dir: str | None = None, token: bool | str | None = None
+    name: str,
+    revision: str | None = None,
+    weights: bool = True,
+    cache_dir: str | None = None,
+    token: bool | str | None = None,
 ) -> Path:
     """The local copy of a hub repository: configuration, tokenizer and safetensors, downloaded if missing.
 
@@ -29,7 +33,9 @@ def download(
 
     patterns = [*_SMALL_FILES, "*.safetensors"] if weights else _SMALL_FILES
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, cache_dir=cache_dir, token=token))
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=patterns, cache_dir=cache_dir, token=token)
+        )
     except Exception as error:  # the client's errors have no common base over its versions and HTTP libraries
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise FileNotFoundError(

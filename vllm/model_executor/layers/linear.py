@@ -16,6 +16,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.activation import get_act_and_mul_fn
 from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
+from vllm.ops.packed_linear import PackedLinear
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.silu_and_mul import silu_and_mul
 
@@ -42,6 +43,9 @@ class LinearBase(nn.Module):
             self.bias = nn.Parameter(torch.empty(output_size), requires_grad=False)
         self.method: LinearMethod = UNQUANTIZED
         self.packed: Any
+        # Of the weight and its bias before they are packed.
+        self._shape, self._has_bias = weight.shape, bias
+        self._empty = weight.new_empty(0)
 
     def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
         """[T, inputs held] -> [T, sum of the parts' rows held], of norm(x) where there is a norm."""
@@ -59,6 +63,23 @@ class LinearBase(nn.Module):
                 slots[f"{part}.bias"] = WeightSlot(self.bias.data[own], (rows,))
             start = own.stop
         return slots
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the packed weight is the checkpoint's, as it is."""
+        return isinstance(self.packed, PackedLinear) and self.packed.layout == "plain"
+
+    def begin_update(self) -> bool:
+        """Make `checkpoint_slots` give places for new values. True: they are new memory, which
+        process_weights_after_loading packs once all are filled; False: they are the memory in use."""
+        if self.is_plain:
+            weight, bias = self.packed.weight, self.packed.bias
+        else:
+            weight = self._empty.new_empty(self._shape)
+            bias = self._empty.new_empty(self._shape[0]) if self._has_bias else None
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        return not self.is_plain
 
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
         """Pack the loaded weight as `method` does and let go of the plain one."""

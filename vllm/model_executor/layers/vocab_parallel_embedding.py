@@ -45,6 +45,16 @@ class VocabParallelEmbedding(nn.Module):
         weight = torch.empty(len(self.vocab_range), hidden_size)
         self.weight: nn.Parameter | None = nn.Parameter(weight, requires_grad=False)
         self._packed: PackedLinear | None = None
+        self._hidden_size = hidden_size
+        self._empty = weight.new_empty(0)
+
+    def begin_update(self) -> bool:
+        """See LinearBase.begin_update; what was a packed copy is looked up in until the head packs anew."""
+        if self.weight is not None:
+            return False
+        weight = self._empty.new_empty(len(self.vocab_range), self._hidden_size)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        return True
 
     def look_up_in(self, packed: PackedLinear) -> None:
         """Let go of the weight for a packed copy of it that somebody else needs."""
@@ -94,6 +104,8 @@ class ParallelLMHead(nn.Module):
         self.weight: nn.Parameter | None = None
         if tied_to is None:
             self.weight = nn.Parameter(torch.empty(len(self.vocab_range), hidden_size), requires_grad=False)
+        self._hidden_size = hidden_size
+        self._empty = torch.empty(0)
         # In a tuple, so that the embedding is not registered as a submodule of the head, too.
         self._tied_to = (tied_to,)
         self.method: LinearMethod = UNQUANTIZED
@@ -104,10 +116,27 @@ class ParallelLMHead(nn.Module):
         return self.method.apply(hidden, self.packed, float_out=True)
 
     @property
+    def tied_to(self) -> VocabParallelEmbedding | None:
+        """The embedding whose weight is W, if it is one's."""
+        return self._tied_to[0]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the packed weight is the checkpoint's, as it is."""
+        return isinstance(self.packed, PackedLinear) and self.packed.layout == "plain"
+
+    @property
     def plain_weight(self) -> Tensor | None:
         """The weight [V, H] where this rank has all of it, as the checkpoint has it; else None."""
-        is_plain = isinstance(self.packed, PackedLinear) and self.packed.layout == "plain"
-        return self.packed.weight if is_plain and self.group.world_size == 1 else None
+        return self.packed.weight if self.is_plain and self.group.world_size == 1 else None
+
+    def begin_update(self) -> bool:
+        """See LinearBase.begin_update."""
+        weight = (
+            self.packed.weight if self.is_plain else self._empty.new_empty(len(self.vocab_range), self._hidden_size)
+        )
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        return not self.is_plain
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Where the checkpoint's `weight` goes, unless it is an embedding's."""

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from vllm.model_executor.layers.linear_method import linear_method
+from vllm.model_executor.layers.weight_update import WeightUpdater
 from vllm.model_executor.model_loader.dummy import fill_with_noise
 from vllm.model_executor.model_loader.resolve import (
     NO_EMBEDDED_MODEL,
@@ -33,7 +34,7 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
     packed.
 
     The module has `forward(input_ids, positions, kv_caches, attn, logits_rows=None)` and
-    `compute_logits(hidden)`; see LlamaForCausalLM.
+    `compute_logits(hidden)`, see LlamaForCausalLM, and `load_weights(weights)`, see UpdatableModel.
 
     Raises:
         ValueError: an architecture that is not supported, or weights that are missing, unexpected or of
@@ -44,6 +45,7 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
     with _building(getattr(torch, model_config.dtype), torch.device(device)):
         model = model_class(config, model_config.max_model_len)
     method = linear_method(model_config.quantization)
+    model.weight_updater = WeightUpdater(model, method)
     with torch.inference_mode():
         if model_config.load_format == "dummy":
             fill_with_noise(model, model_config.seed)

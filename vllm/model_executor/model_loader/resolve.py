@@ -105,9 +105,7 @@ def resolve_model(
     return ResolvedModel(name, folder, config, dtype)
 
 
-def _locate(
-    model: str | None, revision: str | None, download_dir: str | None, hf_token: bool | str | None
-) -> Path:
+def _locate(model: str | None, revision: str | None, download_dir: str | None, hf_token: bool | str | None) -> Path:
     """A .gguf file or a model folder on this machine."""
     if model is None:
         embedded = embedded_model_path()

@@ -6,35 +6,17 @@ from pathlib import Path
 
 from torch import nn
 
-from vllm.model_executor.layers.linear import LinearBase
-from vllm.model_executor.layers.sharding import Shard, WeightSlot
+from vllm.model_executor.layers.sharding import WeightSlot
+from vllm.model_executor.layers.weight_update import BASE_PREFIX, HEAD, IGNORED_SUFFIX, module_slots
 from vllm.model_executor.model_loader.progress import progress_bar
 from vllm.model_executor.model_loader.safetensors_file import iterate_tensors, shard_files
 
-# Checkpoints saved from the model without its head lack this prefix.
-_BASE_PREFIX = "model."
-_IGNORED_SUFFIX = "rotary_emb.inv_freq"
-_HEAD = "lm_head.weight"
 _NUM_NAMED = 5
 
 
 def checkpoint_slots(model: nn.Module) -> dict[str, WeightSlot]:
     """Where each tensor of a checkpoint goes, by its Hugging Face name."""
-    slots: dict[str, WeightSlot] = {}
-    for name, module in model.named_modules():
-        parent = name.rpartition(".")[0] if isinstance(module, LinearBase) else name
-        own = getattr(module, "checkpoint_slots", None)
-        for part, slot in (_whole_slots(module) if own is None else own()).items():
-            slots[f"{parent}.{part}"] = slot
-    return slots
-
-
-def _whole_slots(module: nn.Module) -> dict[str, WeightSlot]:
-    """Of the parameters of a module that every rank holds whole."""
-    return {
-        name: WeightSlot(parameter.data, tuple(map(Shard.whole, parameter.shape)))
-        for name, parameter in module.named_parameters(recurse=False)
-    }
+    return {key: slot for name, module in model.named_modules() for key, slot in module_slots(module, name).items()}
 
 
 def load_weights(model: nn.Module, folder: Path, use_tqdm: bool = False) -> None:
@@ -46,13 +28,13 @@ def load_weights(model: nn.Module, folder: Path, use_tqdm: bool = False) -> None
     """
     slots = checkpoint_slots(model)
     expected = len(slots)
-    tied = _HEAD not in slots
+    tied = HEAD not in slots
     unexpected: list[str] = []
     with progress_bar("Loading weights", expected, use_tqdm) as bar:
         for name, tensor in iterate_tensors(shard_files(folder)):
-            if name.endswith(_IGNORED_SUFFIX) or (tied and name == _HEAD):
+            if name.endswith(IGNORED_SUFFIX) or (tied and name == HEAD):
                 continue
-            key = name if name in slots else _BASE_PREFIX + name
+            key = name if name in slots else BASE_PREFIX + name
             slot = slots.pop(key, None)
             if slot is None:
                 unexpected.append(name)

@@ -10,6 +10,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.weight_update import UpdatableModel
 from vllm.ops.rms_norm import AddedNorm
 from vllm.transformers_utils.config import HFConfig
 
@@ -133,7 +134,7 @@ class LlamaModel(nn.Module):
         return self.norm.adding_to(residual)(hidden)
 
 
-class LlamaForCausalLM(nn.Module):
+class LlamaForCausalLM(UpdatableModel):
     """The architecture of Llama, SmolLM2 and Mistral; Qwen2 and Qwen3 differ from it in their attention only.
 
     Args:

@@ -15,6 +15,7 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import Embedding, ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.weight_update import UpdatableModel
 from vllm.transformers_utils.config import HFConfig
 
 KVCache = tuple[Tensor, Tensor]
@@ -115,7 +116,7 @@ class OPTModel(nn.Module):
         self.decoder = OPTDecoder(config)
 
 
-class OPTForCausalLM(nn.Module):
+class OPTForCausalLM(UpdatableModel):
     """OPT with its head.
 
     Args:

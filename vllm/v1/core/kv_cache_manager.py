@@ -262,6 +262,7 @@ class KVCacheManager:
             return False
         if self.host is not None:
             self.host.reset()
+            self.swap_out.clear()
         return True
 
     def _evicted(self, block_id: int, content_hash: bytes) -> None:

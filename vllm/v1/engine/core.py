@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.utils.checks import check_integer
 from vllm.v1.core.sched.async_scheduling import StepInFlight, can_schedule_ahead, complete, discard, dispatch
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.executor.select import make_executor
@@ -31,6 +33,9 @@ class EngineCore:
         self._readings_seconds = 0.0
         self._runs_ahead = config.scheduler_config.async_scheduling
         self._in_flight: tuple[StepInFlight, PendingStep] | None = None
+        self._weights_version = self.executor.worker.weights_version
+        self._asleep: set[str] = set()
+        self.is_paused = False
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request.
@@ -61,8 +66,11 @@ class EngineCore:
             EngineDeadError: a rank of a tensor-parallel group failed, and with it the engine.
             Exception: whatever the one worker raised; the step's requests are ended, their blocks freed.
         """
+        if not self.has_work():
+            return []
         if self._runs_ahead:
             return self._step_ahead()
+        self._check_weights()
         scheduler_output = self.scheduler.schedule()
         try:
             runner_output = self.executor.execute_model(scheduler_output)
@@ -75,6 +83,8 @@ class EngineCore:
     def _step_ahead(self) -> list[EngineCoreOutput]:
         last = self._in_flight
         if last is None or last[0].is_over(self.scheduler):
+            if last is None:
+                self._check_weights()
             self._in_flight = self._begin_step()
             if last is not None:
                 # All its requests have ended since: nobody waits for its results.
@@ -82,7 +92,9 @@ class EngineCore:
         assert self._in_flight is not None
         step, pending = self._in_flight
         # Should this raise, the step in flight stays where it is, and the next call takes its results.
-        may_dispatch = self.executor.worker.can_schedule_ahead and can_schedule_ahead(self.scheduler)
+        may_dispatch = (
+            not self._weights_changed and self.executor.worker.can_schedule_ahead and can_schedule_ahead(self.scheduler)
+        )
         self._in_flight = self._begin_step() if may_dispatch else None
         try:
             runner_output = pending.result()
@@ -112,6 +124,57 @@ class EngineCore:
             raise
         return dispatch(self.scheduler, scheduler_output), pending
 
+    @property
+    def _weights_changed(self) -> bool:
+        return self.executor.worker.weights_version != self._weights_version
+
+    def _check_weights(self) -> None:
+        """After a change of weights nothing is kept of what others computed: running requests begin anew."""
+        if self._weights_changed:
+            self._weights_version = self.executor.worker.weights_version
+            self.scheduler.reset_prefix_cache(reset_running_requests=True)
+
+    def has_work(self) -> bool:
+        """Whether `step` has something to do: there are requests, and the engine is neither paused nor asleep."""
+        return self.scheduler.has_unfinished_requests() and not self.is_paused and not self._asleep
+
+    def pause(self, is_paused: bool = True) -> None:
+        """Leave all requests as they are, until told to go on."""
+        self.is_paused = is_paused
+
+    def sleep(self, level: int = 1) -> None:
+        """Free the KV cache, and the device's memory of the weights (on a CPU at level 2 only). Requests that are
+        there begin anew after `wake_up`.
+
+        Raises:
+            ValueError: `level` is not 1 or 2.
+        """
+        check_integer("level", level, 1, 2)
+        if self._in_flight is not None:
+            self._in_flight[1].result()
+            discard(self.scheduler, self._in_flight[0])
+            self._in_flight = None
+        if not self._asleep:
+            self.scheduler.reset_prefix_cache(reset_running_requests=True)
+            self.executor.collective_rpc("sleep", (level,))
+            self._asleep = {"weights", "kv_cache"}
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Undo `sleep`, or, with `tags`, what concerns "weights" or "kv_cache".
+
+        Raises:
+            ValueError: another tag.
+        """
+        for tag in tags or ():
+            if tag not in ("weights", "kv_cache"):
+                raise VLLMValidationError(f"tags must be of weights, kv_cache, got {tag!r}", "tags", tag)
+        self.executor.collective_rpc("wake_up", (tags,))
+        self._asleep -= set(tags) if tags else self._asleep
+
+    def is_sleeping(self) -> bool:
+        """Whether anything of it sleeps."""
+        return bool(self._asleep)
+
     def has_unfinished_requests(self) -> bool:
         """Whether anything is waiting or running."""
         return self.scheduler.has_unfinished_requests()
@@ -129,9 +192,10 @@ class EngineCore:
             "time": time.monotonic(),
         }
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; False when requests are running."""
-        return self.scheduler.reset_prefix_cache()
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached blocks; False, and nothing done, when requests are running, unless these are to begin
+        anew."""
+        return self.scheduler.reset_prefix_cache(reset_running_requests and self._in_flight is None)
 
     def check_health(self) -> None:
         """

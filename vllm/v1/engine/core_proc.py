@@ -74,13 +74,13 @@ class CoreProcess:
         gc.freeze()
         self._send(READY, msgspec.msgpack.encode({"num_blocks": self._core.executor.num_blocks}))
         while self._take_messages():
-            if self._core.has_unfinished_requests():
+            if self._core.has_work():
                 self._step()
 
     def _take_messages(self) -> bool:
         """Handle every message that is there; wait for one when there is no other work. False: stop."""
         while True:
-            busy = self._core.has_unfinished_requests()
+            busy = self._core.has_work()
             if busy and not self._input.poll(0):
                 return True
             while not self._input.poll(_HEALTH_CHECK_MS):
@@ -99,7 +99,7 @@ class CoreProcess:
                 self._send_outputs([EngineCoreOutput(request.request_id, [], finish_reason="error", error=str(error))])
         elif kind == ABORT:
             self._core.abort_requests(msgspec.msgpack.decode(frames[0]))
-            if not self._core.has_unfinished_requests():
+            if not self._core.has_work():
                 # No step follows that would tell what is left.
                 self._send_outputs([])
         elif kind == CALL:

@@ -30,7 +30,7 @@ from vllm.v1.executor.worker_proc import (
     WorkerStart,
 )
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.worker.worker import Worker, call_worker, worker_device
+from vllm.v1.worker.worker import Worker, call_worker, make_worker, worker_device
 
 # Before any engine has taken less.
 _NUM_THREADS = torch.get_num_threads()
@@ -117,7 +117,7 @@ class MultiprocExecutor:
                 self._monitor.replies()  # their HELLO
                 self.group = join_group(store, 0, world_size, worker_device(config, 0), self.host)
             self._monitor.group = self.group
-            self.worker = Worker(config, self.group)
+            self.worker = make_worker(config, self.group)
             self.collective_rpc("load_model", (use_tqdm,))
             self.num_blocks = min(self.collective_rpc("determine_num_blocks"))
             self.num_host_blocks = min(self.collective_rpc("determine_num_host_blocks"))
@@ -125,6 +125,11 @@ class MultiprocExecutor:
         except BaseException:
             self.shutdown()
             raise
+
+    @property
+    def driver_worker(self) -> Worker:
+        """`worker`, by upstream's name."""
+        return self.worker
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step on every rank; all come to the same tokens, and rank 0's output is returned.

@@ -9,6 +9,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.communicator import Communicator
 from vllm.utils.ray_utils import import_ray_for
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.executor.external_launcher import ExternalLauncherExecutor
 from vllm.v1.executor.multiproc import MultiprocExecutor
 from vllm.v1.executor.uniproc import UniProcExecutor
 from vllm.v1.outputs import ModelRunnerOutput
@@ -19,7 +20,7 @@ class Executor(Protocol):
     """The calls that the engine core makes on workers: see MultiprocExecutor.
 
     Attributes:
-        worker: rank 0's.
+        worker, driver_worker: rank 0's.
         group: rank 0's.
         num_blocks: KV blocks that every rank has.
         num_host_blocks: blocks of host memory that every rank has for them.
@@ -29,6 +30,9 @@ class Executor(Protocol):
     group: Communicator
     num_blocks: int
     num_host_blocks: int
+
+    @property
+    def driver_worker(self) -> Worker: ...
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput: ...
 
@@ -47,6 +51,8 @@ def make_executor(config: VllmConfig, use_tqdm: bool = False) -> Executor:
     Raises:
         ImportError: it asks for Ray, which is not installed.
     """
+    if config.parallel_config.distributed_executor_backend == "external_launcher":
+        return ExternalLauncherExecutor(config, use_tqdm)
     if config.parallel_config.tensor_parallel_size == 1:
         return UniProcExecutor(config, use_tqdm)
     if config.parallel_config.distributed_executor_backend == "ray":

@@ -6,21 +6,30 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.distributed.communicator import ALONE, Communicator
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.worker.worker import Worker, call_worker
+from vllm.v1.worker.worker import Worker, call_worker, make_worker
 
 
 class UniProcExecutor:
     """The calls that the engine core makes on workers, here on one of them directly."""
 
-    def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
-        self.worker = Worker(config)
-        self.group = self.worker.group
+    def __init__(self, config: VllmConfig, use_tqdm: bool = False, group: Communicator = ALONE) -> None:
+        self.worker = make_worker(config, group)
+        self.group = group
         self.worker.load_model(use_tqdm)
-        self.num_blocks = self.worker.determine_num_blocks()
-        self.num_host_blocks = self.worker.determine_num_host_blocks()
+        self.num_blocks = self._least(self.worker.determine_num_blocks())
+        self.num_host_blocks = self._least(self.worker.determine_num_host_blocks())
         self.worker.initialize_kv_cache(self.num_blocks, self.num_host_blocks)
+
+    @property
+    def driver_worker(self) -> Worker:
+        """`worker`, by upstream's name."""
+        return self.worker
+
+    def _least(self, number: int) -> int:
+        return number
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""

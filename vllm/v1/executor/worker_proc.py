@@ -23,7 +23,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.communicator import Communicator, PeerLostError
 from vllm.distributed.process_group import connect_store, join_group
 from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator
-from vllm.v1.worker.worker import Worker, call_worker, worker_device
+from vllm.v1.worker.worker import Worker, call_worker, make_worker, worker_device
 
 # To the worker: a call whose result nobody waits for, a call whose result is sent back, the end.
 STEP, CALL, STOP = b"s", b"c", b"q"
@@ -120,7 +120,7 @@ class WorkerProcess:
             device = worker_device(start.config, start.rank)
             store = connect_store(*start.store, start.world_size)
             self._group = join_group(store, start.rank, start.world_size, device, start.address)
-        return Worker(start.config, self._group)
+        return make_worker(start.config, self._group)
 
     def _obey(self, worker: Worker, message: bytes) -> None:
         self._call_began = time.monotonic()

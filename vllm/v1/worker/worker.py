@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +16,10 @@ from vllm.config import VllmConfig
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.logger import init_logger
+from vllm.model_executor.layers.weight_update import move_weights
 from vllm.model_executor.model_loader import get_model
+from vllm.model_executor.model_loader.safetensors_file import iterate_tensors, shard_files
+from vllm.utils.host_memory import return_freed_memory
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
 from vllm.v1.worker.gpu.kv_swap import STAGING_BYTES
@@ -47,13 +54,18 @@ class Worker:
     """
 
     def __init__(self, config: VllmConfig, group: Communicator = ALONE) -> None:
-        self.config = config
+        self.config = self.vllm_config = config
         self.group = group
+        self.rank = self.local_rank = group.rank
         self.device = worker_device(config, group.rank)
         if self.device.index is not None:
             torch.cuda.set_device(self.device)
         self.model_runner: GPUModelRunner
         self._memory_at_start: DeviceMemory | None = None
+        self._num_blocks = (0, 0)
+        self._asleep: set[str] = set()  # of "weights", "kv_cache"
+        self._num_reloads = 0
+        self._profiler: Any = None
 
     def load_model(self, use_tqdm: bool = False) -> None:
         """Load this rank's share of the weights and build the runner.
@@ -113,6 +125,7 @@ class Worker:
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocate the KV cache, and the host blocks for what has to leave it."""
         logger.info("KV cache: %d blocks of %d tokens", num_blocks, self.config.cache_config.block_size)
+        self._num_blocks = (num_blocks, num_host_blocks)
         self.model_runner.initialize_kv_cache(num_blocks, num_host_blocks)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
@@ -127,6 +140,82 @@ class Worker:
     def can_schedule_ahead(self) -> bool:
         """Whether a step may begin before the tokens of the one before are known."""
         return not self.model_runner.sampler.is_followed
+
+    # -- weights and memory while the engine lives ------------------------------------------------------------
+
+    def get_model(self) -> torch.nn.Module:
+        """The model that runs."""
+        return self.model_runner.model
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """New values for weights, by their checkpoint names; see WeightUpdater.update."""
+        self.model_runner.model.load_weights(weights)
+
+    update_weights = load_weights
+
+    def reload_weights(self) -> None:
+        """The checkpoint's weights again."""
+        config = self.config.model_config
+        self.load_weights(iterate_tensors(shard_files(Path(config.path))))
+
+    @property
+    def weights_version(self) -> int:
+        """Changes whenever the weights do."""
+        return self._num_reloads + self.model_runner.model.weight_updater.version
+
+    def sleep(self, level: int = 1) -> None:
+        """Free the KV cache; at level 1 move a GPU's weights to the host, at level 2 free the weights, too."""
+        if not self._asleep:
+            self.model_runner.release_kv_cache()
+            self._asleep.add("kv_cache")
+            if level == 2:
+                self._num_reloads = self.weights_version + 1
+                del self.model_runner
+                self._asleep.add("weights")
+            elif self.device.type == "cuda":
+                move_weights(self.model_runner.model, torch.device("cpu"))
+                self._asleep.add("weights")
+            return_freed_memory()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Undo `sleep`, or, with `tags`, the part of it that concerns "weights" or "kv_cache". Weights that were freed
+        are the checkpoint's again."""
+        woken = self._asleep & (set(tags) if tags else self._asleep)
+        if "weights" in woken:
+            if hasattr(self, "model_runner"):
+                move_weights(self.model_runner.model, self.device)
+            else:
+                self.load_model()
+        if "kv_cache" in woken:
+            self.model_runner.initialize_kv_cache(*self._num_blocks)
+        self._asleep -= woken
+
+    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
+        """Begin to record operators and kernels, or end it and write a trace into the profiler's folder.
+
+        Raises:
+            ValueError: no folder was named.
+        """
+        folder = self.config.torch_profiler_dir or os.environ.get("VLLM_TORCH_PROFILER_DIR")
+        if not folder:
+            raise ValueError(
+                "profiling needs a folder for its traces: profiler_config={'profiler': 'torch', 'torch_profiler_dir': "
+                "FOLDER}, or VLLM_TORCH_PROFILER_DIR"
+            )
+        if is_start and self._profiler is None:
+            activities = [torch.profiler.ProfilerActivity.CPU]
+            if self.device.type == "cuda":
+                activities.append(torch.profiler.ProfilerActivity.CUDA)
+            self._profiler = torch.profiler.profile(activities=activities)
+            self._profiler.start()
+        elif not is_start and self._profiler is not None:
+            profiler, self._profiler = self._profiler, None
+            profiler.stop()
+            os.makedirs(folder, exist_ok=True)
+            name = f"{profile_prefix or 'vllm'}-rank{self.rank}-{time.time_ns()}.pt.trace.json.gz"
+            profiler.export_chrome_trace(os.path.join(folder, name))
 
     def _cpu_cache_bytes(self) -> int:
         # The ranks share the host's memory.
@@ -152,6 +241,29 @@ class Worker:
         # What the step needed goes to the cache.
         device_memory(self.device, begin_peak=True)
         return profile
+
+
+def make_worker(config: VllmConfig, group: Communicator = ALONE) -> Worker:
+    """A worker, which also has the methods of `worker_extension_cls`.
+
+    Raises:
+        ValueError: the class is not there, or has a name that workers have themselves.
+    """
+    extension = config.parallel_config.worker_extension_cls
+    if not extension:
+        return Worker(config, group)
+    if isinstance(extension, str):
+        module_name, _, class_name = extension.replace(":", ".").rpartition(".")
+        try:
+            extension = getattr(importlib.import_module(module_name), class_name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"worker_extension_cls={extension!r} is not a class that can be imported: {error}"
+            ) from error
+    for name in vars(extension):
+        if not name.startswith("__") and hasattr(Worker, name):
+            raise ValueError(f"worker_extension_cls: {extension.__name__}.{name} would hide the worker's own {name}")
+    return type("ExtendedWorker", (Worker, extension), {})(config, group)
 
 
 def call_worker(worker: Worker, method: str | Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -135,8 +135,14 @@ class Scheduler:
         """How many are waiting or running."""
         return len(self.requests)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; False, and nothing done, while requests run."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached blocks; False, and nothing done, while requests run, unless these are to begin anew
+        (`reset_running_requests`; no step may be in flight)."""
+        if reset_running_requests:
+            nothing = SchedulerOutput([], CachedRequestData(), {}, 0, [], [])
+            for request in reversed(list(self.running)):
+                self._preempt(request, nothing)
+                self._finished_req_ids.append(request.request_id)
         return self.kv.reset_prefix_cache()
 
     def stats(self) -> SchedulerStats:

@@ -70,6 +70,7 @@ class GPUModelRunner:
         self._records_kernels = records and device.type == "cpu"
         self._recorded_decode: RecordedDecode | DecodeGraphs | None = None
         self._greedy_graphs: GreedyGraphs | None = None
+        self._packing_version = 0
         self._max_decode_rows = min(max_num_reqs, config.scheduler_config.max_num_batched_tokens)
         self.kv_swap: KVSwap | None = None
         # Final hidden states of cached prompts by KV cache slot, made when a request first reads its prompt.
@@ -81,8 +82,16 @@ class GPUModelRunner:
         here (pinned ones are). On CUDA, record decode steps."""
         self.kv_caches = self._make_kv_caches(num_blocks + self.num_extra_blocks)
         self.kv_swap = KVSwap(self.kv_caches, num_host_blocks)
+        self._record_decode()
+
+    def release_kv_cache(self) -> None:
+        """Free the KV cache and what depends on it, until initialize_kv_cache. No request may have a slot."""
+        self.kv_caches, self.kv_swap, self._hidden_cache = [], None, None
+        self._recorded_decode = self._greedy_graphs = None
+
+    def _record_decode(self) -> None:
         if self._graph_recorder is not None:
-            self._record_graphs(num_blocks, self._graph_recorder)
+            self._record_graphs(len(self.kv_caches[0][0]) - self.num_extra_blocks, self._graph_recorder)
         elif self._records_kernels and can_record(self.kv_caches[0][0]):
             self._recorded_decode = RecordedDecode(
                 self.model, self.kv_caches, self._max_decode_rows, self.block_tables.table.shape[1]
@@ -145,6 +154,7 @@ class GPUModelRunner:
 
         With async_scheduling, the next step may begin before this one's result is taken.
         """
+        self._check_weights()
         if self.kv_swap is not None:
             self.kv_swap.run(scheduler_output)
         self._update_states(scheduler_output)
@@ -170,6 +180,14 @@ class GPUModelRunner:
             readings,
             self._take_readings_seconds,
         )
+
+    def _check_weights(self) -> None:
+        """Steps are recorded anew where weights have moved: a recording holds addresses."""
+        updater = self.model.weight_updater
+        updater.check_complete()
+        if updater.packing_version != self._packing_version:
+            self._packing_version = updater.packing_version
+            self._record_decode()
 
     def _take_readings_seconds(self) -> float:
         return sum(clock.take() for clock in self._reading_clocks)

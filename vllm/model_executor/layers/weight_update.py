@@ -1,0 +1,151 @@
+"""New weights for a model that serves, by their checkpoint names: what trainers send between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, is_dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.linear_method import LinearMethod
+from vllm.model_executor.layers.sharding import Shard, WeightSlot
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+# Checkpoints saved from the model without its head lack this prefix.
+BASE_PREFIX = "model."
+IGNORED_SUFFIX = "rotary_emb.inv_freq"
+HEAD = "lm_head.weight"
+
+
+def module_slots(module: nn.Module, name: str) -> dict[str, WeightSlot]:
+    """Where the checkpoint tensors of the module called `name` go, by their Hugging Face names."""
+    own = getattr(module, "checkpoint_slots", None)
+    parent = name.rpartition(".")[0] if isinstance(module, LinearBase) else name
+    slots = _whole_slots(module) if own is None else own()
+    return {f"{parent}.{part}": slot for part, slot in slots.items()}
+
+
+def _whole_slots(module: nn.Module) -> dict[str, WeightSlot]:
+    """Of the parameters of a module that every rank holds whole."""
+    return {
+        name: WeightSlot(parameter.data, tuple(map(Shard.whole, parameter.shape)))
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+
+
+@dataclass
+class _Pending:
+    """A module that is packed anew when its missing slots are filled."""
+
+    slots: dict[str, WeightSlot]
+    missing: set[str]
+
+
+class WeightUpdater:
+    """Fills the weights of a loaded model anew, tensor by tensor, and packs each layer as soon as it is complete.
+
+    Attributes:
+        version: how often weights were given; what was computed with others is out of date.
+        packing_version: how often a layer's packed weight went to another place in memory.
+    """
+
+    def __init__(self, model: nn.Module, method: LinearMethod) -> None:
+        """`model`: with its weights not packed yet."""
+        self.version = self.packing_version = 0
+        self._method = method
+        # By checkpoint name, the module and its own name.
+        self._owners = {
+            key: (module, name) for name, module in model.named_modules() for key in module_slots(module, name)
+        }
+        self._tied_heads = {
+            module.tied_to: module
+            for module in model.modules()
+            if isinstance(module, ParallelLMHead) and module.tied_to is not None
+        }
+        self._pending: dict[nn.Module, _Pending] = {}
+
+    @torch.inference_mode()
+    def update(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Take whole tensors (every rank the same, of any dtype and device) by their checkpoint names; returns these.
+        A layer that stacks several tensors, such as query, key and value, changes when all of them have come, maybe
+        in several calls.
+
+        Raises:
+            ValueError: a name that the model does not have, or a tensor of another shape; those before it were taken.
+        """
+        taken = set()
+        for name, tensor in weights:
+            self.version += 1
+            taken.add(name)
+            if name.endswith(IGNORED_SUFFIX) or (name == HEAD and HEAD not in self._owners):
+                continue
+            key = name if name in self._owners else BASE_PREFIX + name
+            if key not in self._owners:
+                raise ValueError(f"load_weights: the model has no weight {name}")
+            self._fill(key, name, tensor)
+        return taken
+
+    def check_complete(self) -> None:
+        """
+        Raises:
+            ValueError: a stacked layer has got some of its tensors and not the others.
+        """
+        for pending in self._pending.values():
+            given, lacking = set(pending.slots) - pending.missing, pending.missing
+            raise ValueError(
+                f"load_weights was given {min(given)} without {', '.join(sorted(lacking))}: these make one layer, give "
+                "all of them"
+            )
+
+    def _fill(self, key: str, name: str, tensor: Tensor) -> None:
+        module, module_name = self._owners[key]
+        pending = self._pending.get(module)
+        if pending is None:
+            begin = getattr(module, "begin_update", None)
+            is_new = begin is not None and begin()
+            slots = module_slots(module, module_name)
+            pending = _Pending(slots, set(slots) if is_new else set())
+        slot = pending.slots[key]
+        if slot.shape != tuple(tensor.shape):
+            raise ValueError(f"load_weights: {name} must have shape {slot.shape}, got {tuple(tensor.shape)}")
+        slot.fill(tensor)
+        if pending.missing:
+            self._pending[module] = pending
+            pending.missing.discard(key)
+            if pending.missing:
+                return
+            del self._pending[module]
+            self.packing_version += 1
+        self._pack(module)
+
+    def _pack(self, module: nn.Module) -> None:
+        packs = self._tied_heads.get(module, module)
+        if isinstance(packs, (LinearBase, ParallelLMHead)):
+            packs.process_weights_after_loading(self._method)
+            if not packs.is_plain:
+                self.packing_version += 1
+
+
+class UpdatableModel(nn.Module):
+    """A model that takes new weights while it serves. `weight_updater` is set when it is loaded."""
+
+    weight_updater: WeightUpdater
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """See WeightUpdater.update."""
+        return self.weight_updater.update(weights)
+
+
+def move_weights(model: nn.Module, device: torch.device) -> None:
+    """Move all of a model's tensors, packed ones too, whatever refers to them."""
+    moved: set[int] = set()
+    for module in model.modules():
+        values = [*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values()]
+        for value in values:
+            held = vars(value).values() if is_dataclass(value) and not isinstance(value, type) else [value]
+            for tensor in held:
+                if isinstance(tensor, Tensor) and id(tensor) not in moved:
+                    moved.add(id(tensor))
+                    tensor.data = tensor.data.to(device)
