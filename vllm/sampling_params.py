@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -13,6 +14,8 @@ import numpy as np
 
 from vllm.beam_search import BeamSearchParams as BeamSearchParams
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.structured_params import GuidedDecodingParams as GuidedDecodingParams
+from vllm.structured_params import StructuredOutputsParams as StructuredOutputsParams
 from vllm.utils.checks import (
     MAX_INTEGER,
     check_bias_key,
@@ -136,6 +139,15 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
+@dataclass
+class RepetitionDetectionParams:
+    """When an output counts as endless repetition: not implemented, requests with it are refused."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+
 class SamplingType(IntEnum):
     """How the next token is chosen."""
 
@@ -200,14 +212,14 @@ class SamplingParams(msgspec.Struct, dict=True):
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     stream_interval: int | None = None
     skip_clone: bool = False
-    structured_outputs: Any = None
+    structured_outputs: StructuredOutputsParams | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
     bad_words: list[str] | None = None
     skip_reading_prefix_cache: bool | None = None
     thinking_token_budget: int | None = None
-    repetition_detection: Any = None
+    repetition_detection: RepetitionDetectionParams | None = None
     routed_experts_prompt_start: int = 0
     trace_decode_token_ids: list[int] | None = None
     best_of: int | None = None

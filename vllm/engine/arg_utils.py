@@ -82,7 +82,7 @@ class EngineArgs(UpstreamArgs):
     )
     load_format: str = _arg(
         "auto",
-        "auto (also safetensors, gguf, hf): the model's weights; dummy: random ones made up from the seed, for measuring",
+        "auto (also safetensors, gguf, hf): the model's weights; dummy: random ones from the seed, for measuring",
     )
     generation_config: str = _arg(
         "auto",

@@ -37,6 +37,7 @@ _SAFETENSORS = "safetensors files are mapped and read tensor by tensor"
 _SCHEDULER = "the scheduler has no such option; max_num_seqs and max_num_batched_tokens bound a step"
 _FIRST_CHUNK = "a prompt that has room for its first chunk is admitted"
 _WORKER = "worker_extension_cls adds methods to the workers"
+_WEIGHTS = "new weights come by load_weights or collective_rpc, not over a group of their own"
 _COMPILE = "nothing is compiled; CUDA graphs follow enforce_eager and max_seq_len_to_capture"
 _KERNELS = "kernels are chosen by what the device can do"
 _LAYERS = "no model here has such layers"
@@ -226,7 +227,6 @@ class UpstreamArgs:
     model_class_overrides: dict[str, str] | None = _refused(None, _FOLDER)
     model_loader_extra_config: dict[str, Any] | None = _refused(None, _FOLDER)
     quantization_config: dict[str, Any] | None = _refused(None, _FOLDER)
-    weight_transfer_config: dict[str, Any] | None = _refused(None, _FOLDER)
 
     safetensors_load_strategy: str | None = _unused(None, _SAFETENSORS)
     safetensors_prefetch_num_threads: int | None = _unused(None, _SAFETENSORS)
@@ -251,6 +251,8 @@ class UpstreamArgs:
     scheduler_reserve_full_isl: bool = _unused(True, _FIRST_CHUNK)
 
     worker_cls: str = _refused("auto", _WORKER)
+
+    weight_transfer_config: dict[str, Any] | None = _unused(None, _WEIGHTS)
 
     compilation_config: int | dict[str, Any] | None = _unused(None, _COMPILE)
     cudagraph_capture_sizes: list[int] | None = _unused(None, _COMPILE)

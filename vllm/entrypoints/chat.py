@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -69,6 +70,22 @@ def render_conversations(
     texts = [_render(name, conversation, tokenizer, options) for name, conversation in conversations]
     encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
     return [TokensPrompt(prompt_token_ids=ids, prompt=text) for ids, text in zip(encoded, texts, strict=True)]
+
+
+def load_chat_template(template: str | Path | None) -> str | None:
+    """A Jinja template: the text of the file that `template` names, or `template` itself if it is one.
+
+    Raises:
+        ValueError: it is neither a file nor, having no braces, a template.
+    """
+    if template is None:
+        return None
+    try:
+        return Path(template).read_text(encoding="utf-8")
+    except OSError as error:
+        if isinstance(template, str) and any(mark in template for mark in "{}\n"):
+            return template
+        raise ValueError(f"chat_template {str(template)!r} is neither a file nor a template: {error}") from None
 
 
 def _render(name: str, conversation: list[dict[str, Any]], tokenizer: Tokenizer, options: dict[str, Any]) -> str:

@@ -6,28 +6,32 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from vllm.beam_search import BeamSearchOutput, BeamSearchParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.beam_search import BeamSearches, as_beam_search_output, as_sampling_params
-from vllm.entrypoints.chat import render_conversations
+from vllm.entrypoints.chat import load_chat_template, render_conversations
 from vllm.entrypoints.interrupts import InterruptsBetweenSteps
+from vllm.entrypoints.llm_control import EngineControl
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType
 from vllm.outputs import LabelScores, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.utils.checks import check_neutral
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.label_scoring import LabelScorer, encode_labels
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.engine.upstream_calls import NO_LORA, adds_special_tokens
 
 
-class LLM:
+class LLM(EngineControl):
     """A model that generates for lists of prompts and reads chosen tokens' logprobs.
 
     Args:
         model: a model folder, a .gguf file or a hub name; None = the embedded small model, if installed.
-        use_tqdm_on_load: show a progress bar when loading takes longer than a moment.
+        chat_template: Jinja template, or a file with one, that `chat` uses in place of the model's.
         **kwargs: the other fields of EngineArgs (tokenizer, dtype, max_model_len, max_num_seqs, ...).
 
     Raises:
@@ -36,48 +40,106 @@ class LLM:
         FileNotFoundError: the model is not there.
     """
 
-    def __init__(self, model: str | None = None, *, use_tqdm_on_load: bool = True, **kwargs: Any) -> None:
+    def __init__(self, model: str | None = None, *, chat_template: str | Path | None = None, **kwargs: Any) -> None:
         known = {item.name for item in fields(EngineArgs)}
         unknown = sorted(set(kwargs) - known)
         if unknown:
             raise TypeError(f"LLM() got an unexpected argument {unknown[0]!r}; known: {', '.join(sorted(known))}")
-        engine_args = EngineArgs(model=None if model is None else str(model), **kwargs)
-        self.llm_engine = LLMEngine.from_engine_args(engine_args, use_tqdm=use_tqdm_on_load)
-        self._request_counter = itertools.count()
+        self._chat_template = load_chat_template(chat_template)
+        self._start(EngineArgs(model=None if model is None else str(model), **kwargs))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """An LLM of these arguments."""
+        self = cls.__new__(cls)
+        self._chat_template = None
+        self._start(engine_args)
+        return self
+
+    def _start(self, engine_args: EngineArgs) -> None:
+        self.llm_engine = LLMEngine.from_engine_args(engine_args, use_tqdm=engine_args.use_tqdm_on_load)
+        self.model_config = self.llm_engine.model_config
+        self.request_counter = itertools.count()
+        self._enqueued: list[str] = []
 
     def generate(
         self,
-        prompts: PromptType | Sequence[PromptType],
+        prompts: PromptType | Sequence[PromptType] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
-        priority: Sequence[int] | None = None,
+        lora_request: Any = None,
+        priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        prompt_token_ids: Any = None,
     ) -> list[RequestOutput]:
         """Generate for every prompt; results come in the order of the prompts.
 
         Args:
             prompts: one prompt or many, each a string, a list of token ids, or a TextPrompt / TokensPrompt
                 dict.
-            sampling_params: one for all prompts, or one a prompt; None = SamplingParams().
+            sampling_params: one for all prompts, or one a prompt; None = get_default_sampling_params().
             use_tqdm: show a progress bar; or a callable that is used in place of tqdm.
-            priority: one a prompt, lower first, for scheduling_policy="priority".
+            lora_request, mm_processor_kwargs: None; adapters and media are not implemented.
+            priority: one for all, or one a prompt, lower first, for scheduling_policy="priority".
+            tokenization_kwargs: may hold add_special_tokens.
+            prompt_token_ids: in place of `prompts`, one list of ids or several; the older way.
 
         Raises:
             VLLMValidationError: a prompt or parameter that cannot be honoured. Nothing was queued then, and
                 the engine stays usable.
         """
+        check_neutral("lora_request", lora_request, NO_LORA)
+        check_neutral("mm_processor_kwargs", mm_processor_kwargs, "inputs are text only")
+        if self.is_sleeping():
+            raise RuntimeError("the engine sleeps: call wake_up() first")
+        if prompt_token_ids is not None:
+            if prompts is not None:
+                raise VLLMValidationError("prompts and prompt_token_ids are two ways to give the same", "prompts")
+            prompts = prompt_token_ids
         prompt_list = _as_prompt_list(prompts)
         if sampling_params is None:
-            sampling_params = SamplingParams()
+            sampling_params = self.get_default_sampling_params()
         params_list = _one_each("sampling_params", sampling_params, len(prompt_list))
-        priorities = list(priority) if priority is not None else [0] * len(prompt_list)
-        if len(priorities) != len(prompt_list):
-            raise VLLMValidationError(
-                f"priority has {len(priorities)} entries for {len(prompt_list)} prompts",
-                parameter="priority",
-                value=len(priorities),
-            )
-        return self._generate(prompt_list, params_list, priorities, use_tqdm)
+        priorities = _one_each("priority", 0 if priority is None else priority, len(prompt_list))
+        add_special_tokens = adds_special_tokens(tokenization_kwargs)
+        return self._generate(prompt_list, params_list, priorities, use_tqdm, add_special_tokens=add_special_tokens)
+
+    def enqueue(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora_request: Any = None,
+        priority: int | Sequence[int] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Queue prompts for `wait_for_completion`; returns the requests' ids. Arguments and errors are those of
+        `generate`."""
+        check_neutral("lora_request", lora_request, NO_LORA)
+        check_neutral("mm_processor_kwargs", mm_processor_kwargs, "inputs are text only")
+        prompt_list = _as_prompt_list(prompts)
+        params_list = _one_each(
+            "sampling_params", sampling_params or self.get_default_sampling_params(), len(prompt_list)
+        )
+        priorities = _one_each("priority", 0 if priority is None else priority, len(prompt_list))
+        processed, checked = self._check(prompt_list, params_list, adds_special_tokens(tokenization_kwargs))
+        if any(each.use_beam_search for each in checked):
+            raise VLLMValidationError("use_beam_search needs LLM.generate or LLM.beam_search", "use_beam_search", True)
+        request_ids = [str(next(self.request_counter)) for _ in processed]
+        self.llm_engine.add_processed(request_ids, processed, checked, priorities=priorities)
+        self._enqueued += request_ids
+        return request_ids
+
+    def wait_for_completion(
+        self, output_type: Any = None, *, use_tqdm: bool | Callable[..., Any] = True
+    ) -> list[RequestOutput]:
+        """The results of all that was enqueued, in that order. `output_type`: RequestOutput, the only one there is."""
+        request_ids, self._enqueued = self._enqueued, []
+        with InterruptsBetweenSteps() as interrupts:
+            return self._run(request_ids, use_tqdm, interrupts, self.llm_engine.step)
 
     def beam_search(
         self,
@@ -112,17 +174,24 @@ class LLM:
         priorities: list[int],
         use_tqdm: bool | Callable[..., Any],
         beam_logprobs: bool = False,
+        add_special_tokens: bool = True,
     ) -> list[RequestOutput]:
         """Check and run; one of each list a prompt. `beam_logprobs`: beam searches return their readings."""
+        processed, checked = self._check(prompts, params_list, add_special_tokens)
+        return self._complete(processed, checked, priorities, use_tqdm, beam_logprobs)
+
+    def _check(
+        self, prompts: list[Any], params_list: list[SamplingParams], add_special_tokens: bool
+    ) -> tuple[list[ProcessedPrompt], list[SamplingParams]]:
         processor = self.llm_engine.input_processor
-        processed = processor.process_prompts(prompts, params_list)
+        processed = processor.process_prompts(prompts, params_list, add_special_tokens=add_special_tokens)
         checked = [
             processor.process_params(params, len(prompt.token_ids))
             for params, prompt in zip(params_list, processed, strict=True)
         ]
         for params in checked:
             params.output_kind = RequestOutputKind.FINAL_ONLY
-        return self._complete(processed, checked, priorities, use_tqdm, beam_logprobs)
+        return processed, checked
 
     def _complete(
         self,
@@ -132,7 +201,7 @@ class LLM:
         use_tqdm: bool | Callable[..., Any],
         beam_logprobs: bool = False,
     ) -> list[RequestOutput]:
-        request_ids = [str(next(self._request_counter)) for _ in processed]
+        request_ids = [str(next(self.request_counter)) for _ in processed]
         with InterruptsBetweenSteps() as interrupts, BeamSearches(self.llm_engine, beam_logprobs) as searches:
             searches.add_processed(request_ids, processed, checked, priorities)
             return self._run(request_ids, use_tqdm, interrupts, searches.step)
@@ -142,34 +211,50 @@ class LLM:
         messages: Sequence[Any],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
-        *,
+        lora_request: Any = None,
+        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        priority: Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or many; results come in their order, with the rendered text as `prompt`.
 
         Args:
             messages: a list of dicts with `role` and `content`, or a list of such lists; see `render_conversations` of
                 vllm/entrypoints/chat.py for these and the template's arguments.
-            sampling_params, use_tqdm, priority: as in `generate`.
+            chat_template_content_format: "auto", "string" or "openai": parts of text are joined in any case.
+            sampling_params, use_tqdm, lora_request, priority, mm_processor_kwargs: as in `generate`.
+            tokenization_kwargs: may hold add_special_tokens=False, as the template writes them.
 
         Raises:
             VLLMValidationError: as in `generate`; also malformed messages, or no template or one that fails on them.
         """
+        if adds_special_tokens({"add_special_tokens": False, **(tokenization_kwargs or {})}):
+            raise VLLMValidationError(
+                "tokenization_kwargs must not add special tokens: the template writes them", "tokenization_kwargs"
+            )
         prompts = render_conversations(
             messages,
             self.llm_engine.tokenizer,
-            chat_template=chat_template,
+            chat_template=chat_template or self._chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
+        return self.generate(
+            prompts,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            priority=priority,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )
 
     def score_labels(
         self,
@@ -200,27 +285,6 @@ class LLM:
             self._complete([own for own, _ in requests], [own for _, own in requests], [0] * len(requests), use_tqdm)
         )
         return [scorer.scores(prompt, list(itertools.islice(outputs, scorer.num_requests))) for prompt in processed]
-
-    def get_tokenizer(self) -> Any:
-        """The model's tokenizer as transformers knows it.
-
-        Raises:
-            ValueError: skip_tokenizer_init left it out.
-        """
-        tokenizer = self.llm_engine.tokenizer
-        if tokenizer is None:
-            raise ValueError("there is no tokenizer: skip_tokenizer_init left it out")
-        return tokenizer.hf_tokenizer
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prompt prefixes."""
-        return self.llm_engine.reset_prefix_cache()
-
-    def collective_rpc(
-        self, method: str | Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> list[Any]:
-        """Call a method of every worker (its name, or a function of the worker); one result a worker."""
-        return self.llm_engine.collective_rpc(method, args, kwargs)
 
     def _run(
         self,
@@ -271,6 +335,7 @@ def _as_prompt_list(prompts: Any) -> list[Any]:
 
 
 def _one_each(name: str, values: Any, count: int) -> list[Any]:
+    """`values`, or the one value for each."""
     if not isinstance(values, Sequence):
         return [values] * count
     if len(values) != count:

@@ -6,7 +6,7 @@ import inspect
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -196,3 +196,11 @@ def check_vocabulary(name: str, ids: list[int], vocab_size: int) -> None:
             parameter=name,
             value=highest,
         )
+
+
+def check_neutral(name: str, value: Any, advice: str) -> None:
+    """An argument of upstream's that only says nothing: None, False, 0, something empty, or a list of such."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    for each in values:
+        if each is not None and not (isinstance(each, (bool, int, float, str, Mapping)) and not each):
+            raise VLLMValidationError(f"{name} is not supported: {advice}", name, value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,8 @@ from vllm.exceptions import EngineDeadError, VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.utils.checks import check_neutral
+from vllm.v1.engine.async_control import AsyncEngineControl
 from vllm.v1.engine.core_client import CoreClient
 from vllm.v1.engine.core_start import CoreProcessHandle
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, check_params_type, load_tokenizer
@@ -21,13 +23,14 @@ from vllm.v1.engine.output_processor import id_in_use_error
 from vllm.v1.engine.replica import Replica
 from vllm.v1.engine.replica_router import ReplicaRouter
 from vllm.v1.engine.request_stream import RequestStream
+from vllm.v1.engine.upstream_calls import NO_LORA, adds_special_tokens
 from vllm.v1.messages import EngineCoreOutput
 
 # Texts longer than this are tokenised in a thread, so that the loop goes on meanwhile.
 _LONG_TEXT = 4096
 
 
-class AsyncLLM:
+class AsyncLLM(AsyncEngineControl):
     """Generates for requests that come at any time. All methods but the constructor and `shutdown` belong to one event
     loop.
 
@@ -76,26 +79,74 @@ class AsyncLLM:
         self._receivers: list[asyncio.Task[None]] = []
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
-        """Build the configuration and the engine.
+    def from_vllm_config(
+        cls,
+        vllm_config: VllmConfig,
+        start_engine_loop: bool = True,
+        usage_context: Any = None,
+        stat_loggers: Sequence[Any] | None = None,
+        enable_log_requests: bool = False,
+        aggregate_engine_logging: bool = False,
+        disable_log_stats: bool = False,
+        client_addresses: Mapping[str, Any] | None = None,
+        client_count: int = 1,
+        client_index: int = 0,
+    ) -> AsyncLLM:
+        """An engine of a finished configuration. It logs nothing by itself, so the arguments about logs change nothing.
+
+        Raises:
+            VLLMValidationError: cores that run elsewhere, or loggers.
+            EngineDeadError: the core could not start.
+        """
+        check_neutral("stat_loggers", stat_loggers, "read get_metrics, or the server's /metrics")
+        check_neutral("client_addresses", client_addresses, "the engine starts its cores itself")
+        return cls(vllm_config)
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        start_engine_loop: bool = True,
+        usage_context: Any = None,
+        stat_loggers: Sequence[Any] | None = None,
+    ) -> AsyncLLM:
+        """Build the configuration and the engine; see from_vllm_config.
 
         Raises:
             ValueError: an argument that cannot be honoured.
             EngineDeadError: the core could not start.
         """
-        return cls(engine_args.create_engine_config())
+        return cls.from_vllm_config(engine_args.create_engine_config(), start_engine_loop, usage_context, stat_loggers)
 
     async def generate(
-        self, prompt: Any, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generate for one prompt; yields outputs as `sampling_params.output_kind` wants them. Leaving the iteration
-        early, by whatever way, aborts the request.
+        early, by whatever way, aborts the request. Arguments are those of `add_request`.
 
         Raises:
             VLLMValidationError: see `add_request`.
             EngineDeadError: the engine is dead, or dies meanwhile.
         """
-        stream = await self.add_request(request_id, prompt, sampling_params, priority=priority)
+        stream = await self.add_request(
+            request_id,
+            prompt,
+            sampling_params,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
+            priority=priority,
+            data_parallel_rank=data_parallel_rank,
+        )
         finished = False
         try:
             async for output in stream:
@@ -106,7 +157,16 @@ class AsyncLLM:
                 await asyncio.shield(self.abort(request_id))
 
     async def add_request(
-        self, request_id: str, prompt: Any, params: SamplingParams, *, priority: int = 0
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        *,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
     ) -> RequestStream:
         """Check and queue one request.
 
@@ -114,6 +174,9 @@ class AsyncLLM:
             request_id: a name that no unfinished request has.
             prompt: a string, a list of ids, a TextPrompt / TokensPrompt dict, or what the input processor made of one.
             params: what to do with it.
+            lora_request, data_parallel_rank: None; adapters are not implemented, and the engine chooses the replica.
+            tokenization_kwargs: may hold add_special_tokens.
+            trace_headers: not used: the server traces requests.
             priority: lower runs earlier under the "priority" policy.
 
         Raises:
@@ -122,6 +185,13 @@ class AsyncLLM:
         """
         self._check_alive()
         self._start_receiving()
+        check_neutral("lora_request", lora_request, NO_LORA)
+        if data_parallel_rank is not None:
+            raise VLLMValidationError(
+                "data_parallel_rank is not supported: the engine chooses the replica",
+                "data_parallel_rank",
+                data_parallel_rank,
+            )
         check_params_type(params)
         self.input_processor.check_request(request_id, params, priority)
         if params.logits_processors:
@@ -133,7 +203,9 @@ class AsyncLLM:
         if isinstance(prompt, ProcessedPrompt):
             processed = prompt
         else:
-            (processed,) = await self.process_prompts([prompt], [params])
+            (processed,) = await self.process_prompts(
+                [prompt], [params], add_special_tokens=adds_special_tokens(tokenization_kwargs)
+            )
         checked = self.input_processor.process_params(params, len(processed.token_ids))
         return await self.add_checked(request_id, processed, checked, priority)
 
@@ -173,6 +245,7 @@ class AsyncLLM:
         """
         self._check_alive()
         self._start_receiving()
+        await self._wait_while_paused()
         if self._router is None:
             return self.replicas[0].add(request_id, processed, checked, priority, changed)
         replica = self.replicas[self._route(self._router, request_id, processed, checked)]
@@ -190,17 +263,6 @@ class AsyncLLM:
         if self._router is not None:
             self._router.end(request_ids)
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; False while requests run, and nothing done on the replicas where they do."""
-        if self._router is not None:
-            self._router.forget_prefixes()
-        return all(await self._call("reset_prefix_cache"))
-
-    async def collective_rpc(self, method: str, args: tuple = (), kwargs: dict[str, Any] | None = None) -> list[Any]:
-        """Call a method of every worker of every replica by name; arguments and results are what msgpack can hold."""
-        results = await self._call("collective_rpc", method, args, kwargs)
-        return [each for replica in results for each in replica]
-
     async def check_health(self) -> None:
         """
         Raises:
@@ -208,6 +270,16 @@ class AsyncLLM:
         """
         self._start_receiving()
         self._check_alive()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes requests."""
+        return not self.errored
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is dead."""
+        return self.errored
 
     @property
     def errored(self) -> bool:
@@ -221,11 +293,6 @@ class AsyncLLM:
             if replica.core.dead_error is not None:
                 return replica.core.dead_error
         return None
-
-    @property
-    def num_unfinished_requests(self) -> int:
-        """Requests whose last output has not been produced."""
-        return sum(replica.output_processor.num_unfinished_requests for replica in self.replicas)
 
     @property
     def num_unfinished_sequences(self) -> int:
@@ -284,9 +351,13 @@ class AsyncLLM:
 
     async def _receive(self, replica: Replica) -> None:
         try:
-            await replica.core.receive(partial(self._take, replica), lambda: bool(replica.num_unfinished_sequences))
+            await replica.core.receive(partial(self._take, replica), partial(self._is_busy, replica))
         except EngineDeadError as error:
             self._fail(replica, error)
+
+    def _is_busy(self, replica: Replica) -> bool:
+        """Whether outputs are to be expected."""
+        return bool(replica.num_unfinished_sequences) and not self._is_paused
 
     def _take(self, replica: Replica, outputs: list[EngineCoreOutput], stats: dict[str, Any]) -> None:
         """Hand a step's outputs to their streams."""

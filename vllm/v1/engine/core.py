@@ -35,6 +35,7 @@ class EngineCore:
         self._in_flight: tuple[StepInFlight, PendingStep] | None = None
         self._weights_version = self.executor.worker.weights_version
         self._asleep: set[str] = set()
+        self._settled: list[EngineCoreOutput] = []
         self.is_paused = False
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -66,6 +67,9 @@ class EngineCore:
             EngineDeadError: a rank of a tensor-parallel group failed, and with it the engine.
             Exception: whatever the one worker raised; the step's requests are ended, their blocks freed.
         """
+        if self._settled:
+            settled, self._settled = self._settled, []
+            return settled
         if not self.has_work():
             return []
         if self._runs_ahead:
@@ -136,7 +140,8 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` has something to do: there are requests, and the engine is neither paused nor asleep."""
-        return self.scheduler.has_unfinished_requests() and not self.is_paused and not self._asleep
+        can_run = self.scheduler.has_unfinished_requests() and not self.is_paused and not self._asleep
+        return can_run or bool(self._settled)
 
     def pause(self, is_paused: bool = True) -> None:
         """Leave all requests as they are, until told to go on."""
@@ -150,14 +155,19 @@ class EngineCore:
             ValueError: `level` is not 1 or 2.
         """
         check_integer("level", level, 1, 2)
-        if self._in_flight is not None:
-            self._in_flight[1].result()
-            discard(self.scheduler, self._in_flight[0])
-            self._in_flight = None
         if not self._asleep:
+            self._settle()
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
             self.executor.collective_rpc("sleep", (level,))
             self._asleep = {"weights", "kv_cache"}
+
+    def _settle(self) -> None:
+        """Take the results of a step in flight; the next call of `step` gives them."""
+        if self._in_flight is not None:
+            (step, pending), self._in_flight = self._in_flight, None
+            runner_output = pending.result()
+            self._readings_seconds += runner_output.readings_seconds
+            self._settled += complete(self.scheduler, step, runner_output)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Undo `sleep`, or, with `tags`, what concerns "weights" or "kv_cache".
@@ -195,7 +205,9 @@ class EngineCore:
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached blocks; False, and nothing done, when requests are running, unless these are to begin
         anew."""
-        return self.scheduler.reset_prefix_cache(reset_running_requests and self._in_flight is None)
+        if reset_running_requests:
+            self._settle()
+        return self.scheduler.reset_prefix_cache(reset_running_requests)
 
     def check_health(self) -> None:
         """

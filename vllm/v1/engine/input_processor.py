@@ -13,12 +13,21 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
-from vllm.utils.checks import check_encodable
+from vllm.utils.checks import check_encodable, check_neutral
 from vllm.v1.messages import EngineCoreRequest
 from vllm.v1.sample.bad_words import spell_bad_words
 from vllm.v1.sample.logits_processor import validate_params
 
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+# Of upstream's prompts, and what to do instead.
+_REFUSED_KEYS = {
+    "multi_modal_data": "inputs are text only",
+    "multi_modal_uuids": "inputs are text only",
+    "mm_processor_kwargs": "inputs are text only",
+    "prompt_embeds": "pass prompt_token_ids",
+    "encoder_prompt": "models are decoders",
+    "token_type_ids": "models are decoders",
+}
 
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
@@ -181,7 +190,10 @@ class InputProcessor:
         if isinstance(prompt, str):
             return _ParsedPrompt(self._check_text(prompt), None, None)
         if isinstance(prompt, Mapping):
-            unknown = sorted(set(prompt) - _PROMPT_KEYS)
+            for name in _REFUSED_KEYS.keys() & prompt.keys():
+                check_neutral(name, prompt[name], _REFUSED_KEYS[name])
+            # "type" is the tag of upstream's own prompt types.
+            unknown = sorted(set(prompt) - _PROMPT_KEYS - _REFUSED_KEYS.keys() - {"type", "arrival_time"})
             if unknown:
                 raise VLLMValidationError(
                     f"unknown prompt field {unknown[0]!r}; known: {', '.join(sorted(_PROMPT_KEYS))}",

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.utils.checks import check_neutral
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
 from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.engine.upstream_calls import NO_LORA, adds_special_tokens, check_pause_mode
+from vllm.v1.executor.select import Executor
 
 
 class LLMEngine:
@@ -28,12 +31,26 @@ class LLMEngine:
         self.engine_core = EngineCore(config, use_tqdm)
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs, use_tqdm: bool = False) -> LLMEngine:
-        """Build the configuration and the engine.
+    def from_vllm_config(cls, vllm_config: VllmConfig, disable_log_stats: bool = False) -> LLMEngine:
+        """An engine of a finished configuration. The engine logs no statistics by itself."""
+        return cls(vllm_config)
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        usage_context: Any = None,
+        stat_loggers: Sequence[Any] | None = None,
+        enable_multiprocessing: bool = False,
+        use_tqdm: bool = False,
+    ) -> LLMEngine:
+        """Build the configuration and the engine. `usage_context` says who asks: nothing is reported.
 
         Raises:
             ValueError: an argument that cannot be honoured.
         """
+        check_neutral("stat_loggers", stat_loggers, "read LLM.get_metrics, or the server's /metrics")
+        check_neutral("enable_multiprocessing", enable_multiprocessing, "AsyncLLM runs the core in its own process")
         if engine_args.data_parallel_size != 1:
             raise ValueError(
                 f"data_parallel_size must be 1 for an engine in the caller's process, got "
@@ -48,23 +65,32 @@ class LLMEngine:
         prompt: Any,
         params: SamplingParams,
         arrival_time: float | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
-    ) -> None:
-        """Queue one request.
+    ) -> str:
+        """Queue one request; returns its id.
 
         Args:
             request_id: a name that no unfinished request has.
             prompt: a string, a list of ids, or a TextPrompt / TokensPrompt dict.
             params: what to do with it.
             arrival_time: seconds on the monotonic clock; None = now.
+            lora_request: None; adapters are not implemented.
+            tokenization_kwargs: may hold add_special_tokens.
+            trace_headers: not used: the server traces requests.
             priority: lower runs earlier under the "priority" policy.
 
         Raises:
             VLLMValidationError: a bad prompt, parameter or id; nothing is queued then.
         """
-        (processed,) = self.input_processor.process_prompts([prompt], [params])
+        check_neutral("lora_request", lora_request, NO_LORA)
+        add_special_tokens = adds_special_tokens(tokenization_kwargs)
+        (processed,) = self.input_processor.process_prompts([prompt], [params], add_special_tokens=add_special_tokens)
         checked = self.input_processor.process_params(params, len(processed.token_ids))
         self.add_processed([request_id], [processed], [checked], arrival_time, [priority])
+        return request_id
 
     def add_processed(
         self,
@@ -131,14 +157,59 @@ class LLMEngine:
         """Requests not finished yet, by the ids they were added with."""
         return self.output_processor.num_unfinished_requests
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; False (and nothing done) while requests run."""
-        return self.engine_core.reset_prefix_cache()
+    @property
+    def model_executor(self) -> Executor:
+        """What drives the workers; `model_executor.driver_worker.model_runner.model` is this process's model."""
+        return self.engine_core.executor
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer as transformers has it.
+
+        Raises:
+            ValueError: skip_tokenizer_init left it out.
+        """
+        if self.tokenizer is None:
+            raise ValueError("there is no tokenizer: skip_tokenizer_init left it out")
+        return self.tokenizer.hf_tokenizer
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Free the KV cache, and the device's memory of the weights: see EngineCore.sleep.
+
+        Args:
+            level: 1 keeps the weights (of a GPU in the host's memory), 2 frees them.
+            mode: "abort" ends unfinished requests; "keep" lets them begin anew after `wake_up`; "wait" runs them to
+                their ends, and their outputs are lost.
+        """
+        check_pause_mode(mode)
+        while mode == "wait" and self.has_unfinished_requests():
+            self.step()
+        if mode == "abort":
+            self.abort_request(self.output_processor.unfinished_request_ids)
+        self.engine_core.sleep(level)
+
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Undo `sleep`, or, with `tags`, what concerns "weights" or "kv_cache"; whether all of it is awake."""
+        self.engine_core.wake_up(tags)
+        return not self.engine_core.is_sleeping()
+
+    def is_sleeping(self) -> bool:
+        """Whether anything of it sleeps."""
+        return self.engine_core.is_sleeping()
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all cached blocks; False (and nothing done) while requests run, unless these are to begin anew.
+        There is no connector to reset."""
+        return self.engine_core.reset_prefix_cache(reset_running_requests)
 
     def collective_rpc(
-        self, method: str | Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of every worker; one result a worker."""
+        """Call a method of every worker by name, or a function with the worker as its first argument; one result a
+        worker. `timeout` has no effect: VLLM_WORKER_TIMEOUT_S bounds the wait for other ranks."""
         return self.engine_core.collective_rpc(method, args, kwargs)
 
 

@@ -187,6 +187,11 @@ class OutputProcessor:
         self._requests: dict[str, _RequestState] = {}
         self._by_core_id: dict[str, tuple[_RequestState, _Sequence]] = {}
 
+    @property
+    def unfinished_request_ids(self) -> list[str]:
+        """By which requests were added that are not finished."""
+        return list(self._requests)
+
     def add_request(
         self,
         request_id: str,

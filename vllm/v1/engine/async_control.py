@@ -1,0 +1,148 @@
+"""What callers of `AsyncLLM` do with its engine beside generating: pauses, memory, workers, profiles."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.engine.upstream_calls import check_pause_mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vllm.tokenizers.tokenizer import Tokenizer
+    from vllm.v1.engine.replica import Replica
+    from vllm.v1.engine.replica_router import ReplicaRouter
+
+_PAUSE_POLL_SECONDS = 0.01
+
+
+class AsyncEngineControl:
+    """The part of `AsyncLLM` that is about its engine."""
+
+    replicas: list[Replica]
+    tokenizer: Tokenizer | None
+    _router: ReplicaRouter | None
+    _resumed: asyncio.Event | None = None  # set while it is not paused; None = it never was
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """Requests whose last output has not been produced."""
+        return sum(replica.output_processor.num_unfinished_requests for replica in self.replicas)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """See AsyncLLM."""
+        raise NotImplementedError
+
+    async def _call(self, method: str, *arguments: Any) -> list[Any]:
+        """One result a replica."""
+        raise NotImplementedError
+
+    def _check_alive(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def _is_paused(self) -> bool:
+        return self._resumed is not None and not self._resumed.is_set()
+
+    async def _wait_while_paused(self) -> None:
+        while self._resumed is not None and not self._resumed.is_set():
+            await self._resumed.wait()
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all cached blocks; False while requests run, and nothing done on the replicas where they do, unless
+        these are to begin anew. There is no connector to reset."""
+        if self._router is not None:
+            self._router.forget_prefixes()
+        return all(await self._call("reset_prefix_cache", reset_running_requests))
+
+    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+        """Take no further requests: those that come wait for `resume_generation`.
+
+        Args:
+            mode: "abort" ends the requests that are there; "wait" runs them to their ends; "keep" leaves them as they
+                are, to go on later.
+            clear_cache: forget cached prefixes, too; what is kept then begins anew.
+        """
+        check_pause_mode(mode)
+        if self._resumed is None:
+            self._resumed = asyncio.Event()
+        self._resumed.clear()
+        if mode == "keep":
+            await self._call("pause")
+        elif mode == "abort":
+            await self.abort([each for own in self.replicas for each in own.output_processor.unfinished_request_ids])
+        while mode == "wait" and self.num_unfinished_requests:
+            self._check_alive()
+            await asyncio.sleep(_PAUSE_POLL_SECONDS)
+        if clear_cache:
+            await self.reset_prefix_cache(reset_running_requests=True)
+
+    async def resume_generation(self) -> None:
+        """Undo `pause_generation`."""
+        await self._call("pause", False)
+        if self._resumed is not None:
+            self._resumed.set()
+
+    async def is_paused(self) -> bool:
+        """Whether pause_generation was called, and resume_generation was not since."""
+        return self._is_paused
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back: see EngineCore.sleep. Requests that come wait for `wake_up`.
+
+        Args:
+            level: 1 keeps the weights (of a GPU in the host's memory), 2 frees them.
+            mode: what becomes of requests; see `pause_generation`.
+        """
+        await self.pause_generation(mode=mode)
+        await self._call("sleep", level)
+
+    async def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Undo `sleep`, or, with `tags`, what concerns "weights" or "kv_cache"; whether all of it is awake. Requests
+        go on then."""
+        await self._call("wake_up", tags)
+        is_awake = not await self.is_sleeping()
+        if is_awake:
+            await self.resume_generation()
+        return is_awake
+
+    async def is_sleeping(self) -> bool:
+        """Whether anything of it sleeps."""
+        return any(await self._call("is_sleeping"))
+
+    async def get_tokenizer(self) -> Any:
+        """The model's tokenizer as transformers has it.
+
+        Raises:
+            ValueError: skip_tokenizer_init left it out.
+        """
+        if self.tokenizer is None:
+            raise ValueError("there is no tokenizer: skip_tokenizer_init left it out")
+        return self.tokenizer.hf_tokenizer
+
+    async def is_tracing_enabled(self) -> bool:
+        """Whether the engine itself traces requests; the server does."""
+        return False
+
+    async def do_log_stats(self) -> None:
+        """Nothing: the engine logs no statistics by itself."""
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """See LLM.start_profile."""
+        await self.collective_rpc("profile", args=(True, profile_prefix))
+
+    async def stop_profile(self) -> None:
+        """See LLM.stop_profile."""
+        await self.collective_rpc("profile", args=(False,))
+
+    async def reset_mm_cache(self) -> None:
+        """Nothing: inputs are text, and no other is cached."""
+
+    async def collective_rpc(
+        self, method: str, timeout: float | None = None, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Call a method of every worker of every replica by name; arguments and results are what msgpack can hold.
+        `timeout`: see LLMEngine.collective_rpc."""
+        results = await self._call("collective_rpc", method, args, kwargs)
+        return [each for replica in results for each in replica]

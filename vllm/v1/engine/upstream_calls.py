@@ -1,0 +1,39 @@
+"""Checks of arguments that upstream's calls have beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+
+NO_LORA = "adapters are not implemented; merge the adapter into the checkpoint"
+PAUSE_MODES = ("abort", "wait", "keep")
+
+
+def adds_special_tokens(tokenization_kwargs: Mapping[str, Any] | None) -> bool:
+    """What `tokenization_kwargs` says about special tokens around a text; yes, unless it says no.
+
+    Raises:
+        VLLMValidationError: it holds something else.
+    """
+    options = dict(tokenization_kwargs or {})
+    result = options.pop("add_special_tokens", True)
+    for name, value in options.items():
+        if value:
+            raise VLLMValidationError(
+                f"tokenization_kwargs takes add_special_tokens, got {name}; SamplingParams(truncate_prompt_tokens=N) "
+                "cuts prompts",
+                "tokenization_kwargs",
+                value,
+            )
+    return bool(result)
+
+
+def check_pause_mode(mode: Any) -> None:
+    """
+    Raises:
+        VLLMValidationError: `mode` is not one of PAUSE_MODES.
+    """
+    if mode not in PAUSE_MODES:
+        raise VLLMValidationError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}", "mode", mode)
