@@ -26,7 +26,9 @@ def lm_of(server: LiveServer, engine: str, **options: Any) -> Any:
 
 
 def completion(llm: LLM, **params: Any) -> Any:
-    (output,) = llm.chat([{"role": "user", "content": QUESTION}], SamplingParams(**{**GREEDY, **params}), use_tqdm=False)
+    (output,) = llm.chat(
+        [{"role": "user", "content": QUESTION}], SamplingParams(**{**GREEDY, **params}), use_tqdm=False
+    )
     return output.outputs
 
 

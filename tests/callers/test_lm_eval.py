@@ -1,5 +1,5 @@
-"""lm-evaluation-harness: its scores through our engine, in its process and over the server, are those of its own backend
-of transformers."""
+"""lm-evaluation-harness: what it finds through our engine, in its process and over the server, is what it finds through
+transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reranker as Qwen3-Reranker's model card has it run: the answer's first token is yes or no, and their logprobs rank."""
+"""A reranker as Qwen3-Reranker's model card runs it: the logprobs of yes and no as the answer's first token."""
 
 from __future__ import annotations
 
