@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from vllm import (
+    LLM,
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
@@ -13,6 +14,7 @@ from vllm import (
     PoolingRequestOutput,
     ScoringRequestOutput,
 )
+from vllm.entrypoints.pooling.offline import PoolingOfflineMixin
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling_params import LateChunkingParams, refuse_pooling
 
@@ -54,5 +56,13 @@ def test_params_are_values():
 
 
 def test_the_refusal_says_what_to_do_instead():
-    with pytest.raises(VLLMValidationError, match=r"LLM\.embed: .*score_labels"):
-        refuse_pooling("LLM.embed")
+    with pytest.raises(VLLMValidationError, match=r"pooling_params: .*score_labels"):
+        refuse_pooling("pooling_params")
+
+
+@pytest.mark.parametrize("method", ["encode", "embed", "classify", "score", "reward"])
+def test_methods_for_pooling_models_say_so(method):
+    texts = ["a", "b"] if method == "score" else ["a"]
+    with pytest.raises(VLLMValidationError, match=rf"LLM\.{method}: pooling models"):
+        getattr(PoolingOfflineMixin(), method)(*texts, use_tqdm=False)
+    assert issubclass(LLM, PoolingOfflineMixin)

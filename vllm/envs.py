@@ -1,10 +1,36 @@
-"""Environment variables that the engine reads, each in one place, read at the time of use."""
+"""Environment variables that the engine reads, each in one place, read at the time of use. Upstream's names are
+attributes: `envs.VLLM_HOST_IP` is the variable's value, with upstream's type and default."""
 
 from __future__ import annotations
 
 import math
 import os
 from pathlib import Path
+from typing import Any
+
+from vllm.env_table import environment_variables
+
+
+def __getattr__(name: str) -> Any:
+    # No constants: a variable may be set after the import.
+    if name not in environment_variables:
+        raise AttributeError(f"module 'vllm.envs' has no attribute {name!r}")
+    return environment_variables[name]()
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *environment_variables])
+
+
+def is_set(name: str) -> bool:
+    """Whether the variable is in the environment.
+
+    Raises:
+        AttributeError: upstream has no such variable.
+    """
+    if name not in environment_variables:
+        raise AttributeError(f"module 'vllm.envs' has no attribute {name!r}")
+    return name in os.environ
 
 
 def logging_level() -> str | None:

@@ -5,7 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 
-class VLLMValidationError(ValueError):
+class VLLMError(Exception):
+    """Base of the errors that are ours."""
+
+
+class VLLMClientError(VLLMError):
+    """What was asked for cannot be honoured."""
+
+
+class VLLMServerError(VLLMError):
+    """The engine is at fault, or gone."""
+
+
+class VLLMNotFoundError(VLLMClientError, LookupError):
+    """What was named is not there."""
+
+
+class VLLMUnprocessableEntityError(VLLMClientError, ValueError):
+    """Upstream's name for a request that is understood and cannot be done; ours are VLLMValidationError."""
+
+
+class GenerationError(VLLMServerError, RuntimeError):
+    """A request failed while it ran."""
+
+
+class LoRAAdapterNotFoundError(VLLMNotFoundError):
+    """An adapter that is not there: none is served."""
+
+
+class VLLMValidationError(VLLMClientError, ValueError):
     """A request field (or an engine argument) has a value that cannot be honoured.
 
     Raised before anything is queued, so the other requests of a call and the engine itself are unaffected.
@@ -27,7 +55,7 @@ class VLLMValidationError(ValueError):
         return f"{base} (parameter={self.parameter}, value={shown(self.value)})"
 
 
-class EngineDeadError(RuntimeError):
+class EngineDeadError(VLLMServerError, RuntimeError):
     """The engine stopped for good after a fault of its own; the message holds the cause."""
 
 

@@ -1,1 +1,45 @@
 """Groups of ranks and the collectives between them."""
+
+from vllm.distributed.communication_op import (
+    tensor_model_parallel_all_gather,
+    tensor_model_parallel_all_reduce,
+    tensor_model_parallel_gather,
+)
+from vllm.distributed.parallel_state import (
+    cleanup_dist_env_and_memory,
+    destroy_distributed_environment,
+    destroy_model_parallel,
+    ensure_model_parallel_initialized,
+    get_dp_group,
+    get_pp_group,
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+    get_tp_group,
+    get_world_group,
+    init_distributed_environment,
+    initialize_model_parallel,
+    model_parallel_is_initialized,
+)
+from vllm.distributed.utils import StatelessProcessGroup, divide, split_tensor_along_last_dim
+
+__all__ = [
+    "StatelessProcessGroup",
+    "cleanup_dist_env_and_memory",
+    "destroy_distributed_environment",
+    "destroy_model_parallel",
+    "divide",
+    "ensure_model_parallel_initialized",
+    "get_dp_group",
+    "get_pp_group",
+    "get_tensor_model_parallel_rank",
+    "get_tensor_model_parallel_world_size",
+    "get_tp_group",
+    "get_world_group",
+    "init_distributed_environment",
+    "initialize_model_parallel",
+    "model_parallel_is_initialized",
+    "split_tensor_along_last_dim",
+    "tensor_model_parallel_all_gather",
+    "tensor_model_parallel_all_reduce",
+    "tensor_model_parallel_gather",
+]

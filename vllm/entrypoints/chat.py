@@ -88,6 +88,15 @@ def load_chat_template(template: str | Path | None) -> str | None:
         raise ValueError(f"chat_template {str(template)!r} is neither a file nor a template: {error}") from None
 
 
+def normal_messages(messages: Any) -> list[dict[str, Any]]:
+    """One conversation as templates take it: each message's content as one text, arguments of tool calls as objects.
+
+    Raises:
+        VLLMValidationError: a malformed message; its index is named.
+    """
+    return [message for _, conversation in _check_conversations([messages]) for message in conversation]
+
+
 def _render(name: str, conversation: list[dict[str, Any]], tokenizer: Tokenizer, options: dict[str, Any]) -> str:
     try:
         text = tokenizer.apply_chat_template(conversation, tokenize=False, **options)

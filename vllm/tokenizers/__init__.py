@@ -1,1 +1,13 @@
-"""Tokenizers of checkpoints."""
+"""Tokenizers of checkpoints: ours (`tokenizer`), and transformers' for callers (`registry`)."""
+
+from vllm.tokenizers.hf import maybe_make_thread_pool
+from vllm.tokenizers.protocol import TokenizerLike
+from vllm.tokenizers.registry import cached_get_tokenizer, cached_tokenizer_from_config, get_tokenizer
+
+__all__ = [
+    "TokenizerLike",
+    "cached_get_tokenizer",
+    "cached_tokenizer_from_config",
+    "get_tokenizer",
+    "maybe_make_thread_pool",
+]

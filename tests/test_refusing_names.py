@@ -1,0 +1,84 @@
+"""Names whose feature is absent can be imported and asked isinstance of; they say so when they are used."""
+
+from __future__ import annotations
+
+import logging
+from importlib import metadata
+
+import pytest
+
+from vllm import plugins
+from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import PlaceholderRange
+from vllm.multimodal.utils import encode_image_url, fetch_audio, fetch_image, fetch_video
+from vllm.reasoning import ReasoningParser, ReasoningParserManager
+from vllm.sequence import IntermediateTensors, Logprob
+from vllm.tokenizers.mistral import MistralTokenizer
+from vllm.tool_parsers import ToolParser, ToolParserManager
+from vllm.usage.usage_lib import UsageContext, is_usage_stats_enabled
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: PyNcclCommunicator(None, "cuda:0"),
+        lambda: MistralTokenizer.from_pretrained("mistralai/x"),
+        lambda: MULTIMODAL_REGISTRY.create_processor(None),
+        lambda: fetch_image("file:///a.png"),
+        lambda: fetch_audio("file:///a.wav"),
+        lambda: fetch_video("file:///a.mp4"),
+        lambda: ReasoningParserManager.import_reasoning_parser("plugin.py"),
+        lambda: ToolParserManager.import_tool_parser("plugin.py"),
+    ],
+)
+def test_they_say_so_when_used(use):
+    with pytest.raises(NotImplementedError) as caught:
+        use()
+    assert len(str(caught.value)) > 40
+
+
+def test_parsers_of_callers_are_taken_and_not_found():
+    @ToolParserManager.register_module("mine")
+    class Mine(ToolParser):
+        pass
+
+    assert ReasoningParserManager.register_module("other", module=ReasoningParser) is ReasoningParser
+    assert ToolParserManager.list_registered() == ReasoningParserManager.list_registered() == []
+    with pytest.raises(KeyError, match="tool parser 'mine'"):
+        ToolParserManager.get_tool_parser("mine")
+    with pytest.raises(KeyError, match="reasoning parser 'other'"):
+        ReasoningParserManager.get_reasoning_parser("other")
+    assert isinstance(Mine(None), ToolParser)
+
+
+def test_media():
+    assert not MULTIMODAL_REGISTRY.supports_multimodal_inputs(None)
+    assert PlaceholderRange(offset=2, length=3).get_num_embeds() == 3
+    image = pytest.importorskip("PIL.Image")
+    assert encode_image_url(image.new("RGB", (1, 1))).startswith("data:image/png;base64,iVBOR")
+
+
+def test_usage_is_not_told():
+    assert UsageContext("LLM_CLASS") is UsageContext.LLM_CLASS
+    assert is_usage_stats_enabled() is False
+
+
+def test_general_plugins_are_named_and_not_run(monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    entry = metadata.EntryPoint("theirs", "json:dumps", plugins.DEFAULT_PLUGINS_GROUP)
+    broken = metadata.EntryPoint("broken", "no_such_module:x", plugins.DEFAULT_PLUGINS_GROUP)
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [entry, broken])
+    plugins.load_general_plugins()
+    assert "broken, theirs" in caplog.text
+    assert list(plugins.load_plugins_by_group(plugins.DEFAULT_PLUGINS_GROUP)) == ["theirs"]
+    monkeypatch.setenv("VLLM_PLUGINS", "another")
+    assert plugins.load_plugins_by_group(plugins.DEFAULT_PLUGINS_GROUP) == {}
+
+
+def test_older_paths_of_readings():
+    from vllm.logprobs import Logprob as Same
+
+    assert Logprob is Same
+    tensors = IntermediateTensors({"hidden": None})  # type: ignore[dict-item]
+    assert len(tensors) == 1 and list(tensors.items()) == [("hidden", None)]

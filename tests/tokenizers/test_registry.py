@@ -1,0 +1,72 @@
+"""Tokenizers for callers are transformers' own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from byte_tokenizer import make_byte_tokenizer
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from vllm.tokenizers import TokenizerLike, cached_get_tokenizer, cached_tokenizer_from_config, get_tokenizer
+from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens, detokenize_incrementally
+from vllm.transformers_utils.tokenizer import AnyTokenizer
+from vllm.transformers_utils.tokenizer import get_tokenizer as older_get_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer")
+    make_byte_tokenizer(path)
+    return path
+
+
+def test_everything_can_be_changed(folder):
+    tokenizer = get_tokenizer(str(folder))
+    assert isinstance(tokenizer, PreTrainedTokenizerBase) and isinstance(tokenizer, TokenizerLike)
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    tokenizer.padding_side = "left"
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "<hi>"
+    assert get_tokenizer(folder).chat_template != tokenizer.chat_template
+    assert older_get_tokenizer is get_tokenizer and AnyTokenizer is TokenizerLike
+
+
+def test_ways_to_load_it(folder):
+    ids = get_tokenizer(folder).encode("ab")
+    assert get_tokenizer(folder, tokenizer_cls=PreTrainedTokenizerFast).encode("ab") == ids
+    assert get_tokenizer(folder, truncation_side="left").truncation_side == "left"
+    assert get_tokenizer(folder, tokenizer_cls=TokenizerLike, download_dir=str(folder)).encode("ab") == ids
+    with pytest.raises(ValueError, match="tokenizer_mode must be one of auto, hf, slow, got 'mistral'"):
+        get_tokenizer(folder, tokenizer_mode="mistral")
+    with pytest.raises(ValueError):
+        get_tokenizer(folder.parent)
+
+
+def test_one_object_for_equal_arguments(folder):
+    config = SimpleNamespace(
+        tokenizer=str(folder),
+        tokenizer_mode="auto",
+        trust_remote_code=False,
+        tokenizer_revision=None,
+        skip_tokenizer_init=False,
+    )
+    first = cached_tokenizer_from_config(config)
+    assert cached_tokenizer_from_config(config) is first
+    assert cached_get_tokenizer(str(folder)) is cached_get_tokenizer(str(folder))
+    config.skip_tokenizer_init = True
+    assert cached_tokenizer_from_config(config) is None
+
+
+def test_texts_a_token_at_a_time(folder):
+    tokenizer = get_tokenizer(folder)
+    text = "A caf\u00e9, \u65e5\u672c."
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    state: tuple = (None, 0, 0)
+    shown, tokens = "", None
+    for count in range(2, len(ids) + 1):
+        new, piece, *offsets = detokenize_incrementally(tokenizer, ids[:count], tokens, *state[1:])
+        tokens = new if tokens is None else [*tokens, *new]
+        state = (None, *offsets)
+        shown += piece
+    assert tokenizer.decode(ids[:1]) + shown == text
+    assert convert_ids_list_to_tokens(tokenizer, ids[:3]) == ["A", " ", "c"]

@@ -1,0 +1,1 @@
+"""Collectives of one kind of device, under upstream's names."""

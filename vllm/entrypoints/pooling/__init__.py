@@ -1,0 +1,1 @@
+"""Pooling models: none is served yet."""

@@ -1,0 +1,5 @@
+"""CudaPlatform, under upstream's path."""
+
+from vllm.platforms.interface import CudaPlatform
+
+__all__ = ["CudaPlatform"]

@@ -1,0 +1,1 @@
+"""Chat templates, under upstream's present paths."""

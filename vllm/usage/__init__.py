@@ -1,0 +1,1 @@
+"""Who uses the engine. Nothing is told to anyone."""
