@@ -460,7 +460,8 @@ def flag_options(hint: Any) -> dict[str, Any]:
         if kind is dict:
             return {"type": json_or_text if len(kinds) > 1 else _json_object, "metavar": "JSON"}
         if kind is list:
-            return {"nargs": "+", "metavar": "NAME", "type": typing.get_args(each)[0]}
+            (element,) = typing.get_args(each)
+            return {"nargs": "+", "metavar": "NAME", "type": element if isinstance(element, type) else str}
     if kinds == [int]:
         return {"type": size, "metavar": "INT"}
     if kinds == [float]:
