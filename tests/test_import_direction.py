@@ -16,15 +16,16 @@ ROOT = Path(__file__).parents[1]
 # from the end of the list is its entry.
 ORDER = """
     env_table envs version logger exceptions utils logprobs sequence lora structured_params beam_search sampling_params
-    pooling_params inputs pooling_outputs outputs transformers_utils multimodal plugins platforms usage config
+    pooling_params tasks inputs pooling_outputs outputs transformers_utils multimodal plugins platforms usage config
     tokenizers transformers_utils.tokenizer transformers_utils.tokenizers reasoning tool_parsers
     ops distributed attention model_executor
     v1 v1.request v1.outputs v1.messages v1.core v1.sample v1.worker v1.executor
     engine.arg_utils v1.metrics.engine_metrics v1.engine v1.metrics engine
     entrypoints scoring batch selftest
     renderers entrypoints.chat_utils
-    entrypoints.openai.errors entrypoints.openai.protocol entrypoints.openai.server_args entrypoints.openai.state
-    entrypoints.openai.rendering entrypoints.openai.http entrypoints.openai.serving entrypoints.openai
+    entrypoints.openai.errors entrypoints.openai.protocol entrypoints.serve entrypoints.openai.server_args
+    entrypoints.openai.state entrypoints.openai.rendering entrypoints.openai.http entrypoints.openai.serving
+    entrypoints.openai
     entrypoints.cli entrypoints.openai.api_server
 """.split()
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60

@@ -93,8 +93,16 @@ class CompilationConfig(UnservedConfig):
     compile_cache_save_format: str = "binary"
     backend: str = ""
     custom_ops: list[str] = field(default_factory=list)
+    ir_enable_torch_wrap: bool | None = None
     splitting_ops: list[str] | None = None
     compile_mm_encoder: bool = False
+    cudagraph_mm_encoder: bool = False
+    encoder_cudagraph_token_budgets: list[int] = field(default_factory=list)
+    encoder_cudagraph_max_vision_items_per_batch: int = number(0, 0)
+    encoder_cudagraph_max_frames_per_batch: int | None = number(None, 0)
+    cudagraph_decoder_replay: bool = True
+    decoder_replay_cudagraph_capture_sizes: list[int] = field(default_factory=list)
+    decoder_replay_trim_threshold: int = number(768, 0)
     compile_sizes: list[int | str] | None = None
     compile_ranges_endpoints: list[int] | None = None
     inductor_compile_config: dict[str, Any] = field(default_factory=dict)
@@ -107,6 +115,8 @@ class CompilationConfig(UnservedConfig):
     use_inductor_graph_partition: bool | None = None
     pass_config: Any = field(default_factory=PassConfig)
     max_cudagraph_capture_size: int | None = number(None, 0)
+    dynamic_shapes_config: Any = None
+    fast_moe_cold_start: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.config.checks import at_least, one_of
@@ -41,11 +42,12 @@ class ModelConfig:
     """
 
     model: str
-    path: str
-    tokenizer: str
-    hf_config: HFConfig
-    dtype: str
-    max_model_len: int
+    # What a caller leaves out, the folder's config.json says.
+    path: str = ""
+    tokenizer: str = ""
+    hf_config: HFConfig = None  # type: ignore[assignment]
+    dtype: str = "auto"
+    max_model_len: int = None  # type: ignore[assignment]
     tokenizer_mode: str = "auto"
     skip_tokenizer_init: bool = False
     trust_remote_code: bool = False
@@ -65,6 +67,7 @@ class ModelConfig:
     default_sampling_params: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._complete()
         one_of("dtype", self.dtype, DTYPES)
         one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         one_of("load_format", self.load_format, LOAD_FORMATS)
@@ -80,3 +83,62 @@ class ModelConfig:
     def vocab_size(self) -> int:
         """Number of logits a row has."""
         return self.hf_config.vocab_size
+
+    def get_vocab_size(self) -> int:
+        """Number of logits a row has."""
+        return self.hf_config.vocab_size
+
+    def get_hidden_size(self) -> int:
+        """Length of a hidden state."""
+        return self.hf_config.hidden_size
+
+    @property
+    def hf_text_config(self) -> HFConfig:
+        """`hf_config`: a text model has no other."""
+        return self.hf_config
+
+    @property
+    def architecture(self) -> str:
+        """The first that config.json names."""
+        return self.hf_config.architectures[0]
+
+    @property
+    def runner_type(self) -> str:
+        """What it is served as: "generate"."""
+        return "generate"
+
+    @property
+    def is_multimodal_model(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """False."""
+        return False
+
+    def _complete(self) -> None:
+        """Fill in what was left out.
+
+        Raises:
+            FileNotFoundError: the model is not there.
+            ValueError: its config.json cannot be used.
+        """
+        from vllm.transformers_utils.config import load_hf_config
+        from vllm.transformers_utils.hub import download
+
+        if self.hf_config is None:
+            folder = Path(self.path or self.model).expanduser()
+            if not folder.is_dir():
+                folder = download(self.model, self.revision, weights=False)
+            self._fill("path", str(folder))
+            self._fill("hf_config", load_hf_config(folder))
+        if not self.tokenizer:
+            self._fill("tokenizer", self.path or self.model)
+        if self.dtype == "auto":
+            self._fill("dtype", self.hf_config.dtype or "float32")
+        if self.max_model_len is None:
+            self._fill("max_model_len", self.hf_config.max_context_len)
+
+    def _fill(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)

@@ -34,9 +34,17 @@ class MultiModalConfig(UnservedConfig):
     mm_encoder_only: bool = False
     mm_encoder_tp_mode: str = choice("weights", "weights", "data")
     mm_encoder_attn_backend: Any = None
+    mm_encoder_attn_dtype: str | None = choice(None, "fp8")
+    mm_encoder_fp8_scale_path: str | None = None
+    mm_encoder_fp8_scale_save_path: str | None = None
+    mm_encoder_fp8_scale_save_margin: float = number(1.5, 0)
     interleave_mm_strings: bool = False
     skip_mm_profiling: bool = False
     video_pruning_rate: float | None = number(None, 0)
+    video_pruning_method: str = choice("evs", "evs", "vidcom2")
+    mm_tensor_ipc: str = choice("direct_rpc", "direct_rpc", "torch_shm")
+    allow_missing_mm_embeddings: bool = False
+    mm_ipc_gpu_memory_gb: float = number(0, 0)
 
     def asked(self) -> dict[str, Any]:
         """See UnservedConfig.asked; limits that rule every item out ask for nothing."""

@@ -3,9 +3,13 @@
 from vllm.logprobs.flat import FlatLogprobs, PromptLogprobs, Readings, SampleLogprobs
 from vllm.logprobs.position import Logprob, PositionLogprobs, TokenDecoder, WidePositionLogprobs
 
+LogprobsOnePosition = dict[int, Logprob]
+"""A position's entries as callers write them down."""
+
 __all__ = [
     "FlatLogprobs",
     "Logprob",
+    "LogprobsOnePosition",
     "PositionLogprobs",
     "PromptLogprobs",
     "Readings",

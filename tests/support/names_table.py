@@ -1,0 +1,160 @@
+"""Upstream's names: read from tests/data/upstream_names.txt, looked up here, and written into docs/migration.md.
+
+`python tests/support/names_table.py` writes the document anew.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "tests" / "data" / "upstream_names.txt"
+DOCUMENT = ROOT / "docs" / "migration.md"
+BEGIN, END = "<!-- made by tests/support/names_table.py -->", "<!-- made: end -->"
+STATUSES = ("done", "refused", "partly", "absent")
+_ROW = re.compile(r"(?P<name>[\w.]+)(?:\((?P<parameters>[\w, ]*)\))?(?: : (?P<status>\w+)(?:: (?P<why>.+))?)?")
+
+
+@dataclass(frozen=True)
+class Name:
+    """A name that upstream has.
+
+    Attributes:
+        module: upstream's path of the module.
+        name: of a function, a class or a value in it; with a dot, of a method.
+        parameters: what it takes, in order; None where that is not compared.
+        status: one of STATUSES.
+        why: what to do instead, or why it is as it is.
+    """
+
+    module: str
+    name: str
+    parameters: tuple[str, ...] | None
+    status: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+def load() -> tuple[str, list[Name]]:
+    """(upstream's version, its names)."""
+    version, module, names = "", "", []
+    for line in TABLE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#") or not line:
+            continue
+        if line.startswith("version "):
+            version = line.removeprefix("version ")
+        elif line.startswith("["):
+            module = line[1:-1]
+        else:
+            match = _ROW.fullmatch(line)
+            assert match is not None, line
+            listed = match["parameters"]
+            parameters = None if listed is None else tuple(filter(None, listed.split(", ")))
+            names.append(Name(module, match["name"], parameters, match["status"] or "done", match["why"] or ""))
+    return version, names
+
+
+def find(name: Name) -> Any:
+    """What the name stands for here.
+
+    Raises:
+        ImportError, AttributeError: there is no such name.
+    """
+    found = importlib.import_module(name.module)
+    for part in name.name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def problem(name: Name) -> str | None:
+    """What is lacking here; None when nothing is."""
+    try:
+        found = find(name)
+    except (ImportError, AttributeError):
+        return "is not there"
+    if name.parameters is None:
+        return None
+    own = list(inspect.signature(found).parameters.values())
+    if any(each.kind is each.VAR_KEYWORD for each in own):
+        return None
+    lacking = [each for each in name.parameters if each not in {parameter.name for parameter in own}]
+    if lacking:
+        return f"lacks {', '.join(f'`{each}`' for each in lacking)}"
+    order = [parameter.name for parameter in own if parameter.name in name.parameters]
+    return None if tuple(order) == name.parameters else f"has another order of arguments: {', '.join(order)}"
+
+
+def names_section() -> str:
+    """The names, by what becomes of them."""
+    version, names = load()
+    problems = {name: problem(name) for name in names if name.status == "partly"}
+    partly = [name for name, found in problems.items() if found is not None]
+    done = [name for name in names if name.status == "done" or (name in problems and name not in partly)]
+    refused, absent = ([name for name in names if name.status == status] for status in ("refused", "absent"))
+    lines = [
+        "## Names",
+        "",
+        f"Paths, names and arguments follow upstream's version {version}. Of {len(names)} that callers use, "
+        f"{len(done)} are there, {len(refused)} can be imported and say what to do instead when they are used, "
+        f"{len(partly)} lack something, and {len(absent)} are not there.",
+        "",
+        "### There",
+        "",
+        *_table(("module", "names"), _grouped(done, lambda name: f"`{name.module}`", short=True)),
+        "### Refused when used",
+        "",
+        *_table(("names", "why, and what to do instead"), _turned(_grouped(refused, lambda name: name.why))),
+        "### Lacking something",
+        "",
+        *_table(("names", "what"), _turned(_grouped(partly, lambda name: f"{problems[name]}{_because(name)}"))),
+        "### Not there",
+        "",
+        *_table(("names", "why, and what to do instead"), _turned(_grouped(absent, lambda name: name.why))),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+SECTIONS: list[Callable[[], str]] = [names_section]
+"""What is made of code and put between the marks of the document, in this order."""
+
+
+def document() -> str:
+    """The document with its sections made anew."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, found, after = rest.partition(END)
+    assert found, f"{DOCUMENT.name} has no marks"
+    return "\n".join([f"{before}{BEGIN}", "", *(section() for section in SECTIONS), f"{END}{after}"])
+
+
+def _because(name: Name) -> str:
+    return f": {name.why}" if name.why else ""
+
+
+def _grouped(names: Iterable[Name], key: Callable[[Name], str], *, short: bool = False) -> list[tuple[str, str]]:
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(key(name), []).append(f"`{name.name if short else name}`")
+    return [(group, ", ".join(members)) for group, members in groups.items()]
+
+
+def _turned(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(second, first) for first, second in rows]
+
+
+def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> list[str]:
+    return [f"| {head[0]} | {head[1]} |", "|---|---|", *(f"| {first} | {second} |" for first, second in rows), ""]
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    DOCUMENT.write_text(document(), encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Completions, under upstream's path."""

@@ -1,0 +1,1 @@
+"""What all endpoints share, under upstream's older path."""

@@ -1,0 +1,8 @@
+"""Errors, usage and deltas in answers."""
+
+from vllm.entrypoints.openai.protocol import ChatDelta, ErrorInfo, ErrorResponse, StreamOptions, Usage
+
+DeltaMessage = ChatDelta
+UsageInfo = Usage
+
+__all__ = ["DeltaMessage", "ErrorInfo", "ErrorResponse", "StreamOptions", "UsageInfo"]

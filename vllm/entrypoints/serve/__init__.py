@@ -1,0 +1,1 @@
+"""What all servers share, under upstream's path."""

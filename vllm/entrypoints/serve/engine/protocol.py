@@ -1,0 +1,7 @@
+"""Errors and usage in answers."""
+
+from vllm.entrypoints.openai.protocol import ErrorInfo, ErrorResponse, Usage
+
+UsageInfo = Usage
+
+__all__ = ["ErrorInfo", "ErrorResponse", "UsageInfo"]
