@@ -60,7 +60,7 @@ def test_num_logprobs(logprobs, ids, expected):
     [
         ("n", 0), ("n", 1.5), ("n", True), ("n", "2"),
         ("presence_penalty", 2.5), ("presence_penalty", float("nan")), ("presence_penalty", "1"),
-        ("frequency_penalty", -2.5), ("repetition_penalty", 0.0), ("repetition_penalty", 2.5),
+        ("frequency_penalty", -2.5), ("repetition_penalty", 0.0), ("repetition_penalty", 2e6),
         ("temperature", -0.1), ("temperature", float("inf")), ("temperature", None),
         ("top_p", 0.0), ("top_p", 1.1), ("top_k", -2), ("top_k", 2**70), ("top_k", 1.5), ("min_p", 1.5),
         ("seed", 2**63), ("seed", "x"), ("max_tokens", -1), ("max_tokens", -1), ("max_tokens", 2.0),

@@ -80,7 +80,7 @@ class TestErrors:
             (["a", ""], None, r"prompts\[1\]: the prompt is empty.*parameter=prompt"),
             (["a", [5] * 128], None, r"128 tokens.*max_model_len=128.*parameter=prompt, value=128"),
             (["a", [9999]], None, r"prompt_token_ids must be in \[0, 268\).*9999"),
-            (["a", {"prompt": "x", "multi_modal_data": {}}], None, "multi_modal_data"),
+            (["a", {"prompt": "x", "multi_modal_data": {"image": 1}}], None, "multi_modal_data"),
             (["a", {"prompt": "x", "cache_salt": 3}], None, r"cache_salt must be a string, got int"),
             (["a", "b"], [GREEDY], "sampling_params has 1 entries for 2 prompts"),
             (["a", "b"], [], "sampling_params has 0 entries for 2 prompts"),

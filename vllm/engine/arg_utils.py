@@ -213,17 +213,7 @@ class EngineArgs(UpstreamArgs):
         scheduler_config = self._scheduler_config(max_model_len, device)
         return VllmConfig(
             model_config=model_config,
-            cache_config=CacheConfig(
-                block_size=self.block_size,
-                enable_prefix_caching=self.enable_prefix_caching,
-                num_blocks=self.num_gpu_blocks_override,
-                # A GPU computes the tokens that this saves in less time than the launches of the copies take.
-                shares_parts_of_blocks=device == "cpu",
-                max_idle_tokens=self._max_idle_tokens(device, scheduler_config, max_model_len),
-                gpu_memory_utilization=self.gpu_memory_utilization,
-                memory_bytes=self.kv_cache_memory_bytes,
-                swap_space=self.swap_space,
-            ),
+            cache_config=self._cache_config(device, scheduler_config, max_model_len),
             scheduler_config=scheduler_config,
             parallel_config=parallel_config,
             device_config=DeviceConfig(device),
@@ -242,6 +232,19 @@ class EngineArgs(UpstreamArgs):
                     f"profiler_config takes profiler='torch' and torch_profiler_dir, got {name}={shown(value)}"
                 )
         return str(config.get("torch_profiler_dir") or "")
+
+    def _cache_config(self, device: str, scheduler_config: SchedulerConfig, max_model_len: int) -> CacheConfig:
+        return CacheConfig(
+            block_size=self.block_size,  # type: ignore[arg-type]  # None is the default here
+            enable_prefix_caching=self.enable_prefix_caching,  # type: ignore[arg-type]
+            num_blocks=self.num_gpu_blocks_override,
+            # A GPU computes the tokens that this saves in less time than the launches of the copies take.
+            shares_parts_of_blocks=device == "cpu",
+            max_idle_tokens=self._max_idle_tokens(device, scheduler_config, max_model_len),
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            memory_bytes=self.kv_cache_memory_bytes,
+            swap_space=self.swap_space,
+        )
 
     def _max_idle_tokens(self, device: str, scheduler_config: SchedulerConfig, max_model_len: int) -> int | None:
         """On a CPU, whose memory others want, too, a few steps' worth: unless somebody has said how much the cache is

@@ -68,7 +68,7 @@ def test_processes_compute_what_one_does(llm, folder):
 
 
 def test_a_call_reaches_every_rank(llm):
-    assert llm.collective_rpc(rank_faults.raise_on, (2,)) == [0, 1]
+    assert llm.collective_rpc(rank_faults.raise_on, args=(2,)) == [0, 1]
     assert len(set(llm.collective_rpc("determine_num_blocks"))) == 1
     seen, own = llm.collective_rpc(rank_faults.tokens_seen)
     assert seen == own
@@ -78,12 +78,12 @@ def test_a_call_that_raises_ends_nothing(llm):
     with pytest.raises(AttributeError, match="no_such_method"):
         llm.collective_rpc("no_such_method")
     with pytest.raises(ValueError, match="not on rank 0"):
-        llm.collective_rpc(rank_faults.raise_on, (0,))
+        llm.collective_rpc(rank_faults.raise_on, args=(0,))
     with pytest.raises(RuntimeError, match=r"(?s)rank 1 raised:.*in raise_on.*ValueError: not on rank 1"):
-        llm.collective_rpc(rank_faults.raise_on, (1,))
+        llm.collective_rpc(rank_faults.raise_on, args=(1,))
     with pytest.raises(ValueError, match="collective_rpc cannot send this to the other ranks"):
         llm.collective_rpc(lambda worker: None)
-    assert llm.collective_rpc(rank_faults.raise_on, (2,)) == [0, 1]
+    assert llm.collective_rpc(rank_faults.raise_on, args=(2,)) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_rank_that_fails_ends_its_engine(rank, kind, message, folder, llm, mon
     by_gloo = {"disable_custom_all_reduce": kind == "stopped"}
     broken = make_tiny_llm(folder, tensor_parallel_size=2, **by_gloo)
     expected = generate(broken)
-    own, other = broken.collective_rpc(rank_faults.fail_in_step, (rank, kind))
+    own, other = broken.collective_rpc(rank_faults.fail_in_step, args=(rank, kind))
     assert own == os.getpid() != other
     began = time.monotonic()
     with pytest.raises(EngineDeadError, match=message):
@@ -123,7 +123,7 @@ def test_a_rank_that_fails_ends_its_engine(rank, kind, message, folder, llm, mon
 
 def test_an_idle_engine_notices(folder):
     broken = make_tiny_llm(folder, tensor_parallel_size=2)
-    _, pid = broken.collective_rpc(rank_faults.fail_in_step, (2, ""))
+    _, pid = broken.collective_rpc(rank_faults.fail_in_step, args=(2, ""))
     broken.llm_engine.engine_core.check_health()
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + _NOTICE_SECONDS
@@ -136,7 +136,7 @@ def test_an_idle_engine_notices(folder):
 def test_an_engine_that_nobody_holds_ends_its_workers(folder):
     threads = torch.get_num_threads()
     forgotten = make_tiny_llm(folder, tensor_parallel_size=2)
-    _, pid = forgotten.collective_rpc(rank_faults.fail_in_step, (2, ""))
+    _, pid = forgotten.collective_rpc(rank_faults.fail_in_step, args=(2, ""))
     del forgotten
     gc.collect()
     assert_ends(pid)
@@ -172,7 +172,7 @@ def test_workers_end_with_a_script_that_is_killed(folder):
 import os, rank_faults
 from tiny_llm import make_tiny_llm
 llm = make_tiny_llm({str(folder)!r}, tensor_parallel_size=2)
-print(llm.collective_rpc(rank_faults.fail_in_step, (2, ""))[1], flush=True)
+print(llm.collective_rpc(rank_faults.fail_in_step, args=(2, ""))[1], flush=True)
 os.kill(os.getpid(), 9)
 """
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support", Path(__file__).parent)))

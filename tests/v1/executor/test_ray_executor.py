@@ -80,9 +80,9 @@ def test_no_room_is_an_error(llm: LLM, folder: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_killed_actor_ends_the_engine_and_leaves_its_room(llm: LLM, folder: Path) -> None:
-    own, actor = llm.collective_rpc(rank_faults.fail_in_step, (2, ""))
+    own, actor = llm.collective_rpc(rank_faults.fail_in_step, args=(2, ""))
     assert own == os.getpid() != actor
-    llm.collective_rpc(rank_faults.fail_in_step, (1, "killed"))
+    llm.collective_rpc(rank_faults.fail_in_step, args=(1, "killed"))
     began = time.monotonic()
     with pytest.raises(EngineDeadError, match="rank 1 has gone: its actor died"):
         readings(llm)
@@ -91,7 +91,7 @@ def test_a_killed_actor_ends_the_engine_and_leaves_its_room(llm: LLM, folder: Pa
 
     # All CPUs of both nodes are needed again.
     again = make_tiny_llm(folder, tensor_parallel_size=2, distributed_executor_backend="ray")
-    _, actor = again.collective_rpc(rank_faults.fail_in_step, (2, ""))
+    _, actor = again.collective_rpc(rank_faults.fail_in_step, args=(2, ""))
     os.kill(actor, signal.SIGKILL)
     deadline = time.monotonic() + _NOTICE_SECONDS
     with pytest.raises(EngineDeadError, match="rank 1 has gone"):

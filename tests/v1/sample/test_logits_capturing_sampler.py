@@ -195,7 +195,7 @@ def test_rows_are_copies_and_the_rest_is_the_samplers(indices):
             return flag
 
     runner = SimpleNamespace(sampler=Inner(), model_config=SimpleNamespace(vocab_size=3), group=ALONE)
-    llm = SimpleNamespace(collective_rpc=lambda call, args: [call(SimpleNamespace(model_runner=runner), *args)])
+    llm = SimpleNamespace(collective_rpc=lambda call, args=(): [call(SimpleNamespace(model_runner=runner), *args)])
     with LogitsCapturingSampler(indices).install(llm) as capture:
         assert runner.sampler.states == "its states"
         states = SimpleNamespace(req_id_to_slot={"a": 4, "b": 0, "c": 1})

@@ -70,7 +70,7 @@ class EngineCore:
         if self._settled:
             settled, self._settled = self._settled, []
             return settled
-        if not self.has_work():
+        if self.is_paused or self._asleep:
             return []
         if self._runs_ahead:
             return self._step_ahead()

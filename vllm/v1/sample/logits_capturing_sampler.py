@@ -57,14 +57,14 @@ class LogitsCapturingSampler:
         """
         if self._llm is not None:
             raise RuntimeError("this LogitsCapturingSampler is installed already; uninstall() it first")
-        self._width = llm.collective_rpc(_install, (self._key, self.indices, self._captured))[0]
+        self._width = llm.collective_rpc(_install, args=(self._key, self.indices, self._captured))[0]
         self._llm = llm
         return self
 
     def uninstall(self) -> None:
         """Capture no more. What was captured stays."""
         if self._llm is not None:
-            self._llm.collective_rpc(_uninstall, (self._key,))
+            self._llm.collective_rpc(_uninstall, args=(self._key,))
             self._llm = None
 
     def get_captured_logits(self, request_id: str | None = None) -> Tensor:

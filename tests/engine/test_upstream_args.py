@@ -1,0 +1,152 @@
+"""Upstream's engine arguments: taken at their neutral values, refused by name where they ask for more."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from dataclasses import fields
+
+import pytest
+from tiny_llm import make_tiny_model
+
+from vllm import EngineArgs
+from vllm.config import CompilationConfig, PoolerConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.engine.upstream_args import UpstreamArgs, is_neutral
+from vllm.utils.flag_types import size
+
+REFUSED = [item for item in fields(UpstreamArgs) if item.metadata["refused"]]
+UNUSED = [item for item in fields(UpstreamArgs) if not item.metadata["refused"]]
+
+
+def asks_for_something(default):
+    """A value of the default's type that is neither it nor neutral."""
+    if isinstance(default, bool):
+        return True
+    if isinstance(default, (int, float)):
+        return default + 2
+    return "something"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(make_tiny_model(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.mark.parametrize("item", REFUSED, ids=lambda item: item.name)
+def test_refused_by_name_before_the_model_is_read(item):
+    value = asks_for_something(item.default)
+    with pytest.raises(ValueError, match=rf"^{item.name}=.*not supported: ."):
+        EngineArgs(model="no/such/folder", **{item.name: value}).create_engine_config()
+
+
+def test_neutral_values_change_nothing(folder, caplog):
+    plain = EngineArgs(model=folder).create_engine_config()
+    neutral = {item.name: value for item in fields(UpstreamArgs) for value in (None, item.default)}
+    for value in (None, False, 0, "", "auto", {}, []):
+        assert is_neutral(value, default="some")
+    caplog.clear()
+    assert EngineArgs(model=folder, **neutral).create_engine_config() == plain
+    assert not caplog.records
+
+
+def test_what_changes_nothing_says_so_once(folder, caplog):
+    caplog.set_level(logging.WARNING, "vllm")
+    given = {item.name: asks_for_something(item.default) for item in UNUSED if item.default is not True}
+    plain = EngineArgs(model=folder).create_engine_config()
+    assert EngineArgs(model=folder, **given).create_engine_config() == plain
+    said = [record.getMessage().partition("=")[0] for record in caplog.records]
+    assert sorted(said) == sorted(given)
+
+
+def test_configuration_objects(folder):
+    plain = EngineArgs(model=folder).create_engine_config()
+    assert EngineArgs(model=folder, pooler_config=PoolerConfig()).create_engine_config() == plain
+    assert EngineArgs(model=folder, compilation_config=CompilationConfig(mode=3)).create_engine_config() == plain
+    with pytest.raises(ValueError, match="pooler_config"):
+        EngineArgs(model=folder, pooler_config=PoolerConfig(pooling_type="MEAN")).create_engine_config()
+
+
+def test_none_is_the_default_of_every_argument(folder):
+    given = {item.name: None for item in fields(AsyncEngineArgs) if item.name != "model"}
+    assert (
+        AsyncEngineArgs(model=folder, **given).create_engine_config() == EngineArgs(model=folder).create_engine_config()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("runner", "pooling", "runner must be 'auto' or 'generate'"),
+        ("model_impl", "transformers", "model_impl must be"),
+        ("config_format", "mistral", "config_format must be"),
+        ("load_format", "tensorizer", "load_format must be one of"),
+        ("override_generation_config", {"seed": 3}, "got 'seed'"),
+        ("generation_config", "/no/such/folder", "generation_config must be"),
+        ("profiler_config", {"profiler": "cuda"}, "profiler='cuda'"),
+        ("kv_cache_memory_bytes", 0, "kv_cache_memory_bytes must be"),
+    ],
+)
+def test_done_arguments_refuse_what_they_cannot_do(folder, name, value, problem):
+    with pytest.raises(ValueError, match=problem):
+        EngineArgs(model=folder, **{name: value}).create_engine_config()
+
+
+def test_sampling_defaults(folder, tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 7, "max_new_tokens": 9}')
+    args = EngineArgs(model=folder, generation_config=str(tmp_path), override_generation_config={"top_k": 3})
+    assert args.create_engine_config().model_config.default_sampling_params == {
+        "temperature": 0.5, "top_k": 3, "max_tokens": 9
+    }  # fmt: skip
+    args = EngineArgs(model=folder, generation_config="vllm", override_generation_config={"max_new_tokens": 4})
+    assert args.create_engine_config().model_config.default_sampling_params == {"max_tokens": 4}
+
+
+@pytest.mark.parametrize("value", ["auto", -1, None])
+def test_the_context_is_the_models_own(folder, value):
+    config = EngineArgs(model=folder, max_model_len=value).create_engine_config()
+    assert config.model_config.max_model_len == config.model_config.hf_config.max_context_len
+
+
+@pytest.mark.parametrize("name", ["FLASH_ATTN", "TORCH_SDPA", "XFORMERS"])
+def test_another_engines_attention_is_a_warning(folder, name, caplog):
+    for given in ({"attention_backend": name}, {"attention_config": {"backend": name}}):
+        config = EngineArgs(model=folder, device="cpu", **given).create_engine_config()
+        assert config.model_config.attention_backend == "auto"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("7", 7),
+        ("-1", -1),
+        ("4k", 4000),
+        ("4K", 4096),
+        ("1M", 2**20),
+        ("1.5m", 1_500_000),
+        ("auto", -1),
+        ("2g", 2 * 10**9),
+    ],
+)
+def test_sizes(text, number):
+    assert size(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5", "1.5K", "4kk", "many", "0.0001k"])
+def test_what_is_no_size(text):
+    with pytest.raises((ValueError, argparse.ArgumentTypeError)):
+        size(text)
+
+
+def test_flags():
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    args = EngineArgs.from_cli_args(
+        parser.parse_args(
+            '-tp 2 --max-model-len 4k --compilation-config {"mode":3} -O 2 --enable-lora --no-enable-prefix-caching '
+            '--cudagraph-capture-sizes 1 2 --hf-overrides {"a":1} --limit-mm-per-prompt {"image":0}'.split()
+        )
+    )
+    assert (args.tensor_parallel_size, args.max_model_len, args.enable_lora) == (2, 4000, True)
+    assert (args.compilation_config, args.enable_prefix_caching) == ({"mode": 3}, False)
+    assert (args.cudagraph_capture_sizes, args.hf_overrides) == ([1, 2], {"a": 1})
+    assert EngineArgs.from_cli_args(parser.parse_args([])) == EngineArgs()

@@ -1,0 +1,108 @@
+"""What SamplingParams' fields may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from vllm.utils.checks import MAX_INTEGER
+
+MAX_LOGPROB_TOKEN_IDS = 128
+"""Default cap on the length of `logprob_token_ids`; the engine argument `max_logprob_token_ids` raises it."""
+
+MAX_STOP_STRINGS = 1024
+MAX_TEMPERATURE = 1e30
+MIN_PENALTY, MAX_PENALTY = 1e-6, 1e6
+"""Beyond these, float32 logits would overflow."""
+
+MAX_SEQUENCES = 16384
+"""Limit of `n` and `best_of`."""
+SAMPLING_EPS = 1e-5
+"""Temperatures below this are greedy."""
+
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+LOGPROBS_MODES: tuple[str, ...] = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+
+
+class Limits(NamedTuple):
+    """The range of a field: [low, high], or (low, high] with `open_low`."""
+
+    low: float
+    high: float
+    open_low: bool = False
+
+
+LIMITS = {
+    "n": Limits(1, MAX_SEQUENCES),
+    "best_of": Limits(1, MAX_SEQUENCES),
+    "presence_penalty": Limits(-2.0, 2.0),
+    "frequency_penalty": Limits(-2.0, 2.0),
+    "repetition_penalty": Limits(MIN_PENALTY, MAX_PENALTY),
+    "temperature": Limits(0.0, MAX_TEMPERATURE),
+    "top_p": Limits(0.0, 1.0, open_low=True),
+    "top_k": Limits(-1, 2**31 - 1),
+    "min_p": Limits(0.0, 1.0),
+    "length_penalty": Limits(-100.0, 100.0),
+    "seed": Limits(-(2**63), 2**63 - 1),
+    "max_tokens": Limits(0, MAX_INTEGER),
+    "min_tokens": Limits(0, MAX_INTEGER),
+    "truncate_prompt_tokens": Limits(-1, MAX_INTEGER),
+    "logprobs": Limits(-1, MAX_INTEGER),
+    "prompt_logprobs": Limits(-1, MAX_INTEGER),
+    "prompt_logprob_start": Limits(0, MAX_INTEGER),
+}
+"""Of single numbers. Those that the model sets are narrower."""
+
+NUMBERS = (
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p", "length_penalty",
+)  # fmt: skip
+INTEGERS = ("n", "top_k", "min_tokens")
+OPTIONAL_INTEGERS = ("best_of", "seed", "max_tokens", "truncate_prompt_tokens")
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, int) and value == 0
+
+
+# What is taken at its neutral value alone: field -> (whether a value other than None is neutral, what to do instead).
+REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "watermarking": (_is_zero, "texts are not watermarked; leave it out"),
+    "stream_interval": (
+        lambda value: isinstance(value, int) and value in (0, 1),
+        "every token is streamed as it comes; collect deltas on the client's side",
+    ),
+    "structured_outputs": (
+        lambda value: hasattr(value, "all_constraints_none") and value.all_constraints_none(),
+        "grammars are not implemented; use allowed_token_ids for a choice of single tokens, LLM.score_labels for a "
+        "choice of texts, or a logits processor",
+    ),
+    "thinking_token_budget": (lambda value: False, "bound the whole output by max_tokens"),
+    "repetition_detection": (
+        lambda value: _is_zero(getattr(value, "max_pattern_size", None)),
+        "use repetition_penalty, or stop the request from outside",
+    ),
+    "routed_experts_prompt_start": (_is_zero, "routed experts are not returned"),
+    "trace_decode_token_ids": (
+        lambda value: isinstance(value, list) and not value,
+        "append the continuation to the prompt and read it with prompt_logprob_token_ids",
+    ),
+}
+
+# What beam search cannot be combined with: field -> values that leave it alone, the normal one first.
+BEAM_SEARCH_NEEDS: dict[str, tuple[Any, ...]] = {
+    "temperature": (0.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+    "top_p": (1.0,),
+    "top_k": (0,),
+    "min_p": (0.0,),
+    "min_tokens": (0,),
+    "stop": ([],),
+    "bad_words": (None,),
+    "logprobs": (None,),
+    "logprob_token_ids": (None,),
+    "prompt_logprobs": (None,),
+    "prompt_logprob_token_ids": (None,),
+    "logits_processors": (None,),
+}
