@@ -15,7 +15,8 @@ from vllm import (
     ScoringRequestOutput,
 )
 from vllm.entrypoints.pooling.offline import PoolingOfflineMixin
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import GenerationError, VLLMValidationError
+from vllm.outputs import RequestError
 from vllm.pooling_params import LateChunkingParams, refuse_pooling
 
 
@@ -38,6 +39,17 @@ def test_a_tensor_is_read_as_what_was_asked_for():
 def test_a_tensor_of_another_shape_is_named(kind, values):
     with pytest.raises(ValueError, match="shape"):
         kind.from_base(pooled(*values))
+
+
+def test_a_failed_request_has_empty_outputs():
+    error = RequestError("busy", "The engine is busy.", retryable=True)
+    failed = PoolingRequestOutput("r", PoolingOutput(torch.empty(0, 2)), [1], 0, True, error=error)
+    assert EmbeddingRequestOutput.from_base(failed).outputs.embedding == []
+    assert ClassificationRequestOutput.from_base(failed).outputs.probs == []
+    assert ScoringRequestOutput.from_base(failed).outputs.score == 0.0
+    assert ScoringRequestOutput.from_base(failed).error is error
+    assert isinstance(error.to_exception(), GenerationError)
+    assert isinstance(RequestError("bad", "A bad request.").to_exception(), VLLMValidationError)
 
 
 def test_outputs_compare_by_value():

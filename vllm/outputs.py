@@ -15,6 +15,7 @@ from vllm.pooling_outputs import EmbeddingOutput as EmbeddingOutput
 from vllm.pooling_outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
 from vllm.pooling_outputs import PoolingOutput as PoolingOutput
 from vllm.pooling_outputs import PoolingRequestOutput as PoolingRequestOutput
+from vllm.pooling_outputs import RequestError as RequestError
 from vllm.pooling_outputs import ScoringOutput as ScoringOutput
 from vllm.pooling_outputs import ScoringRequestOutput as ScoringRequestOutput
 

@@ -5,10 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from vllm.exceptions import GenerationError, VLLMValidationError
+
 if TYPE_CHECKING:
     import torch
 
 _O = TypeVar("_O")
+
+
+@dataclass(frozen=True)
+class RequestError:
+    """Why a request has no outputs.
+
+    Attributes:
+        code: a word for programs.
+        message: a sentence for people.
+        retryable: whether the same request may succeed later.
+    """
+
+    code: str
+    message: str
+    retryable: bool = False
+
+    def to_exception(self) -> GenerationError | VLLMValidationError:
+        """The error to raise: the client's fault where trying again is no use."""
+        return GenerationError(self.message) if self.retryable else VLLMValidationError(self.message)
 
 
 @dataclass
@@ -30,7 +51,7 @@ class PoolingRequestOutput(Generic[_O]):
         prompt_token_ids: the prompt's ids.
         num_cached_tokens: prompt tokens that came from the prefix cache.
         finished: whether the request has ended.
-        error: what went wrong; None when nothing did.
+        error: what went wrong, and its outputs are empty then; None when nothing did.
         late_chunking: how the text was parted, where it was.
     """
 
@@ -42,7 +63,7 @@ class PoolingRequestOutput(Generic[_O]):
         num_cached_tokens: int,
         finished: bool,
         *,
-        error: Any | None = None,
+        error: RequestError | None = None,
         late_chunking: Any | None = None,
     ) -> None:
         self.request_id = request_id
@@ -125,7 +146,8 @@ class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
     @staticmethod
     def from_base(request_output: PoolingRequestOutput) -> EmbeddingRequestOutput:
         """The same request with its tensor read as an embedding."""
-        outputs = EmbeddingOutput.from_base(request_output.outputs)
+        failed = request_output.error is not None
+        outputs = EmbeddingOutput([]) if failed else EmbeddingOutput.from_base(request_output.outputs)
         return EmbeddingRequestOutput(**{**vars(request_output), "outputs": outputs})
 
 
@@ -135,7 +157,8 @@ class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
     @staticmethod
     def from_base(request_output: PoolingRequestOutput) -> ClassificationRequestOutput:
         """The same request with its tensor read as class probabilities."""
-        outputs = ClassificationOutput.from_base(request_output.outputs)
+        failed = request_output.error is not None
+        outputs = ClassificationOutput([]) if failed else ClassificationOutput.from_base(request_output.outputs)
         return ClassificationRequestOutput(**{**vars(request_output), "outputs": outputs})
 
 
@@ -145,7 +168,8 @@ class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
     @staticmethod
     def from_base(request_output: PoolingRequestOutput) -> ScoringRequestOutput:
         """The same request with its tensor read as a score."""
-        outputs = ScoringOutput.from_base(request_output.outputs)
+        failed = request_output.error is not None
+        outputs = ScoringOutput(0.0) if failed else ScoringOutput.from_base(request_output.outputs)
         return ScoringRequestOutput(**{**vars(request_output), "outputs": outputs})
 
 

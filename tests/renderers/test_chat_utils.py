@@ -94,7 +94,7 @@ def test_loading_a_template(tmp_path):
     assert chat_utils.load_chat_template(PARTS) == PARTS
     assert chat_utils.load_chat_template(str(path), is_literal=True) == str(path)
     for wrong in ("no/such/file.jinja", tmp_path / "none.jinja"):
-        with pytest.raises(ValueError, match="neither a template nor a file"):
+        with pytest.raises(ValueError, match="neither a file nor a template"):
             chat_utils.validate_chat_template(wrong)
     with pytest.raises(TypeError):
         chat_utils.load_chat_template(path, is_literal=True)

@@ -10,6 +10,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from vllm.tokenizers import TokenizerLike, cached_get_tokenizer, cached_tokenizer_from_config, get_tokenizer
 from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens, detokenize_incrementally
+from vllm.tokenizers.hf import CachedHfTokenizer
+from vllm.tokenizers.registry import TokenizerRegistry, resolve_tokenizer_args
 from vllm.transformers_utils.tokenizer import AnyTokenizer
 from vllm.transformers_utils.tokenizer import get_tokenizer as older_get_tokenizer
 
@@ -36,7 +38,8 @@ def test_ways_to_load_it(folder):
     assert get_tokenizer(folder, tokenizer_cls=PreTrainedTokenizerFast).encode("ab") == ids
     assert get_tokenizer(folder, truncation_side="left").truncation_side == "left"
     assert get_tokenizer(folder, tokenizer_cls=TokenizerLike, download_dir=str(folder)).encode("ab") == ids
-    with pytest.raises(ValueError, match="tokenizer_mode must be one of auto, hf, slow, got 'mistral'"):
+    assert get_tokenizer(folder, tokenizer_cls=CachedHfTokenizer).encode("ab") == ids
+    with pytest.raises(ValueError, match="tokenizer_mode must be one of auto, hf, slow.*, got 'mistral'"):
         get_tokenizer(folder, tokenizer_mode="mistral")
     with pytest.raises(ValueError):
         get_tokenizer(folder.parent)
@@ -55,6 +58,34 @@ def test_one_object_for_equal_arguments(folder):
     assert cached_get_tokenizer(str(folder)) is cached_get_tokenizer(str(folder))
     config.skip_tokenizer_init = True
     assert cached_tokenizer_from_config(config) is None
+
+
+class Own:
+    """A tokenizer of a caller."""
+
+    @classmethod
+    def from_pretrained(cls, name, **kwargs):
+        made = cls()
+        made.name, made.options = name, kwargs
+        return made
+
+
+def test_a_class_of_a_caller(folder):
+    TokenizerRegistry.register("own", __name__, "Own")
+    made = get_tokenizer(folder, tokenizer_mode="own", revision="main")
+    assert (made.name, made.options) == (str(folder), {"revision": "main", "trust_remote_code": False})
+    assert TokenizerRegistry.load_tokenizer("own", "x").name == "x"
+    with pytest.raises(ValueError, match="got 'others'"):
+        TokenizerRegistry.load_tokenizer("others", "x")
+
+
+def test_arguments_resolved_once_stay(folder):
+    mode, name, args, kwargs = resolve_tokenizer_args(folder, tokenizer_mode="slow")
+    assert (mode, kwargs) == ("hf", {"use_fast": False, "truncation_side": "left"})
+    assert resolve_tokenizer_args(name, *args, tokenizer_mode=mode, **kwargs) == (mode, name, args, kwargs)
+    assert resolve_tokenizer_args(folder, runner_type="pooling")[3]["truncation_side"] == "right"
+    with pytest.raises(ValueError, match="use_fast"):
+        resolve_tokenizer_args(folder, tokenizer_mode="slow", use_fast=True)
 
 
 def test_texts_a_token_at_a_time(folder):

@@ -72,6 +72,15 @@ def render_conversations(
     return [TokensPrompt(prompt_token_ids=ids, prompt=text) for ids, text in zip(encoded, texts, strict=True)]
 
 
+def normal_messages(messages: Any) -> list[dict[str, Any]]:
+    """One conversation as templates take it: each message's content as one text, arguments of tool calls as objects.
+
+    Raises:
+        VLLMValidationError: a malformed message; its index is named.
+    """
+    return [message for _, conversation in _check_conversations([messages]) for message in conversation]
+
+
 def load_chat_template(template: str | Path | None) -> str | None:
     """A Jinja template: the text of the file that `template` names, or `template` itself if it is one.
 
@@ -86,15 +95,6 @@ def load_chat_template(template: str | Path | None) -> str | None:
         if isinstance(template, str) and any(mark in template for mark in "{}\n"):
             return template
         raise ValueError(f"chat_template {str(template)!r} is neither a file nor a template: {error}") from None
-
-
-def normal_messages(messages: Any) -> list[dict[str, Any]]:
-    """One conversation as templates take it: each message's content as one text, arguments of tool calls as objects.
-
-    Raises:
-        VLLMValidationError: a malformed message; its index is named.
-    """
-    return [message for _, conversation in _check_conversations([messages]) for message in conversation]
 
 
 def _render(name: str, conversation: list[dict[str, Any]], tokenizer: Tokenizer, options: dict[str, Any]) -> str:

@@ -9,11 +9,11 @@ from typing import Any, Literal, TypedDict
 
 from typing_extensions import NotRequired, Required
 
+from vllm.entrypoints.chat import load_chat_template as load_template
 from vllm.entrypoints.chat import normal_messages
 
 ChatTemplateContentFormatOption = Literal["auto", "string", "openai"]
 ChatTemplateContentFormat = Literal["string", "openai"]
-_JINJA_MARKS = "{}\n"
 
 
 class ChatCompletionContentPartTextParam(TypedDict):
@@ -70,20 +70,11 @@ def load_chat_template(chat_template: Path | str | None, *, is_literal: bool = F
     Raises:
         ValueError: neither a file nor a template (which has a brace or a line break).
     """
-    if chat_template is None:
-        return None
-    if is_literal:
-        if isinstance(chat_template, Path):
-            raise TypeError("a literal chat template is a string, not a path")
-        return chat_template
-    try:
-        return Path(chat_template).read_text(encoding="utf-8")
-    except OSError as error:
-        if isinstance(chat_template, Path) or not set(_JINJA_MARKS) & set(chat_template):
-            raise ValueError(
-                f"the chat template {str(chat_template)!r} is neither a template nor a file: {error.strerror}"
-            ) from error
-        return chat_template
+    if not is_literal:
+        return load_template(chat_template)
+    if isinstance(chat_template, Path):
+        raise TypeError("a literal chat template is a string, not a path")
+    return chat_template
 
 
 def validate_chat_template(chat_template: Path | str | None) -> None:

@@ -2,10 +2,16 @@
 
 from vllm.tokenizers.hf import maybe_make_thread_pool
 from vllm.tokenizers.protocol import TokenizerLike
-from vllm.tokenizers.registry import cached_get_tokenizer, cached_tokenizer_from_config, get_tokenizer
+from vllm.tokenizers.registry import (
+    TokenizerRegistry,
+    cached_get_tokenizer,
+    cached_tokenizer_from_config,
+    get_tokenizer,
+)
 
 __all__ = [
     "TokenizerLike",
+    "TokenizerRegistry",
     "cached_get_tokenizer",
     "cached_tokenizer_from_config",
     "get_tokenizer",

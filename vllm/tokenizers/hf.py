@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
@@ -15,3 +16,29 @@ def get_cached_tokenizer(tokenizer: _T) -> _T:
 def maybe_make_thread_pool(tokenizer: _T, copies: int = 1) -> _T:
     """The tokenizer itself: the engine encodes batches in the library's own threads."""
     return tokenizer
+
+
+class CachedHfTokenizer:
+    """Loads transformers' tokenizers, as a class for `tokenizer_cls`."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_repo_id: str | Path,
+        *args: Any,
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+        download_dir: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """AutoTokenizer's, with its errors."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(
+            str(path_or_repo_id),
+            *args,
+            trust_remote_code=trust_remote_code,
+            revision=revision,
+            cache_dir=download_dir,
+            **kwargs,
+        )
