@@ -1,4 +1,4 @@
-"""What batch invariance costs: small workloads in two engines that take turns, one with VLLM_BATCH_INVARIANT=1."""
+"""What batch invariance costs: small workloads in two engines in turn, one with VLLM_BATCH_INVARIANT=1."""
 
 from __future__ import annotations
 
@@ -13,26 +13,14 @@ from vllm.selftest.probes import Probe, run_probes
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
-WORKLOADS = {
-    "scoring": "12 prompts of 40 tokens, 2 ids",
-    "decode": "8 sequences, 16 tokens",
-}
+WORKLOADS = {"scoring": "12 prompts of 40 tokens, 2 ids", "decode": "8 sequences, 16 tokens"}
 
 
 def measure_cost(default: LLMEngine, invariant: LLMEngine, repeats: int) -> dict[str, dict[str, Any]]:
-    """Time the workloads in both engines, in alternating order, after one run of each that does not count.
-
-    Args:
-        default: loaded without the variable; idle.
-        invariant: loaded with it; idle.
-        repeats: timed runs of each workload in each engine, at least 1.
+    """Time each workload `repeats` (>= 1) times in both idle engines, in alternating order, after one warm-up of each.
 
     Returns:
-        By workload: its description, seconds of each run, and median, least and greatest of the runs' ratios,
-        invariant to default.
-
-    Raises:
-        RuntimeError: the model failed on a request.
+        By workload: its description, seconds of each run, and the runs' ratios, invariant to default.
     """
     engines = (default, invariant)
     draws = (random.Random(0), random.Random(0))
@@ -57,7 +45,7 @@ def measure_cost(default: LLMEngine, invariant: LLMEngine, repeats: int) -> dict
 
 
 def _requests(workload: str, engine: LLMEngine, rng: random.Random) -> list[Probe]:
-    """Fresh random prompts, which are in no cache."""
+    """Fresh random prompts, so that none is cached."""
     vocabulary = range(engine.model_config.vocab_size)
     count, length, max_tokens, ids = 8, 4, 16, None
     if workload == "scoring":

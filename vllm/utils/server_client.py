@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from typing_extensions import Self
+
 from vllm.exceptions import CliError
 from vllm.version import __version__
 
@@ -364,3 +366,38 @@ async def served_model(client: ServerClient, name: str | None) -> dict[str, Any]
         raise CliError(f"--model: there is no {name!r} at {client.url}; there is {', '.join(map(repr, models))}")
     card: dict[str, Any] = next(iter(models.values())) if name is None else models[name]
     return card
+
+
+class ServerSession:
+    """A model at --url, for synchronous callers. A context manager, which disconnects.
+
+    Attributes:
+        card: the server's description of the model; see `served_model`.
+        model_name: the server's name for it.
+
+    Raises:
+        CliError: there is no server, or no such model.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.client = connect(args)
+        self.loop = asyncio.new_event_loop()
+        try:
+            self.card = self.wait(served_model(self.client, args.model))
+        except BaseException:
+            self.loop.close()
+            raise
+        self.model_name: str = self.card["id"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Ends a stream that an exception left open.
+        self.wait(self.loop.shutdown_asyncgens())
+        self.wait(self.client.close())
+        self.loop.close()
+
+    def wait(self, work: Awaitable[Result]) -> Result:
+        """The result of `work`."""
+        return self.loop.run_until_complete(work)

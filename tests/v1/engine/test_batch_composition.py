@@ -20,7 +20,7 @@ def test_requests_of_every_kind_in_any_batch(dtype, gemm, tmp_path, monkeypatch)
     monkeypatch.setenv("VLLM_CPU_GEMM", gemm)
     llm = make_tiny_llm(make_tiny_model(tmp_path), dtype=dtype, max_logprob_token_ids=-1)
     checks = {check.name: check for check in InvarianceTest(llm.llm_engine).run()}
-    assert {"in company 3", "steps of 3 tokens", "every block cached", "preempted"} <= set(checks)
+    assert {"batch composition 3", "steps of 3 tokens", "every block cached", "preempted"} <= set(checks)
     assert [check for check in checks.values() if not check.passed] == []
 
 

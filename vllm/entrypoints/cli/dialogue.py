@@ -1,4 +1,4 @@
-"""Questions in, answers out: one through pipes as plain text, or many in a terminal."""
+"""Messages and answers: one through pipes as plain text, or many in a terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from vllm.entrypoints.cli.generation import sampling_params
+from vllm.entrypoints.cli.server_flags import check_server_arguments
 from vllm.exceptions import CliError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Escape sequences of a model's answer could move the cursor, retitle the window or write to the clipboard.
+# Escape sequences in an answer could move the cursor, retitle the window or write to the clipboard.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PROMPT = ">>> "
 
@@ -21,23 +23,20 @@ Answer = Callable[[str], Iterator[str]]
 
 
 def add_message_argument(parser: argparse.ArgumentParser, flag: str, noun: str) -> None:
-    """Add the flag that brings a single message, with upstream's spelling of it."""
-    parser.add_argument(
-        flag,
-        "--quick",
-        "-q",
-        dest="message",
-        metavar="TEXT",
-        help=f"answer this {noun} and end; left out: read one from stdin, or ask for them if it is a terminal",
-    )
+    """Add the flag for a single message, with upstream's spelling of it."""
+    text = f"answer this {noun} and end; left out: read one from stdin, or ask for them if it is a terminal"
+    parser.add_argument(flag, "--quick", "-q", dest="message", metavar="TEXT", help=text)
 
 
-def single_message(args: argparse.Namespace) -> str | None:
-    """The message of the flag or of stdin; None when they are to be asked for.
+def checked_message(args: argparse.Namespace) -> str | None:
+    """The message of the flag or of stdin; None when stdin is a terminal. Checks the server's and the sampling flags,
+    too, which must be right before a model loads.
 
     Raises:
-        CliError: there is none, or stdin is no text.
+        CliError, VLLMValidationError: a bad flag, an empty message, or stdin that is not text.
     """
+    check_server_arguments(args, sent=("model", "seed"))
+    sampling_params(args)
     message = args.message
     if message is None:
         if sys.stdin.isatty():
@@ -52,7 +51,7 @@ def single_message(args: argparse.Namespace) -> str | None:
 
 
 def answer_once(answer: Answer, message: str) -> int:
-    """Print one answer as plain text while it is made; the exit code."""
+    """Print one answer as plain text while it is generated; the exit code."""
     for piece in answer(message):
         sys.stdout.write(_printable(piece) if sys.stdout.isatty() else piece)
         sys.stdout.flush()
@@ -61,14 +60,10 @@ def answer_once(answer: Answer, message: str) -> int:
 
 
 def converse(title: str, answer: Answer, commands: Mapping[str, tuple[str, Callable[[], None]]]) -> int:
-    """Ask for messages until /exit or Ctrl-D, and show each answer while it is made; the exit code.
+    """Ask for messages until /exit or Ctrl-D, and show each answer while it is generated; the exit code.
 
-    Ctrl-C stops an answer; at the prompt it ends the command.
-
-    Args:
-        title: shown first.
-        answer: called with each message.
-        commands: what a message such as /reset does: its help and a function.
+    Ctrl-C stops an answer; at the prompt it ends the command. `commands` has the help and function of words such as
+    /reset.
     """
     import readline  # noqa: F401 - gives input() line editing and a history
 
@@ -97,7 +92,7 @@ def converse(title: str, answer: Answer, commands: Mapping[str, tuple[str, Calla
 
 
 def _show(console: Console, pieces: Iterator[str]) -> None:
-    """Print an answer, or why there is none: the conversation goes on either way."""
+    """Print an answer or its error; the conversation goes on either way."""
     from rich.text import Text
 
     try:
