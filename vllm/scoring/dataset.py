@@ -1,4 +1,4 @@
-"""Scoring data sets on a Ray cluster: a stream of rows through actors that hold an engine each."""
+"""Scoring data sets on a Ray cluster: a stream of rows through actors with an engine each."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError, VLLMValidationError
 from vllm.scoring.batches import BATCH_ROWS, BatchScorer, Progress, deciding
 from vllm.scoring.files import Item
-from vllm.scoring.parts import PartFolder
 from vllm.scoring.ray_pool import Job
-from vllm.scoring.rows import differences, meta_path
+from vllm.scoring.rows import PartFolder, differences, meta_path
 from vllm.scoring.templates import Template
 from vllm.utils.checks import check_integer, wrong_type
 from vllm.utils.ray_utils import import_ray
@@ -39,33 +38,31 @@ def score_dataset(
 ) -> ray.data.Dataset:
     """How likely each label continues each row's prompt.
 
-    The rows keep their columns and get those of `vllm score`: by label `probs` (among the labels), `logprobs`,
-    `logits` and `ranks`; `label_mass`, `prediction`, `num_prompt_tokens`; and `error`, null unless this row could not
-    be scored (its text is null, too long or of no token). They replace columns of these names. Rows come in any order.
-    A batch whose actor dies is scored again by another; one that ends its actor again and again ends the job.
+    The rows, in any order, get the columns of `vllm score`, which replace columns of these names: by label `probs`
+    (among the labels), `logprobs`, `logits` and `ranks`; `label_mass`, `prediction`, `num_prompt_tokens`; and `error`,
+    null unless this row could not be scored (its text is null, too long or of no token). A batch whose actor dies is
+    scored again by another; one that ends its actor repeatedly ends the job.
 
     Args:
-        ds: rows with a column of texts.
         labels: texts of any number of tokens (mind a leading space), or token ids.
         text_field: the column of the texts.
         template: the prompt, with {text} and other columns in braces; None = the default one of `vllm score`.
         replicas: engines, each in an actor of its own.
-        cpus_per_replica: CPUs of each; None = as many as fit, with one of each node left to read with. On a cluster
-            with GPUs each also has one (tensor_parallel_size of them) unless device="cpu".
-        batch_size: rows that one engine scores at once, and that are scored again when it dies.
-        output: a folder for Parquet files, one a batch, which is made if it is not there. The job runs now; a row
-            whose id the folder has is not scored again, and this process alone writes.
-        id_field: a column that tells every row from all others; needed with `output`.
+        cpus_per_replica: None = as many as fit, with one of each node left to read with. On a cluster with GPUs each
+            also has tensor_parallel_size of them unless device="cpu".
+        batch_size: rows that one engine scores at once.
+        output: a folder for Parquet files, one a batch, made if it does not exist. The job runs now; a row whose id the
+            folder has is not scored again, and this process alone writes.
+        id_field: a column with a unique value a row; needed with `output`.
         **engine_args: fields of EngineArgs (model, dtype, max_model_len, ...).
 
     Returns:
-        the scored rows: a plan that Ray Data carries out when it is read, or what the folder holds in the end.
+        the scored rows: a plan that Ray Data runs when it is read, or what the folder holds in the end.
 
     Raises:
         ImportError: Ray is not installed.
         TypeError: an engine argument that EngineArgs does not have.
-        ValueError: a column that is not there, more replicas than there is room for, or an output that another call
-            made, or is making.
+        ValueError: a missing column, more replicas than fit, or an output that another call made, or is making.
     """
     import_ray()
     engine = EngineArgs(**engine_args)
@@ -103,7 +100,6 @@ class _DatasetJob(Job):
         }
 
     def scored(self, ds: ray.data.Dataset) -> ray.data.Dataset:
-        """Rows with their scores."""
         return self.through_engines(ds.repartition(target_num_rows_per_block=self.batch_size), spare=1)
 
     def score(self, scorer: BatchScorer, block: pa.Table) -> pa.Table:
@@ -132,10 +128,10 @@ class _DatasetJob(Job):
 
 
 def _into_folder(job: _DatasetJob, ds: ray.data.Dataset, folder: Path, id_field: str) -> ray.data.Dataset:
-    """Bring the folder to the rows of `ds`.
+    """Complete the folder to the rows of `ds`.
 
     Raises:
-        CliError: it cannot be written, another process does, or it holds rows of another kind.
+        CliError: it cannot be written, another process does, or its rows are made from something else.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -148,7 +144,7 @@ def _into_folder(job: _DatasetJob, ds: ray.data.Dataset, folder: Path, id_field:
         known = parts.parts()
         differing = differences(meta_path(folder), made_from)
         if differing is None or differing:
-            what = "; ".join(differing) if differing else "nobody knows what"
+            what = "; ".join(differing) if differing else "something unknown"
             raise CliError(f"{folder} was made from {what}; name another folder")
         if known:
             ids = pa.concat_arrays(
@@ -166,7 +162,6 @@ def _into_folder(job: _DatasetJob, ds: ray.data.Dataset, folder: Path, id_field:
 
 
 def _without(table: pa.Table, id_field: str, done: ray.ObjectRef) -> pa.Table:
-    """The rows that are not done."""
     import pyarrow.compute as pc
     import ray
 
@@ -193,5 +188,5 @@ def _check_columns(ds: ray.data.Dataset, parameter: str, *names: str) -> None:
     for name in names:
         if schema is not None and name not in schema.names:
             raise VLLMValidationError(
-                f"no column {name!r}; there is {', '.join(map(repr, schema.names))}", parameter=parameter, value=name
+                f"no column {name!r}; there is {', '.join(map(repr, schema.names))}", parameter, name
             )

@@ -1,4 +1,4 @@
-"""Labels of `vllm score`: from what the user names to token ids, and from readings to results."""
+"""Labels of `vllm score`: from texts or ids to tokens, and from readings to results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Labels:
 
     Attributes:
         names: their keys in the output: the strings, or the ids as strings.
-        texts: what they read as, to be compared with the input's label field.
+        texts: the strings, or the ids' texts, to be compared with the input's label field.
         token_ids: their tokens.
     """
 
@@ -34,7 +34,7 @@ class Labels:
 
     @classmethod
     def resolve(cls, given: Sequence[str] | Sequence[int], tokenizer: Tokenizer, vocab_size: int) -> Labels:
-        """Labels given as texts of any number of tokens, or as token ids.
+        """From texts of any number of tokens, or from token ids.
 
         Raises:
             CliError: one without a token or outside the vocabulary, or two of the same tokens.
@@ -51,7 +51,7 @@ class Labels:
 
     @cached_property
     def stripped(self) -> dict[str, str]:
-        """Each name's text without the space around it."""
+        """Each name's text without surrounding space."""
         return {name: text.strip() for name, text in zip(self.names, self.texts, strict=True)}
 
     @cached_property
@@ -59,27 +59,24 @@ class Labels:
         """Tokens of the longest label."""
         return max(len(ids) for ids in self.token_ids)
 
-    def headings(self) -> list[str]:
-        """What to call them in a table: an id together with its text."""
-        return [
-            text if text == name else f"{name} {text.strip()}".strip()
+    def headings(self) -> dict[str, str]:
+        """Each name as a table shows it: an id with its text."""
+        return {
+            name: text if text == name else f"{name} {text.strip()}".strip()
             for name, text in zip(self.names, self.texts, strict=True)
-        ]
+        }
 
 
 def make_record(
     index: int, item: Item, num_prompt_tokens: int | None, scores: LabelScores | str, labels: Labels
 ) -> dict[str, Any]:
-    """One text's line of the output file; the input's other fields are kept where no result has their name.
-
-    A value that JSON has no number for (a masked-out label's logprob, say) is None.
+    """One text's line of the output file; the input's other fields are kept where no result has their name. A value
+    that is not finite is None.
 
     Args:
-        index: the row's number, from 0.
-        item: the text.
-        num_prompt_tokens: length of its prompt; None = a server did not say.
-        scores: what was read, or why nothing could be.
-        labels: as they were scored.
+        index: from 0.
+        num_prompt_tokens: None: the server did not say.
+        scores: what was read, or the reason why nothing could be.
     """
     record: dict[str, Any] = {"index": index, "text": item.text}
     results: dict[str, Any] = {"num_prompt_tokens": num_prompt_tokens}
@@ -115,7 +112,7 @@ def _results(scores: LabelScores, labels: Labels) -> dict[str, Any]:
 
 
 def verdict(record: dict[str, Any], item: Item, labels: Labels) -> bool | None:
-    """Whether the prediction is the input's own label; None where the input has none of the labels."""
+    """Whether the prediction is the input's own label; None if that is none of the labels."""
     text_of = labels.stripped
     gold, prediction = str(item.fields.get(GOLD_FIELD, "")).strip(), record.get("prediction")
     if prediction not in text_of or not (gold in text_of or gold in text_of.values()):

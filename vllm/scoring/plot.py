@@ -7,27 +7,23 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from vllm.scoring.table import MAX_ROWS, cut, short_names
+from vllm.scoring.table import MAX_ROWS, Scored, cut, short_names
 
 FORMATS = ("png", "svg", "pdf")
 _TEXT_COLUMNS = 72
-# Told apart by most colour-blind readers, and in print.
+# Distinct for most colour-blind readers, and in print.
 _COLOURS = ("#2a78b5", "#d9762b", "#3d9970", "#9b5fb0", "#8c8c8c", "#c9a227", "#c44e6b", "#4fb3bf")
 _NO_WINNER = "#bbbbbb"
-# Lines of the output file, each with whether its prediction is right (None = unknown).
-_Scored = Sequence[tuple[dict[str, Any], bool | None]]
 
 
-def draw(scored: _Scored, headings: dict[str, str], title: str, image_format: str, num_scored: int) -> bytes:
+def draw(scored: Scored, headings: dict[str, str], title: str, image_format: str, num_scored: int) -> bytes:
     """A bar chart of P(first label), coloured by the likeliest label; at most MAX_ROWS texts.
 
     Args:
-        scored: lines of the output file without an error, each with whether its prediction is right (None = unknown);
-            the first MAX_ROWS at least.
-        headings: what to call each label, in the labels' order.
-        title: what stands above.
+        scored: rows without an error, the first MAX_ROWS at least.
+        headings: each label as the chart shows it.
         image_format: one of FORMATS.
-        num_scored: how many of such lines there are.
+        num_scored: number of such rows in the output.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -51,7 +47,7 @@ def draw(scored: _Scored, headings: dict[str, str], title: str, image_format: st
     return _render(figure, image_format)
 
 
-def _add_bars(axes: Any, shown: _Scored, label: str, colours: dict[str, str]) -> None:
+def _add_bars(axes: Any, shown: Scored, label: str, colours: dict[str, str]) -> None:
     rows = range(len(shown))
     values = [record["probs"][label] or 0.0 for record, _ in shown]
     axes.barh(rows, values, height=0.72, color=[colours.get(record["prediction"], _NO_WINNER) for record, _ in shown])
@@ -60,7 +56,7 @@ def _add_bars(axes: Any, shown: _Scored, label: str, colours: dict[str, str]) ->
         axes.text(value + 0.01, row, f"{value:.2f}{note}", va="center", fontsize=8, color="#444444")
     axes.set_yticks(rows, [cut(record["text"], _TEXT_COLUMNS) for record, _ in shown], fontsize=8)
     for tick in axes.get_yticklabels():
-        # A dollar sign in a review is money, not mathematics.
+        # A dollar sign in a text starts no formula.
         tick.set_parse_math(False)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(0, 1.12)
@@ -80,7 +76,7 @@ def _add_legend(figure: Any, entries: Sequence[tuple[str, str]]) -> None:
 
 
 def _render(figure: Any, image_format: str) -> bytes:
-    # Without pyplot, which would look for a display.
+    # Without pyplot, which would need a display.
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         # A character that the font lacks is drawn as a box.

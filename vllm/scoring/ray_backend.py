@@ -1,8 +1,8 @@
 """`vllm score --backend ray`: a file's texts, scored by engines on a Ray cluster.
 
-The process that was started reads the file and writes the output, so that neither need be where the engines are. A row
-of Ray Data's stream is a batch: what one engine scores at once, and one file of the output. A batch whose actor dies is
-scored again by another. The rows are those of `vllm score` without Ray, as a batch decides its own rows alone.
+This process reads the file and writes the output. A row of Ray Data's stream is a batch, which one engine scores and
+which is one file of the output. A batch whose actor dies is scored again by another. The rows are those of `vllm score`
+without Ray, as they depend on their batch alone.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from vllm.scoring import batches as score_batches
 from vllm.scoring.batches import BatchScorer, Progress, batches, deciding
 from vllm.scoring.columns import FieldKinds, encode_part, failures
 from vllm.scoring.files import Item, TextFile
-from vllm.scoring.parts import PartFolder
 from vllm.scoring.ray_pool import Job
 from vllm.scoring.report import Totals
-from vllm.scoring.rows import check_output
+from vllm.scoring.rows import PartFolder, check_output
 from vllm.scoring.run import read_input
 from vllm.utils.ray_utils import connect
 
-# A batch's results: the number of its part; the part's file; its prompts' tokens; its rows with an error, and the first
-# error. Or only why this model scores nothing, as the arguments are.
+# A batch's part file, its prompts' tokens, its rows with an error and the first error; or only the reason why these
+# arguments cannot be used.
 _RESULT = pa.schema(
     {
         "part": pa.int64(),
@@ -50,16 +49,13 @@ _RESULT = pa.schema(
 
 
 def score_file_on_ray(args: argparse.Namespace) -> int:
-    """Bring the output folder to one row a text.
-
-    Args:
-        args: the flags of `vllm score`.
+    """Complete the output folder to one row a text.
 
     Returns:
         0, or 1 when some of the texts could not be scored.
 
     Raises:
-        CliError: an argument, the data, the model or the cluster cannot be used; or the cluster gave up.
+        CliError: an argument, the data, the model or the cluster cannot be used; or the cluster failed.
     """
     if not args.file.is_file():
         raise CliError(f"--backend ray: {args.file} is not a file; it is read by another process than this one")
@@ -96,7 +92,6 @@ def score_file_on_ray(args: argparse.Namespace) -> int:
 
 
 def _output(args: argparse.Namespace) -> Path:
-    """The folder of the parts."""
     folder: Path = args.output or Path(f"{args.file.stem}.scores")
     if not folder.parent.is_dir():
         raise CliError(f"--output: there is no folder {folder.parent}")
@@ -143,8 +138,7 @@ class _FileJob(Job):
 
 def _results(job: _FileJob, args: argparse.Namespace, done: frozenset[int]) -> Iterator[dict[str, Any]]:
     """The results of the batches that are not done, each as soon as it is scored, in any order."""
-    # One task reads the whole file, so that a batch is the same however often it is read; on this machine, which may be
-    # the only one that has the file.
+    # One task reads the whole file, so that a batch is always the same; on this machine: others may not have the file.
     here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
     file = (args.file.resolve(), args.text_field, args.limit, job.batch_rows, done)
     read: Any = _read
@@ -164,7 +158,7 @@ def _results(job: _FileJob, args: argparse.Namespace, done: frozenset[int]) -> I
 def _read(
     _: pa.Table, path: Path, text_field: str, limit: int | None, batch_rows: int, done: frozenset[int]
 ) -> Iterator[pa.Table]:
-    """The batches of a file that are not done: the number of each one's part, and the pickled items."""
+    """The batches of a file that are not done: part numbers and pickled items."""
     for part, items in enumerate(batches(TextFile(path, text_field, limit), batch_rows)):
         if part not in done:
             yield pa.table({"part": [part], "items": [pickle.dumps(items)]})
@@ -172,15 +166,15 @@ def _read(
 
 @contextmanager
 def _cluster(args: argparse.Namespace) -> Iterator[None]:
-    """A connection to the cluster that the arguments name, or the one that this process has."""
+    """A connection to the cluster that the arguments name, or this process's own."""
     context = ray.data.DataContext.get_current()
     before = (context.enable_progress_bars, context.target_max_block_size)
     # A row is a batch already: every one is a task of its own.
     context.enable_progress_bars, context.target_max_block_size = False, 1
-    # Errors are told in one line.
+    # Errors are reported in one line.
     logging.getLogger("ray.data").setLevel(logging.INFO if args.debug else logging.CRITICAL)
     if not args.debug:
-        # Ray warns of arguments that end with this process; all of them do.
+        # Ray would warn that arguments end with this process.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         is_ours = connect(args.ray_address, log_to_driver=args.debug)

@@ -1,4 +1,4 @@
-"""Engines in the actors of Ray Data: the road of `vllm score --backend ray` and of `score_dataset`."""
+"""Engines in actors of Ray Data, for `vllm score --backend ray` and `score_dataset`."""
 
 from __future__ import annotations
 
@@ -19,29 +19,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import ray.data
 
-# Ray restarts actors for ever. A block that ends its actor more often than this ends the job.
+# Ray restarts actors without limit; a block that ends its actor more often than this ends the job.
 _MAX_DEATHS_PER_BLOCK = 3
 
 
 @dataclass(frozen=True)
 class Job(ABC):
-    """What the engines are told, and what they make of a block.
+    """What the engines get, and how they score a block."""
 
-    Attributes:
-        input_name: of the texts, for messages.
-        labels: texts, or token ids.
-        template: of the prompts; None = the default one.
-        engine_args: of each engine.
-        replicas: engines, each in an actor of its own.
-        cpus: of each; None = as many as fit.
-    """
-
-    input_name: str
+    input_name: str  # for messages
     labels: list[str] | list[int]
-    template: Template | None
+    template: Template | None  # None = the default one
     engine_args: EngineArgs
-    replicas: int
-    cpus: float | None
+    replicas: int  # engines, each in an actor of its own
+    cpus: float | None  # of each; None = as many as fit
 
     @abstractmethod
     def score(self, scorer: BatchScorer, block: pa.Table) -> pa.Table:
@@ -49,23 +40,22 @@ class Job(ABC):
 
     @abstractmethod
     def refused(self, reason: str) -> pa.Table:
-        """A result that says why the model or the labels cannot be used; or raises."""
+        """A result that says why the model or the labels cannot be used; or an exception."""
 
     def through_engines(self, blocks: ray.data.Dataset, spare: int) -> ray.data.Dataset:
         """The results of all blocks, in any order. Each block goes to an actor whole, and to another if that dies.
 
         Args:
-            blocks: what `score` takes.
-            spare: CPUs of every node that the engines leave alone, unless `cpus` says how many they have.
+            spare: CPUs of every node that the engines do not use, unless `cpus` is set.
 
         Raises:
-            ValueError: there is no room for so many actors.
+            ValueError: so many actors do not fit.
         """
         import ray.data
 
         has_gpus = ray.cluster_resources().get("GPU", 0) > 0 and self.engine_args.device != "cpu"
         with warnings.catch_warnings():
-            # Ray has no other way yet to bound the retries.
+            # Ray has no other way to limit the retries.
             warnings.filterwarnings("ignore", message=".*ray_remote_args_fn", category=DeprecationWarning)
             return blocks.map_batches(
                 _Replica,
@@ -80,7 +70,7 @@ class Job(ABC):
 
 
 class _Replica:
-    """An actor that holds an engine."""
+    """An actor with an engine."""
 
     def __init__(self, job: Job) -> None:
         from vllm.entrypoints.llm import LLM

@@ -1,4 +1,4 @@
-"""What `vllm score` tells at its end: table, picture, accuracy, throughput, failures."""
+"""What `vllm score` prints at its end: table, picture, accuracy, throughput, failures."""
 
 from __future__ import annotations
 
@@ -16,24 +16,16 @@ from vllm.scoring.table import MAX_ROWS, format_table
 
 @dataclass
 class Totals:
-    """Counts over all rows of the output.
-
-    Attributes:
-        num_rows: rows in the output.
-        num_new: those that this run computed.
-        num_new_tokens: their prompts' tokens.
-        num_failed: rows with an error.
-        failure: the error that was seen first, and where.
-    """
+    """Counts over all rows of the output."""
 
     num_rows: int = 0
-    num_new: int = 0
-    num_new_tokens: int = 0
+    num_new: int = 0  # computed by this run
+    num_new_tokens: int = 0  # of their prompts
     num_failed: int = 0
-    failure: str | None = None
+    failure: str | None = None  # the first error, and where
 
     def count(self, num_rows: int, num_failed: int, failure: str | None, num_new_tokens: int | None) -> None:
-        """Take in rows; `num_new_tokens` is None for those of an earlier run."""
+        """Add rows; `num_new_tokens` is None for those of an earlier run."""
         self.num_rows += num_rows
         if num_new_tokens is not None:
             self.num_new += num_rows
@@ -42,7 +34,7 @@ class Totals:
         self.failure = self.failure or failure
 
     def print_throughput(self, seconds: float, remark: str) -> None:
-        """Print how many rows were new, and how fast they came; `remark` follows the seconds."""
+        """Print the number of new rows and their rate; `remark` follows the seconds."""
         if self.num_new < self.num_rows:
             print(f"resumed:    {self.num_rows - self.num_new} of {self.num_rows} rows were there")
         if self.num_new:
@@ -52,7 +44,7 @@ class Totals:
             )
 
     def print_failures(self, which: str) -> bool:
-        """Say on stderr how many rows have an error, and one error (`which` one); whether any has."""
+        """Print the number of errors and one of them (`which` one) to stderr; whether there are any."""
         if self.num_failed:
             message = f"{self.num_failed} of {self.num_rows} texts failed, {which} {self.failure}"
             print(f"vllm score: {message}", file=sys.stderr)
@@ -63,11 +55,6 @@ class Report(Totals):
     """Counts, and the first rows to be shown."""
 
     def __init__(self, labels: Labels, input_name: str) -> None:
-        """
-        Args:
-            labels: as they were scored.
-            input_name: the input file's.
-        """
         super().__init__()
         self._labels, self._input_name = labels, input_name
         self._num_judged = self._num_correct = 0
@@ -75,7 +62,7 @@ class Report(Totals):
         self._drawn: list[tuple[dict[str, Any], bool | None]] = []
 
     def add(self, record: dict[str, Any], item: Item, is_new: bool) -> None:
-        """Take in the next row: its line of the output, its text, whether it was computed by this run."""
+        """Add the next row: its line of the output, its text, whether this run computed it."""
         correct = verdict(record, item, self._labels)
         failure = f"{self._input_name}:{item.line}: {record['error']}" if "error" in record else None
         self.count(1, failure is not None, failure, (record["num_prompt_tokens"] or 0) if is_new else None)
@@ -87,20 +74,16 @@ class Report(Totals):
             self._drawn.append((record, correct))
 
     def print_table(self) -> None:
-        """Print the first rows."""
         width = shutil.get_terminal_size((120, 24)).columns
-        records, correct = zip(*self._shown, strict=True)
-        names, headings = self._labels.names, self._labels.headings()
-        print(format_table(records, names, headings, correct, width, self.num_rows), end="\n\n")
+        print(format_table(self._shown, self._labels.headings(), width, self.num_rows), end="\n\n")
 
     def draw(self, picture: Path, title: str) -> bool:
-        """Draw the first rows; whether it could be done."""
+        """Draw the first rows without an error; whether that was possible."""
         if not self._drawn:
             return False
-        headings = dict(zip(self._labels.names, self._labels.headings(), strict=True))
-        num_scored = self.num_rows - self.num_failed
+        image_format, num_scored = picture.suffix.lower().lstrip("."), self.num_rows - self.num_failed
         try:
-            image = draw(self._drawn, headings, title, picture.suffix.lower().lstrip("."), num_scored)
+            image = draw(self._drawn, self._labels.headings(), title, image_format, num_scored)
         except ImportError:
             print("no picture: matplotlib is not installed (pip install matplotlib)", file=sys.stderr)
             return False
@@ -108,7 +91,6 @@ class Report(Totals):
         return True
 
     def print_summary(self, load_seconds: float, score_seconds: float) -> None:
-        """Print accuracy and throughput."""
         if self._num_judged:
             share = self._num_correct / self._num_judged
             print(f"accuracy:   {self._num_correct} of {self._num_judged} ({share:.1%})")

@@ -1,4 +1,4 @@
-"""`vllm score`: a file's texts, scored by an engine in this process or by a server, and a row written for each."""
+"""`vllm score`: a file's texts, scored by an engine in this process or by a server."""
 
 from __future__ import annotations
 
@@ -18,19 +18,16 @@ from vllm.scoring.files import TextFile, read_text
 from vllm.scoring.plot import FORMATS
 from vllm.scoring.report import Report
 from vllm.scoring.rows import RowFile, check_output, meta_path
+from vllm.scoring.server import Server, ServerScorer
 from vllm.scoring.templates import Template
 from vllm.version import __version__
 
 if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM
-    from vllm.scoring.server import Server, ServerScorer
 
 
 def score_file(args: argparse.Namespace) -> int:
-    """Bring the output file to one row a text, and report.
-
-    Args:
-        args: the flags of `vllm score`.
+    """Complete the output file to one row a text, and report.
 
     Returns:
         0, or 1 when some of the texts could not be scored.
@@ -40,12 +37,12 @@ def score_file(args: argparse.Namespace) -> int:
     """
     output, picture = _output_paths(args)
     texts, template, made_from = read_input(args)
-    with nullcontext() if args.url is None else _server(args) as server:
+    with nullcontext() if args.url is None else Server(args) as server:
         made_from |= deciding(args) if server is None else server.deciding()
         check_output(output, made_from, args.resume, args.overwrite)
         started = time.perf_counter()
-        make = _local_scorer if server is None else server.scorer
-        scorer = make(args, template, texts.name)
+        how = (template, args.labels or args.label_ids, texts.name)
+        scorer = BatchScorer(_load(args), *how) if server is None else ServerScorer(server, *how)
         load_seconds = time.perf_counter() - started
         report = Report(scorer.labels, texts.name)
         started = time.perf_counter()
@@ -69,11 +66,8 @@ def read_input(
 ) -> tuple[TextFile, Template | None, dict[str, Any]]:
     """The file of texts, the template (None: the default one), and what decides the rows beside the model.
 
-    The file is read once, so that a bad line, or a field that one lacks, is an error before a model loads.
-
-    Args:
-        args: the flags of `vllm score`.
-        see: is shown each row's fields.
+    Reads the file once, so that a bad line or a missing field is an error before a model loads. `see` is called with
+    each row's fields.
 
     Raises:
         CliError: the file or the template cannot be used.
@@ -88,42 +82,28 @@ def read_input(
         if see is not None:
             see(item.fields)
         digest.update(json.dumps([item.text, item.fields]).encode())
-    return (
-        texts,
-        template,
-        {
-            "vllm": __version__,
-            "num_texts": count,
-            "texts_sha256": digest.hexdigest(),
-            "labels": args.labels,
-            "label_ids": args.label_ids,
-            "template": template and template.source,
-        },
-    )
-
-
-def _server(args: argparse.Namespace) -> Server:
-    from vllm.scoring.server import Server
-
-    return Server(args)
-
-
-def _local_scorer(args: argparse.Namespace, template: Template | None, input_name: str) -> BatchScorer:
-    return BatchScorer(_load(args), template, args.labels or args.label_ids, input_name)
+    made_from = {
+        "vllm": __version__,
+        "num_texts": count,
+        "texts_sha256": digest.hexdigest(),
+        "labels": args.labels,
+        "label_ids": args.label_ids,
+        "template": template and template.source,
+    }
+    return texts, template, made_from
 
 
 def _load(args: argparse.Namespace) -> LLM:
     from vllm.entrypoints.llm import LLM
 
-    options = vars(EngineArgs.from_cli_args(args))
     try:
-        return LLM(**options, use_tqdm_on_load=not args.quiet)
+        return LLM(**vars(EngineArgs.from_cli_args(args)), use_tqdm_on_load=not args.quiet)
     except (ValueError, OSError) as error:
         raise CliError(str(error)) from error
 
 
 def _output_paths(args: argparse.Namespace) -> tuple[Path, Path | None]:
-    """Where the results and the picture (None: no picture) go."""
+    """Paths of the results and the picture (None: no picture)."""
     output: Path = args.output or Path(f"{args.file.stem}.scores.jsonl")
     picture: Path | None = None
     if not args.no_picture:
@@ -148,7 +128,7 @@ def _template(args: argparse.Namespace) -> Template | None:
     if args.template is not None:
         return Template.unescaped(args.template)
     if args.template_file is not None:
-        # The line break with which editors end a file is not part of the prompt.
+        # A line break at the end of the file is not part of the prompt.
         return Template(read_text(args.template_file).removesuffix("\n").removesuffix("\r"))
     return None
 
@@ -156,7 +136,6 @@ def _template(args: argparse.Namespace) -> Template | None:
 def _score(
     texts: TextFile, rows: RowFile, scorer: BatchScorer | ServerScorer, report: Report, progress: Progress
 ) -> None:
-    """Bring `rows` to one a text, and `report` with it."""
     try:
         for batch in batches(texts):
             first = report.num_rows

@@ -11,41 +11,32 @@ MAX_ROWS = 60
 _MIN_TEXT = 20
 _LABEL_WIDTH = 16
 
+Scored = Sequence[tuple[dict[str, Any], bool | None]]
+"""Rows of the output file, each with whether its prediction is right (None = unknown)."""
 
-def format_table(
-    records: Sequence[dict[str, Any]],
-    labels: Sequence[str],
-    headings: Sequence[str],
-    correct: Sequence[bool | None],
-    width: int,
-    num_rows: int,
-) -> str:
-    """The first MAX_ROWS records as a table.
+
+def format_table(scored: Scored, headings: dict[str, str], width: int, num_rows: int) -> str:
+    """The first MAX_ROWS rows as a table.
 
     Args:
-        records: rows of the output file, the first MAX_ROWS at least.
-        labels: the labels' names; the first two get a column.
-        headings: what to call the labels.
-        correct: for each record whether the prediction is right; None = unknown.
+        scored: the first MAX_ROWS rows at least.
+        headings: each label as the table shows it; the first two get a column.
         width: columns of the terminal.
         num_rows: rows of the output file.
     """
-    header = [*(f"P({name})" for name in short_names(headings)[:2]), "logprob", "rank", "mass", ""]
-    shown = list(zip(records, correct, strict=True))[:MAX_ROWS]
-    rows = [_row(record, labels[:2], verdict) for record, verdict in shown]
+    shown, labels = scored[:MAX_ROWS], list(headings)[:2]
+    header = [*(f"P({name})" for name in short_names(list(headings.values()))[:2]), "logprob", "rank", "mass", ""]
+    rows = [header, *(_row(record, labels, correct) for record, correct in shown)]
     if not any(row[-1] for row in rows):
-        header, rows = header[:-1], [row[:-1] for row in rows]
-    widths = [max(map(cell_len, column)) for column in zip(header, *rows, strict=True)]
-    longest = max(cell_len(one_line(record["text"])) for record in records[:MAX_ROWS])
+        rows = [row[:-1] for row in rows]
+    texts = ["text", *(record["text"] for record, _ in shown)]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    longest = max(cell_len(one_line(text)) for text in texts)
     text_width = max(_MIN_TEXT, min(width - sum(widths) - 2 * len(widths), longest))
-
-    def line(text: str, cells: Sequence[str]) -> str:
-        columns = [set_cell_size(cut(text, text_width), text_width)]
-        columns += [" " * (size - cell_len(cell)) + cell for cell, size in zip(cells, widths, strict=True)]
-        return "  ".join(columns).rstrip()
-
-    lines = [line("text", header)]
-    lines += [line(record["text"], row) for record, row in zip(records, rows, strict=False)]
+    lines = []
+    for text, row in zip(texts, rows, strict=True):
+        cells = [" " * (size - cell_len(cell)) + cell for cell, size in zip(row, widths, strict=True)]
+        lines.append("  ".join([set_cell_size(cut(text, text_width), text_width), *cells]).rstrip())
     if num_rows > len(shown):
         lines.append(f"... and {num_rows - len(shown)} more")
     lines.append("logprob and rank: of the likeliest label; mass: the probability of all labels together")
@@ -53,7 +44,7 @@ def format_table(
 
 
 def short_names(labels: Sequence[str]) -> list[str]:
-    """Labels as headings: without the space around them where they stay distinct so, and cut when long."""
+    """Labels as headings: without surrounding space where they stay distinct so, and cut when long."""
     stripped = [label.strip() for label in labels]
     names = stripped if all(stripped) and len(set(stripped)) == len(labels) else [repr(label) for label in labels]
     return [cut(name, _LABEL_WIDTH) for name in names]
