@@ -48,11 +48,8 @@ class BeamSearches:
         params: Sequence[SamplingParams],
         priorities: Sequence[int],
     ) -> None:
-        """Begin a search for each request with use_beam_search, queue the others as they are.
-
-        Raises:
-            VLLMValidationError: see LLMEngine.add_processed. Leaving the context drops the searches that were begun.
-        """
+        """Begin a search for each request with use_beam_search, queue the others as they are. After a
+        VLLMValidationError of LLMEngine.add_processed, leaving the context drops the searches that were begun."""
         others = []
         for request in zip(request_ids, prompts, params, priorities, strict=True):
             if request[2].use_beam_search:
@@ -225,11 +222,7 @@ class _Search:
 
 
 def as_sampling_params(params: BeamSearchParams) -> SamplingParams:
-    """The same search as a request's parameters.
-
-    Raises:
-        VLLMValidationError: `params` is something else.
-    """
+    """The same search as a request's parameters; a VLLMValidationError if `params` is something else."""
     if not isinstance(params, BeamSearchParams):
         raise wrong_type("params", params, "BeamSearchParams")
     fields = {**asdict(params), "use_beam_search": True, "n": params.beam_width, "temperature": 0.0}

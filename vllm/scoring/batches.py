@@ -85,15 +85,8 @@ class BatchScorer:
     """Scores batches so that a row depends on its own batch alone, and a resumed run repeats an uninterrupted one.
 
     The last bits of a reading depend on the batch composition and on what is cached: a batch is always the same rows,
-    and begins with an empty prefix cache.
-
-    Args:
-        template: of the prompts; None = the default one.
-        given: the labels, as texts or as token ids.
-        input_name: the input file's, for messages.
-
-    Raises:
-        CliError: there is no tokenizer, or labels that cannot be scored.
+    and begins with an empty prefix cache. `template` None: the default one; `given`: the labels, as texts or as token
+    ids; `input_name` is for messages.
     """
 
     def __init__(

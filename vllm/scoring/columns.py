@@ -99,11 +99,7 @@ def _as_csv(rows: Iterable[dict[str, Any]], names: Sequence[str]) -> bytes:
 
 
 def failures(part: Path) -> Iterator[str | None]:
-    """Each row's error, or None, in a file of `encode_part`.
-
-    Raises:
-        OSError, ValueError: it cannot be read.
-    """
+    """Each row's error, or None, in a file of `encode_part`. Raises OSError or ValueError if it cannot be read."""
     if part.suffix == ".parquet":
         yield from pq.read_table(part, columns=["error"])["error"].to_pylist()
     elif part.suffix == ".csv":

@@ -128,11 +128,7 @@ class _DatasetJob(Job):
 
 
 def _into_folder(job: _DatasetJob, ds: ray.data.Dataset, folder: Path, id_field: str) -> ray.data.Dataset:
-    """Complete the folder to the rows of `ds`.
-
-    Raises:
-        CliError: it cannot be written, another process does, or its rows are made from something else.
-    """
+    """Complete the folder to the rows of `ds`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     import ray.data

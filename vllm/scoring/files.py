@@ -35,10 +35,7 @@ class TextFile:
 
     JSONL (a line is an object or a string), .csv with a header, or .parquet, where a row counts as a line and what JSON
     lacks is text (dates and decimals) or null (NaN). In UTF-8. A pipe is copied to a temporary file. Iterating stops
-    after `limit` texts and raises CliError for a file without texts or a bad line; names the file, line and fault.
-
-    Raises:
-        CliError: the file cannot be read.
+    after `limit` texts; a CliError names the file, line and fault, also if there are no texts.
     """
 
     def __init__(self, path: Path, text_field: str, limit: int | None = None) -> None:
@@ -94,11 +91,7 @@ def io_errors(verb: str, path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file, or replace it, so that no reader ever sees a part of it.
-
-    Raises:
-        CliError: it cannot be written.
-    """
+    """Write a file, or replace it, so that no reader ever sees a part of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with io_errors("write", path):
@@ -109,11 +102,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def lock_for_writing(descriptor: int, path: Path) -> None:
-    """Lock the file or folder until the descriptor is closed.
-
-    Raises:
-        CliError: another process has the lock.
-    """
+    """Lock the file or folder until the descriptor is closed; a CliError if another process has the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -123,11 +112,7 @@ def lock_for_writing(descriptor: int, path: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """A file's text, without a byte order mark.
-
-    Raises:
-        CliError: it cannot be read, or is not UTF-8; names the line.
-    """
+    """A file's text, without a byte order mark; a CliError names the line that is not UTF-8."""
     with io_errors("read", path):
         content = path.read_bytes()
     try:

@@ -20,13 +20,8 @@ GOLD_FIELD = "label"
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels, in the order given.
-
-    Attributes:
-        names: their keys in the output: the strings, or the ids as strings.
-        texts: the strings, or the ids' texts, to be compared with the input's label field.
-        token_ids: their tokens.
-    """
+    """The labels in the order given: their keys in the output (the strings, or the ids as strings), the texts of both
+    kinds, which are compared with the input's label field, and their tokens."""
 
     names: list[str]
     texts: list[str]
@@ -34,11 +29,7 @@ class Labels:
 
     @classmethod
     def resolve(cls, given: Sequence[str] | Sequence[int], tokenizer: Tokenizer, vocab_size: int) -> Labels:
-        """From texts of any number of tokens, or from token ids.
-
-        Raises:
-            CliError: one without a token or outside the vocabulary, or two of the same tokens.
-        """
+        """From texts of any number of tokens, or from token ids; a CliError if `encode_labels` refuses them."""
         from vllm.v1.engine.label_scoring import encode_labels
 
         try:
@@ -70,14 +61,8 @@ class Labels:
 def make_record(
     index: int, item: Item, num_prompt_tokens: int | None, scores: LabelScores | str, labels: Labels
 ) -> dict[str, Any]:
-    """One text's line of the output file; the input's other fields are kept where no result has their name. A value
-    that is not finite is None.
-
-    Args:
-        index: from 0.
-        num_prompt_tokens: None: the server did not say.
-        scores: what was read, or the reason why nothing could be.
-    """
+    """One text's line of the output file, or its error's; the input's other fields are kept where no result has their
+    name. A value that is not finite is None, as is `num_prompt_tokens` if the server did not say."""
     record: dict[str, Any] = {"index": index, "text": item.text}
     results: dict[str, Any] = {"num_prompt_tokens": num_prompt_tokens}
     error = scores if isinstance(scores, str) else scores.error

@@ -17,17 +17,9 @@ _NO_WINNER = "#bbbbbb"
 
 
 def draw(scored: Scored, headings: dict[str, str], title: str, image_format: str, num_scored: int) -> bytes:
-    """A bar chart of P(first label), coloured by the likeliest label; at most MAX_ROWS texts.
-
-    Args:
-        scored: rows without an error, the first MAX_ROWS at least.
-        headings: each label as the chart shows it.
-        image_format: one of FORMATS.
-        num_scored: number of such rows in the output.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """A bar chart of P(first label) of the first MAX_ROWS of `scored`, coloured by the likeliest label, in one of
+    FORMATS. Rows with an error have no bar: `num_scored` counts the output's others. An ImportError without
+    matplotlib."""
     from matplotlib.figure import Figure
 
     shown = scored[:MAX_ROWS]

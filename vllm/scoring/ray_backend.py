@@ -49,14 +49,7 @@ _RESULT = pa.schema(
 
 
 def score_file_on_ray(args: argparse.Namespace) -> int:
-    """Complete the output folder to one row a text.
-
-    Returns:
-        0, or 1 when some of the texts could not be scored.
-
-    Raises:
-        CliError: an argument, the data, the model or the cluster cannot be used; or the cluster failed.
-    """
+    """Complete the output folder to one row a text; 0, or 1 when some of the texts could not be scored."""
     if not args.file.is_file():
         raise CliError(f"--backend ray: {args.file} is not a file; it is read by another process than this one")
     kinds, form, batch_rows = FieldKinds(), args.output_format or "jsonl", score_batches.BATCH_ROWS

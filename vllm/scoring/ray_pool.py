@@ -43,14 +43,8 @@ class Job(ABC):
         """A result that says why the model or the labels cannot be used; or an exception."""
 
     def through_engines(self, blocks: ray.data.Dataset, spare: int) -> ray.data.Dataset:
-        """The results of all blocks, in any order. Each block goes to an actor whole, and to another if that dies.
-
-        Args:
-            spare: CPUs of every node that the engines do not use, unless `cpus` is set.
-
-        Raises:
-            ValueError: so many actors do not fit.
-        """
+        """The results of all blocks, in any order. Each block goes to an actor whole, and to another if that dies. The
+        engines leave `spare` CPUs of every node unused unless `cpus` is set. A ValueError if they do not fit."""
         import ray.data
 
         has_gpus = ray.cluster_resources().get("GPU", 0) > 0 and self.engine_args.device != "cpu"

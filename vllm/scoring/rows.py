@@ -31,17 +31,8 @@ def _write_meta(output: Path, made_from: dict[str, Any]) -> None:
 
 
 def check_output(output: Path, made_from: dict[str, Any], resume: bool, overwrite: bool) -> None:
-    """Check that an output may be written.
-
-    Args:
-        output: the file or folder, which need not exist.
-        made_from: what the rows are made from, by name; JSON values.
-        resume: keep the rows that exist.
-        overwrite: replace them.
-
-    Raises:
-        CliError: it exists and neither flag is set; or its rows are made from something else.
-    """
+    """Raise a CliError if the file or folder exists and neither `resume` nor `overwrite` is set, or if its rows are
+    made from something else than `made_from`, JSON values by name."""
     if overwrite or not output.exists() or not output.stat().st_size:
         return
     if not resume:
@@ -72,16 +63,8 @@ def differences(meta: Path, made_from: dict[str, Any]) -> list[str] | None:
 
 
 class RowFile:
-    """The output file: first its rows are read, then others appended. A context manager; a second one on the same file
-    is an error.
-
-    Args:
-        output, made_from: as `check_output` accepted them.
-        resume: keep the rows that exist.
-
-    Raises:
-        CliError: the file cannot be written, or another process writes to it.
-    """
+    """The output file, as `check_output` accepted it: first its rows are read (none without `resume`), then others
+    appended. A context manager; a second one on the same file is an error."""
 
     def __init__(self, output: Path, made_from: dict[str, Any], resume: bool) -> None:
         self._path = output
@@ -108,11 +91,7 @@ class RowFile:
             self._file.close()
 
     def read(self, count: int) -> list[dict[str, Any]]:
-        """Up to `count` of the next rows that exist. A last line without a line break is cut off.
-
-        Raises:
-            CliError: a line is not the expected row; names it.
-        """
+        """Up to `count` of the next rows that exist. A last line without a line break is cut off."""
         rows: list[dict[str, Any]] = []
         while len(rows) < count:
             line = self._file.readline()
@@ -132,11 +111,7 @@ class RowFile:
         return rows
 
     def append(self, row: dict[str, Any]) -> None:
-        """Write the next row, visible to other processes at once.
-
-        Raises:
-            CliError: it cannot be written.
-        """
+        """Write the next row, visible to other processes at once."""
         with io_errors("write", self._path):
             self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             self._file.flush()
@@ -144,18 +119,8 @@ class RowFile:
 
 
 class PartFolder:
-    """A folder of part files, each of which appears whole or not at all; its name says which rows it has. A context
-    manager; a second one on the same folder is an error.
-
-    Args:
-        folder: made if it does not exist.
-        form: the files' suffix.
-        made_from: as `check_output` accepted it.
-        resume: keep the parts that exist.
-
-    Raises:
-        CliError: the folder cannot be written, or another process writes to it.
-    """
+    """A folder, as `check_output` accepted it, of part files with the suffix `form`. Each appears whole or not at all;
+    its name says which rows it has. A context manager; a second one on the same folder is an error."""
 
     def __init__(self, folder: Path, form: str, made_from: dict[str, Any], resume: bool) -> None:
         self._folder = folder
@@ -186,9 +151,5 @@ class PartFolder:
         return dict(sorted((int(match[1]), path) for match, path in found if match))
 
     def write(self, number: int, content: bytes) -> None:
-        """Add a part.
-
-        Raises:
-            CliError: it cannot be written.
-        """
+        """Add a part."""
         write_atomically(self._folder / f"part-{number:08d}.{self._form}", content)

@@ -27,14 +27,7 @@ if TYPE_CHECKING:
 
 
 def score_file(args: argparse.Namespace) -> int:
-    """Complete the output file to one row a text, and report.
-
-    Returns:
-        0, or 1 when some of the texts could not be scored.
-
-    Raises:
-        CliError: an argument, the data or the model cannot be used.
-    """
+    """Complete the output file to one row a text, and report; 0, or 1 when some of the texts could not be scored."""
     output, picture = _output_paths(args)
     texts, template, made_from = read_input(args)
     with nullcontext() if args.url is None else Server(args) as server:
@@ -64,14 +57,8 @@ def score_file(args: argparse.Namespace) -> int:
 def read_input(
     args: argparse.Namespace, see: Callable[[dict[str, Any]], None] | None = None
 ) -> tuple[TextFile, Template | None, dict[str, Any]]:
-    """The file of texts, the template (None: the default one), and what decides the rows beside the model.
-
-    Reads the file once, so that a bad line or a missing field is an error before a model loads. `see` is called with
-    each row's fields.
-
-    Raises:
-        CliError: the file or the template cannot be used.
-    """
+    """The file of texts, the template (None: the default one), and what decides the rows beside the model. Reads the
+    file once, so that a bad line or a missing field is an error before a model loads; `see` gets each row's fields."""
     texts = TextFile(args.file, args.text_field, args.limit)
     template = _template(args)
     digest, count = hashlib.sha256(), 0

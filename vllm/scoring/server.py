@@ -43,11 +43,7 @@ class Server(ServerSession):
         return {"server_version": version, "model": self.model_name, "max_model_len": self.max_model_len}
 
     async def post(self, path: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request about the model, tried again while the server is overloaded or away.
-
-        Raises:
-            ServerError: it refuses, or stays away.
-        """
+        """The answer to a request about the model, tried again while the server is overloaded or away."""
         body = {"model": self.model_name, **fields}
         async with self._slots:
             answer: dict[str, Any] = await with_retries(lambda: self.client.post(path, body))
@@ -66,11 +62,7 @@ class Server(ServerSession):
 
 
 class ServerScorer:
-    """Scores batches, a request a text; see BatchScorer. The labels are as the server tokenises them.
-
-    Raises:
-        CliError: labels that cannot be scored, or a server that cannot score.
-    """
+    """Scores batches, a request a text; see BatchScorer. The labels are as the server tokenises them."""
 
     def __init__(
         self, server: Server, template: Template | None, given: Sequence[str] | Sequence[int], input_name: str
@@ -91,11 +83,7 @@ class ServerScorer:
     def score(
         self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
     ) -> Iterator[dict[str, Any]]:
-        """As BatchScorer.score, each row as soon as it is complete.
-
-        Raises:
-            ServerError: the server is away, or refuses for another reason than a single text.
-        """
+        """As BatchScorer.score, each row as soon as it is complete. An error that is not of a single text is raised."""
         rows = list(enumerate(batch))[num_known:]
         return self._server.in_order([self._row(first_index + offset, item) for offset, item in rows])
 

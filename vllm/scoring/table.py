@@ -16,14 +16,8 @@ Scored = Sequence[tuple[dict[str, Any], bool | None]]
 
 
 def format_table(scored: Scored, headings: dict[str, str], width: int, num_rows: int) -> str:
-    """The first MAX_ROWS rows as a table.
-
-    Args:
-        scored: the first MAX_ROWS rows at least.
-        headings: each label as the table shows it; the first two get a column.
-        width: columns of the terminal.
-        num_rows: rows of the output file.
-    """
+    """The first MAX_ROWS of `scored` as a table for a terminal of `width` columns, with a column for each of the first
+    two labels; `num_rows` rows are in the output."""
     shown, labels = scored[:MAX_ROWS], list(headings)[:2]
     header = [*(f"P({name})" for name in short_names(list(headings.values()))[:2]), "logprob", "rank", "mass", ""]
     rows = [header, *(_row(record, labels, correct) for record, correct in shown)]

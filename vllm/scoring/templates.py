@@ -24,11 +24,7 @@ _SENTIMENT = (
 
 
 class Template:
-    """A prompt with {fields}. {text} is the text, whatever its field is called; {{ is a plain brace.
-
-    Raises:
-        CliError: unbalanced braces, an empty field, a format or conversion, or no field at all.
-    """
+    """A prompt with {fields}. {text} is the text, whatever its field is called; {{ is a plain brace."""
 
     def __init__(self, source: str) -> None:
         plain = "write {{ and }} for plain braces"
@@ -64,11 +60,8 @@ class Template:
         return {name for _, name in self._parts if name is not None and name != _TEXT}
 
     def render(self, name: str, item: Item) -> str:
-        """The prompt of one text; braces in fields stay as they are. `name` is the input file's.
-
-        Raises:
-            CliError: a field that this line does not have; names the line and the field.
-        """
+        """The prompt of one text; braces in fields stay as they are. A CliError names the input file (`name`), the line
+        and the field that it lacks."""
         pieces = []
         for literal, field in self._parts:
             pieces.append(literal)

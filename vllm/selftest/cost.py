@@ -18,10 +18,7 @@ WORKLOADS = {"scoring": "12 prompts of 40 tokens, 2 ids", "decode": "8 sequences
 
 def measure_cost(default: LLMEngine, invariant: LLMEngine, repeats: int) -> dict[str, dict[str, Any]]:
     """Time each workload `repeats` (>= 1) times in both idle engines, in alternating order, after one warm-up of each.
-
-    Returns:
-        By workload: its description, seconds of each run, and the runs' ratios, invariant to default.
-    """
+    By workload: its description, seconds of each run, and the runs' ratios, invariant to default."""
     engines = (default, invariant)
     draws = (random.Random(0), random.Random(0))
     result = {}

@@ -89,11 +89,7 @@ class InvarianceTest:
         self._expected: list[Result] = []
 
     def run(self) -> Iterator[Check]:
-        """Run the probes in every way, one check each.
-
-        Raises:
-            RuntimeError: the model failed on a request.
-        """
+        """Run the probes in every way, one check each. A RuntimeError if the model failed on a request."""
         self._expected = [result_of(output) for output in self._alone()]
         yield self._compare("alone again", self._alone())
         for number in range(1, NUM_COMPOSITIONS + 1):

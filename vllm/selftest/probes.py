@@ -96,14 +96,8 @@ def _kinds(vocab_size: int, rng: random.Random) -> dict[str, dict[str, Any]]:
 def run_probes(
     engine: LLMEngine, probes: Sequence[Probe], arrivals: Sequence[int] | None = None
 ) -> list[RequestOutput]:
-    """Run requests together in an idle engine; outputs come in their order.
-
-    Args:
-        arrivals: the step before which each is queued, in any order; None = all before the first.
-
-    Raises:
-        RuntimeError: the model failed on one.
-    """
+    """Run requests together in an idle engine; outputs come in their order. `arrivals`: the step before which each is
+    queued, in any order; None = all before the first. A RuntimeError if the model failed on one."""
     ids = [next(_request_ids) for _ in probes]
     queued = sorted(range(len(probes)), key=(arrivals or [0] * len(probes)).__getitem__)
     found: dict[str, RequestOutput] = {}

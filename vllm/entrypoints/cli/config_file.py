@@ -16,11 +16,7 @@ _FLAG = "--config"
 
 def with_config(parser: argparse.ArgumentParser, arguments: list[str]) -> list[str]:
     """The arguments after the command's name, with the flags of their --config, if any, in front. A flag of the file
-    that excludes one of `arguments` is left out; one that is in both is overridden.
-
-    Raises:
-        CliError: the file cannot be read or is not a mapping of flags to values; names the key at fault.
-    """
+    that excludes one of `arguments` is left out; one that is in both is overridden. A CliError names a bad key."""
     path = _config_path(arguments)
     if path is None:
         return arguments

@@ -30,11 +30,7 @@ def add_message_argument(parser: argparse.ArgumentParser, flag: str, noun: str) 
 
 def checked_message(args: argparse.Namespace) -> str | None:
     """The message of the flag or of stdin; None when stdin is a terminal. Checks the server's and the sampling flags,
-    too, which must be right before a model loads.
-
-    Raises:
-        CliError, VLLMValidationError: a bad flag, an empty message, or stdin that is not text.
-    """
+    too: all this must be right before a model loads."""
     check_server_arguments(args, sent=("model", "seed"))
     sampling_params(args)
     message = args.message
@@ -60,11 +56,8 @@ def answer_once(answer: Answer, message: str) -> int:
 
 
 def converse(title: str, answer: Answer, commands: Mapping[str, tuple[str, Callable[[], None]]]) -> int:
-    """Ask for messages until /exit or Ctrl-D, and show each answer while it is generated; the exit code.
-
-    Ctrl-C stops an answer; at the prompt it ends the command. `commands` has the help and function of words such as
-    /reset.
-    """
+    """Ask for messages until /exit or Ctrl-D, and show each answer while it is generated; the exit code. Ctrl-C stops
+    an answer; at the prompt it ends the command. `commands`: help and function of words such as /reset."""
     import readline  # noqa: F401 - gives input() line editing and a history
 
     from rich.console import Console

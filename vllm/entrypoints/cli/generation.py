@@ -53,11 +53,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int | No
 
 
 def sampling_params(args: argparse.Namespace, defaults: dict[str, Any] | None = None) -> SamplingParams:
-    """What the flags say; `defaults` (the model's own) for those left out.
-
-    Raises:
-        VLLMValidationError: a value that is out of range.
-    """
+    """What the flags say; `defaults` (the model's own) for those left out."""
     options = {"max_tokens": None, **(defaults or {}), **_given_sampling(args)}
     return SamplingParams(**options, output_kind=RequestOutputKind.DELTA)
 
@@ -67,11 +63,7 @@ def _given_sampling(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def load_engine(args: argparse.Namespace) -> LLMEngine:
-    """The engine that the flags describe.
-
-    Raises:
-        CliError: the model does not exist, or a flag cannot be honoured.
-    """
+    """The engine that the flags describe; a CliError if they cannot be honoured."""
     from vllm.v1.engine.llm_engine import LLMEngine
 
     try:
@@ -81,11 +73,7 @@ def load_engine(args: argparse.Namespace) -> LLMEngine:
 
 
 def open_model(args: argparse.Namespace) -> AbstractContextManager[LocalModel | ServedModel]:
-    """The model at --url, or the one that the engine's flags describe.
-
-    Raises:
-        CliError: it cannot be used.
-    """
+    """The model at --url, or the one that the engine's flags describe."""
     return nullcontext(LocalModel(args)) if args.url is None else ServedModel(args)
 
 

@@ -36,13 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal.
-
-    Raises:
-        CliError: an argument cannot be honoured, or the model does not exist; before the model loads.
-        EngineDeadError: the engine could not start.
-        KeyboardInterrupt, SystemExit: Ctrl-C or SIGTERM before the server was ready.
-    """
+    """Serve until a signal. Arguments and the model's path are checked before the model loads; Ctrl-C and SIGTERM
+    before the server is ready raise KeyboardInterrupt and SystemExit."""
     server_args = ServerArgs.from_cli_args(args)
     check_args(server_args)
     template = None if server_args.chat_template is None else read_text(Path(server_args.chat_template))

@@ -25,15 +25,8 @@ def add_server_arguments(parser: argparse.ArgumentParser, default_url: str | Non
 
 
 def check_server_arguments(args: argparse.Namespace, *others: str, sent: Sequence[str] = ("model",)) -> None:
-    """Refuse flags without effect: of the server without --url, of the engine with it.
-
-    Args:
-        others: names of further flags that need --url, whose default is None.
-        sent: engine arguments that are sent to a server.
-
-    Raises:
-        CliError: names the flag.
-    """
+    """Refuse flags without effect: of the server (these and `others`, whose default is None) without --url; of the
+    engine, but for those `sent` to the server, with it."""
     if args.url is None:
         without_effect = [name for name in ("api_key", "timeout", *others) if getattr(args, name) is not None]
         reason = "says how to talk to a server, and needs --url"

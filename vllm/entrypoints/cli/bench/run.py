@@ -55,12 +55,7 @@ def add_workload_arguments(
 
 
 def measure(args: argparse.Namespace) -> tuple[LLMEngine, list[Sample]]:
-    """Load the model and run the workload.
-
-    Raises:
-        CliError: an argument or the model cannot be used.
-        VLLMValidationError: the workload does not fit the model.
-    """
+    """Load the model and run the workload."""
     check_json_path(args.json)
     engine = load_engine(args)
     draw = random.Random(args.seed)
@@ -119,20 +114,13 @@ def print_figures(figures: dict[str, dict[str, Any]], columns: Sequence[str], wi
 
 
 def check_json_path(path: Path | None) -> None:
-    """
-    Raises:
-        CliError: the folder of --json does not exist.
-    """
+    """Raise a CliError if the folder of --json does not exist."""
     if path is not None and not path.parent.is_dir():
         raise CliError(f"--json: there is no folder {path.parent}")
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:
-    """Write a result to --json, if it was given.
-
-    Raises:
-        CliError: the file cannot be written.
-    """
+    """Write a result to --json, if it was given."""
     if path is None:
         return
     try:
