@@ -14,11 +14,10 @@ import pytest
 from rich.cells import cell_len
 
 from vllm.exceptions import CliError
-from vllm.scoring import table as score_table
+from vllm.scoring import report as score_report
 from vllm.scoring.files import Item, TextFile, write_atomically
 from vllm.scoring.labels import Labels, verdict
-from vllm.scoring.plot import draw
-from vllm.scoring.table import cut, format_table, short_names
+from vllm.scoring.report import cut, draw, format_table, short_names
 from vllm.scoring.templates import Template
 
 
@@ -224,7 +223,7 @@ def test_table_fits_the_width() -> None:
 
 
 def test_long_tables_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_table, "MAX_ROWS", 2)
+    monkeypatch.setattr(score_report, "MAX_ROWS", 2)
     table = format_table([(_record("x", 0.5, " a"), None)] * 5, {" a": " a", " b": " b"}, 80, 9)
     assert table.split("\n")[3] == "... and 7 more"
 

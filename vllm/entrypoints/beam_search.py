@@ -73,7 +73,7 @@ class BeamSearches:
                 answered[search] = None
         for search in answered:
             if search.error is None:
-                if search.is_waiting:
+                if len(search.answers) < len(search.pending):
                     continue
                 search.advance()
                 if not search.beams.finished:
@@ -143,14 +143,9 @@ class _Search:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         self.pending: list[str] = []  # ids of the present step's queries, in their order
+        self.answers: dict[str, FlatLogprobs] = {}  # to some of these
         self._query_numbers = itertools.count()
-        self._answers: dict[str, FlatLogprobs] = {}
         self._history: list[list[FlatLogprobs]] = []  # the readings of past steps, in the order of their queries
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a query of the present step has no answer."""
-        return len(self._answers) < len(self.pending)
 
     def ask(self) -> tuple[list[str], list[ProcessedPrompt]]:
         """The next step's queries, with an id each."""
@@ -163,16 +158,16 @@ class _Search:
         if completion.logprobs is None or completion.finish_reason == "error":
             self.error = completion.error or f"request {output.request_id!r} ended without a reading"
             return
-        self._answers[output.request_id] = completion.logprobs
+        self.answers[output.request_id] = completion.logprobs
         if self.num_cached_tokens is None:
             self.num_cached_tokens = output.num_cached_tokens
             self.metrics.first_token_time = time.monotonic()
 
     def advance(self) -> None:
         """Complete the present step, whose queries all have answers."""
-        readings = [self._answers[request_id] for request_id in self.pending]
+        readings = [self.answers[request_id] for request_id in self.pending]
         self.beams.advance([(each.token_ids, each.logprobs) for each in readings])
-        self.pending, self._answers = [], {}
+        self.pending, self.answers = [], {}
         if self.returns_logprobs:
             self._history.append(readings)
 
@@ -240,24 +235,14 @@ def as_beam_search_output(
     error = next((each.error for each in output.outputs if each.error is not None), None)
     if error is not None:
         return BeamSearchOutput([], error)
-    return BeamSearchOutput([_sequence(output.prompt_token_ids, each, params, tokenizer) for each in output.outputs])
-
-
-def _sequence(
-    prompt_token_ids: list[int], found: CompletionOutput, params: BeamSearchParams, tokenizer: Tokenizer | None
-) -> BeamSearchSequence:
-    assert found.cumulative_logprob is not None and found.logprobs is not None, "searches have both"
-    tokens = prompt_token_ids + found.token_ids
-    text = None
-    if tokenizer is not None:
-        hidden = found.finish_reason == "stop" and not params.include_stop_str_in_output
-        text = tokenizer.decode(tokens[:-1] if hidden else tokens, params.skip_special_tokens)
-    return BeamSearchSequence(
-        tokens=tokens,
-        logprobs=found.logprobs,
-        cum_logprob=found.cumulative_logprob,
-        score=beam_search_score(found.cumulative_logprob, len(found.token_ids), params.length_penalty),
-        text=text,
-        finish_reason=found.finish_reason,
-        stop_reason=found.stop_reason,
-    )
+    sequences = []
+    for found in output.outputs:
+        cum_logprob, tokens, text = found.cumulative_logprob, output.prompt_token_ids + found.token_ids, None
+        assert cum_logprob is not None and found.logprobs is not None, "searches have both"
+        score = beam_search_score(cum_logprob, len(found.token_ids), params.length_penalty)
+        if tokenizer is not None:
+            hidden = found.finish_reason == "stop" and not params.include_stop_str_in_output
+            text = tokenizer.decode(tokens[:-1] if hidden else tokens, params.skip_special_tokens)
+        ended = (found.finish_reason, found.stop_reason)
+        sequences.append(BeamSearchSequence(tokens, found.logprobs, cum_logprob, score, text, *ended))
+    return BeamSearchOutput(sequences)

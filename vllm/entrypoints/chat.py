@@ -122,9 +122,8 @@ def _check_message(name: str, message: Any) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise VLLMValidationError(f"{name} has no role", f"{name}.role", role)
-    result = dict(message)
     tool_calls = _check_tool_calls(name, message)
-    result.pop("tool_calls", None)
+    result = {key: value for key, value in message.items() if key != "tool_calls"}
     if tool_calls:
         result["tool_calls"] = tool_calls
     result["content"] = _check_content(name, message, bool(tool_calls))

@@ -42,25 +42,22 @@ class Progress:
     """A bar over all rows; while a batch is scored it moves by the share of its finished requests."""
 
     def __init__(self, num_rows: int, shown: bool) -> None:
-        self._bar: Any = None
-        if shown:
-            from tqdm import tqdm
+        from tqdm import tqdm
 
-            self._bar = tqdm(total=num_rows, desc="Scored texts", unit="text", dynamic_ncols=True)
+        self._bar = tqdm(total=num_rows, desc="Scored texts", unit="text", dynamic_ncols=True, disable=not shown)
 
     def move_to(self, row: int) -> None:
-        if self._bar is not None and row > self._bar.n:
+        if row > self._bar.n:
             self._bar.update(row - self._bar.n)
 
     def of_batch(self, first_row: int, num_rows: int) -> bool | Callable[..., _BatchProgress]:
         """The engine's `use_tqdm` for these rows."""
-        if self._bar is None:
+        if self._bar.disable:
             return False
         return lambda total, **_: _BatchProgress(self, first_row, num_rows, total)
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
 
 
 @dataclass

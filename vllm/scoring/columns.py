@@ -23,29 +23,24 @@ class FieldKinds:
     only strings, booleans or numbers keeps its type; any other becomes JSON text."""
 
     def __init__(self) -> None:
-        self._types: dict[str, set[type]] = {}
-
-    @property
-    def names(self) -> list[str]:
-        """The fields, in the order first seen."""
-        return list(self._types)
+        self.types: dict[str, set[type]] = {}  # by field, in the order first seen
 
     def add(self, fields: dict[str, Any]) -> None:
         """Add the fields of a row."""
         for name, value in fields.items():
-            types = self._types.setdefault(name, set())
+            types = self.types.setdefault(name, set())
             if value is not None:
                 types.add(object if type(value) is int and value not in _INT64 else type(value))
 
     def type(self, name: str) -> pa.DataType:
-        types = self._types[name]
+        types = self.types[name]
         if types and types <= {int, float}:
             return pa.int64() if types == {int} else pa.float64()
         return pa.bool_() if types == {bool} else pa.string()
 
     def value(self, name: str, value: Any) -> Any:
         """A row's value as the column has it."""
-        is_json = pa.types.is_string(self.type(name)) and self._types[name] != {str}
+        is_json = pa.types.is_string(self.type(name)) and self.types[name] != {str}
         return json.dumps(value, ensure_ascii=False) if is_json and value is not None else value
 
 
@@ -69,7 +64,7 @@ def encode_part(records: Sequence[dict[str, Any]], form: str, labels: Labels, ki
         return b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
     results = result_schema(labels)
     own = {"index": pa.int64(), "text": pa.string()}
-    kept = {name: kinds.type(name) for name in kinds.names if name not in own and name not in results.names}
+    kept = {name: kinds.type(name) for name in kinds.types if name not in own and name not in results.names}
     rows = [
         {name: kinds.value(name, value) if name in kept else value for name, value in record.items()}
         for record in records

@@ -14,7 +14,7 @@ from vllm.scoring.files import Item
 from vllm.scoring.ray_pool import Job
 from vllm.scoring.rows import PartFolder, differences, meta_path
 from vllm.scoring.templates import Template
-from vllm.utils.checks import check_integer, wrong_type
+from vllm.utils.checks import check_integer, check_list
 from vllm.utils.ray_utils import import_ray
 from vllm.version import __version__
 
@@ -66,8 +66,11 @@ def score_dataset(
     """
     import_ray()
     engine = EngineArgs(**engine_args)
-    given = _as_list(labels)
-    parsed = _parsed(template)
+    given = check_list("labels", labels, "a list of strings or of token ids")
+    try:
+        parsed = None if template is None else Template(template)
+    except CliError as error:
+        raise VLLMValidationError(str(error)) from None
     _check_columns(ds, "text_field", text_field)
     _check_columns(ds, "template", *(parsed.fields() if parsed else ()))
     replicas, batch_size = check_integer("replicas", replicas, 1), check_integer("batch_size", batch_size, 1)
@@ -163,20 +166,6 @@ def _without(table: pa.Table, id_field: str, done: ray.ObjectRef) -> pa.Table:
 
     ids = table[id_field]
     return table.filter(pc.invert(pc.is_in(ids, value_set=ray.get(done).cast(ids.type))))
-
-
-def _as_list(labels: Any) -> list[str] | list[int]:
-    given = labels.tolist() if hasattr(labels, "tolist") else labels
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise wrong_type("labels", labels, "a list of strings or of token ids")
-    return list(given)
-
-
-def _parsed(template: str | None) -> Template | None:
-    try:
-        return None if template is None else Template(template)
-    except CliError as error:
-        raise VLLMValidationError(str(error)) from None
 
 
 def _check_columns(ds: ray.data.Dataset, parameter: str, *names: str) -> None:

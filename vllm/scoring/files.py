@@ -144,7 +144,7 @@ def _jsonl_items(name: str, lines: Iterable[str], text_field: str) -> Iterator[I
 
 def _csv_items(name: str, lines: Iterable[str], text_field: str) -> Iterator[Item]:
     reader = csv.reader(lines, strict=True)
-    header: list[str] | None = None
+    header: list[str] = []
     while True:
         line = reader.line_num + 1
         try:
@@ -153,15 +153,13 @@ def _csv_items(name: str, lines: Iterable[str], text_field: str) -> Iterator[Ite
             raise CliError(f"{name}:{line}: not CSV: {error}") from None
         if row is None:
             return
-        if not row:
-            continue
-        if header is None:
+        if row and not header:
             header = row
             _check_header(name, line, header, text_field)
-            continue
-        if len(row) != len(header):
+        elif row and len(row) != len(header):
             raise CliError(f"{name}:{line}: {len(row)} values, but the header has {len(header)}")
-        yield _item(name, line, dict(zip(header, row, strict=True)), text_field)
+        elif row:
+            yield _item(name, line, dict(zip(header, row, strict=True)), text_field)
 
 
 def _parquet_items(name: str, file: IO[bytes], text_field: str) -> Iterator[Item]:

@@ -64,13 +64,11 @@ def make_record(
     """One text's line of the output file, or its error's; the input's other fields are kept where no result has their
     name. A value that is not finite is None, as is `num_prompt_tokens` if the server did not say."""
     record: dict[str, Any] = {"index": index, "text": item.text}
-    results: dict[str, Any] = {"num_prompt_tokens": num_prompt_tokens}
-    error = scores if isinstance(scores, str) else scores.error
-    if error is not None:
-        results["error"] = error
+    if isinstance(scores, str) or scores.error is not None:
+        error = scores if isinstance(scores, str) else scores.error
+        results: dict[str, Any] = {"num_prompt_tokens": num_prompt_tokens, "error": error}
     else:
-        assert not isinstance(scores, str)
-        results = {**_results(scores, labels), **results}
+        results = {**_results(scores, labels), "num_prompt_tokens": num_prompt_tokens}
     kept = {name: value for name, value in item.fields.items() if name not in results and name not in record}
     return {**record, **kept, **results}
 

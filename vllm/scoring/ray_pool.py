@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from vllm.engine.arg_utils import EngineArgs
@@ -69,15 +67,13 @@ class _Replica:
     def __init__(self, job: Job) -> None:
         from vllm.entrypoints.llm import LLM
 
-        self._answer: Callable[[pa.Table], pa.Table]
+        self._job = job
+        self._refusal: pa.Table | None = None
         try:
             llm = LLM(**vars(job.engine_args), use_tqdm_on_load=False)
-            scorer = BatchScorer(llm, job.template, job.labels, job.input_name)
+            self._scorer = BatchScorer(llm, job.template, job.labels, job.input_name)
         except (CliError, ValueError, OSError) as error:
-            refusal = job.refused(str(error))
-            self._answer = lambda _: refusal
-        else:
-            self._answer = partial(job.score, scorer)
+            self._refusal = job.refused(str(error))
 
     def __call__(self, block: pa.Table) -> pa.Table:
-        return self._answer(block)
+        return self._job.score(self._scorer, block) if self._refusal is None else self._refusal

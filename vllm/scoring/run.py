@@ -15,8 +15,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
 from vllm.scoring.batches import BatchScorer, Progress, batches, deciding
 from vllm.scoring.files import TextFile, read_text
-from vllm.scoring.plot import FORMATS
-from vllm.scoring.report import Report
+from vllm.scoring.report import PICTURE_FORMATS, Report
 from vllm.scoring.rows import RowFile, check_output, meta_path
 from vllm.scoring.server import Server, ServerScorer
 from vllm.scoring.templates import Template
@@ -95,8 +94,8 @@ def _output_paths(args: argparse.Namespace) -> tuple[Path, Path | None]:
     picture: Path | None = None
     if not args.no_picture:
         picture = args.picture or output.with_suffix(".png")
-        if picture.suffix.lower().lstrip(".") not in FORMATS:
-            raise CliError(f"--picture must end in .{', .'.join(FORMATS)}, got {picture.name}")
+        if picture.suffix.lower().lstrip(".") not in PICTURE_FORMATS:
+            raise CliError(f"--picture must end in .{', .'.join(PICTURE_FORMATS)}, got {picture.name}")
     taken = {args.file.resolve(): "FILE"}
     for flag, path in (("--output", output), ("--output's description", meta_path(output)), ("--picture", picture)):
         if path is None:

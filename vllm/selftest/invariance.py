@@ -1,8 +1,10 @@
-"""Whether requests get the same bits in every way the engine may run them, on a loaded model."""
+"""Whether requests get the same bits in every way the engine may run them, and what batch invariance costs."""
 
 from __future__ import annotations
 
 import random
+import statistics
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.selftest.probes import Probe, Result, make_others, make_probes, result_of, run_probes
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -20,35 +23,24 @@ if TYPE_CHECKING:
 NUM_COMPOSITIONS = 3
 NUM_OTHERS = 12
 CHUNKS = (3, 16, 50)
+WORKLOADS = {"scoring": "12 prompts of 40 tokens, 2 ids", "decode": "8 sequences, 16 tokens"}
 
 _Found = tuple[int | None, float, float, int, float | None]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first value of a check that differs from the request run alone.
+    """The first value of a check that differs from the request run alone."""
 
-    Attributes:
-        probe: index of the request.
-        kind: name of its parameters.
-        prompt_len: in tokens.
-        field: which array of its output.
-        index: into the flattened array; None: the arrays differ in size.
-        expected: the value alone, or the size.
-        got: the value in this check, or the size.
-        differing: number of values of the array that differ.
-        largest: the largest absolute difference among them; None when sizes differ.
-    """
-
-    probe: int
-    kind: str
-    prompt_len: int
-    field: str
-    index: int | None
-    expected: float
-    got: float
-    differing: int
-    largest: float | None
+    probe: int  # index of the request
+    kind: str  # name of its parameters
+    prompt_len: int  # in tokens
+    field: str  # which array of its output
+    index: int | None  # into the flattened array; None: the arrays differ in size
+    expected: float  # the value alone, or the size
+    got: float  # the value in this check, or the size
+    differing: int  # number of values of the array that differ
+    largest: float | None  # absolute difference among them; None when sizes differ
 
 
 @dataclass(frozen=True)
@@ -234,3 +226,47 @@ def compare_bits(expected: np.ndarray, got: np.ndarray) -> _Found | None:
     with np.errstate(invalid="ignore"):  # infinity minus infinity
         largest = float(np.max(np.abs(ours - theirs)))
     return int(where[0]), float(ours[0]), float(theirs[0]), len(where), largest
+
+
+def measure_cost(default: LLMEngine, invariant: LLMEngine, repeats: int) -> dict[str, dict[str, Any]]:
+    """Time each workload `repeats` (>= 1) times in both idle engines, in alternating order, after one warm-up of each.
+    By workload: its description, seconds of each run, and the runs' ratios, invariant to default."""
+    engines = (default, invariant)
+    draws = (random.Random(0), random.Random(0))
+    result = {}
+    for name, words in WORKLOADS.items():
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for repeat in range(repeats + 1):
+            for which in (0, 1) if repeat % 2 else (1, 0):
+                requests = _requests(name, engines[which], draws[which])
+                started = time.perf_counter()
+                run_probes(engines[which], requests)
+                seconds[which].append(time.perf_counter() - started)
+        without, with_ = (each[1:] for each in seconds)
+        ratios = [slow / fast for slow, fast in zip(with_, without, strict=True)]
+        result[name] = {
+            "workload": words,
+            "default_seconds": without,
+            "invariant_seconds": with_,
+            "ratio": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+        }
+    return result
+
+
+def _requests(workload: str, engine: LLMEngine, rng: random.Random) -> list[Probe]:
+    """Fresh random prompts, so that none is cached."""
+    vocabulary = range(engine.model_config.vocab_size)
+    count, length, max_tokens, ids = 8, 4, 16, None
+    if workload == "scoring":
+        count, length, max_tokens = 12, 40, 1
+        ids = rng.sample(vocabulary, min(2, len(vocabulary)))
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        detokenize=False,
+        logprob_token_ids=ids,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    length = max(1, min(length, engine.model_config.max_model_len - max_tokens))
+    return [Probe(rng.choices(vocabulary, k=length), workload, params) for _ in range(count)]

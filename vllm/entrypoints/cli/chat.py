@@ -14,14 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.entrypoints.cli.dialogue import add_message_argument, answer_once, checked_message, converse
-from vllm.entrypoints.cli.generation import (
-    LocalModel,
-    ServedModel,
-    add_engine_arguments,
-    add_sampling_arguments,
-    open_model,
-)
-from vllm.entrypoints.cli.server_flags import add_server_arguments
+from vllm.entrypoints.cli.generation import LocalModel, ServedModel, add_generation_arguments, open_model
 from vllm.scoring.files import read_text
 
 NAME = "chat"
@@ -33,9 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system-prompt", metavar="TEXT", help="a system message that goes before all others")
     template = "a Jinja template in place of the model's own"
     parser.add_argument("--chat-template", metavar="FILE", type=Path, help=template)
-    add_sampling_arguments(parser, max_tokens=None)
-    add_server_arguments(parser)
-    add_engine_arguments(parser)
+    add_generation_arguments(parser, max_tokens=None)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import argparse
 
 from vllm.entrypoints.cli.dialogue import add_message_argument, answer_once, checked_message, converse
-from vllm.entrypoints.cli.generation import add_engine_arguments, add_sampling_arguments, open_model
-from vllm.entrypoints.cli.server_flags import add_server_arguments
+from vllm.entrypoints.cli.generation import add_generation_arguments, open_model
 
 NAME = "complete"
 HELP = "let a model continue a text"
@@ -22,9 +21,7 @@ _MAX_TOKENS = 128
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_message_argument(parser, "--prompt", "prompt")
-    add_sampling_arguments(parser, max_tokens=_MAX_TOKENS)
-    add_server_arguments(parser)
-    add_engine_arguments(parser)
+    add_generation_arguments(parser, max_tokens=_MAX_TOKENS)
 
 
 def run(args: argparse.Namespace) -> int:

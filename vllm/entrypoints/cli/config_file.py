@@ -17,7 +17,9 @@ _FLAG = "--config"
 def with_config(parser: argparse.ArgumentParser, arguments: list[str]) -> list[str]:
     """The arguments after the command's name, with the flags of their --config, if any, in front. A flag of the file
     that excludes one of `arguments` is left out; one that is in both is overridden. A CliError names a bad key."""
-    path = _config_path(arguments)
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument(_FLAG, type=Path, nargs="?")
+    path = finder.parse_known_args(arguments)[0].config
     if path is None:
         return arguments
     flags = _flags(parser)
@@ -37,17 +39,6 @@ def with_config(parser: argparse.ArgumentParser, arguments: list[str]) -> list[s
             tokens += _tokens(f"{_FLAG} {path}: {key}", flag, action, value)
     # --config takes one value: a list before it ends there, and takes no positional argument.
     return [*tokens, f"{_FLAG}={path}", *arguments]
-
-
-def _config_path(arguments: Sequence[str]) -> Path | None:
-    before_end = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    found = None
-    for index, argument in enumerate(before_end):
-        if argument.startswith(f"{_FLAG}="):
-            found = argument.removeprefix(f"{_FLAG}=")
-        elif argument == _FLAG and index + 1 < len(before_end):
-            found = before_end[index + 1]
-    return None if found is None else Path(found)
 
 
 def _flags(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:

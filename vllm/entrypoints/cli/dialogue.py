@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from vllm.entrypoints.cli.generation import sampling_params
-from vllm.entrypoints.cli.server_flags import check_server_arguments
+from vllm.entrypoints.cli.generation import check_server_arguments, sampling_params
 from vllm.exceptions import CliError
 
 if TYPE_CHECKING:

@@ -89,11 +89,8 @@ def be_command(parser: CommandParser, module: ModuleType) -> None:
     config = "YAML file of further flags, as `name: value`; those given here win"
     common.add_argument("--config", metavar="FILE", help=config)
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.usage = " ".join(["%(prog)s [options]", *_positionals(parser)])
+    positionals = [action for action in parser._actions if not action.option_strings]
+    names = [f"[{each.metavar}]" if each.nargs == "?" else str(each.metavar) for each in positionals]
+    parser.usage = " ".join(["%(prog)s [options]", *names])
     parser.reads_config = True
     parser.set_defaults(run=module.run, prog=parser.prog)
-
-
-def _positionals(parser: argparse.ArgumentParser) -> list[str]:
-    names = [(action, action.metavar or action.dest) for action in parser._actions if not action.option_strings]
-    return [f"[{name}]" if action.nargs == "?" else str(name) for action, name in names]

@@ -1,4 +1,4 @@
-"""A model, in this process or served, that answers one prompt at a time."""
+"""The model of a command, in this process or served: its flags, and answers to one prompt at a time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import argparse
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.cli.frame import CommandParser
 from vllm.exceptions import CliError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.utils.server_client import ServerSession
+from vllm.utils.flag_types import positive
+from vllm.utils.server_client import API_KEY, TIMEOUT, ServerSession
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -42,14 +44,42 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     EngineArgs.add_cli_args(parser)
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
-    """Add sampling flags; --seed is the engine's. `max_tokens` is a default, None: as many as the context holds."""
+def add_server_arguments(parser: argparse.ArgumentParser, default_url: str | None = None) -> argparse._ArgumentGroup:
+    """Add --url (None: the command loads a model when it is left out), --api-key and --timeout; their group."""
+    group = parser.add_argument_group("server")
+    instead = " instead of a model in this process" if default_url is None else ""
+    url = f"a running server{instead}, as http://HOST:PORT"
+    wait = f"longest wait for anything from the server (default: {TIMEOUT:.0f})"
+    group.add_argument("--url", metavar="URL", default=default_url, help=url)
+    group.add_argument("--api-key", metavar="KEY", help=f"the server's key (default: that of {API_KEY}, if it is set)")
+    group.add_argument("--timeout", metavar="SECONDS", type=positive, help=wait)
+    return group
+
+
+def check_server_arguments(args: argparse.Namespace, *others: str, sent: Sequence[str] = ("model",)) -> None:
+    """Refuse flags without effect: of the server (these and `others`, whose default is None) without --url; of the
+    engine, but for those `sent` to the server, with it."""
+    if args.url is None:
+        without_effect = [name for name in ("api_key", "timeout", *others) if getattr(args, name) is not None]
+        reason = "says how to talk to a server, and needs --url"
+    else:
+        engine = [item for item in fields(EngineArgs) if item.name not in sent]
+        without_effect = [item.name for item in engine if getattr(args, item.name) != item.default]
+        reason = "is for a model in this process, and has no effect on the one at --url"
+    if without_effect:
+        raise CliError(f"--{without_effect[0].replace('_', '-')} {reason}")
+
+
+def add_generation_arguments(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
+    """Add the flags of sampling, server and engine. `max_tokens` is a default, None: as many as the context holds."""
     add = parser.add_argument_group("sampling").add_argument
     limit = "" if max_tokens is not None else "; left out: as many as the context holds"
     nucleus = "draw from the most likely tokens that hold this much probability"
     add("--temperature", metavar="FLOAT", type=float, help="0 = greedy; left out: the model's own, or 1")
     add("--top-p", metavar="FLOAT", type=float, help=nucleus)
     add("--max-tokens", metavar="INT", type=int, default=max_tokens, help=f"longest answer, in tokens{limit}")
+    add_server_arguments(parser)
+    add_engine_arguments(parser)
 
 
 def sampling_params(args: argparse.Namespace, defaults: dict[str, Any] | None = None) -> SamplingParams:

@@ -27,7 +27,7 @@ import argparse
 from pathlib import Path
 
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.cli.server_flags import add_server_arguments, check_server_arguments
+from vllm.entrypoints.cli.generation import add_server_arguments, check_server_arguments
 from vllm.exceptions import CliError
 from vllm.utils.flag_types import at_least
 from vllm.utils.ray_utils import import_ray_for

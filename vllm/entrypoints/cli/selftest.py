@@ -132,7 +132,7 @@ def _described(first: Difference) -> str:
 
 
 def _measure_cost(args: argparse.Namespace) -> dict[str, Any]:
-    from vllm.selftest.cost import measure_cost
+    from vllm.selftest.invariance import measure_cost
 
     cost = measure_cost(_load(args, "0"), _load(args, "1"), args.repeats)
     print(f"{'cost':24} {'default':>8} {'invariant':>11}  ratio (least to greatest of {args.repeats})")

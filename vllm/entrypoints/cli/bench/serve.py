@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.cli.bench.run import check_json_path, print_about, print_figures, write_json
-from vllm.entrypoints.cli.server_flags import add_server_arguments
+from vllm.entrypoints.cli.generation import add_server_arguments
 from vllm.exceptions import CliError
 from vllm.utils.flag_types import at_least, positive
 from vllm.utils.server_client import connect, served_model
