@@ -26,7 +26,6 @@ class FieldKinds:
         self.types: dict[str, set[type]] = {}  # by field, in the order first seen
 
     def add(self, fields: dict[str, Any]) -> None:
-        """Add the fields of a row."""
         for name, value in fields.items():
             types = self.types.setdefault(name, set())
             if value is not None:
@@ -39,7 +38,6 @@ class FieldKinds:
         return pa.bool_() if types == {bool} else pa.string()
 
     def value(self, name: str, value: Any) -> Any:
-        """A row's value as the column has it."""
         is_json = pa.types.is_string(self.type(name)) and self.types[name] != {str}
         return json.dumps(value, ensure_ascii=False) if is_json and value is not None else value
 
@@ -86,10 +84,7 @@ def _as_csv(rows: Iterable[dict[str, Any]], names: Sequence[str]) -> bytes:
     writer.writerow(names)
     for row in rows:
         values = [row.get(name) for name in names]
-        writer.writerow(
-            "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            for value in values
-        )
+        writer.writerow(v if v is None or isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values)
     return file.getvalue().encode()
 
 

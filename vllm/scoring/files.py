@@ -23,8 +23,6 @@ _PARQUET_ROWS = 1024
 
 @dataclass(frozen=True)
 class Item:
-    """One text of the input."""
-
     line: int  # where it begins in the file, from 1
     text: str
     fields: dict[str, Any]  # of its object or row, the text's own included

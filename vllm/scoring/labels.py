@@ -42,7 +42,6 @@ class Labels:
 
     @cached_property
     def stripped(self) -> dict[str, str]:
-        """Each name's text without surrounding space."""
         return {name: text.strip() for name, text in zip(self.names, self.texts, strict=True)}
 
     @cached_property

@@ -1,8 +1,7 @@
 """`vllm score --backend ray`: a file's texts, scored by engines on a Ray cluster.
 
 This process reads the file and writes the output. A row of Ray Data's stream is a batch, which one engine scores and
-which is one file of the output. A batch whose actor dies is scored again by another. The rows are those of `vllm score`
-without Ray, as they depend on their batch alone.
+which is one file of the output. The rows are those of `vllm score` without Ray, as they depend on their batch alone.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import pickle
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,8 @@ from vllm.exceptions import CliError
 from vllm.scoring import batches as score_batches
 from vllm.scoring.batches import BatchScorer, Progress, batches, deciding
 from vllm.scoring.columns import FieldKinds, encode_part, failures
+from vllm.scoring.dataset import Job
 from vllm.scoring.files import Item, TextFile
-from vllm.scoring.ray_pool import Job
 from vllm.scoring.report import Totals
 from vllm.scoring.rows import PartFolder, check_output
 from vllm.scoring.run import read_input
@@ -36,16 +35,10 @@ from vllm.utils.ray_utils import connect
 
 # A batch's part file, its prompts' tokens, its rows with an error and the first error; or only the reason why these
 # arguments cannot be used.
-_RESULT = pa.schema(
-    {
-        "part": pa.int64(),
-        "content": pa.large_binary(),
-        "num_tokens": pa.int64(),
-        "num_failed": pa.int64(),
-        "failure": pa.string(),
-        "refusal": pa.string(),
-    }
-)
+_RESULT = pa.schema({
+    "part": pa.int64(), "content": pa.large_binary(), "num_tokens": pa.int64(), "num_failed": pa.int64(),
+    "failure": pa.string(), "refusal": pa.string(),
+})  # fmt: skip
 
 
 def score_file_on_ray(args: argparse.Namespace) -> int:
@@ -62,22 +55,19 @@ def score_file_on_ray(args: argparse.Namespace) -> int:
     job = _FileJob(
         texts.name, labels, template, engine_args, args.replicas or 1, args.replica_cpus, form, kinds, batch_rows
     )
-    totals, progress = Totals(), Progress(num_texts, shown=not args.quiet)
-    started = time.perf_counter()
-    try:
-        with PartFolder(output, form, made_from, args.resume) as parts:
-            for part, path in parts.parts().items():
-                _count_old(totals, path, part * batch_rows)
-            progress.move_to(totals.num_rows)
-            if totals.num_rows < num_texts:
-                with _cluster(args):
-                    for result in _results(job, args, frozenset(parts.parts())):
-                        parts.write(result["part"], result["content"])
-                        num_rows = min(batch_rows, num_texts - result["part"] * batch_rows)
-                        totals.count(num_rows, result["num_failed"], result["failure"], result["num_tokens"])
-                        progress.move_to(totals.num_rows)
-    finally:
-        progress.close()
+    totals, started = Totals(), time.perf_counter()
+    bar = closing(Progress(num_texts, shown=not args.quiet))
+    with bar as progress, PartFolder(output, form, made_from, args.resume) as parts:
+        for part, path in parts.parts().items():
+            _count_old(totals, path, part * batch_rows)
+        progress.move_to(totals.num_rows)
+        if totals.num_rows < num_texts:
+            with _cluster(args):
+                for result in _results(job, args, frozenset(parts.parts())):
+                    parts.write(result["part"], result["content"])
+                    num_rows = min(batch_rows, num_texts - result["part"] * batch_rows)
+                    totals.count(num_rows, result["num_failed"], result["failure"], result["num_tokens"])
+                    progress.move_to(totals.num_rows)
     if not args.quiet:
         print(f"results:    {output}")
         totals.print_throughput(time.perf_counter() - started, " with starting and loading")
@@ -94,7 +84,6 @@ def _output(args: argparse.Namespace) -> Path:
 
 
 def _count_old(totals: Totals, part: Path, first_row: int) -> None:
-    """Count a part of an earlier run."""
     try:
         errors = list(failures(part))
     except (OSError, ValueError, KeyError, AttributeError) as error:

@@ -31,8 +31,6 @@ Scored = Sequence[tuple[dict[str, Any], bool | None]]
 
 @dataclass
 class Totals:
-    """Counts over all rows of the output."""
-
     num_rows: int = 0
     num_new: int = 0  # computed by this run
     num_new_tokens: int = 0  # of their prompts
@@ -67,8 +65,6 @@ class Totals:
 
 
 class Report(Totals):
-    """Counts, and the first rows to be shown."""
-
     def __init__(self, labels: Labels, input_name: str) -> None:
         super().__init__()
         self._labels, self._input_name = labels, input_name

@@ -146,10 +146,8 @@ class PartFolder:
         os.close(self._descriptor)
 
     def parts(self) -> dict[int, Path]:
-        """The parts that exist, by number."""
         found = ((_PART.fullmatch(path.name), path) for path in self._folder.iterdir())
         return dict(sorted((int(match[1]), path) for match, path in found if match))
 
     def write(self, number: int, content: bytes) -> None:
-        """Add a part."""
         write_atomically(self._folder / f"part-{number:08d}.{self._form}", content)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +38,9 @@ def score_file(args: argparse.Namespace) -> int:
         load_seconds = time.perf_counter() - started
         report = Report(scorer.labels, texts.name)
         started = time.perf_counter()
-        with RowFile(output, made_from, args.resume) as rows:
-            _score(texts, rows, scorer, report, Progress(made_from["num_texts"], shown=not args.quiet))
+        bar = closing(Progress(made_from["num_texts"], shown=not args.quiet))
+        with RowFile(output, made_from, args.resume) as rows, bar as progress:
+            _score(texts, rows, scorer, report, progress)
         score_seconds = time.perf_counter() - started
 
     if not args.quiet:
@@ -122,19 +123,16 @@ def _template(args: argparse.Namespace) -> Template | None:
 def _score(
     texts: TextFile, rows: RowFile, scorer: BatchScorer | ServerScorer, report: Report, progress: Progress
 ) -> None:
-    try:
-        for batch in batches(texts):
-            first = report.num_rows
-            there = rows.read(len(batch))
-            for record, item in zip(there, batch, strict=False):
-                report.add(record, item, is_new=False)
+    for batch in batches(texts):
+        first = report.num_rows
+        there = rows.read(len(batch))
+        for record, item in zip(there, batch, strict=False):
+            report.add(record, item, is_new=False)
+        progress.move_to(report.num_rows)
+        if len(there) == len(batch):
+            continue
+        records = scorer.score(batch, first, len(there), progress)
+        for record, item in zip(records, batch[len(there) :], strict=True):
+            rows.append(record)
+            report.add(record, item, is_new=True)
             progress.move_to(report.num_rows)
-            if len(there) == len(batch):
-                continue
-            records = scorer.score(batch, first, len(there), progress)
-            for record, item in zip(records, batch[len(there) :], strict=True):
-                rows.append(record)
-                report.add(record, item, is_new=True)
-                progress.move_to(report.num_rows)
-    finally:
-        progress.close()

@@ -26,8 +26,6 @@ _PROBE = "a"
 
 
 class Server(ServerSession):
-    """The server and the model to score with."""
-
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args)
         self._slots = asyncio.Semaphore(args.concurrency or CONCURRENCY)
@@ -104,7 +102,6 @@ class ServerScorer:
         return await self._server.post(_PATH, {"query": "", "items": [prompt], **self._fields})
 
     async def _count(self, prompt: str) -> int | None:
-        """The prompt's length in tokens; None if the server does not say."""
         try:
             count: int = (await self._server.post("/tokenize", {"prompt": prompt}))["count"]
         except ServerError:
@@ -126,12 +123,14 @@ def _scores(item: dict[str, Any], labels: Labels) -> LabelScores:
     """An item of an answer as the engine's result; JSON has null for minus infinity."""
     entries = item["labels"]
     logprobs = np.asarray([_number(entry["logprob"]) for entry in entries])
-    probabilities = np.asarray([np.nan if entry["probability"] is None else entry["probability"] for entry in entries])
+    probabilities = np.asarray([entry["probability"] for entry in entries], dtype=np.float64)  # null is NaN
     if len(entries) == 1 and np.isfinite(logprobs[0]):
         # The server returns a single label's probability in the vocabulary.
         probabilities = np.ones(1)
+    token_logprobs = [entry.get("token_logprobs") or [entry["logprob"]] for entry in entries]
     # Logits of further tokens are not in the answer.
     further = [[math.nan] * (len(ids) - 1) for ids in labels.token_ids]
+    token_logits = [[entry["logit"], *rest] for entry, rest in zip(entries, further, strict=True)]
     return LabelScores(
         prompt=None,
         prompt_token_ids=[],
@@ -140,13 +139,9 @@ def _scores(item: dict[str, Any], labels: Labels) -> LabelScores:
         logprobs=logprobs,
         probabilities=probabilities,
         mass=math.nan if item["label_mass"] is None else item["label_mass"],
-        token_logprobs=np.concatenate(
-            [[_number(value) for value in entry.get("token_logprobs") or [entry["logprob"]]] for entry in entries]
-        ),
+        token_logprobs=np.asarray([_number(value) for each in token_logprobs for value in each]),
         token_ranks=np.concatenate([entry.get("token_ranks") or [entry["rank"]] for entry in entries]),
-        token_logits=np.concatenate(
-            [[_number(entry["logit"]), *rest] for entry, rest in zip(entries, further, strict=True)]
-        ),
+        token_logits=np.asarray([_number(value) for each in token_logits for value in each]),
     )
 
 

@@ -56,7 +56,6 @@ class Template:
         return cls(f"Choose the label that fits the text best: {listed}.\n\nText: {{text}}\nLabel:")
 
     def fields(self) -> set[str]:
-        """The fields beside the text."""
         return {name for _, name in self._parts if name is not None and name != _TEXT}
 
     def render(self, name: str, item: Item) -> str:

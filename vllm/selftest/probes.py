@@ -65,8 +65,6 @@ def _probe(prompt: list[int], kind: str, fields: dict[str, Any]) -> Probe:
 
 
 def _kinds(vocab_size: int, rng: random.Random) -> dict[str, dict[str, Any]]:
-    """Parameters by name."""
-
     def ids() -> list[int]:
         return rng.sample(range(vocab_size), min(NUM_IDS, vocab_size))
 

@@ -50,7 +50,6 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all messages but the system's."""
         self.messages = list(self._beginning)
 
     def answer(self, text: str) -> Iterator[str]:

@@ -22,7 +22,6 @@ Answer = Callable[[str], Iterator[str]]
 
 
 def add_message_argument(parser: argparse.ArgumentParser, flag: str, noun: str) -> None:
-    """Add the flag for a single message, with upstream's spelling of it."""
     text = f"answer this {noun} and end; left out: read one from stdin, or ask for them if it is a terminal"
     parser.add_argument(flag, "--quick", "-q", dest="message", metavar="TEXT", help=text)
 
@@ -84,7 +83,6 @@ def converse(title: str, answer: Answer, commands: Mapping[str, tuple[str, Calla
 
 
 def _show(console: Console, pieces: Iterator[str]) -> None:
-    """Print an answer or its error; the conversation goes on either way."""
     from rich.text import Text
 
     try:

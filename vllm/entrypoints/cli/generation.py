@@ -180,8 +180,6 @@ class ServedModel(ServerSession):
                 self.wait(events.aclose())
 
     def _next(self, events: AsyncIterator[bytes]) -> bytes | None:
-        """The next event; None at the end."""
-
         async def following() -> bytes | None:
             return await anext(events, None)
 

@@ -24,7 +24,6 @@ EXIT_BROKEN_PIPE = 141
 
 
 def build_parser() -> CommandParser:
-    """The parser of `vllm`, with one subparser a subcommand."""
     parser = CommandParser(prog="vllm", description="Read the log-probabilities of chosen tokens, exactly.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     add_commands(parser, _COMMANDS)

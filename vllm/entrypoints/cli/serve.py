@@ -83,7 +83,6 @@ class SignalsBeforeReady:
         self.check()
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if SIGINT has come, SystemExit if SIGTERM has."""
         if self._received == signal.SIGINT:
             raise KeyboardInterrupt
         if self._received is not None:
@@ -91,7 +90,6 @@ class SignalsBeforeReady:
 
 
 def check_args(args: ServerArgs) -> None:
-    """Raise a CliError that names a flag of the server if one cannot be honoured."""
     if not 0 <= args.port <= 65535:
         raise CliError(f"--port must be in 0..65535, got {args.port}")
     if args.root_path and (not args.root_path.startswith("/") or args.root_path.endswith("/")):

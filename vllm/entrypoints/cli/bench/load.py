@@ -29,19 +29,11 @@ class Call:
 
 @dataclass
 class Outcome:
-    """The result of a call. Times are seconds on the monotonic clock.
+    """The result of a call. Times are seconds on the monotonic clock, token counts the server's."""
 
-    Attributes:
-        began: when it was due; under a request rate that is before it is sent, if the client falls behind.
-        ended: when its answer was complete.
-        token_times: when each chunk with tokens came; empty unless it streams.
-        prompt_tokens, output_tokens: as the server counts them.
-        error: why it failed.
-    """
-
-    began: float
+    began: float  # when it was due; under a request rate it is sent later if the client falls behind
     ended: float = 0.0
-    token_times: list[float] = field(default_factory=list)
+    token_times: list[float] = field(default_factory=list)  # of each chunk with tokens; empty unless it streams
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None
@@ -54,13 +46,8 @@ async def run_load(
     request_rate: float | None = None,
     seed: int = 0,
 ) -> list[Outcome]:
-    """Make all calls; their outcomes, in the same order.
-
-    Args:
-        concurrency: calls in flight at most; None = any number.
-        request_rate: calls a second, at exponentially distributed intervals (a Poisson process) drawn from `seed`;
-            None = each as soon as `concurrency` admits it.
-    """
+    """Make all calls, at most `concurrency` at once; their outcomes, in the same order. `request_rate`: calls a second,
+    at exponentially distributed intervals (a Poisson process) drawn from `seed`; None = without intervals."""
     draw = random.Random(seed)
     slots = nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
     due, tasks = time.monotonic(), []

@@ -38,7 +38,6 @@ class Sample:
 def add_workload_arguments(
     parser: argparse.ArgumentParser, prompts_flag: str, num_prompts: int, input_len: int, output_len: int
 ) -> None:
-    """Add the workload's flags with these defaults, and the engine's."""
     group = parser.add_argument_group("workload")
     for flag, least, default, text in (
         (prompts_flag, 1, num_prompts, "prompts that arrive together"),
@@ -55,7 +54,6 @@ def add_workload_arguments(
 
 
 def measure(args: argparse.Namespace) -> tuple[LLMEngine, list[Sample]]:
-    """Load the model and run the workload."""
     check_json_path(args.json)
     engine = load_engine(args)
     draw = random.Random(args.seed)
@@ -83,14 +81,15 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 
 def report(args: argparse.Namespace, kind: str, engine: LLMEngine, figures: dict[str, dict[str, Any]]) -> None:
-    """Print the figures, and write them to --json."""
+    import torch
+
     config = engine.vllm_config
     about = {
         "benchmark": kind,
         "version": __version__,
         "model": Path(config.model_config.model).name,
         "dtype": config.model_config.dtype,
-        "device": _device_name(config.device_config.device),
+        "device": torch.cuda.get_device_name() if config.device_config.device == "cuda" else cpu_model(),
         "prefix_caching": config.cache_config.enable_prefix_caching,
         **{name: getattr(args, name) for name in ("num_prompts", "input_len", "output_len", "num_ids")},
         "warmup": args.warmup,
@@ -120,7 +119,6 @@ def check_json_path(path: Path | None) -> None:
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:
-    """Write a result to --json, if it was given."""
     if path is None:
         return
     try:
@@ -149,9 +147,3 @@ def _run_once(engine: LLMEngine, prompts: Sequence[list[int]], params: SamplingP
         prompt_tokens=sum(map(len, prompts)),
         output_tokens=sum(len(output.outputs[0].token_ids) for output in outputs),
     )
-
-
-def _device_name(device: str) -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if device == "cuda" else cpu_model()

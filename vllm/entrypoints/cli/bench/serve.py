@@ -116,13 +116,12 @@ async def make_calls(client: ServerClient, args: argparse.Namespace, model: str)
         prompt = draw.choices(range(args.vocab_size), k=args.input_len)
         if args.endpoint == "score":
             body: dict[str, Any] = {"model": model, "query": [], "items": [prompt], "label_token_ids": ids}
+        elif args.endpoint == "chat":
+            answer = await client.post("/detokenize", {"model": model, "tokens": prompt})
+            message = {"role": "user", "content": answer["prompt"]}
+            body = {**_generation(args, model, ids), "messages": [message]}
         else:
-            body = _generation(args, model, ids)
-            if args.endpoint == "chat":
-                answer = await client.post("/detokenize", {"model": model, "tokens": prompt})
-                body["messages"] = [{"role": "user", "content": answer["prompt"]}]
-            else:
-                body["prompt"] = prompt
+            body = {**_generation(args, model, ids), "prompt": prompt}
         calls.append(Call(ENDPOINTS[args.endpoint], body))
     return calls
 
