@@ -53,7 +53,7 @@ class BeamSearches:
         others = []
         for request in zip(request_ids, prompts, params, priorities, strict=True):
             if request[2].use_beam_search:
-                self._ask(_Search(*request, self._engine, self._returns_logprobs))
+                self._queue(_Search(*request, self._engine, self._returns_logprobs))
             else:
                 others.append(request)
         if others:
@@ -78,7 +78,7 @@ class BeamSearches:
                 search.advance()
                 if not search.beams.finished:
                     try:
-                        self._ask(search)
+                        self._queue(search)
                     except VLLMValidationError as error:
                         # It has outgrown the KV cache; the other searches go on.
                         search.error = str(error)
@@ -87,8 +87,8 @@ class BeamSearches:
                 outputs.append(search.output(self._engine.tokenizer))
         return outputs
 
-    def _ask(self, search: _Search) -> None:
-        request_ids, prompts = search.ask()
+    def _queue(self, search: _Search) -> None:
+        request_ids, prompts = search.next_queries()
         count = len(request_ids)
         self._engine.add_processed(
             request_ids, prompts, [search.query_params] * count, search.metrics.arrival_time, [search.priority] * count
@@ -147,7 +147,7 @@ class _Search:
         self._query_numbers = itertools.count()
         self._history: list[list[FlatLogprobs]] = []  # the readings of past steps, in the order of their queries
 
-    def ask(self) -> tuple[list[str], list[ProcessedPrompt]]:
+    def next_queries(self) -> tuple[list[str], list[ProcessedPrompt]]:
         """The next step's queries, with an id each."""
         prompts = [ProcessedPrompt(None, ids, self.prompt.cache_salt) for ids in self.beams.queries()]
         self.pending = [f"{self.request_id}.beam{next(self._query_numbers)}" for _ in prompts]

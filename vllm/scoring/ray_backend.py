@@ -49,7 +49,11 @@ def score_file_on_ray(args: argparse.Namespace) -> int:
     texts, template, made_from = read_input(args, kinds.add)
     num_texts = made_from["num_texts"]
     made_from |= {**deciding(args), "output_format": form, "batch_rows": batch_rows}
-    output = _output(args)
+    output: Path = args.output or Path(f"{args.file.stem}.scores")
+    if not output.parent.is_dir():
+        raise CliError(f"--output: there is no folder {output.parent}")
+    if output.exists() and not output.is_dir():
+        raise CliError(f"--output {output} is a file; with --backend ray it is a folder, with a file for each batch")
     check_output(output, made_from, args.resume, args.overwrite)
     engine_args, labels = EngineArgs.from_cli_args(args), args.labels or args.label_ids
     job = _FileJob(
@@ -72,15 +76,6 @@ def score_file_on_ray(args: argparse.Namespace) -> int:
         print(f"results:    {output}")
         totals.print_throughput(time.perf_counter() - started, " with starting and loading")
     return 1 if totals.print_failures("one of them") else 0
-
-
-def _output(args: argparse.Namespace) -> Path:
-    folder: Path = args.output or Path(f"{args.file.stem}.scores")
-    if not folder.parent.is_dir():
-        raise CliError(f"--output: there is no folder {folder.parent}")
-    if folder.exists() and not folder.is_dir():
-        raise CliError(f"--output {folder} is a file; with --backend ray it is a folder, with a file for each batch")
-    return folder
 
 
 def _count_old(totals: Totals, part: Path, first_row: int) -> None:

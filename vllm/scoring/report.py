@@ -166,13 +166,13 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def draw(scored: Scored, headings: dict[str, str], title: str, image_format: str, num_scored: int) -> bytes:
-    """A bar chart of P(first label) of the first MAX_ROWS of `scored`, coloured by the likeliest label, in one of
-    FORMATS. Rows with an error have no bar: `num_scored` counts the output's others. An ImportError without
-    matplotlib."""
+    """A bar chart of P(first label), coloured by the likeliest label, in one of PICTURE_FORMATS: of the first MAX_ROWS
+    of `scored`, which are rows without an error; the output has `num_scored`. An ImportError without matplotlib."""
+    # Without pyplot, which would need a display.
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
-    shown = scored[:MAX_ROWS]
-    labels = list(headings)
+    shown, labels = scored[:MAX_ROWS], list(headings)
     names = dict(zip(labels, short_names(list(headings.values())), strict=True))
     colours = {label: _COLOURS[i % len(_COLOURS)] for i, label in enumerate(labels)}
     figure = Figure(figsize=(11, 1.4 + 0.27 * len(shown)), layout="constrained")
@@ -183,9 +183,17 @@ def draw(scored: Scored, headings: dict[str, str], title: str, image_format: str
         axes.axvline(0.5, color="#666666", linewidth=0.8, linestyle=":")
     more = f" (the first {len(shown)} of {num_scored})" if num_scored > len(shown) else ""
     figure.suptitle(title + more, fontsize=11, parse_math=False)
-    winners = [label for label in labels if any(record["prediction"] == label for record, _ in shown)]
-    _add_legend(figure, [(names[label], colours[label]) for label in winners])
-    return _render(figure, image_format)
+    predictions = {record["prediction"] for record, _ in shown}
+    handles = [Patch(color=colours[label], label=names[label]) for label in labels if label in predictions]
+    style = {"loc": "outside lower right", "ncols": 4, "fontsize": 8, "frameon": False, "title_fontsize": 8}
+    for text in figure.legend(handles=handles, title="likeliest label", **style).get_texts():
+        text.set_parse_math(False)
+    image = io.BytesIO()
+    with warnings.catch_warnings():
+        # A character that the font lacks is drawn as a box.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(image, format=image_format, dpi=130)
+    return image.getvalue()
 
 
 def _add_bars(axes: Any, shown: Scored, label: str, colours: dict[str, str]) -> None:
@@ -204,23 +212,3 @@ def _add_bars(axes: Any, shown: Scored, label: str, colours: dict[str, str]) -> 
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-
-
-def _add_legend(figure: Any, entries: Sequence[tuple[str, str]]) -> None:
-    from matplotlib.patches import Patch
-
-    handles = [Patch(color=colour, label=name) for name, colour in entries]
-    style = {"loc": "outside lower right", "ncols": 4, "fontsize": 8, "frameon": False, "title_fontsize": 8}
-    legend = figure.legend(handles=handles, title="likeliest label", **style)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-
-
-def _render(figure: Any, image_format: str) -> bytes:
-    # Without pyplot, which would need a display.
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        # A character that the font lacks is drawn as a box.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(buffer, format=image_format, dpi=130)
-    return buffer.getvalue()

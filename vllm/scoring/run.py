@@ -60,7 +60,12 @@ def read_input(
     """The file of texts, the template (None: the default one), and what decides the rows beside the model. Reads the
     file once, so that a bad line or a missing field is an error before a model loads; `see` gets each row's fields."""
     texts = TextFile(args.file, args.text_field, args.limit)
-    template = _template(args)
+    template = None
+    if args.template is not None:
+        template = Template.unescaped(args.template)
+    elif args.template_file is not None:
+        # A line break at the end of the file is not part of the prompt.
+        template = Template(read_text(args.template_file).removesuffix("\n").removesuffix("\r"))
     digest, count = hashlib.sha256(), 0
     for item in texts:
         count += 1
@@ -109,15 +114,6 @@ def _output_paths(args: argparse.Namespace) -> tuple[Path, Path | None]:
             raise CliError(f"{flag} {path} is a folder")
         taken[path.resolve()] = flag
     return output, picture
-
-
-def _template(args: argparse.Namespace) -> Template | None:
-    if args.template is not None:
-        return Template.unescaped(args.template)
-    if args.template_file is not None:
-        # A line break at the end of the file is not part of the prompt.
-        return Template(read_text(args.template_file).removesuffix("\n").removesuffix("\r"))
-    return None
 
 
 def _score(

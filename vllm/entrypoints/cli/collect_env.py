@@ -16,7 +16,6 @@ from vllm.version import __version__
 NAME = "collect-env"
 HELP = "describe this installation and machine, for a bug report"
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton")
-_PREFIX = "VLLM_"
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
@@ -45,7 +44,7 @@ def collect() -> dict[str, Any]:
         "environment": {
             name: "(hidden)" if name.endswith(_SECRET) else value
             for name, value in sorted(os.environ.items())
-            if name.startswith(_PREFIX)
+            if name.startswith("VLLM_")
         },
     }
 

@@ -168,8 +168,8 @@ class ServedModel(ServerSession):
         options = {} if template is None else {"chat_template": template}
         return self._stream("/v1/chat/completions", {"messages": messages, **options})
 
-    def _stream(self, path: str, fields: dict[str, Any]) -> Iterator[str]:
-        events = self.client.events(path, {"model": self.model_name, **self._fields, **fields})
+    def _stream(self, path: str, prompt: dict[str, Any]) -> Iterator[str]:
+        events = self.client.events(path, {"model": self.model_name, **self._fields, **prompt})
         try:
             while (data := self._next(events)) is not None:
                 for choice in json.loads(data)["choices"]:
