@@ -211,8 +211,9 @@ class _Search:
             read = self._history[step][query]
             chosen = np.flatnonzero(read.token_ids == token_id)[:1]
             columns = np.concatenate([chosen, np.arange(len(read.token_ids))])[None]
-            arrays = (each[columns] for each in (read.token_ids, read.logprobs, read.logits, read.ranks))
-            result.append((LogprobsLists(*arrays, read.lse, num_topk=0), 0), len(read.token_ids))
+            ids, logprobs = read.token_ids[columns], read.logprobs[columns]
+            lists = LogprobsLists(ids, logprobs, read.logits[columns], read.ranks[columns], read.lse, num_topk=0)
+            result.append((lists, 0), len(read.token_ids))
         return result
 
 
