@@ -185,14 +185,9 @@ def draw(scored: Scored, headings: dict[str, str], title: str, image_format: str
     figure.suptitle(title + more, fontsize=11, parse_math=False)
     predictions = {record["prediction"] for record, _ in shown}
     handles = [Patch(color=colours[label], label=names[label]) for label in labels if label in predictions]
-    style: dict[str, Any] = {
-        "loc": "outside lower right",
-        "ncols": 4,
-        "fontsize": 8,
-        "frameon": False,
-        "title_fontsize": 8,
-    }
-    for text in figure.legend(handles=handles, title="likeliest label", **style).get_texts():
+    style: dict[str, Any] = {"ncols": 4, "fontsize": 8, "frameon": False, "title_fontsize": 8}
+    legend = figure.legend(handles=handles, title="likeliest label", loc="outside lower right", **style)
+    for text in legend.get_texts():
         text.set_parse_math(False)
     image = io.BytesIO()
     with warnings.catch_warnings():
