@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vllm.attention.metadata import AttentionMetadata
 from vllm.ops.kv_cache import reshape_and_cache_
-from vllm.ops.rotary_and_cache import rotary_and_cache_
+from vllm.ops.rotary import rotary_and_cache_
 
 KVCache = tuple[Tensor, Tensor]
 

@@ -1,14 +1,15 @@
-"""Which implementation of an operation runs: the only place that knows.
+"""Which implementation of an operation runs.
 
-CPU tensors take the C++ kernels of `_cpu_ops.so`, CUDA tensors the Triton kernels, anything else (and anything at
-all under `VLLM_OPS=reference`) the PyTorch references, which every operation has.
+CPU tensors take the C++ kernels of `_cpu_ops.so`, CUDA tensors the Triton kernels, all others (and all under
+`VLLM_OPS=reference`) the PyTorch references, which every operation has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -51,13 +52,13 @@ def cpu_ops() -> Any | None:
 
 @cache
 def _of_device(device_type: str) -> Implementation:
-    # Asked hundreds of times a step, so the environment is read once.
+    # Called hundreds of times a step, so the environment is read once.
     if envs.ops_reference():
         return "reference"
     if device_type == "cpu" and cpu_ops() is not None:
         return "cpp"
     if device_type == "cuda":
-        if _triton_available():
+        if find_spec("triton") is not None:
             return "triton"
         warn_once(
             logger,
@@ -67,16 +68,23 @@ def _of_device(device_type: str) -> Implementation:
     return "reference"
 
 
-@lru_cache(maxsize=1)
-def _triton_available() -> bool:
-    return find_spec("triton") is not None
-
-
 def implementation(tensor: Tensor) -> Implementation:
     """The implementation that an operation on `tensor` should run. A caller without it runs its reference."""
-    if _forced is not None:
-        return _forced
-    return _of_device(tensor.device.type)
+    return _forced or _of_device(tensor.device.type)
+
+
+def dispatch(name: str, tensor: Tensor, reference: Callable[..., Any]) -> Callable[..., Any]:
+    """What computes operation `name` on `tensor`: the C++ operator, the function of the Triton module that is named as
+    the module of `reference`, or `reference`. All three take the same arguments."""
+    which = implementation(tensor)
+    if which == "cpp":
+        return getattr(torch.ops.vllm_cpu, name)
+    return triton_function(name, reference.__module__) if which == "triton" else reference
+
+
+def triton_function(name: str, module: str) -> Callable[..., Any]:
+    """The Triton implementation of operation `name` of `module`. Imported here: Triton is optional."""
+    return getattr(import_module(f"vllm.ops.triton.{module.rpartition('.')[2]}"), name)
 
 
 @contextmanager

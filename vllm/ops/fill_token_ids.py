@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from vllm.ops._dispatch import implementation
+from vllm.ops._dispatch import dispatch
 
 
 def fill_logprob_token_ids(
-    columns: torch.Tensor,
+    columns: Tensor,
     first_column: int,
-    expanded_idx_mapping: torch.Tensor,
-    token_ids: torch.Tensor,
-    list_idx: torch.Tensor,
-    num_token_ids: torch.Tensor,
-) -> torch.Tensor:
+    expanded_idx_mapping: Tensor,
+    token_ids: Tensor,
+    list_idx: Tensor,
+    num_token_ids: Tensor,
+) -> Tensor:
     """Fill `columns[:, first_column:]` in place with each row's ids, padded with 0.
 
     Args:
@@ -28,28 +29,18 @@ def fill_logprob_token_ids(
     Returns:
         int32 [L]: each row's number of ids.
     """
-    which = implementation(columns)
-    if which == "cpp":
-        return torch.ops.vllm_cpu.fill_logprob_token_ids(
-            columns, first_column, expanded_idx_mapping, token_ids, list_idx, num_token_ids
-        )
-    if which == "triton":
-        from vllm.ops.triton import fill_token_ids as kernels
-
-        return kernels.fill_logprob_token_ids(
-            columns, first_column, expanded_idx_mapping, token_ids, list_idx, num_token_ids
-        )
-    return _reference(columns, first_column, expanded_idx_mapping, token_ids, list_idx, num_token_ids)
+    function = dispatch("fill_logprob_token_ids", columns, _reference)
+    return function(columns, first_column, expanded_idx_mapping, token_ids, list_idx, num_token_ids)
 
 
 def _reference(
-    columns: torch.Tensor,
+    columns: Tensor,
     first_column: int,
-    expanded_idx_mapping: torch.Tensor,
-    token_ids: torch.Tensor,
-    list_idx: torch.Tensor,
-    num_token_ids: torch.Tensor,
-) -> torch.Tensor:
+    expanded_idx_mapping: Tensor,
+    token_ids: Tensor,
+    list_idx: Tensor,
+    num_token_ids: Tensor,
+) -> Tensor:
     slots = expanded_idx_mapping.to(torch.int64)
     counts = num_token_ids[slots]
     target = columns[:, first_column:].zero_()

@@ -1,10 +1,10 @@
 """Matrix products with 8-bit weights and 8-bit activations, both in groups of 128 inputs with a scale each.
 
-Each block of 64 of a weight's row, and of a row of x, is rotated: multiplied with a Hadamard matrix, which leaves their
-product as it is and spreads the few huge activations of language models over their blocks (the idea of QuaRot,
-arXiv:2404.00456). Then each group of two blocks is rounded to integers in [-127, 127] with a scale of its own, a
-weight's once and an activation's whenever it arrives. Sums of a group's products are exact; groups are added up in
-float32, in order, so a row's result does not depend on the batch. docs/quantization.md has what it does to readings.
+Each block of 64 of a weight's row, and of a row of x, is multiplied with a Hadamard matrix, which leaves their product
+as it is and spreads the few huge activations of language models over their blocks (QuaRot, arXiv:2404.00456). Then each
+group of two blocks is rounded to integers in [-127, 127] with a scale of its own. Sums of a group's products are exact;
+groups are added up in float32, in order, so a row's result does not depend on the batch. Accuracy:
+docs/quantization.md.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ class Int8Linear:
     """A weight of 8-bit integers, ready to multiply with.
 
     Attributes:
-        weight: int8 [N, B, 64] with B = ceil(K / 64) when the layout is "plain"; "panels" of the C++ kernel are uint8
-            [ceil(N / 32), 32 (64 B + 2 G)], see csrc/cpu/kernels/linear_int8.cpp, their scales among them.
+        weight: int8 [N, B, 64] with B = ceil(K / 64) when the layout is "plain"; "packed" for the C++ kernel, it is
+            uint8 [ceil(N / 32), 32 (64 B + 2 G)] with the scales inside, see csrc/cpu/kernels/linear_int8.cpp.
         scales: bfloat16 [N, G] with G = ceil(B / 2) when the layout is "plain", else None.
         bias: [N] in the dtype of the activations, or None.
-        layout: "plain" or "panels".
         shape: (N, K).
         gated: the product is silu(x G^T + b) * (x U^T + c), where G and U are the weight's two halves of rows.
     """
@@ -47,7 +46,7 @@ class Int8Linear:
     weight: Tensor
     scales: Tensor | None
     bias: Tensor | None
-    layout: Literal["plain", "panels"]
+    layout: Literal["plain", "packed"]
     shape: tuple[int, int]
     gated: bool = False
 
@@ -56,8 +55,8 @@ def pack_int8_linear(weight: Tensor, bias: Tensor | None, float_out: bool = Fals
     """Quantise a weight [N, K] (float32, bfloat16 or float16) to 8 bits, and take its bias [N] over.
 
     Args:
-        float_out: makes no difference here; see pack_linear.
-        gated: multiply to silu(x G^T + b) * (x U^T + c) at once, if the layout can: the result's `gated` tells.
+        float_out: makes no difference here.
+        gated: see pack_linear.
 
     Raises:
         ValueError: a value is not finite.
@@ -87,7 +86,7 @@ def take_int8_rows(packed: Int8Linear, rows: Tensor) -> Int8Linear:
 
 
 def int8_linear(x: Tensor, packed: Int8Linear, float_out: bool = False, norm: AddedNorm | None = None) -> Tensor:
-    """x W^T + bias, as the module's description says.
+    """x W^T + bias, as described above.
 
     Args:
         x: [T, K], float32, bfloat16 or float16; any strides. A row with NaN, infinity or absolute values above 1e36
@@ -133,7 +132,7 @@ def _greatest_of_groups(blocks: Tensor) -> Tensor:
 
 
 def _of_blocks(groups: Tensor, blocks: Tensor) -> Tensor:
-    """[N, B, 1]: what [N, G] says of each block of [N, B, 64]."""
+    """[N, B, 1]: the value of [N, G] for each block of [N, B, 64]."""
     return groups.repeat_interleave(_GROUP_BLOCKS, 1)[:, : blocks.shape[1], None]
 
 
@@ -150,7 +149,7 @@ def _arrange(integers: Tensor, scales: Tensor, bias: Tensor | None, shape: tuple
     shifted = _shift(integers.view(torch.uint8)).view(num_panels, PANEL, num_blocks, BLOCK // 4, 4)
     to_integers.copy_(shifted.permute(0, 2, 3, 1, 4))
     to_scales.copy_(scales.view(num_panels, PANEL, num_groups).transpose(1, 2))
-    return Int8Linear(panels, None, bias, "panels", shape)
+    return Int8Linear(panels, None, bias, "packed", shape)
 
 
 def _parts(panels: Tensor, inner: int) -> tuple[Tensor, Tensor]:
@@ -162,7 +161,7 @@ def _parts(panels: Tensor, inner: int) -> tuple[Tensor, Tensor]:
 
 
 def _shift(integers: Tensor) -> Tensor:
-    """uint8: 128 added to each, or taken away again; in two's complement, that is flipping the sign bit."""
+    """uint8: 128 added to each, or subtracted again; in two's complement, both flip the sign bit."""
     return integers ^ 128
 
 

@@ -1,13 +1,14 @@
-"""The nucleus: each row's smallest set of most likely tokens that holds a share of the probability."""
+"""Top-p: each row's smallest set of most likely tokens (the nucleus) that holds a share of the probability."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from vllm.ops._dispatch import implementation
 
 
-def keep_top_p_(logits: torch.Tensor, top_p: torch.Tensor) -> None:
+def keep_top_p_(logits: Tensor, top_p: Tensor) -> None:
     """Set everything outside the nucleus to -inf, in place.
 
     A token stays while the more likely ones do not hold `top_p` of the probability yet; so at least one does. Among
@@ -15,7 +16,7 @@ def keep_top_p_(logits: torch.Tensor, top_p: torch.Tensor) -> None:
 
     Args:
         logits: float32 [R, V]; the last dimension contiguous, any stride between rows. A row that holds NaN or +inf,
-            or nothing else than -inf, has no nucleus: what becomes of it is not defined.
+            or -inf only, has no nucleus: its result is not defined.
         top_p: float32 [R], in (0, 1]; 1 = everything stays.
 
     Raises:
@@ -31,11 +32,11 @@ def keep_top_p_(logits: torch.Tensor, top_p: torch.Tensor) -> None:
     if implementation(logits) == "cpp" and logits.shape[1] > 0:
         torch.ops.vllm_cpu.keep_top_p_(logits, top_p)
     else:
-        # CUDA takes this one, too: it sorts vocabularies quickly, and nothing here waits for the device.
+        # On CUDA, too: it sorts vocabularies quickly, and nothing here waits for the device.
         _reference(logits, top_p)
 
 
-def _reference(logits: torch.Tensor, top_p: torch.Tensor) -> None:
+def _reference(logits: Tensor, top_p: Tensor) -> None:
     values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
     probs = (values.double() - values.double().logsumexp(dim=-1)[:, None]).exp_()
     before = probs.cumsum(dim=-1) - probs

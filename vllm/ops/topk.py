@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from vllm.ops._dispatch import implementation
+from vllm.ops._dispatch import dispatch
 
 
-def topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k greatest logits of each row, by descending value; among equals the lower id comes first.
 
     Args:
-        logits: [R, V], float32, bfloat16 or float16, without NaN; the last dimension contiguous, any stride
-            between rows.
+        logits: [R, V], float32, bfloat16 or float16, without NaN; the last dimension contiguous, any stride between
+            rows.
         k: in [0, V].
 
     Returns:
@@ -27,18 +28,12 @@ def topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         )
     if not 0 <= k <= logits.shape[1]:
         raise ValueError(f"k must be in [0, {logits.shape[1]}], got {k}")
-    which = implementation(logits)
-    if which != "reference" and (logits.shape[1] <= 1 or logits.stride(1) == 1):
-        if which == "cpp":
-            values, ids = torch.ops.vllm_cpu.topk(logits, k)
-            return values, ids
-        from vllm.ops.triton import topk as kernels
-
-        return kernels.topk(logits, k)
-    return _reference(logits, k)
+    if logits.shape[1] > 1 and logits.stride(1) != 1:
+        return _reference(logits, k)
+    return dispatch("topk", logits, _reference)(logits, k)
 
 
-def _reference(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _reference(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     # A stable sort, because torch.topk promises no order among equals.
     values, ids = logits.float().sort(dim=-1, descending=True, stable=True)
     return values[:, :k].contiguous(), ids[:, :k].to(torch.int32)

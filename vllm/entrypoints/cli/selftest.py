@@ -84,7 +84,7 @@ def _run(args: argparse.Namespace) -> int:
 def _about(engine: LLMEngine) -> dict[str, Any]:
     import torch
 
-    from vllm.ops.loaded import cpu_kernel_isa
+    from vllm.ops.cpu_kernels import cpu_kernel_isa
 
     config = engine.vllm_config
     return {

@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vllm.ops.int8_linear import int8_linear, pack_int8_linear, take_int8_rows
-from vllm.ops.packed_linear import pack_linear, packed_linear
-from vllm.ops.packed_rows import take_packed_rows
+from vllm.ops.packed_linear import pack_linear, packed_linear, take_packed_rows
 
 
 @dataclass(frozen=True)

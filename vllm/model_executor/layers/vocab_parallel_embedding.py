@@ -12,8 +12,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.ops.embedding import embedding
-from vllm.ops.packed_linear import EXACT, PackedLinear
-from vllm.ops.packed_rows import packed_embedding
+from vllm.ops.packed_linear import EXACT, PackedLinear, packed_embedding
 
 
 class Embedding(nn.Module):

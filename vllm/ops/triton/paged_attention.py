@@ -1,23 +1,20 @@
 """Triton implementation of `paged_attention`: online softmax over tiles of the paged cache.
 
 Requests with one query are decoded: a program owns one key head of one request, with all the query heads that share
-it, and reads one split of the context at a time, or several one after the other where there are more requests than
-the device can run at once. What a split comes to is kept in float32, and a second kernel adds the splits up in their
-order. How a context is split follows from its own length alone.
+it, and reads one split of the context, or several in turn where there are more requests than the device can run at
+once. A split's partial result is kept in float32, and a second kernel adds the splits up in their order. How a context
+is split follows from its own length alone.
 
 Other requests are prefilled: a program owns one key head and a tile of rows: consecutive tokens of one request, each
-with all the query heads that share the key head. Which tile it owns follows from its number: request r's tiles start
-at query_start_loc[r] // tokens + r, a bound that the grid can be sized by without looking at the lengths on the
-device. Long tiles start first.
+with all the query heads that share the key head. Request r's tiles start at number query_start_loc[r] // tokens + r,
+which bounds the grid without reading lengths on the device. Long tiles start first. Tiles that every row sees in full
+have no mask; the masked ones come last.
 
-Both read keys and values once a program. Tiles of a prefill that every row sees in full have no mask; the masked ones
-come last.
+Tile shapes depend on the model and the device alone, so a row's bits do not depend on the other requests of the batch,
+nor on where a prompt was cut, except for pieces of one token, which are decoded.
 
-What holds of a row's bits: shapes depend on the model and the device alone, so they do not depend on the other
-requests of the batch. Nor do they depend on where a prompt was cut, but for pieces of one token, which are decoded.
-
-The grids depend on shapes alone: the number of requests, of tokens and of the block table's columns. Programs that
-have nothing to do leave at once. Products run in the tensors' dtype (float32 without TF32) and are summed in float32.
+The grids depend on shapes alone: the number of requests, of tokens and of the block table's columns. Programs without
+work return at once. Products run in the tensors' dtype (float32 without TF32) and are summed in float32.
 """
 
 from __future__ import annotations
@@ -26,14 +23,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm.ops.kv_cache import cache_rows
 from vllm.ops.triton.paged_decode import decode
 from vllm.ops.triton.paged_tiles import ANY_ALIGNMENT, LEAST_SHARED_KIB, Inputs, Tile, attend, padded, shared_kib
 
 
 def paged_attention(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
     block_table: Tensor,
     query_start_loc: Tensor,
     seq_lens: Tensor,
@@ -41,9 +39,8 @@ def paged_attention(
     out: Tensor,
     max_query_len: int | None,
 ) -> Tensor:
-    """Run the kernels. Arguments and result: `vllm.ops.paged_attention.paged_attention`, the caches as `cache_rows`
-    views them."""
     if len(q) and len(seq_lens):
+        keys, values = cache_rows(k_cache, v_cache, q.shape[-1])
         inputs = Inputs(q, keys, values, block_table, query_start_loc, seq_lens, scale, out)
         decode(inputs)
         if max_query_len != 1:
@@ -68,8 +65,8 @@ def _prefill(inputs: Inputs) -> None:
 
 
 def _prefill_tile(dims: int, element_size: int, shared: int) -> Tile:
-    """As many rows as spill no register and as shared memory (`shared` KiB) holds. float32, and on Turing everything,
-    is multiplied without tensor cores, which takes more registers."""
+    """As many rows as spill no register and fit shared memory (`shared` KiB). float32, and on Turing every dtype, is
+    multiplied without tensor cores, which takes more registers."""
     if shared == LEAST_SHARED_KIB:
         return Tile(64, 32, 8, 1) if dims <= 64 else Tile(32 if dims <= 128 else 16, 16, 4, 1)
     if element_size == 2:

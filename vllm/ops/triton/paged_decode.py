@@ -1,4 +1,4 @@
-"""Decoding, for `paged_attention`: requests with one query, whose context is split; paged_attention.py says how."""
+"""The decode kernels of `paged_attention`: requests with one query, whose context is split; see paged_attention.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 from vllm.ops.triton.paged_tiles import ANY_ALIGNMENT, LEAST_SHARED_KIB, Inputs, Tile, attend, padded, shared_kib
 
-# Contexts are split from this length on: below it the second kernel costs more than is won.
+# Contexts are split from this length on: below it the second kernel costs more than it saves.
 _SPLIT_TOKENS = 512
 # Splits of a long context times key heads: as many programs for one request as the largest devices have processors.
 _SPLITS_OF_ALL_HEADS = 128
@@ -63,8 +63,7 @@ def decode(inputs: Inputs) -> None:
 
 
 def _decode_tile(dims: int, element_size: int, group: int, shared: int) -> Tile:
-    """Few rows; keys and values of 16 KiB each a tile, of which two are on their way while one is computed with, but
-    for Turing, which cannot load ahead."""
+    """Few rows; keys and values of 16 KiB each a tile. Two tiles are loaded ahead, except on Turing, which cannot."""
     rows = max(16, triton.next_power_of_2(group))
     if shared == LEAST_SHARED_KIB:
         return Tile(rows, 32 if dims <= 128 else 16, 4, 1)
@@ -130,8 +129,7 @@ def _decode_kernel(
         highest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], dtype=tl.float32)
         sums = tl.zeros([ROWS, DIMS], dtype=tl.float32)
-        # One loop, masked throughout: its loads wait for memory anyway, and a second loop would start with none on
-        # their way.
+        # One loop, masked throughout: it waits for memory anyway, and a second one would start with no load in flight.
         highest, total, sums = attend(
             q,
             highest,
@@ -206,11 +204,8 @@ def _merge_splits_kernel(
         cell = first_cell + split * num_heads
         weights = tl.exp2(tl.load(highest_ptr + cell, mask=inside, other=float("-inf")) - highest)
         total += tl.sum(tl.load(total_ptr + cell, mask=inside, other=0.0) * weights, axis=0)
-        part = tl.load(
-            sums_ptr + cell[:, None] * HEAD_DIM + dim[None, :],
-            mask=inside[:, None] & (dim < HEAD_DIM)[None, :],
-            other=0.0,
-        )
+        mask = inside[:, None] & (dim < HEAD_DIM)[None, :]
+        part = tl.load(sums_ptr + cell[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0)
         sums += tl.sum(part * weights[:, None], axis=0)
     at = out_ptr + (token * num_heads + head) * HEAD_DIM + dim
     tl.store(at, (sums / total).to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)

@@ -1,4 +1,4 @@
-"""What the decode and the prefill kernels of `paged_attention` share: their inputs, and a row's walk over the keys."""
+"""What the decode and prefill kernels of `paged_attention` share: their inputs, and the loop over the keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAST_SHARED_KIB = 64
 """Turing's, the oldest generation that runs."""
 
 _LOG2_E = 1.4426950408889634
-# Parts of one upload, each step at other places in it: code for each alignment would be compiled while requests wait.
+# Parts of one upload, at other offsets each step: code for each alignment would be compiled while requests wait.
 ANY_ALIGNMENT = ["block_table_ptr", "query_start_loc_ptr", "seq_lens_ptr"]
 
 
@@ -29,7 +29,7 @@ class Tile(NamedTuple):
 
 @lru_cache(maxsize=8)
 def shared_kib(device: torch.device) -> int:
-    """Shared memory that a program can have."""
+    """Shared memory that a program may use."""
     if triton.knobs.runtime.interpret:
         return 99
     capability = triton.runtime.driver.active.get_current_target().arch
@@ -38,7 +38,7 @@ def shared_kib(device: torch.device) -> int:
 
 
 class Inputs(NamedTuple):
-    """What both kernels take, the strides of the first three aside."""
+    """What both kernels take, beside the strides of the first three."""
 
     q: Tensor
     keys: Tensor
@@ -80,7 +80,7 @@ class Inputs(NamedTuple):
 
 
 def padded(head_dim: int) -> int:
-    """The width that a head has in a product."""
+    """A head's width in a product."""
     return max(16, triton.next_power_of_2(head_dim))
 
 
@@ -92,7 +92,7 @@ def attend(
     sums,  # float32 [ROWS, DIMS]
     first,  # key to start at
     end,  # and to stop before
-    last_key,  # int32 [ROWS], the last one that a row sees, looked at if MASKED
+    last_key,  # int32 [ROWS], the last one that a row sees, read if MASKED
     table_row_ptr,  # int32 [blocks of the request]
     keys_ptr,  # one head's
     keys_block_stride,
@@ -109,8 +109,8 @@ def attend(
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Take the keys in [first, end) in. Without a mask every row must see all of them, in whole tiles; with it, every
-    row must see one of the first tile or of those before."""
+    """Add the keys in [first, end). Without a mask every row must see all of them, in whole tiles; with it, every row
+    must see one of the first tile or of those before."""
     dim = tl.arange(0, DIMS)
     for first_key in range(first, end, KEYS):
         key = first_key + tl.arange(0, KEYS)
