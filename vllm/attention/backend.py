@@ -1,26 +1,43 @@
-"""What a backend of attention is: a layout of the cache, the writing of keys and values, and attention over them."""
+"""The interface of attention backends: a layout of the cache, the writing of keys and values, and attention."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from vllm.attention.metadata import AttentionMetadata
 from vllm.ops.kv_cache import reshape_and_cache_
 from vllm.ops.rotary import rotary_and_cache_
 
 KVCache = tuple[Tensor, Tensor]
 
 
+@dataclass
+class AttentionMetadata:
+    """A step of T tokens of R requests, the requests' tokens one after another; every layer reads it.
+
+    Request r's queries are the last (query_start_loc[r + 1] - query_start_loc[r]) of its seq_lens[r] tokens.
+    """
+
+    slot_mapping: Tensor  # int64 [T], KV cache slot of each token: block id * block size + offset
+    block_table: Tensor  # int32 [R, blocks of the longest request], KV block ids
+    query_start_loc: Tensor  # int32 [R + 1], first token of each request
+    seq_lens: Tensor  # int32 [R], tokens with KV after this step
+    max_query_len: int
+    max_seq_len: int
+    # Tokens whose keys and values another request has at the same positions, and its slots for them, both int64 [S].
+    shared: tuple[Tensor, Tensor] | None = None
+
+
 class AttentionBackend(ABC):
     """One for an engine, called by every layer.
 
     Attributes:
-        name: what `attention_backend` calls it.
-        can_be_captured: a step with it can be captured in a CUDA graph: `attend` launches what follows from shapes,
-            max_query_len and max_seq_len alone, and does nothing on the host that a replay would miss.
+        name: its value of `attention_backend`.
+        can_be_captured: a step with it can be captured in a CUDA graph: the launches of `attend` depend on shapes,
+            max_query_len and max_seq_len alone, and it does nothing on the host that a replay would miss.
     """
 
     name: ClassVar[str]
@@ -35,7 +52,7 @@ class AttentionBackend(ABC):
         """Causal attention of q [T, Hq, D] over keys and values already in the cache; returns [T, Hq, D]."""
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: KVCache, attn: AttentionMetadata) -> None:
-        """Put k, v [T, Hkv, D] into the cache's slots."""
+        """Write k, v [T, Hkv, D] into the cache's slots."""
         k_cache, v_cache = self._of_operations(kv_cache)
         reshape_and_cache_(k, v, k_cache, v_cache, attn.slot_mapping)
         _write_shared(k, v, k_cache, v_cache, attn)
@@ -50,7 +67,7 @@ class AttentionBackend(ABC):
         kv_cache: KVCache,
         attn: AttentionMetadata,
     ) -> None:
-        """Rotate q [T, Hq, D] and k [T, Hkv, D] in place by positions [T], then put k, v into the cache's slots."""
+        """Rotate q [T, Hq, D] and k [T, Hkv, D] in place by positions [T], then write k, v into the cache's slots."""
         k_cache, v_cache = self._of_operations(kv_cache)
         rotary_and_cache_(positions, q, k, v, cos_sin_cache, k_cache, v_cache, attn.slot_mapping)
         _write_shared(k, v, k_cache, v_cache, attn)

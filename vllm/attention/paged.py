@@ -5,17 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm.attention.backend import AttentionBackend, KVCache
-from vllm.attention.metadata import AttentionMetadata
+from vllm.attention.backend import AttentionBackend, AttentionMetadata, KVCache
 from vllm.ops.kv_cache import kv_cache_shape, kv_rows_shape
 from vllm.ops.paged_attention import paged_attention
 
 
 class PagedAttention(AttentionBackend):
-    """
-    Args:
-        device: its kind decides the layout of the cache; attention takes either.
-    """
+    """Attention by `vllm.ops`; the cache's layout is the one that suits `device`."""
 
     name = "paged"
 
@@ -26,13 +22,5 @@ class PagedAttention(AttentionBackend):
         return self._shape(num_blocks, block_size, num_kv_heads, head_dim)
 
     def attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, scale: float) -> Tensor:
-        return paged_attention(
-            q,
-            kv_cache[0],
-            kv_cache[1],
-            attn.block_table,
-            attn.query_start_loc,
-            attn.seq_lens,
-            scale,
-            max_query_len=attn.max_query_len,
-        )
+        requests = attn.block_table, attn.query_start_loc, attn.seq_lens
+        return paged_attention(q, *kv_cache, *requests, scale, max_query_len=attn.max_query_len)

@@ -1,4 +1,4 @@
-"""Which backend an engine attends with."""
+"""The choice of an engine's attention backend."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ logger = init_logger(__name__)
 def select_backend(
     name: str, device: torch.device | str, dtype: torch.dtype, head_dim: int, block_size: int
 ) -> AttentionBackend:
-    """The backend that `attention_backend` asks for. "auto" is "varlen" on a CUDA device where a trial shows that it
-    serves, else "paged".
+    """The backend of an `attention_backend`. "auto" is "varlen" on a CUDA device where a trial call of it works, else
+    "paged".
 
     Args:
         name: "auto", "paged", "varlen" or "flashinfer".
@@ -26,7 +26,7 @@ def select_backend(
         block_size: tokens a KV block.
 
     Raises:
-        ValueError: the backend named cannot serve here; says why.
+        ValueError: the backend named cannot be used here; says why.
     """
     device = torch.device(device)
     if name == "varlen":
@@ -46,10 +46,10 @@ def select_backend(
 
 
 def check_backend(name: str, device: torch.device | str, dtype: torch.dtype, head_dim: int) -> None:
-    """Refuse a backend that cannot serve, as far as can be told without running it. Arguments: `select_backend`.
+    """Refuse a backend that cannot be used, as far as is known without running it. Arguments: `select_backend`.
 
     Raises:
-        ValueError: no such backend, or it cannot serve here; says why.
+        ValueError: no such backend, or it cannot be used here; says why.
     """
     if name in ("auto", "paged"):
         return

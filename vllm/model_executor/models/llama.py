@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from vllm.attention.metadata import AttentionMetadata
+from vllm.attention.backend import AttentionMetadata
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLinear
