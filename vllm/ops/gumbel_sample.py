@@ -16,12 +16,7 @@ _BELOW_ONE = 1.0 - 2.0**-24
 
 
 def gumbel_sample(
-    logits: Tensor,
-    temperature: Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-    idx_mapping: Tensor,
-    first_id: int = 0,
+    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, idx_mapping: Tensor, first_id: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Draw one token from softmax(logits / temperature) of each row.
 
@@ -46,12 +41,7 @@ def gumbel_sample(
 
 
 def _reference(
-    logits: Tensor,
-    temperature: Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-    idx_mapping: Tensor,
-    first_id: int,
+    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, idx_mapping: Tensor, first_id: int
 ) -> tuple[Tensor, Tensor]:
     slots = idx_mapping.to(torch.int64)
     noise = _gumbel(_random_bits(seeds[slots], positions, logits.shape[1], first_id))

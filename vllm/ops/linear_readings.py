@@ -16,12 +16,7 @@ from vllm.ops.token_readings import Readings, token_readings
 _REFERENCE_BYTES = 64 * 2**20
 
 
-def linear_readings(
-    hidden: Tensor,
-    weight: Tensor,
-    token_ids: Tensor,
-    num_token_ids: Tensor | None = None,
-) -> Readings:
+def linear_readings(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token_ids: Tensor | None = None) -> Readings:
     """Read chosen tokens of each row of `hidden` times the transpose of `weight`, in a fraction of the logits' memory.
 
     The logits are the float32 sums of the products, not rounded to the inputs' dtype. Ties share the better rank.

@@ -1,4 +1,4 @@
-"""Logits of chosen token ids, beside all others or by themselves."""
+"""Logits of chosen token ids, beside all others or alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_indices(name: str, indices: Any, vocab_size: int | None = None) -> lis
     Args:
         name: of the argument, for the error.
         indices: a list, tuple, range, integer array or tensor.
-        vocab_size: their limit; None = known later.
+        vocab_size: their limit; None = none yet.
 
     Raises:
         VLLMValidationError: another type, or an index outside [0, vocab_size).
@@ -29,15 +29,15 @@ def check_indices(name: str, indices: Any, vocab_size: int | None = None) -> lis
     for index in ids:
         if index < 0 or (vocab_size is not None and index >= vocab_size):
             limits = "at least 0" if vocab_size is None else f"in [0, {vocab_size}), the model's vocabulary"
-            raise VLLMValidationError(f"{name} must be {limits}; got {shown(index)}", parameter=name, value=index)
+            raise VLLMValidationError(f"{name} must be {limits}; got {shown(index)}", name, index)
     return ids
 
 
 class LogitsProcessorWithIndexedOutput(nn.Module):
-    """Logits, and those of chosen token ids apart.
+    """Logits, and those of chosen token ids.
 
-    Where several ranks share the head, all of them make the same calls. Each gets its own part of the logits, as the
-    head gives them, and the chosen ones of the whole vocabulary: only these travel.
+    Ranks that share the head all make the same calls. Each gets its own part of the logits, and the chosen ones of the
+    whole vocabulary: only these are exchanged.
 
     Args:
         vocab_size: V, the head's outputs.
@@ -54,14 +54,10 @@ class LogitsProcessorWithIndexedOutput(nn.Module):
         self._columns = torch.tensor(self.return_indices, dtype=torch.int64)
         self._source: Any = None
         self._taken: Any = None
-        self._own_positions: Tensor  # of the return_indices that are this rank's
+        self._own_positions: Tensor  # of this rank's return_indices
 
     def forward(self, lm_head: ParallelLMHead, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """All logits and the chosen ones among them.
-
-        Args:
-            lm_head: the model's head.
-            hidden_states: [L, H] in the head's dtype.
+        """All logits and the chosen ones among them, of hidden states [L, H] in the head's dtype.
 
         Returns:
             float32 logits [L, V], of several ranks [L, V_rank] (`lm_head.vocab_range`); and indexed logits, float32
@@ -75,18 +71,11 @@ class LogitsProcessorWithIndexedOutput(nn.Module):
         return logits, vocab_slice.gather_columns(logits, self._columns.to(logits.device))
 
     def indexed_logits(self, lm_head: ParallelLMHead, hidden_states: Tensor) -> Tensor:
-        """The chosen logits alone, float32 [L, I], on every rank.
+        """The chosen logits alone, float32 [L, I], on every rank; arguments and errors as in `forward`.
 
-        Only the chosen rows of the head are multiplied with. They are copied out of it at the first call and kept
-        for the next: I * H values, rounded up to 32 rows on CPU. With our own packed layout the result has the very
-        bits of the head's; with a plain weight (CUDA) it may differ by the rounding of the order of sums.
-
-        Args:
-            lm_head: the model's head.
-            hidden_states: [L, H] in the head's dtype.
-
-        Raises:
-            ValueError: the head has another vocabulary.
+        Only the chosen rows of the head are multiplied with. They are copied at the first call and kept: I * H values,
+        rounded up to 32 rows on CPU. With our own packed layout the result has the bits of the head's; with a plain
+        weight (CUDA) it may differ by the rounding of the order of sums.
         """
         vocab_slice = self._slice_of(lm_head)
         if self._source is not lm_head.packed:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vllm.distributed.communicator import split_vocab
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
+from vllm.model_executor.layers.linear import UNQUANTIZED, LinearMethod
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.ops.embedding import embedding
 from vllm.ops.packed_linear import EXACT, PackedLinear, packed_embedding
@@ -23,17 +23,15 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_rows, hidden_size), requires_grad=False)
 
     def forward(self, indices: Tensor) -> Tensor:
-        """int32 or int64 [T] -> [T, H]."""
         return embedding(indices, self.weight)
 
 
 class VocabParallelEmbedding(nn.Module):
-    """A row of H values for each token id.
+    """A row of H values for each token id, the same on every rank of `group`.
 
     Attributes:
-        group: the ranks that share the vocabulary of V ids.
         vocab_range: the ids whose rows this rank holds: see split_vocab.
-        weight: those rows, [V_rank, H]; None when a head's packed copy serves.
+        weight: those rows, [V_rank, H]; None when a head's packed copy is read.
     """
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
@@ -46,18 +44,17 @@ class VocabParallelEmbedding(nn.Module):
         self._packed: PackedLinear | None = None
 
     def look_up_in(self, packed: PackedLinear) -> None:
-        """Let go of the weight for a packed copy of it that somebody else needs."""
+        """Free the weight and read the head's packed copy of it."""
         self._packed = packed
         self.weight = None
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """int32 or int64 [T] -> [T, H], the same on every rank."""
         if self.group.world_size == 1:
             return self._rows(input_ids)
         local = input_ids - self.vocab_range.start
-        is_strange = (local < 0) | (local >= len(self.vocab_range))
-        rows = self._rows(local.masked_fill_(is_strange, 0))
-        return self.group.all_reduce(rows.masked_fill_(is_strange[:, None], 0))
+        is_elsewhere = (local < 0) | (local >= len(self.vocab_range))
+        rows = self._rows(local.masked_fill_(is_elsewhere, 0))
+        return self.group.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0))
 
     def _rows(self, indices: Tensor) -> Tensor:
         if self._packed is not None:
@@ -66,7 +63,6 @@ class VocabParallelEmbedding(nn.Module):
         return embedding(indices, self.weight)
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
-        """Where the checkpoint's `weight` goes."""
         assert self.weight is not None
         return {"weight": _vocab_slot(self.weight, self.vocab_size, self.vocab_range)}
 
@@ -77,8 +73,7 @@ class ParallelLMHead(nn.Module):
     Args:
         vocab_size: V, rows of W.
         hidden_size: width of x.
-        tied_to: embedding whose weight is W. Where the head packs it so that a row can still be had, the embedding
-            reads that copy, too.
+        tied_to: embedding whose weight is W. If the head's packed copy keeps W's values, the embedding reads that copy.
 
     Attributes:
         group: the ranks that share the vocabulary.
@@ -99,23 +94,23 @@ class ParallelLMHead(nn.Module):
         self.packed: Any
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[L, H] -> float32 [L, V_rank], whatever the model's dtype: rounding would make ties that are not its own."""
+        """[L, H] -> float32 [L, V_rank], whatever the model's dtype: rounding would make ties."""
         return self.method.apply(hidden, self.packed, float_out=True)
 
     @property
     def plain_weight(self) -> Tensor | None:
-        """The weight [V, H] where this rank has all of it, as the checkpoint has it; else None."""
+        """The weight [V, H] where this rank has all of it, unpacked; else None."""
         is_plain = isinstance(self.packed, PackedLinear) and self.packed.layout == "plain"
         return self.packed.weight if is_plain and self.group.world_size == 1 else None
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
-        """Where the checkpoint's `weight` goes, unless it is an embedding's."""
+        """Where the checkpoint's `weight` goes; empty if it is an embedding's."""
         if self.weight is None:
             return {}
         return {"weight": _vocab_slot(self.weight, self.vocab_size, self.vocab_range)}
 
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
-        """Pack the loaded weight as `method` does and let go of the plain one, unless an embedding still needs it."""
+        """Pack the loaded weight by `method` and free the plain one, unless an embedding still needs it."""
         (tied_to,) = self._tied_to
         weight = self.weight if tied_to is None else tied_to.weight
         assert weight is not None

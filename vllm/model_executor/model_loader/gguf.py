@@ -21,25 +21,19 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader import gguf_names
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_tokenizer import write_tokenizer
-from vllm.model_executor.model_loader.progress import progress_bar
-from vllm.model_executor.model_loader.safetensors_file import SafetensorsWriter
+from vllm.model_executor.model_loader.safetensors_file import SafetensorsWriter, progress_bar
 
 logger = init_logger(__name__)
 
-# Raise when what a conversion writes changes: older copies are then left alone and new ones made.
+# Increase when what a conversion writes changes: older copies are then not used.
 _FORMAT = 1
 _WEIGHTS = "model.safetensors"
 _NUM_THREADS = 2
 
 
 def converted_folder(path: Path, dtype: str, use_tqdm: bool = False) -> Path:
-    """The folder with the file's weights in `dtype`, its configuration and its tokenizer; made if not there.
-
-    Several processes may ask at once: each makes its own copy aside and one of them becomes the folder.
-
-    Args:
-        path: the .gguf file.
-        dtype: "float32", "bfloat16" or "float16".
+    """The folder with the .gguf file's weights in `dtype` ("float32", "bfloat16" or "float16"), its configuration and
+    tokenizer; made if missing. Concurrent processes each make a copy, of which the first to finish becomes the folder.
 
     Raises:
         ValueError: a file that is not GGUF, is cut, or holds a model or tokenizer that is not supported.
@@ -56,9 +50,8 @@ def converted_folder(path: Path, dtype: str, use_tqdm: bool = False) -> Path:
             with _becoming(folder) as temporary:
                 _convert(path, dtype, temporary, folder.parent, use_tqdm)
     except PermissionError as error:
-        raise PermissionError(
-            f"the cache folder cannot be written ({error}); VLLM_CACHE_ROOT names another one"
-        ) from error
+        message = f"the cache folder cannot be written ({error}); VLLM_CACHE_ROOT names another one"
+        raise PermissionError(message) from error
     return folder
 
 
@@ -74,7 +67,7 @@ def _convert(path: Path, dtype: str, folder: Path, siblings: Path, use_tqdm: boo
 
 
 def _write_weights(file: GGUFFile, config: dict[str, Any], dtype: torch.dtype, target: Path, use_tqdm: bool) -> None:
-    """Dequantise tensor by tensor, a few at a time, so that memory stays far below the model's size."""
+    """Dequantise a few tensors at a time, so that memory stays far below the model's size."""
     names = gguf_names.weight_names(file)
     shapes = {new: file.tensors[old].shape for old, new in names.items()}
 
@@ -98,7 +91,7 @@ def _write_weights(file: GGUFFile, config: dict[str, Any], dtype: torch.dtype, t
 
 @contextlib.contextmanager
 def _becoming(folder: Path) -> Iterator[Path]:
-    """A temporary folder that is renamed to `folder` at the end, unless another process was faster."""
+    """A temporary folder that is renamed to `folder` at the end, unless another process did so first."""
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         yield temporary

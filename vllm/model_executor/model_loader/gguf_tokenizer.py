@@ -9,8 +9,8 @@ from typing import Any
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 
 _CONTROL, _USER_DEFINED = 3, 4
-# Vocabularies whose merges were learned on GPT-2's own split of the text. Building these here spares the
-# several seconds that importing transformers and its reading of the file take; the result is the same.
+# Vocabularies whose merges were learned on GPT-2's own split of the text. Building these here is several seconds faster
+# than transformers; the result is the same.
 _GPT2_SPLITS = ("gpt-2", "smollm")
 _SPECIAL = {
     "bos_token": "bos_token_id",
@@ -21,11 +21,8 @@ _SPECIAL = {
 
 
 def write_tokenizer(file: GGUFFile, folder: Path) -> None:
-    """Put tokenizer.json, tokenizer_config.json and, where the file has one, the chat template into `folder`.
-
-    Raises:
-        ValueError: the file holds no tokenizer, or one that transformers cannot read.
-    """
+    """Write tokenizer.json, tokenizer_config.json and, where the file has one, the chat template into `folder`;
+    ValueError if the file has no tokenizer, or one that transformers cannot read."""
     meta = file.metadata
     if "tokenizer.ggml.tokens" not in meta:
         raise ValueError(f"{file.path.name} holds no tokenizer")
@@ -71,7 +68,7 @@ def _byte_level_tokenizer(meta: dict[str, Any]) -> Any:
 
 
 def _tokens_around(meta: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Texts of the tokens that stand before and after every prompt."""
+    """Texts of the tokens before and after every prompt."""
     tokens = meta["tokenizer.ggml.tokens"]
 
     def text(flag: str, which: str) -> str | None:
@@ -83,10 +80,7 @@ def _tokens_around(meta: dict[str, Any]) -> tuple[str | None, str | None]:
 
 def _write_tokenizer_config(meta: dict[str, Any], folder: Path) -> None:
     tokens = meta["tokenizer.ggml.tokens"]
-    config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-    }
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for name, key in _SPECIAL.items():
         token_id = meta.get(f"tokenizer.ggml.{key}")
         if token_id is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from vllm.attention.backend import AttentionMetadata
+from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLinear
@@ -13,18 +13,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.ops.rms_norm import AddedNorm
 from vllm.transformers_utils.config import HFConfig
 
-KVCache = tuple[Tensor, Tensor]
-
 
 class LlamaAttention(nn.Module):
-    """Self-attention.
-
-    Args:
-        rotary: the model's position table, shared by all layers.
-        qkv_bias: the query, key and value projections have a bias.
-        o_bias: the output projection has a bias.
-        qk_norm: normalise each head's query and key before rotating (Qwen3).
-    """
+    """Self-attention; with `qk_norm` each head's query and key are normalised before they are rotated (Qwen3)."""
 
     def __init__(
         self, config: HFConfig, rotary: RotaryEmbedding, qkv_bias: bool, o_bias: bool, qk_norm: bool = False
@@ -67,13 +58,12 @@ class LlamaMLP(nn.Module):
         self.down_proj = RowParallelLinear(inner, hidden, config.mlp_bias, "down_proj")
 
     def forward(self, x: Tensor, norm: AddedNorm) -> Tensor:
-        """[T, H], to which `norm` is applied first -> [T, H]."""
         return self.down_proj(self.gate_up_proj(x, norm))
 
 
 class LlamaDecoderLayer(nn.Module):
-    """One block. What it and its attention put out is added to the residual stream by the next norm, and that is done
-    by the product that takes the sum: one operation for all three."""
+    """One block. Its output and its attention's are added to the residual stream by the next norm, which the following
+    product applies: one operation for all three."""
 
     def __init__(self, config: HFConfig, attention: LlamaAttention) -> None:
         super().__init__()
@@ -121,7 +111,6 @@ class LlamaModel(nn.Module):
         attn: AttentionMetadata,
         rows: Tensor | None,
     ) -> Tensor:
-        """See LlamaForCausalLM.forward."""
         hidden = self.embed_tokens(input_ids)
         residual: Tensor | None = None
         last = len(self.layers) - 1
@@ -135,11 +124,7 @@ class LlamaModel(nn.Module):
 
 class LlamaForCausalLM(nn.Module):
     """The architecture of Llama, SmolLM2 and Mistral; Qwen2 and Qwen3 differ from it in their attention only.
-
-    Args:
-        config: the model's configuration.
-        max_model_len: longest sequence; sizes the position table.
-    """
+    `max_model_len` is the longest sequence."""
 
     def __init__(self, config: HFConfig, max_model_len: int) -> None:
         super().__init__()
@@ -167,9 +152,9 @@ class LlamaForCausalLM(nn.Module):
             input_ids: int32 or int64 [T].
             positions: int64 [T].
             kv_caches: key and value cache of each layer.
-            attn: how the tokens belong to requests and blocks.
-            logits_rows: int64 [L], increasing: tokens whose result is wanted, the last block computes no
-                others; None = all.
+            attn: the tokens' requests and blocks.
+            logits_rows: int64 [L], increasing: tokens whose result is returned, the last block computes no others;
+                None = all.
 
         Returns:
             [L, H], or [T, H] without logits_rows.
