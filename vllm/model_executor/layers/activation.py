@@ -34,8 +34,8 @@ def get_act_fn(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def _row_by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """[T, I] -> [T, I]. PyTorch's function for whole vectors of the flattened tensor rounds differently from that for the
-    rest of a thread's share, whose place depends on T."""
+    """[T, I] -> [T, I]. PyTorch's function for whole vectors of the flattened tensor rounds differently from that for
+    the rest of a thread's share, whose place depends on T."""
     out = torch.empty_like(x)
     for row, own in zip(x.unbind(), out.unbind(), strict=True):
         own.copy_(function(row))

@@ -104,20 +104,14 @@ class LlamaModel(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        kv_caches: list[KVCache],
-        attn: AttentionMetadata,
-        rows: Tensor | None,
+        self, ids: Tensor, positions: Tensor, kv_caches: list[KVCache], attn: AttentionMetadata, rows: Tensor | None
     ) -> Tensor:
-        hidden = self.embed_tokens(input_ids)
+        hidden = self.embed_tokens(ids)
         residual: Tensor | None = None
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            hidden, residual = layer(
-                positions, hidden, residual, kv_caches[index], attn, rows if index == last else None
-            )
+            layer_rows = rows if index == last else None
+            hidden, residual = layer(positions, hidden, residual, kv_caches[index], attn, layer_rows)
         assert residual is not None
         return self.norm.adding_to(residual)(hidden)
 

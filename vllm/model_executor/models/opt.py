@@ -84,14 +84,9 @@ class OPTDecoder(nn.Module):
             self.final_layer_norm = LayerNorm(hidden, config.layer_norm_elementwise_affine)
 
     def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        kv_caches: list[KVCache],
-        attn: AttentionMetadata,
-        rows: Tensor | None,
+        self, ids: Tensor, positions: Tensor, kv_caches: list[KVCache], attn: AttentionMetadata, rows: Tensor | None
     ) -> Tensor:
-        hidden = self.embed_tokens(input_ids)
+        hidden = self.embed_tokens(ids)
         if self.project_in is not None:
             hidden = self.project_in(hidden)
         hidden = hidden + self.embed_positions(positions + _POSITION_OFFSET)

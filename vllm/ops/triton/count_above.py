@@ -22,20 +22,11 @@ def count_above(logits: Tensor, values: Tensor, num_values: Tensor | None) -> Te
     if not counts.numel():
         return counts
     vocab_size = logits.shape[1]
-    has_counts = num_values is not None
-    _count_above_kernel[(num_rows, triton.cdiv(vocab_size, _BLOCK))](
-        logits,
-        logits.stride(0),
-        vocab_size,
-        values,
-        values.stride(0),
-        num_columns,
-        num_values if has_counts else counts,
-        counts,
-        HAS_COUNTS=has_counts,
-        BLOCK=_BLOCK,
-        GROUP=_GROUP,
-    )
+    rows = logits, logits.stride(0), vocab_size
+    thresholds = values, values.stride(0), num_columns
+    constants = dict(HAS_COUNTS=num_values is not None, BLOCK=_BLOCK, GROUP=_GROUP)
+    grid = num_rows, triton.cdiv(vocab_size, _BLOCK)
+    _count_above_kernel[grid](*rows, *thresholds, counts if num_values is None else num_values, counts, **constants)
     return counts
 
 

@@ -19,19 +19,10 @@ def fill_logprob_token_ids(
     num_rows, width = columns.shape
     counts = torch.empty(num_rows, dtype=torch.int32, device=columns.device)
     if num_rows:
+        targets = columns, columns.stride(0), first_column, width
+        lists = token_ids, token_ids.stride(0), list_idx, num_token_ids
         _fill_logprob_token_ids_kernel[(num_rows,)](
-            columns,
-            columns.stride(0),
-            first_column,
-            width,
-            expanded_idx_mapping,
-            token_ids,
-            token_ids.stride(0),
-            list_idx,
-            num_token_ids,
-            counts,
-            BLOCK=128,
-            num_warps=1,
+            *targets, expanded_idx_mapping, *lists, counts, BLOCK=128, num_warps=1
         )
     return counts
 

@@ -28,23 +28,12 @@ def gumbel_sample(
         return sampled, scores
     chunk_best = torch.empty((num_rows, num_chunks), dtype=torch.float32, device=logits.device)
     chunk_ids = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=logits.device)
-    _gumbel_kernel[(num_rows, num_chunks)](
-        logits,
-        logits.stride(0),
-        vocab_size,
-        temperature,
-        seeds,
-        positions,
-        idx_mapping,
-        first_group,
-        skipped,
-        chunk_best,
-        chunk_ids,
-        BLOCK=_BLOCK,
-    )
-    _best_kernel[(num_rows,)](
-        chunk_best, chunk_ids, num_chunks, first_id, sampled, scores, CHUNKS=triton.next_power_of_2(num_chunks)
-    )
+    rows = logits, logits.stride(0), vocab_size
+    chunks = chunk_best, chunk_ids
+    slots = temperature, seeds, positions, idx_mapping
+    _gumbel_kernel[(num_rows, num_chunks)](*rows, *slots, first_group, skipped, *chunks, BLOCK=_BLOCK)
+    padded = triton.next_power_of_2(num_chunks)
+    _best_kernel[(num_rows,)](*chunks, num_chunks, first_id, sampled, scores, CHUNKS=padded)
     return sampled, scores
 
 

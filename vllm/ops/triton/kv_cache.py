@@ -19,22 +19,11 @@ def reshape_and_cache_(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, s
     if not tokens:
         return
     keys, values = cache_rows(k_cache, v_cache, head_dim)
-    _write_cache_kernel[(tokens, triton.cdiv(num_heads, _HEADS))](
-        k,
-        *k.stride()[:2],
-        v,
-        *v.stride()[:2],
-        keys,
-        *keys.stride(),
-        values,
-        *values.stride()[:3],
-        slot_mapping,
-        num_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=keys.shape[2],
-        HEADS=_HEADS,
-        DIMS=triton.next_power_of_2(head_dim),
-    )
+    heads = k, *k.stride()[:2], v, *v.stride()[:2]
+    caches = keys, *keys.stride(), values, *values.stride()[:3]
+    sizes = dict(HEAD_DIM=head_dim, BLOCK_SIZE=keys.shape[2], HEADS=_HEADS, DIMS=triton.next_power_of_2(head_dim))
+    grid = tokens, triton.cdiv(num_heads, _HEADS)
+    _write_cache_kernel[grid](*heads, *caches, slot_mapping, num_heads, **sizes)
 
 
 # A part of one upload, at another offset each step: do not compile for each alignment.

@@ -53,15 +53,9 @@ def _prefill(inputs: Inputs) -> None:
     group = q.shape[1] // kv_heads
     tile = _prefill_tile(padded(q.shape[2]), q.element_size(), shared_kib(q.device))
     rows = max(tile.rows, triton.next_power_of_2(group))
-    _prefill_kernel[(kv_heads, len(q) // (rows // group) + requests)](
-        *inputs.arguments(),
-        requests,
-        **inputs.constants(),
-        ROWS=rows,
-        KEYS=tile.keys,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-    )
+    launch = {"ROWS": rows, "KEYS": tile.keys, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    grid = kv_heads, len(q) // (rows // group) + requests
+    _prefill_kernel[grid](*inputs.arguments(), requests, **inputs.constants(), **launch)
 
 
 def _prefill_tile(dims: int, element_size: int, shared: int) -> Tile:
@@ -156,8 +150,6 @@ def _prefill_kernel(
             scale,
             HEAD_DIM,
             BLOCK_SIZE,
-            DIMS,
-            WIDEN,
             KEYS,
             MASKED,
         )

@@ -32,33 +32,16 @@ def decode(inputs: Inputs) -> None:
     cells = (requests, splits, num_heads) if splits > 1 else (0, 0, 0)
     sums = torch.empty((*cells, head_dim), dtype=torch.float32, device=q.device)
     highest, total = (torch.empty(cells, dtype=torch.float32, device=q.device) for _ in range(2))
+    parts = sums, highest, total, splits
     splitting = {"MAX_SPLITS": max_splits, "SPLIT_TOKENS": _SPLIT_TOKENS, "KEYS": tile.keys}
+    launch = {"ROWS": tile.rows, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
     _decode_kernel[(kv_heads, requests, programs)](
-        *inputs.arguments(),
-        sums,
-        highest,
-        total,
-        splits,
-        **inputs.constants(),
-        **splitting,
-        ROWS=tile.rows,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        *inputs.arguments(), *parts, **inputs.constants(), **splitting, **launch
     )
     if splits > 1:
+        sizes = {"HEAD_DIM": head_dim, "DIMS": dims, "ALL_SPLITS": triton.next_power_of_2(max_splits)}
         _merge_splits_kernel[(num_heads, requests)](
-            sums,
-            highest,
-            total,
-            splits,
-            inputs.query_start_loc,
-            inputs.seq_lens,
-            inputs.out,
-            HEAD_DIM=head_dim,
-            DIMS=dims,
-            **splitting,
-            ALL_SPLITS=triton.next_power_of_2(max_splits),
-            SPLITS=_MERGED_SPLITS,
+            *parts, inputs.query_start_loc, inputs.seq_lens, inputs.out, **sizes, **splitting, SPLITS=_MERGED_SPLITS
         )
 
 
@@ -149,8 +132,6 @@ def _decode_kernel(
             scale,
             HEAD_DIM,
             BLOCK_SIZE,
-            DIMS,
-            WIDEN,
             KEYS,
             True,
         )

@@ -51,20 +51,9 @@ class Inputs(NamedTuple):
 
     def arguments(self) -> tuple:
         """In the kernels' order."""
-        return (
-            self.q,
-            *self.q.stride()[:2],
-            self.keys,
-            *self.keys.stride(),
-            self.values,
-            *self.values.stride()[:3],
-            self.block_table,
-            self.block_table.stride(0),
-            self.query_start_loc,
-            self.seq_lens,
-            self.scale * _LOG2_E,
-            self.out,
-        )
+        caches = self.keys, *self.keys.stride(), self.values, *self.values.stride()[:3]
+        requests = self.block_table, self.block_table.stride(0), self.query_start_loc, self.seq_lens
+        return self.q, *self.q.stride()[:2], *caches, *requests, self.scale * _LOG2_E, self.out
 
     def constants(self) -> dict[str, int | bool]:
         """By the kernels' names."""
@@ -104,13 +93,12 @@ def attend(
     scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    DIMS: tl.constexpr,
-    WIDEN: tl.constexpr,
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Add the keys in [first, end). Without a mask every row must see all of them, in whole tiles; with it, every row
     must see one of the first tile or of those before."""
+    DIMS: tl.constexpr = q.shape[1]
     dim = tl.arange(0, DIMS)
     for first_key in range(first, end, KEYS):
         key = first_key + tl.arange(0, KEYS)
@@ -131,9 +119,8 @@ def attend(
         else:
             keys = tl.load(key_ptrs)
             values = tl.load(value_ptrs)
-        if WIDEN:
-            keys = keys.to(tl.float32)
-            values = values.to(tl.float32)
+        keys = keys.to(q.dtype)
+        values = values.to(q.dtype)
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
         if MASKED:
             scores = tl.where(key[None, :] <= last_key[:, None], scores, float("-inf"))

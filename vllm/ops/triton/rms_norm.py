@@ -32,22 +32,12 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
         return out
     block = triton.next_power_of_2(hidden)
     rows = max(1, _TILE // block)
-    _rms_norm_kernel[(triton.cdiv(tokens * num_heads, rows),)](
-        x,
-        *x.stride()[:2],
-        residual if residual is not None else x,
-        residual.stride(0) if residual is not None else 0,
-        weight,
-        out,
-        tokens * num_heads,
-        num_heads,
-        hidden,
-        eps,
-        HAS_RESIDUAL=residual is not None,
-        ROWS=rows,
-        BLOCK=block,
-        num_warps=min(16, max(4, block // _VALUES_A_WARP)),
-    )
+    stream = (x, 0) if residual is None else (residual, residual.stride(0))
+    sizes = tokens * num_heads, num_heads, hidden, eps
+    constants = dict(HAS_RESIDUAL=residual is not None, ROWS=rows, BLOCK=block)
+    num_warps = min(16, max(4, block // _VALUES_A_WARP))
+    grid = (triton.cdiv(tokens * num_heads, rows),)
+    _rms_norm_kernel[grid](x, *x.stride()[:2], *stream, weight, out, *sizes, **constants, num_warps=num_warps)
     return out
 
 

@@ -21,21 +21,11 @@ def rotary_embedding_(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Te
     if not tokens or not half:
         return
     q_programs = triton.cdiv(q.shape[1], _HEADS)
-    _rotary_kernel[(tokens, q_programs + triton.cdiv(k.shape[1], _HEADS))](
-        positions,
-        cos_sin_cache,
-        cos_sin_cache.stride(0),
-        half,
-        q,
-        *q.stride()[:2],
-        q.shape[1],
-        q_programs,
-        k,
-        *k.stride()[:2],
-        k.shape[1],
-        HEADS=_HEADS,
-        BLOCK=triton.next_power_of_2(half),
-    )
+    queries = q, *q.stride()[:2], q.shape[1], q_programs
+    angles = positions, cos_sin_cache, cos_sin_cache.stride(0), half
+    keys = k, *k.stride()[:2], k.shape[1]
+    grid = tokens, q_programs + triton.cdiv(k.shape[1], _HEADS)
+    _rotary_kernel[grid](*angles, *queries, *keys, HEADS=_HEADS, BLOCK=triton.next_power_of_2(half))
 
 
 @triton.jit
@@ -101,32 +91,14 @@ def rotary_and_cache_(
     keys, values = cache_rows(k_cache, v_cache, head_dim)
     half = cos_sin_cache.shape[1] // 2
     q_programs, kv_programs = triton.cdiv(q.shape[1], _HEADS), triton.cdiv(kv_heads, _HEADS)
-    _rotary_and_cache_kernel[(tokens, q_programs + 2 * kv_programs)](
-        positions,
-        cos_sin_cache,
-        cos_sin_cache.stride(0),
-        q,
-        *q.stride()[:2],
-        q.shape[1],
-        q_programs,
-        k,
-        *k.stride()[:2],
-        v,
-        *v.stride()[:2],
-        kv_heads,
-        kv_programs,
-        keys,
-        *keys.stride(),
-        values,
-        *values.stride()[:3],
-        slot_mapping,
-        HALF=half,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=keys.shape[2],
-        HEADS=_HEADS,
-        ANGLES=max(1, triton.next_power_of_2(half)),
-        DIMS=triton.next_power_of_2(head_dim),
-    )
+    angles = positions, cos_sin_cache, cos_sin_cache.stride(0)
+    queries = q, *q.stride()[:2], q.shape[1], q_programs
+    new = k, *k.stride()[:2], v, *v.stride()[:2], kv_heads, kv_programs
+    caches = keys, *keys.stride(), values, *values.stride()[:3]
+    sizes = dict(HALF=half, HEAD_DIM=head_dim, BLOCK_SIZE=keys.shape[2], HEADS=_HEADS)
+    padded = dict(ANGLES=max(1, triton.next_power_of_2(half)), DIMS=triton.next_power_of_2(head_dim))
+    grid = tokens, q_programs + 2 * kv_programs
+    _rotary_and_cache_kernel[grid](*angles, *queries, *new, *caches, slot_mapping, **sizes, **padded)
 
 
 # Parts of one upload, at other offsets each step: do not compile for each alignment.

@@ -107,24 +107,19 @@ def _launch(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None, wit
     # Of each chunk: maximum, sum and weighted sum (float32), argmax and the columns' counts (int32).
     parts = empty(torch.int32, num_rows, num_chunks, 4 + num_columns)
     width = next(width for width in _WIDTHS if width >= num_columns)
-    has_counts = num_token_ids is not None
     is_aligned = logits.stride(0) * logits.element_size() % 16 == 0
+    rows = logits, logits.stride(0), vocab_size
+    ids = token_ids, token_ids.stride(0), num_columns, argmax if num_token_ids is None else num_token_ids
+    chunks = parts, _arrivals(num_rows, device), num_chunks
     _token_readings_kernel[(num_rows * num_chunks,)](
-        logits,
-        logits.stride(0),
-        vocab_size,
-        token_ids,
-        token_ids.stride(0),
-        num_columns,
-        num_token_ids if has_counts else argmax,
-        parts,
-        _arrivals(num_rows, device),
-        num_chunks,
+        *rows,
+        *ids,
+        *chunks,
         chosen,
         ranks,
         statistics,
         argmax,
-        HAS_COUNTS=has_counts,
+        HAS_COUNTS=num_token_ids is not None,
         HAS_ENTROPY=with_entropy,
         WIDTH=width,
         CHUNK=_CHUNK,
