@@ -17,11 +17,10 @@ logger = init_logger(__name__)
 def select_backend(
     name: str, device: torch.device | str, dtype: torch.dtype, head_dim: int, block_size: int
 ) -> AttentionBackend:
-    """The backend of an `attention_backend`. "auto" is "varlen" on a CUDA device where a trial call of it works, else
-    "paged".
+    """The backend of an `attention_backend`: "auto" (varlen on a CUDA device where a trial call of it works, else
+    paged), "paged", "varlen" or "flashinfer".
 
     Args:
-        name: "auto", "paged", "varlen" or "flashinfer".
         dtype: of activations and cache.
         block_size: tokens a KV block.
 
@@ -46,11 +45,8 @@ def select_backend(
 
 
 def check_backend(name: str, device: torch.device | str, dtype: torch.dtype, head_dim: int) -> None:
-    """Refuse a backend that cannot be used, as far as is known without running it. Arguments: `select_backend`.
-
-    Raises:
-        ValueError: no such backend, or it cannot be used here; says why.
-    """
+    """Refuse a backend that does not exist or cannot be used, as far as is known without running it: a ValueError that
+    says why. Arguments: `select_backend`."""
     if name in ("auto", "paged"):
         return
     unsupported = {"varlen": varlen.unsupported, "flashinfer": flashinfer.unsupported}.get(name)

@@ -17,13 +17,10 @@ class PeerLostError(RuntimeError):
 
 
 class Communicator:
-    """The ranks that share one model. Every rank makes the same calls in the same order.
+    """The ranks that share one model. Every rank makes the same calls in the same order; each may raise PeerLostError.
 
-    A group of one rank moves nothing and needs no torch.distributed: `Communicator()`.
-
-    Args:
-        group: a process group, or a backend of torch.distributed, of which this process is a member; None = this
-            process alone.
+    A group of one rank moves nothing and needs no torch.distributed: `Communicator()`. Other ones take a process group
+    or a backend of torch.distributed, of which this process is a member.
 
     Attributes:
         rank: this process, in [0, world_size).
@@ -32,8 +29,6 @@ class Communicator:
             rank put in.
         num_calls: by collective, how often it was begun.
         is_waiting: this process is in a collective, where it may wait for other ranks.
-
-    Every collective may raise PeerLostError.
     """
 
     def __init__(self, group: Any = None) -> None:

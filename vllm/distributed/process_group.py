@@ -26,16 +26,12 @@ def connect_store(host: str, port: int, world_size: int) -> dist.TCPStore:
 
 
 def join_group(store: dist.Store, rank: int, world_size: int, device: torch.device, address: str) -> Communicator:
-    """Join the other ranks; returns when all of them have joined.
+    """Join the other ranks; returns when all of them have joined. RuntimeError if a rank did not join in time.
 
     Args:
         store: one that all ranks share, used for nothing else.
-        rank: this process's, in [0, world_size).
         device: of the rank's tensors: gloo connects CPUs, NCCL CUDA devices.
         address: of this machine, where gloo listens.
-
-    Raises:
-        RuntimeError: a rank did not join in time.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -36,10 +36,7 @@ _forced: Implementation | None = None
 @lru_cache(maxsize=1)
 def cpu_ops() -> Any | None:
     """The namespace of C++ operators, loaded on first use; None when the library is missing or does not load.
-
-    Raises:
-        ValueError: VLLM_CPU_ISA is not a level of ISA_LEVELS.
-    """
+    ValueError if VLLM_CPU_ISA is not one of ISA_LEVELS."""
     envs.cpu_isa(ISA_LEVELS)  # the library reads the variable itself, and would ignore a bad value
     try:
         torch.ops.load_library(str(LIBRARY))
@@ -74,8 +71,8 @@ def implementation(tensor: Tensor) -> Implementation:
 
 
 def dispatch(name: str, tensor: Tensor, reference: Callable[..., Any]) -> Callable[..., Any]:
-    """What computes operation `name` on `tensor`: the C++ operator, the function of the Triton module that is named as
-    the module of `reference`, or `reference`. All three take the same arguments."""
+    """What computes operation `name` on `tensor`: the C++ operator, the function of the Triton module that has the name
+    of `reference`'s module, or `reference`. All three take the same arguments."""
     which = implementation(tensor)
     if which == "cpp":
         return getattr(torch.ops.vllm_cpu, name)
@@ -89,11 +86,8 @@ def triton_function(name: str, module: str) -> Callable[..., Any]:
 
 @contextmanager
 def force(name: Implementation) -> Iterator[None]:
-    """Make every operation choose the implementation `name` while the context lasts.
-
-    Raises:
-        ValueError: `name` is no implementation, or it is "cpp" and the library is missing.
-    """
+    """Make every operation choose the implementation `name` while the context lasts. ValueError if there is none of
+    that name, or it is "cpp" and the library is missing."""
     global _forced
     if name not in _IMPLEMENTATIONS:
         raise ValueError(f"name must be one of {', '.join(_IMPLEMENTATIONS)}, got {name!r}")

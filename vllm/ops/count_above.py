@@ -13,16 +13,13 @@ _TRITON_SORT_ABOVE = 256
 
 
 def count_above(logits: Tensor, values: Tensor, num_values: Tensor | None = None) -> Tensor:
-    """Count the strictly greater logits of each row.
+    """Count the strictly greater logits of each row: int32 [R, W], 0 in padding columns.
 
     Args:
         logits: [R, V], float32, bfloat16 or float16; the last dimension contiguous, any stride between rows. Counts of
             a row with NaN are meaningless.
         values: float32 [R, W]; the last dimension contiguous, any stride between rows.
         num_values: int32 [R], how many leading columns of each row count; the others are padding. None: all W.
-
-    Returns:
-        int32 [R, W]; 0 in padding columns.
 
     Raises:
         ValueError: a shape or dtype is wrong.
@@ -41,11 +38,8 @@ def count_above(logits: Tensor, values: Tensor, num_values: Tensor | None = None
 
 
 def check_columns(logits: Tensor, name: str, columns: Tensor, dtype: torch.dtype, num_columns: Tensor | None) -> None:
-    """Check rows of logits and the table `name` that belongs to them, see `check_table`.
-
-    Raises:
-        ValueError: a shape or dtype is wrong.
-    """
+    """ValueError if rows of logits, or the table `name` that belongs to them (see `check_table`), have a wrong shape or
+    dtype."""
     if logits.dim() != 2 or logits.shape[1] == 0 or (logits.stride(1) not in (0, 1) and logits.shape[1] > 1):
         raise ValueError(
             "logits must be [R, V] with V > 0 and its last dimension contiguous, got shape "
@@ -57,11 +51,7 @@ def check_columns(logits: Tensor, name: str, columns: Tensor, dtype: torch.dtype
 
 
 def check_table(num_rows: int, name: str, columns: Tensor, dtype: torch.dtype, num_columns: Tensor | None) -> None:
-    """Check the table `name` of `dtype`, [num_rows, W], and its rows' counts of leading columns, "num_" and its name.
-
-    Raises:
-        ValueError: a shape or dtype is wrong.
-    """
+    """ValueError unless the table `name` is [num_rows, W] of `dtype`, and "num_" + `name` int32 [num_rows] or None."""
     if columns.dim() != 2 or len(columns) != num_rows or columns.dtype != dtype:
         wanted = f"{str(dtype).removeprefix('torch.')} [{num_rows}, W]"
         raise ValueError(f"{name} must be {wanted}, got {columns.dtype} {tuple(columns.shape)}")

@@ -10,11 +10,7 @@ from vllm.ops._dispatch import ISA_LEVELS, LIBRARY, cpu_ops
 
 def cpu_kernel_isa() -> str | None:
     """Instruction-set level that the C++ kernels run at, one of ISA_LEVELS; None when they are not loaded, or not used
-    (VLLM_OPS=reference).
-
-    Raises:
-        ValueError: VLLM_OPS or VLLM_CPU_ISA has a value that it cannot have.
-    """
+    (VLLM_OPS=reference)."""
     operators = None if envs.ops_reference() else cpu_ops()
     return None if operators is None else ISA_LEVELS[operators.set_isa(-1)]  # -1 changes nothing
 
@@ -36,14 +32,8 @@ def check_cpu_gemm() -> None:
 
 def check_batch_invariance(device: str) -> None:
     """Refuse what VLLM_BATCH_INVARIANT=1 cannot be kept with: every kernel between a token and its readings must
-    compute a row alike whatever the batch.
-
-    Args:
-        device: "cpu" or "cuda".
-
-    Raises:
-        ValueError: the device, a variable or the missing library selects kernels whose sums depend on the batch.
-    """
+    compute a row alike whatever the batch. ValueError where the `device` ("cpu" or "cuda"), a variable or the missing
+    library selects kernels whose sums depend on the batch."""
     if device != "cpu":
         reason = f"it is kept on the CPU only, got device={device!r}"
     elif envs.ops_reference():

@@ -27,8 +27,7 @@ def gumbel_sample(
     Args:
         logits: float32 [R, V]; the last dimension contiguous, any stride between rows. -inf = ruled out.
         temperature: float32 [S], by slot; 0 = the greatest logit, the lowest id among equals.
-        seeds: int64 [S], by slot.
-        positions: int64 [R], by row.
+        seeds, positions: int64 [S] by slot, and int64 [R] by row.
         idx_mapping: int32 [R], each row's slot.
         first_id: token id of column 0, at least 0.
 

@@ -1,10 +1,9 @@
 """Matrix products with 8-bit weights and 8-bit activations, both in groups of 128 inputs with a scale each.
 
 Each block of 64 of a weight's row, and of a row of x, is multiplied with a Hadamard matrix, which leaves their product
-as it is and spreads the few huge activations of language models over their blocks (QuaRot, arXiv:2404.00456). Then each
-group of two blocks is rounded to integers in [-127, 127] with a scale of its own. Sums of a group's products are exact;
-groups are added up in float32, in order, so a row's result does not depend on the batch. Accuracy:
-docs/quantization.md.
+as it is and spreads the few huge activations over their blocks (QuaRot, arXiv:2404.00456). Then each group of two
+blocks is rounded to integers in [-127, 127] with its own scale. Sums of a group's products are exact; groups are added
+up in float32, in order, so a row's result does not depend on the batch. Accuracy: docs/quantization.md.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ class Int8Linear:
             uint8 [ceil(N / 32), 32 (64 B + 2 G)] with the scales inside, see csrc/cpu/kernels/linear_int8.cpp.
         scales: bfloat16 [N, G] with G = ceil(B / 2) when the layout is "plain", else None.
         bias: [N] in the dtype of the activations, or None.
-        shape: (N, K).
-        gated: the product is silu(x G^T + b) * (x U^T + c), where G and U are the weight's two halves of rows.
+        shape, gated: as in PackedLinear.
     """
 
     weight: Tensor
@@ -52,15 +50,8 @@ class Int8Linear:
 
 
 def pack_int8_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, gated: bool = False) -> Int8Linear:
-    """Quantise a weight [N, K] (float32, bfloat16 or float16) to 8 bits, and take its bias [N] over.
-
-    Args:
-        float_out: makes no difference here.
-        gated: see pack_linear.
-
-    Raises:
-        ValueError: a value is not finite.
-    """
+    """Quantise a weight [N, K] (float32, bfloat16 or float16) to 8 bits, with a bias [N]. `float_out` makes no
+    difference; for `gated` see pack_linear. ValueError if a value is not finite."""
     if gated and implementation(weight) == "cpp":
         packed = pack_int8_linear(interleave_gate(weight), None if bias is None else interleave_gate(bias))
         return replace(packed, shape=(weight.shape[0], weight.shape[1]), gated=True)
@@ -69,12 +60,9 @@ def pack_int8_linear(weight: Tensor, bias: Tensor | None, float_out: bool = Fals
 
 
 def take_int8_rows(packed: Int8Linear, rows: Tensor) -> Int8Linear:
-    """The weight's rows and their biases, packed as `packed` is: a product gives the very bits of the whole's columns.
-
-    Args:
-        packed: not gated.
-        rows: int64 [I] in [0, N), on the weight's device, in any order and not necessarily distinct.
-    """
+    """The weight's rows and their biases, packed as `packed` (not gated) is: a product gives the very bits of the
+    whole's columns. `rows` are int64 [I] in [0, N), on the weight's device, in any order and not necessarily
+    distinct."""
     bias = None if packed.bias is None else packed.bias[rows]
     shape = (rows.shape[0], packed.shape[1])
     if packed.scales is not None:
@@ -86,16 +74,12 @@ def take_int8_rows(packed: Int8Linear, rows: Tensor) -> Int8Linear:
 
 
 def int8_linear(x: Tensor, packed: Int8Linear, float_out: bool = False, norm: AddedNorm | None = None) -> Tensor:
-    """x W^T + bias, as described above.
+    """x W^T + bias, [T, N], or [T, N / 2] when `packed.gated`; contiguous, in x's dtype or, with `float_out`, float32.
 
     Args:
         x: [T, K], float32, bfloat16 or float16; any strides. A row with NaN, infinity or absolute values above 1e36
             gives NaN alone.
-        float_out: give the result in float32, before it is rounded to x's dtype.
         norm: applied to x first; see packed_linear.
-
-    Returns:
-        [T, N], or [T, N / 2] when `packed.gated`; contiguous, in x's dtype or float32.
 
     Raises:
         ValueError: the width of x is not K.

@@ -17,19 +17,15 @@ _REFERENCE_BYTES = 64 * 2**20
 
 
 def linear_readings(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token_ids: Tensor | None = None) -> Readings:
-    """Read chosen tokens of each row of `hidden` times the transpose of `weight`, in a fraction of the logits' memory.
+    """`token_readings` of `hidden` times the transpose of `weight`, without entropy, in a fraction of the logits'
+    memory.
 
     The logits are the float32 sums of the products, not rounded to the inputs' dtype. Ties share the better rank.
 
     Args:
         hidden: [R, H], float32, bfloat16 or float16; the last dimension contiguous.
         weight: [V, H] of the same dtype; the last dimension contiguous.
-        token_ids: int32 [R, W], each in [0, V). An id may stand twice.
-        num_token_ids: int32 [R], how many leading columns of each row hold an id; the others are padding, whose ids
-            are not read. None: all W.
-
-    Returns:
-        As `token_readings`, without entropy.
+        token_ids, num_token_ids: as for `token_readings`.
 
     Raises:
         ValueError: a shape or dtype is wrong.

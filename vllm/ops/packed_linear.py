@@ -51,12 +51,12 @@ class PackedLinear:
 def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, gated: bool = False) -> PackedLinear:
     """Take a weight [N, K] and a bias [N] over. `weight` is copied when packing changes its layout.
 
-    Our own kernel adds each output's products in one order, so a row's results do not depend on the batch, and it
-    is at least as fast as oneDNN except for bfloat16 on CPUs with matrix tiles: those take oneDNN's packed weights,
-    but not for products in float32, which it does not give.
-    "packed_f32" multiplies in float32. bfloat16 weights become "packed_bf16_dot" where the CPU has fast dot products
-    of bfloat16, and "packed_fp16" where it has float16 arithmetic: the same values, scaled, whose products are summed
-    in float16 up to 64 at a time. VLLM_CPU_GEMM overrides the choice; VLLM_BATCH_INVARIANT=1 rules oneDNN out.
+    Our own kernel adds each output's products in one order, so a row's results do not depend on the batch, and it is at
+    least as fast as oneDNN except for bfloat16 on CPUs with matrix tiles: those take oneDNN's packed weights, but not
+    for products in float32, which it does not give. "packed_f32" multiplies in float32. bfloat16 weights become
+    "packed_bf16_dot" where the CPU has fast dot products of bfloat16, and "packed_fp16" where it has float16
+    arithmetic: the same values, scaled, whose products are summed in float16 up to 64 at a time. VLLM_CPU_GEMM
+    overrides the choice; VLLM_BATCH_INVARIANT=1 rules oneDNN out.
 
     Args:
         float_out: the products will be read in float32, so the layout is one that sums and gives them so.
@@ -86,16 +86,13 @@ def pack_as(weight: Tensor, layout: Layout) -> Tensor:
 
 
 def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm: AddedNorm | None = None) -> Tensor:
-    """x W^T + bias, or norm(x) W^T + bias.
+    """x W^T + bias, [T, N], or [T, N / 2] when `packed.gated`; contiguous, in x's dtype or float32.
 
     Args:
         x: [T, K], of the weight's dtype; any strides.
         float_out: give the float32 sums, not rounded to x's dtype; the weight was packed for it.
         norm: applied to x first, which is added to the norm's residual in place; the same bits as a separate norm,
             but our own kernel does not write its result to memory.
-
-    Returns:
-        [T, N], or [T, N / 2] when `packed.gated`; contiguous, in x's dtype or float32.
 
     Raises:
         ValueError: the width of x is not K, or oneDNN's layout does not give the float32 sums.
@@ -122,17 +119,11 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm
 
 
 def take_packed_rows(packed: PackedLinear, rows: Tensor) -> PackedLinear:
-    """The weight W[rows] [I, K] and its bias, packed as `packed` is, in memory of its own.
+    """The weight W[rows] [I, K] and its bias, packed as `packed` (of W [N, K]) is, in memory of its own.
 
     A product by our own kernel gives the very bits of the whole product's columns; "plain" ones may differ in rounding,
-    as libraries choose the order of their sums by the shape.
-
-    Args:
-        packed: of a weight [N, K]; its layout is "plain" or one of EXACT.
-        rows: int64 [I] in [0, N), on the weight's device, in any order and not necessarily distinct.
-
-    Raises:
-        ValueError: another layout.
+    as libraries choose the order of their sums by the shape. `rows` are int64 [I] in [0, N), on the weight's device, in
+    any order and not necessarily distinct. ValueError for a layout other than "plain" and EXACT.
     """
     if packed.layout == "plain":
         weight = packed.weight[rows]
@@ -143,15 +134,8 @@ def take_packed_rows(packed: PackedLinear, rows: Tensor) -> PackedLinear:
 
 
 def packed_embedding(token_ids: Tensor, packed: PackedLinear) -> Tensor:
-    """[T, H]: the rows of a packed weight [V, H] that `token_ids` name, to the bit.
-
-    Args:
-        token_ids: int32 or int64 [T], each in [0, V); contiguous.
-        packed: its layout is one of EXACT.
-
-    Raises:
-        ValueError: another layout.
-    """
+    """[T, H]: the rows of a packed weight [V, H] that `token_ids` (int32 or int64 [T] in [0, V), contiguous) name, to
+    the bit. ValueError for a layout other than EXACT."""
     if packed.layout not in EXACT:
         raise ValueError(f"packed must have one of the layouts {', '.join(EXACT)}, got {packed.layout!r}")
     return torch.ops.vllm_cpu.panel_rows(packed.weight, token_ids, packed.shape[0])

@@ -74,11 +74,9 @@ class Recording:
         recording.replay()  # fills `out`
 
     A replay reads and writes the memory that the recorded calls did, which the recording keeps alive. Shapes, strides
-    and numbers among the arguments are those of the recorded calls. Memory of a tensor that is freed while the
-    recording is made is reused by the next ones: only the tensors that are left at the end are valid.
-
-    Args:
-        memory: where the results are written; None: memory of its own.
+    and numbers among the arguments stay those of the recorded calls. Memory of a tensor that is freed while the
+    recording is made is reused by the next ones: only the tensors that are left at the end are valid. Results are
+    written to `memory`; None: memory of its own.
     """
 
     def __init__(self, memory: RecordedMemory | None = None) -> None:

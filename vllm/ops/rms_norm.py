@@ -22,14 +22,11 @@ class AddedNorm(NamedTuple):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32, rounded once to x's dtype.
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32, rounded once to x's dtype; contiguous.
 
     Args:
         x: float32, bfloat16 or float16 [..., H]; the last dimension contiguous.
         weight: [H], of x's dtype.
-
-    Returns:
-        A contiguous tensor of x's shape and dtype.
     """
     if x.dim() in (2, 3):
         return dispatch("rms_norm", x, _reference)(x, weight, eps)

@@ -50,9 +50,8 @@ def token_readings(
         token_ids: int32 [R, W], each in [0, V); the last dimension contiguous. An id may stand twice.
         num_token_ids: int32 [R], how many leading columns of each row hold an id; the others are padding, whose ids
             are not read. None: all W.
-        entropy: whether to compute the rows' entropy, from the same pass.
         greedy: each row's first id, which must count, is its argmax, whatever `token_ids` holds there.
-        table: whether to give the results as a table, too, if the kernel can write one.
+        table: give the results as a table, too, if the kernel can write one.
 
     Raises:
         ValueError: a shape or dtype is wrong.

@@ -15,8 +15,8 @@ def keep_top_p_(logits: Tensor, top_p: Tensor) -> None:
     equal logits the lower ids are the more likely ones.
 
     Args:
-        logits: float32 [R, V]; the last dimension contiguous, any stride between rows. A row that holds NaN or +inf,
-            or -inf only, has no nucleus: its result is not defined.
+        logits: float32 [R, V]; the last dimension contiguous, any stride between rows. The result of a row that holds
+            NaN or +inf, or -inf only, is not defined.
         top_p: float32 [R], in (0, 1]; 1 = everything stays.
 
     Raises:

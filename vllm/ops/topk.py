@@ -9,15 +9,12 @@ from vllm.ops._dispatch import dispatch
 
 
 def topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k greatest logits of each row, by descending value; among equals the lower id comes first.
+    """Values float32 [R, k] and ids int32 [R, k] of each row's k greatest logits, descending; the lower id first among
+    equals.
 
     Args:
-        logits: [R, V], float32, bfloat16 or float16, without NaN; the last dimension contiguous, any stride between
-            rows.
+        logits: [R, V], float32, bfloat16 or float16, without NaN; any stride between rows.
         k: in [0, V].
-
-    Returns:
-        values float32 [R, k], ids int32 [R, k].
 
     Raises:
         ValueError: a shape or dtype is wrong, or k is not in [0, V].

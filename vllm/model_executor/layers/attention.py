@@ -10,13 +10,8 @@ from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
 
 class Attention(nn.Module):
-    """Causal attention with grouped key/value heads over the paged cache, by `backend`; see `use_backend`.
-
-    Args:
-        head_dim: width of a head.
-        scale: factor on the scores, positive; None = head_dim ** -0.5.
-        rotary: rotates queries and keys first.
-    """
+    """Causal attention with grouped key/value heads over the paged cache, by `backend`; see `use_backend`. `scale`,
+    positive, is the factor on the scores, head_dim ** -0.5 if None; `rotary` rotates queries and keys first."""
 
     def __init__(self, head_dim: int, scale: float | None = None, rotary: RotaryEmbedding | None = None) -> None:
         super().__init__()
@@ -34,17 +29,12 @@ class Attention(nn.Module):
         rows: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Store this step's keys and values, then attend.
+        """Store this step's keys and values, then attend: [T or L, Hq * D].
 
         Args:
-            q: [T, Hq, D]; a rotary rotates it in place.
-            k: [T, Hkv, D], likewise.
-            v: [T, Hkv, D].
+            q, k, v: [T, Hq, D], [T, Hkv, D] and [T, Hkv, D]; a rotary rotates q and k in place.
             rows: int64 [L], tokens whose result is returned; None = all.
             positions: int64 [T], for a rotary.
-
-        Returns:
-            [T or L, Hq * D].
         """
         if self.rotary is None:
             self.backend.write_kv(k, v, kv_cache, attn)

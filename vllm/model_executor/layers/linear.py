@@ -47,7 +47,6 @@ class LinearBase(nn.Module):
     Args:
         inputs: which of W's columns the rank holds, and so which part of x it takes.
         parts: by checkpoint name, which rows of each stacked matrix the rank holds.
-        bias: every part has a bias.
     """
 
     def __init__(self, inputs: Shard, parts: dict[str, Shard], bias: bool) -> None:

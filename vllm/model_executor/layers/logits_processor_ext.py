@@ -34,17 +34,11 @@ def check_indices(name: str, indices: Any, vocab_size: int | None = None) -> lis
 
 
 class LogitsProcessorWithIndexedOutput(nn.Module):
-    """Logits, and those of chosen token ids.
+    """Logits, and those of chosen token ids: column i of the indexed logits is of `return_indices[i]`.
 
     Ranks that share the head all make the same calls. Each gets its own part of the logits, and the chosen ones of the
-    whole vocabulary: only these are exchanged.
-
-    Args:
-        vocab_size: V, the head's outputs.
-        return_indices: I token ids; column i of the indexed logits is of `return_indices[i]`.
-
-    Raises:
-        VLLMValidationError: an index that is no integer in [0, vocab_size).
+    whole vocabulary of `vocab_size` ids: only these are exchanged. VLLMValidationError for an index that is no integer
+    in [0, vocab_size); ValueError from each method if the head has another vocabulary.
     """
 
     def __init__(self, vocab_size: int, return_indices: Iterable[int]) -> None:
@@ -57,21 +51,18 @@ class LogitsProcessorWithIndexedOutput(nn.Module):
         self._own_positions: Tensor  # of this rank's return_indices
 
     def forward(self, lm_head: ParallelLMHead, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """All logits and the chosen ones among them, of hidden states [L, H] in the head's dtype.
+        """All logits of hidden states [L, H] in the head's dtype, and the chosen ones among them.
 
         Returns:
             float32 logits [L, V], of several ranks [L, V_rank] (`lm_head.vocab_range`); and indexed logits, float32
             [L, I] on every rank: the same numbers.
-
-        Raises:
-            ValueError: the head has another vocabulary.
         """
         vocab_slice = self._slice_of(lm_head)
         logits = lm_head(hidden_states)
         return logits, vocab_slice.gather_columns(logits, self._columns.to(logits.device))
 
     def indexed_logits(self, lm_head: ParallelLMHead, hidden_states: Tensor) -> Tensor:
-        """The chosen logits alone, float32 [L, I], on every rank; arguments and errors as in `forward`.
+        """The chosen logits alone, float32 [L, I], on every rank.
 
         Only the chosen rows of the head are multiplied with. They are copied at the first call and kept: I * H values,
         rounded up to 32 rows on CPU. With our own packed layout the result has the bits of the head's; with a plain

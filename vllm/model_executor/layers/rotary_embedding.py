@@ -14,11 +14,8 @@ from vllm.transformers_utils.config import RopeConfig
 class RotaryEmbedding:
     """The cosines and sines that rotate each head's query and key, float32 [max_positions, head_dim], cosines | sines.
 
-    Args:
-        head_dim: width of a head, all of it rotated.
-        max_positions: the longest sequence of the engine.
-        rope: kind of frequencies. "dynamic" differs from "default" only beyond the trained length, which is never
-            reached because max_position_embeddings bounds the context.
+    Of `rope`'s kinds, "dynamic" differs from "default" only beyond the trained length, which is never reached because
+    max_position_embeddings bounds the context.
     """
 
     def __init__(self, head_dim: int, max_positions: int, rope: RopeConfig) -> None:

@@ -29,9 +29,8 @@ class Embedding(nn.Module):
 class VocabParallelEmbedding(nn.Module):
     """A row of H values for each token id, the same on every rank of `group`.
 
-    Attributes:
-        vocab_range: the ids whose rows this rank holds: see split_vocab.
-        weight: those rows, [V_rank, H]; None when a head's packed copy is read.
+    This rank holds the rows of the ids in `vocab_range` (see split_vocab): `weight` [V_rank, H], or None when a head's
+    packed copy is read.
     """
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
@@ -68,17 +67,8 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class ParallelLMHead(nn.Module):
-    """Logits of hidden states, x W^T: on each rank those of its part of the vocabulary.
-
-    Args:
-        vocab_size: V, rows of W.
-        hidden_size: width of x.
-        tied_to: embedding whose weight is W. If the head's packed copy keeps W's values, the embedding reads that copy.
-
-    Attributes:
-        group: the ranks that share the vocabulary.
-        vocab_range: the V_rank ids whose logits this rank computes: see split_vocab.
-    """
+    """Logits of hidden states, x W^T: on each rank of `group` those of its part of the vocabulary, `vocab_range` (see
+    split_vocab). W may be that of the embedding `tied_to`, which then reads the head's packed copy if that is exact."""
 
     def __init__(self, vocab_size: int, hidden_size: int, tied_to: VocabParallelEmbedding | None = None) -> None:
         super().__init__()

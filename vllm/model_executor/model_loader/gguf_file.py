@@ -32,16 +32,8 @@ class GGUFTensor:
 
 
 class GGUFFile:
-    """A GGUF file.
-
-    Attributes:
-        metadata: the header's key-value pairs as Python values.
-        tensors: the tensors by name, in file order.
-
-    Raises:
-        ValueError: not a GGUF file, an unknown version or byte order, a cut file, or a quantisation that the gguf
-            library lacks.
-    """
+    """A GGUF file: `metadata` holds the header's key-value pairs, `tensors` the tensors by name, in file order.
+    ValueError if it is not GGUF, has an unknown version, byte order or quantisation, or is cut."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -41,11 +41,7 @@ def _whole_slots(module: nn.Module) -> dict[str, WeightSlot]:
 
 def load_weights(model: nn.Module, folder: Path, use_tqdm: bool = False) -> None:
     """Copy this rank's part of every tensor of the folder's safetensors into the model, converting to the parameters'
-    dtype.
-
-    Raises:
-        ValueError: a weight that is missing, unexpected, or of another shape; the message names it.
-    """
+    dtype. ValueError names a weight that is missing, unexpected, or of another shape."""
     slots = checkpoint_slots(model)
     expected = len(slots)
     tied = _HEAD not in slots
