@@ -23,6 +23,8 @@ BLOCK = 64
 _GROUP_BLOCKS = 2
 
 _GREATEST = 127
+# Flipping it adds 128 to a two's complement byte, or subtracts it again; the kernel multiplies unsigned bytes.
+_SIGN_BIT = 128
 # Groups of activations of no greater absolute value count as zero: the inverse of their scale would overflow.
 _LEAST_ACTIVATION = 1e-30
 # Raises a scale by enough that rounding it to bfloat16 cannot leave it below what the greatest value needs.
@@ -69,8 +71,8 @@ def take_int8_rows(packed: Int8Linear, rows: Tensor) -> Int8Linear:
         return _arrange(packed.weight[rows], packed.scales[rows], bias, shape)
     panels, columns = rows // PANEL, rows % PANEL
     shifted, scales = _parts(packed.weight, packed.shape[1])
-    taken = shifted[panels, :, :, columns].flatten(2)
-    return _arrange(_shift(taken).view(torch.int8), scales[panels, :, columns], bias, shape)
+    taken = shifted[panels, :, :, columns].flatten(2) ^ _SIGN_BIT
+    return _arrange(taken.view(torch.int8), scales[panels, :, columns], bias, shape)
 
 
 def int8_linear(x: Tensor, packed: Int8Linear, float_out: bool = False, norm: AddedNorm | None = None) -> Tensor:
@@ -130,7 +132,7 @@ def _arrange(integers: Tensor, scales: Tensor, bias: Tensor | None, shape: tuple
     num_panels, num_blocks, num_groups = integers.shape[0] // PANEL, integers.shape[1], scales.shape[1]
     panels = torch.empty(num_panels, PANEL * (BLOCK * num_blocks + 2 * num_groups), dtype=torch.uint8)
     to_integers, to_scales = _parts(panels, shape[1])
-    shifted = _shift(integers.view(torch.uint8)).view(num_panels, PANEL, num_blocks, BLOCK // 4, 4)
+    shifted = (integers.view(torch.uint8) ^ _SIGN_BIT).view(num_panels, PANEL, num_blocks, BLOCK // 4, 4)
     to_integers.copy_(shifted.permute(0, 2, 3, 1, 4))
     to_scales.copy_(scales.view(num_panels, PANEL, num_groups).transpose(1, 2))
     return Int8Linear(panels, None, bias, "packed", shape)
@@ -142,11 +144,6 @@ def _parts(panels: Tensor, inner: int) -> tuple[Tensor, Tensor]:
     shifted, scales = panels.tensor_split((num_blocks * BLOCK * PANEL,), 1)
     shifted = shifted.unflatten(1, (num_blocks, BLOCK // 4, PANEL, 4))
     return shifted, scales.view(torch.bfloat16).unflatten(1, (-1, PANEL))
-
-
-def _shift(integers: Tensor) -> Tensor:
-    """uint8: 128 added to each, or subtracted again; in two's complement, both flip the sign bit."""
-    return integers ^ 128
 
 
 def _hadamard(device: torch.device) -> Tensor:
@@ -179,14 +176,11 @@ def _reference(x: Tensor, packed: Int8Linear, weight_scales: Tensor, float_out: 
     scales = torch.where(counts, greatest / limit, 0.0) + (greatest * 0.0)
     whole = (blocks * _of_blocks(inverses, blocks)).round()
     out = torch.zeros(x.shape[0], packed.shape[0], device=x.device)
-    for i, (rows, columns) in enumerate(zip(_groups(whole), _groups(packed.weight), strict=True)):
+    groups = zip(whole.split(_GROUP_BLOCKS, 1), packed.weight.split(_GROUP_BLOCKS, 1), strict=True)
+    for i, (rows, columns) in enumerate(groups):
         # float32 holds every sum of a group's products exactly.
-        out += (rows @ columns.float().T) * weight_scales[:, i].float() * scales[:, i, None]
+        product = rows.flatten(1) @ columns.flatten(1).float().T
+        out += product * weight_scales[:, i].float() * scales[:, i, None]
     if packed.bias is not None:
         out = out + packed.bias.float()
     return out if float_out else out.to(x.dtype)
-
-
-def _groups(blocks: Tensor) -> list[Tensor]:
-    """[N, up to 128] for each group of [N, B, 64]."""
-    return [group.flatten(1) for group in blocks.split(_GROUP_BLOCKS, 1)]

@@ -116,7 +116,37 @@ class LlamaModel(nn.Module):
         return self.norm.adding_to(residual)(hidden)
 
 
-class LlamaForCausalLM(nn.Module):
+class CausalLM(nn.Module):
+    """A `model`, which gives hidden states, and its `lm_head`."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: list[KVCache],
+        attn: AttentionMetadata,
+        logits_rows: Tensor | None = None,
+    ) -> Tensor:
+        """Final hidden states of T tokens, [T, H]; their keys and values are written to the caches.
+
+        Args:
+            input_ids: int32 or int64 [T].
+            positions: int64 [T].
+            kv_caches: key and value cache of each layer.
+            attn: the tokens' requests and blocks.
+            logits_rows: int64 [L], increasing: tokens whose result is returned, [L, H]; the last block computes no
+                others. None = all.
+        """
+        if logits_rows is not None and logits_rows.shape[0] == input_ids.shape[0]:
+            logits_rows = None
+        return self.model(input_ids, positions, kv_caches, attn, logits_rows)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[L, H] -> this rank's logits, float32 [L, V_rank], those of `lm_head.vocab_range`."""
+        return self.lm_head(hidden)
+
+
+class LlamaForCausalLM(CausalLM):
     """The architecture of Llama, SmolLM2 and Mistral; Qwen2 and Qwen3 differ from it in their attention only.
     `max_model_len` is the longest sequence."""
 
@@ -131,32 +161,3 @@ class LlamaForCausalLM(nn.Module):
     def make_attention(config: HFConfig, rotary: RotaryEmbedding) -> LlamaAttention:
         """The attention of one block."""
         return LlamaAttention(config, rotary, qkv_bias=config.attention_bias, o_bias=config.attention_bias)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        kv_caches: list[KVCache],
-        attn: AttentionMetadata,
-        logits_rows: Tensor | None = None,
-    ) -> Tensor:
-        """Final hidden states of T tokens; their keys and values are written to the caches.
-
-        Args:
-            input_ids: int32 or int64 [T].
-            positions: int64 [T].
-            kv_caches: key and value cache of each layer.
-            attn: the tokens' requests and blocks.
-            logits_rows: int64 [L], increasing: tokens whose result is returned, the last block computes no others;
-                None = all.
-
-        Returns:
-            [L, H], or [T, H] without logits_rows.
-        """
-        if logits_rows is not None and logits_rows.shape[0] == input_ids.shape[0]:
-            logits_rows = None
-        return self.model(input_ids, positions, kv_caches, attn, logits_rows)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[L, H] -> this rank's logits, float32 [L, V_rank], those of `lm_head.vocab_range`."""
-        return self.lm_head(hidden)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from vllm.attention.backend import AttentionMetadata, KVCache
@@ -15,6 +17,7 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import Embedding, ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.models.llama import CausalLM
 from vllm.transformers_utils.config import HFConfig
 
 # Row p + 2 of the position table belongs to position p.
@@ -105,8 +108,11 @@ class OPTModel(nn.Module):
         super().__init__()
         self.decoder = OPTDecoder(config)
 
+    def forward(self, *step: Any) -> Tensor:
+        return self.decoder(*step)
 
-class OPTForCausalLM(nn.Module):
+
+class OPTForCausalLM(CausalLM):
     """OPT with its head. ValueError if `max_model_len`, the longest sequence, exceeds the learned positions."""
 
     def __init__(self, config: HFConfig, max_model_len: int) -> None:
@@ -119,19 +125,3 @@ class OPTForCausalLM(nn.Module):
         self.model = OPTModel(config)
         tied_to = self.model.decoder.embed_tokens if config.tie_word_embeddings else None
         self.lm_head = ParallelLMHead(config.vocab_size, config.word_embed_proj_dim, tied_to)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        kv_caches: list[KVCache],
-        attn: AttentionMetadata,
-        logits_rows: Tensor | None = None,
-    ) -> Tensor:
-        """As LlamaForCausalLM.forward; the result has the width of the embeddings."""
-        if logits_rows is not None and logits_rows.shape[0] == input_ids.shape[0]:
-            logits_rows = None
-        return self.model.decoder(input_ids, positions, kv_caches, attn, logits_rows)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)

@@ -127,32 +127,18 @@ def _prefill_kernel(
     last_key = seq_len - num_tokens + query
     whole = (seq_len - num_tokens + first_query + 1) // KEYS * KEYS
     end = tl.minimum(seq_len, seq_len - num_tokens + first_query + TOKENS)
+    table_row_ptr = block_table_ptr + request.to(tl.int64) * table_stride
+    keys = keys_ptr + kv_head * keys_head_stride, keys_block_stride, keys_row_stride, keys_dim_stride
+    values = values_ptr + kv_head * values_head_stride, values_block_stride, values_row_stride
     highest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], dtype=tl.float32)
-    sums = tl.zeros([ROWS, DIMS], dtype=tl.float32)
+    state = highest, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIMS], tl.float32)
     for MASKED in tl.static_range(2):
-        highest, total, sums = attend(
-            q,
-            highest,
-            total,
-            sums,
-            whole if MASKED else 0,
-            end if MASKED else whole,
-            last_key,
-            block_table_ptr + request.to(tl.int64) * table_stride,
-            keys_ptr + kv_head * keys_head_stride,
-            keys_block_stride,
-            keys_row_stride,
-            keys_dim_stride,
-            values_ptr + kv_head * values_head_stride,
-            values_block_stride,
-            values_row_stride,
-            scale,
-            HEAD_DIM,
-            BLOCK_SIZE,
-            KEYS,
-            MASKED,
+        first = whole if MASKED else 0
+        stop = end if MASKED else whole
+        state = attend(
+            q, state, first, stop, last_key, table_row_ptr, keys, values, scale, HEAD_DIM, BLOCK_SIZE, KEYS, MASKED
         )
+    _, total, sums = state
     at = out_ptr + ((token * num_heads + head) * HEAD_DIM)[:, None] + dim[None, :]
     tl.store(at, (sums / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
 

@@ -106,34 +106,17 @@ def _decode_kernel(
     if WIDEN:
         q = q.to(tl.float32)
     last_key = tl.zeros([ROWS], dtype=tl.int32) + (seq_len - 1)
+    table_row_ptr = block_table_ptr + request * table_stride
+    keys = keys_ptr + kv_head * keys_head_stride, keys_block_stride, keys_row_stride, keys_dim_stride
+    values = values_ptr + kv_head * values_head_stride, values_block_stride, values_row_stride
     for split in range(tl.program_id(2), num_splits, tl.num_programs(2)):
         first = split * split_len
         end = tl.minimum(seq_len, first + split_len)
         highest = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], dtype=tl.float32)
-        sums = tl.zeros([ROWS, DIMS], dtype=tl.float32)
+        state = highest, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIMS], tl.float32)
         # One loop, masked throughout: it waits for memory anyway, and a second one would start with no load in flight.
         highest, total, sums = attend(
-            q,
-            highest,
-            total,
-            sums,
-            first,
-            end,
-            last_key,
-            block_table_ptr + request * table_stride,
-            keys_ptr + kv_head * keys_head_stride,
-            keys_block_stride,
-            keys_row_stride,
-            keys_dim_stride,
-            values_ptr + kv_head * values_head_stride,
-            values_block_stride,
-            values_row_stride,
-            scale,
-            HEAD_DIM,
-            BLOCK_SIZE,
-            KEYS,
-            True,
+            q, state, first, end, last_key, table_row_ptr, keys, values, scale, HEAD_DIM, BLOCK_SIZE, KEYS, True
         )
         if num_splits == 1:
             at = out_ptr + (token * num_heads + head[:, None]) * HEAD_DIM + dim[None, :]

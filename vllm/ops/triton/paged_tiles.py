@@ -76,30 +76,26 @@ def padded(head_dim: int) -> int:
 @triton.jit
 def attend(
     q,  # [ROWS, DIMS]
-    highest,  # float32 [ROWS], of the scaled scores so far
-    total,  # float32 [ROWS]
-    sums,  # float32 [ROWS, DIMS]
+    state,  # float32: maximum of the scaled scores so far [ROWS], total [ROWS], sums [ROWS, DIMS]
     first,  # key to start at
     end,  # and to stop before
     last_key,  # int32 [ROWS], the last one that a row sees, read if MASKED
     table_row_ptr,  # int32 [blocks of the request]
-    keys_ptr,  # one head's
-    keys_block_stride,
-    keys_row_stride,
-    keys_dim_stride,
-    values_ptr,  # one head's
-    values_block_stride,
-    values_row_stride,
+    keys,  # one head's pointer, and the strides of blocks, rows and dimensions
+    values,  # likewise, without that of dimensions
     scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Add the keys in [first, end). Without a mask every row must see all of them, in whole tiles; with it, every row
-    must see one of the first tile or of those before."""
+    """The state with the keys in [first, end) added. Without a mask every row must see all of them, in whole tiles;
+    with it, every row must see one of the first tile or of those before."""
     DIMS: tl.constexpr = q.shape[1]
     dim = tl.arange(0, DIMS)
+    highest, total, sums = state
+    keys_ptr, keys_block_stride, keys_row_stride, keys_dim_stride = keys
+    values_ptr, values_block_stride, values_row_stride = values
     for first_key in range(first, end, KEYS):
         key = first_key + tl.arange(0, KEYS)
         inside = key < end
@@ -114,14 +110,14 @@ def attend(
             mask = (dim < HEAD_DIM)[None, :]
             if MASKED:
                 mask = mask & inside[:, None]
-            keys = tl.load(key_ptrs, mask=mask, other=0.0)
-            values = tl.load(value_ptrs, mask=mask, other=0.0)
+            k = tl.load(key_ptrs, mask=mask, other=0.0)
+            v = tl.load(value_ptrs, mask=mask, other=0.0)
         else:
-            keys = tl.load(key_ptrs)
-            values = tl.load(value_ptrs)
-        keys = keys.to(q.dtype)
-        values = values.to(q.dtype)
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+            k = tl.load(key_ptrs)
+            v = tl.load(value_ptrs)
+        k = k.to(q.dtype)
+        v = v.to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if MASKED:
             scores = tl.where(key[None, :] <= last_key[:, None], scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=1) * scale)
@@ -129,6 +125,6 @@ def attend(
         # One rounding whether there is a mask or not: a row's bits do not depend on its place in a tile.
         weights = tl.exp2(tl.fma(scores, scale, -higher[:, None]))
         total = total * shrink + tl.sum(weights, axis=1)
-        sums = tl.dot(weights.to(values.dtype), values, sums * shrink[:, None], input_precision="ieee")
+        sums = tl.dot(weights.to(v.dtype), v, sums * shrink[:, None], input_precision="ieee")
         highest = higher
     return highest, total, sums
