@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from vllm.logger import init_logger, warn_once
 
 logger = init_logger(__name__)
 
+P, R = ParamSpec("P"), TypeVar("R")
 Implementation = Literal["cpp", "triton", "reference"]
 
 LIBRARY = Path(__file__).resolve().parent.parent / "_cpu_ops.so"
@@ -70,13 +71,21 @@ def implementation(tensor: Tensor) -> Implementation:
     return _forced or _of_device(tensor.device.type)
 
 
-def dispatch(name: str, tensor: Tensor, reference: Callable[..., Any]) -> Callable[..., Any]:
-    """What computes operation `name` on `tensor`: the C++ operator, the function of the Triton module that has the name
-    of `reference`'s module, or `reference`. All three take the same arguments."""
-    which = implementation(tensor)
-    if which == "cpp":
-        return getattr(torch.ops.vllm_cpu, name)
-    return triton_function(name, reference.__module__) if which == "triton" else reference
+def dispatched(reference: Callable[P, R]) -> Callable[P, R]:
+    """The operation of a PyTorch reference whose first argument is a tensor on its device. It runs the C++ operator, or
+    the function of the Triton module that has the name of the reference's module, with the same name and arguments."""
+    name = reference.__name__
+
+    @wraps(reference)
+    def operation(*args: Any, **kwargs: Any) -> Any:
+        which = implementation(args[0])
+        if which == "cpp":
+            return getattr(torch.ops.vllm_cpu, name)(*args, **kwargs)
+        if which == "triton":
+            return triton_function(name, reference.__module__)(*args, **kwargs)
+        return reference(*args, **kwargs)
+
+    return operation
 
 
 def triton_function(name: str, module: str) -> Callable[..., Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import dispatch
+from vllm.ops._dispatch import dispatched
 
 
+@dispatched
 def fill_logprob_token_ids(
     columns: Tensor,
     first_column: int,
@@ -29,18 +30,6 @@ def fill_logprob_token_ids(
     Returns:
         int32 [L]: each row's number of ids.
     """
-    function = dispatch("fill_logprob_token_ids", columns, _reference)
-    return function(columns, first_column, expanded_idx_mapping, token_ids, list_idx, num_token_ids)
-
-
-def _reference(
-    columns: Tensor,
-    first_column: int,
-    expanded_idx_mapping: Tensor,
-    token_ids: Tensor,
-    list_idx: Tensor,
-    num_token_ids: Tensor,
-) -> Tensor:
     slots = expanded_idx_mapping.to(torch.int64)
     counts = num_token_ids[slots]
     target = columns[:, first_column:].zero_()

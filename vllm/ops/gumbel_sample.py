@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import dispatch
+from vllm.ops._dispatch import dispatched
 
 _MASK = 0xFFFFFFFF
 _ROUND_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -15,6 +15,7 @@ _ROUNDS = 10
 _BELOW_ONE = 1.0 - 2.0**-24
 
 
+@dispatched
 def gumbel_sample(
     logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, idx_mapping: Tensor, first_id: int = 0
 ) -> tuple[Tensor, Tensor]:
@@ -35,13 +36,6 @@ def gumbel_sample(
         Tokens int32 [R], and their scores float32 [R], logits + temperature * noise. A row of -inf only draws
         `first_id`; a NaN is drawn only from a row without any other value.
     """
-    function = dispatch("gumbel_sample", logits, _reference)
-    return function(logits, temperature, seeds, positions, idx_mapping, first_id)
-
-
-def _reference(
-    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, idx_mapping: Tensor, first_id: int
-) -> tuple[Tensor, Tensor]:
     slots = idx_mapping.to(torch.int64)
     noise = _gumbel(_random_bits(seeds[slots], positions, logits.shape[1], first_id))
     # logits + temperature * noise has the argmax of logits / temperature + noise, without overflow when the

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vllm.ops._dispatch import dispatch
+from vllm.ops._dispatch import dispatched
 
 
 def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, int, int]:
@@ -26,6 +26,7 @@ def kv_rows_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim:
     return (num_blocks, num_kv_heads, block_size, head_dim)
 
 
+@dispatched
 def reshape_and_cache_(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Write each token's keys and values into its slot.
 
@@ -34,10 +35,6 @@ def reshape_and_cache_(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, s
         k_cache, v_cache: contiguous and of `kv_cache_shape`, or of `kv_rows_shape` (not in C++).
         slot_mapping: int32 or int64 [T], distinct; a negative slot is skipped.
     """
-    dispatch("reshape_and_cache_", k, _reference)(k, v, k_cache, v_cache, slot_mapping)
-
-
-def _reference(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     keys, values = cache_rows(k_cache, v_cache, k.shape[-1])
     kept = slot_mapping >= 0
     slots = slot_mapping[kept].long()

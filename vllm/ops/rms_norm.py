@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import dispatch
+from vllm.ops._dispatch import dispatched, implementation, triton_function
 
 
 class AddedNorm(NamedTuple):
@@ -28,11 +28,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x: float32, bfloat16 or float16 [..., H]; the last dimension contiguous.
         weight: [H], of x's dtype.
     """
+    which = implementation(x)
+    if which == "reference":
+        return _reference(x, weight, eps)
+    norm = torch.ops.vllm_cpu.rms_norm if which == "cpp" else triton_function("rms_norm", __name__)
     if x.dim() in (2, 3):
-        return dispatch("rms_norm", x, _reference)(x, weight, eps)
-    return rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
+        return norm(x, weight, eps)
+    return norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
 
 
+@dispatched
 def fused_add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """residual += x in place, then the norm of the rounded residual, as unfused: [T, H], contiguous.
 
@@ -40,10 +45,6 @@ def fused_add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
         x, residual: [T, H] of one dtype; the last dimension contiguous.
         weight: [H], of x's dtype.
     """
-    return dispatch("fused_add_rms_norm_", x, _fused_reference)(x, residual, weight, eps)
-
-
-def _fused_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     residual += x
     return _reference(residual, weight, eps)
 

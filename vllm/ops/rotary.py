@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import dispatch
+from vllm.ops._dispatch import dispatched
 from vllm.ops.kv_cache import reshape_and_cache_
 
 
+@dispatched
 def rotary_embedding_(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor) -> None:
     """Rotate the first rot_dim values of each head of q and k in place by its token's angles, half against half.
 
@@ -18,9 +19,16 @@ def rotary_embedding_(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Te
         k: [T, Hkv, D], of q's dtype, likewise.
         cos_sin_cache: float32 [max_positions, rot_dim], the cosines of rot_dim / 2 angles, then the sines.
     """
-    dispatch("rotary_embedding_", q, _rotary_reference)(positions, q, k, cos_sin_cache)
+    cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)
+    half = cos.shape[-1]
+    for heads in (q, k):
+        first, second = heads[..., :half].float(), heads[..., half : 2 * half].float()
+        # Both halves are computed before either is written: in float32 they are views of the heads themselves.
+        rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        heads[..., : 2 * half] = rotated.to(heads.dtype)
 
 
+@dispatched
 def rotary_and_cache_(
     positions: Tensor,
     q: Tensor,
@@ -32,29 +40,5 @@ def rotary_and_cache_(
     slot_mapping: Tensor,
 ) -> None:
     """`rotary_embedding_` of q and k, then `reshape_and_cache_` of k and v; their arguments."""
-    function = dispatch("rotary_and_cache_", q, _rotary_and_cache_reference)
-    function(positions, q, k, v, cos_sin_cache, k_cache, v_cache, slot_mapping)
-
-
-def _rotary_reference(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor) -> None:
-    cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)
-    half = cos.shape[-1]
-    for heads in (q, k):
-        first, second = heads[..., :half].float(), heads[..., half : 2 * half].float()
-        # Both halves are computed before either is written: in float32 they are views of the heads themselves.
-        rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-        heads[..., : 2 * half] = rotated.to(heads.dtype)
-
-
-def _rotary_and_cache_reference(
-    positions: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cos_sin_cache: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-) -> None:
     rotary_embedding_(positions, q, k, cos_sin_cache)
     reshape_and_cache_(k, v, k_cache, v_cache, slot_mapping)

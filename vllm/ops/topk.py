@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import dispatch
+from vllm.ops._dispatch import implementation, triton_function
 
 
 def topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -25,12 +25,9 @@ def topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         )
     if not 0 <= k <= logits.shape[1]:
         raise ValueError(f"k must be in [0, {logits.shape[1]}], got {k}")
-    if logits.shape[1] > 1 and logits.stride(1) != 1:
-        return _reference(logits, k)
-    return dispatch("topk", logits, _reference)(logits, k)
-
-
-def _reference(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    which = implementation(logits)
+    if which != "reference" and (logits.shape[1] <= 1 or logits.stride(1) == 1):
+        return (torch.ops.vllm_cpu.topk if which == "cpp" else triton_function("topk", __name__))(logits, k)
     # A stable sort, because torch.topk promises no order among equals.
     values, ids = logits.float().sort(dim=-1, descending=True, stable=True)
     return values[:, :k].contiguous(), ids[:, :k].to(torch.int32)

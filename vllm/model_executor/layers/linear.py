@@ -79,11 +79,8 @@ class LinearBase(nn.Module):
             start = own.stop
         return slots
 
-    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
+    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
         """Pack the loaded weight by `method` and free the plain one."""
-        self._pack(method)
-
-    def _pack(self, method: LinearMethod, gated: bool = False) -> None:
         assert self.weight is not None
         self.method = method
         self.packed = method.pack(self.weight.data, None if self.bias is None else self.bias.data, gated=gated)
@@ -109,10 +106,10 @@ class RowParallelLinear(LinearBase):
     def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
         return self.group.all_reduce(super().forward(x, norm))
 
-    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
+    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
         if self.group.rank > 0:
             self.bias = None
-        super().process_weights_after_loading(method)
+        super().process_weights_after_loading(method, gated)
 
 
 class ReplicatedLinear(LinearBase):
@@ -135,8 +132,8 @@ class GatedLinear(LinearBase):
         out = super().forward(x, norm)
         return out if self.packed.gated else self.act_and_mul(out)
 
-    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
-        self._pack(method, gated=self.act_and_mul is silu_and_mul)
+    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
+        super().process_weights_after_loading(method, gated=self.act_and_mul is silu_and_mul)
 
 
 class QKVParallelLinear(LinearBase):

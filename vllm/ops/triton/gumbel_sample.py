@@ -17,7 +17,7 @@ _BLOCK = 2048
 
 
 def gumbel_sample(
-    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, idx_mapping: Tensor, first_id: int
+    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, idx_mapping: Tensor, first_id: int = 0
 ) -> tuple[Tensor, Tensor]:
     num_rows, vocab_size = logits.shape
     first_group, skipped = divmod(first_id, 4)
