@@ -88,13 +88,11 @@ def _reference(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) 
     last = values.shape[1] - 1
     argmax = torch.where(values == highest[:, None], column, last).amin(dim=-1).to(torch.int32)
     ids = token_ids.to(torch.int64)
-    if num_token_ids is None:
-        chosen = values.gather(1, ids)
-        return Readings(chosen, 1 + count_above_reference(values, chosen), lse, argmax, highest)
-    valid = torch.arange(ids.shape[1], device=ids.device) < num_token_ids[:, None]
-    chosen = values.gather(1, ids.masked_fill(~valid, 0))
-    ranks = (1 + count_above_reference(values, chosen)).masked_fill_(~valid, 0)
-    return Readings(chosen.masked_fill_(~valid, 0.0), ranks, lse, argmax, highest)
+    num_ids = ids.shape[1] if num_token_ids is None else num_token_ids[:, None]
+    padding = torch.arange(ids.shape[1], device=ids.device) >= num_ids
+    chosen = values.gather(1, ids.masked_fill(padding, 0))
+    ranks = (1 + count_above_reference(values, chosen)).masked_fill_(padding, 0)
+    return Readings(chosen.masked_fill_(padding, 0.0), ranks, lse, argmax, highest)
 
 
 def _entropy(values: Tensor, highest: Tensor) -> Tensor:

@@ -26,20 +26,32 @@ class Embedding(nn.Module):
         return embedding(indices, self.weight)
 
 
-class VocabParallelEmbedding(nn.Module):
-    """A row of H values for each token id, the same on every rank of `group`.
+class VocabShard(nn.Module):
+    """A [V, H] matrix split over the ranks of `group`: this rank holds the rows of the token ids in `vocab_range` (see
+    split_vocab), `weight` [V_rank, H], until a packed copy replaces them."""
 
-    This rank holds the rows of the ids in `vocab_range` (see split_vocab): `weight` [V_rank, H], or None when a head's
-    packed copy is read.
-    """
-
-    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, has_weight: bool = True) -> None:
         super().__init__()
         self.group = get_tp_group()
         self.vocab_size = vocab_size
         self.vocab_range = split_vocab(vocab_size, self.group.world_size)[self.group.rank]
-        weight = torch.empty(len(self.vocab_range), hidden_size)
-        self.weight: nn.Parameter | None = nn.Parameter(weight, requires_grad=False)
+        self.weight: nn.Parameter | None = None
+        if has_weight:
+            self.weight = nn.Parameter(torch.empty(len(self.vocab_range), hidden_size), requires_grad=False)
+
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        """Where the checkpoint's `weight` goes; empty for a head whose weight is an embedding's."""
+        if self.weight is None:
+            return {}
+        shards = Shard(self.vocab_size, self.vocab_range), Shard.whole(self.weight.shape[1])
+        return {"weight": WeightSlot(self.weight.data, shards)}
+
+
+class VocabParallelEmbedding(VocabShard):
+    """A row of H values for each token id, the same on every rank."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__(vocab_size, hidden_size)
         self._packed: PackedLinear | None = None
 
     def look_up_in(self, packed: PackedLinear) -> None:
@@ -61,23 +73,13 @@ class VocabParallelEmbedding(nn.Module):
         assert self.weight is not None
         return embedding(indices, self.weight)
 
-    def checkpoint_slots(self) -> dict[str, WeightSlot]:
-        assert self.weight is not None
-        return {"weight": _vocab_slot(self.weight, self.vocab_size, self.vocab_range)}
 
-
-class ParallelLMHead(nn.Module):
-    """Logits of hidden states, x W^T: on each rank of `group` those of its part of the vocabulary, `vocab_range` (see
-    split_vocab). W may be that of the embedding `tied_to`, which then reads the head's packed copy if that is exact."""
+class ParallelLMHead(VocabShard):
+    """Logits of hidden states, x W^T: on each rank those of its part of the vocabulary. W may be that of the embedding
+    `tied_to`, which then reads the head's packed copy if that is exact."""
 
     def __init__(self, vocab_size: int, hidden_size: int, tied_to: VocabParallelEmbedding | None = None) -> None:
-        super().__init__()
-        self.group = get_tp_group()
-        self.vocab_size = vocab_size
-        self.vocab_range = split_vocab(vocab_size, self.group.world_size)[self.group.rank]
-        self.weight: nn.Parameter | None = None
-        if tied_to is None:
-            self.weight = nn.Parameter(torch.empty(len(self.vocab_range), hidden_size), requires_grad=False)
+        super().__init__(vocab_size, hidden_size, has_weight=tied_to is None)
         # In a tuple, so that the embedding is not registered as a submodule of the head, too.
         self._tied_to = (tied_to,)
         self.method: LinearMethod = UNQUANTIZED
@@ -93,12 +95,6 @@ class ParallelLMHead(nn.Module):
         is_plain = isinstance(self.packed, PackedLinear) and self.packed.layout == "plain"
         return self.packed.weight if is_plain and self.group.world_size == 1 else None
 
-    def checkpoint_slots(self) -> dict[str, WeightSlot]:
-        """Where the checkpoint's `weight` goes; empty if it is an embedding's."""
-        if self.weight is None:
-            return {}
-        return {"weight": _vocab_slot(self.weight, self.vocab_size, self.vocab_range)}
-
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
         """Pack the loaded weight by `method` and free the plain one, unless an embedding still needs it."""
         (tied_to,) = self._tied_to
@@ -109,7 +105,3 @@ class ParallelLMHead(nn.Module):
         self.weight = None
         if tied_to is not None and isinstance(self.packed, PackedLinear) and self.packed.layout in EXACT:
             tied_to.look_up_in(self.packed)
-
-
-def _vocab_slot(weight: nn.Parameter, vocab_size: int, held: range) -> WeightSlot:
-    return WeightSlot(weight.data, (Shard(vocab_size, held), Shard.whole(weight.shape[1])))
