@@ -12,11 +12,11 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import attention
 
 from vllm.attention.backend import AttentionMetadata, KVCache, TokenMajorBackend
+from vllm.ops.paged_attention import paged_attention_reference
 
 # FlashAttention 2 reads pages in whole tiles of keys.
 _FA2_PAGE_TOKENS = 256
@@ -138,15 +138,11 @@ def _trial(
     lengths = torch.tensor(seq_lens, dtype=torch.int32, device=device)
     attn = AttentionMetadata(torch.empty(0), table, starts, lengths, max(counts), max(seq_lens))
     got = backend.attend(q, cache, attn, head_dim**-0.5)
-    for blocks, start, count, seq_len in zip(table.long(), starts.tolist(), counts, seq_lens, strict=False):
-        # [2 * kv_heads, tokens, D]
-        keys, values = (each[blocks].flatten(0, 1)[:seq_len].repeat_interleave(2, 1).transpose(0, 1) for each in cache)
-        mask = torch.ones(count, seq_len, dtype=torch.bool, device=device).tril(seq_len - count)
-        queries = q[start : start + count].transpose(0, 1)
-        expected = F.scaled_dot_product_attention(
-            queries.float()[None], keys.float()[None], values.float()[None], attn_mask=mask
-        )[0].transpose(0, 1)
-        # Values are about 1, and weights and results are rounded to 8 bits or more.
-        if not torch.allclose(got[start : start + count].float(), expected, rtol=0.02, atol=0.02):
-            return "a trial call gave wrong results"
+    keys, values = backend._of_operations(cache)
+    requests = attn.block_table, attn.query_start_loc, attn.seq_lens
+    expected = torch.empty_like(q, dtype=torch.float32)
+    paged_attention_reference(q.float(), keys.float(), values.float(), *requests, head_dim**-0.5, expected)
+    # Values are about 1, and weights and results are rounded to 8 bits or more.
+    if not torch.allclose(got.float(), expected, rtol=0.02, atol=0.02):
+        return "a trial call gave wrong results"
     return None

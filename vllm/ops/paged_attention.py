@@ -48,11 +48,11 @@ def paged_attention(
     if which == "cpp":
         torch.ops.vllm_cpu.paged_attention(*arguments)
     else:
-        _reference(*arguments)
+        paged_attention_reference(*arguments)
     return out
 
 
-def _reference(
+def paged_attention_reference(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -62,6 +62,7 @@ def _reference(
     scale: float,
     out: Tensor,
 ) -> None:
+    """As `paged_attention`, in PyTorch, which waits for the device."""
     keys, values = cache_rows(k_cache, v_cache, q.shape[-1])
     block_size = keys.shape[2]
     starts = query_start_loc.tolist()
@@ -70,7 +71,7 @@ def _reference(
         if start == end:
             continue
         blocks = block_table[row, : -(-seq_len // block_size)]
-        # [Hkv, tokens, D], contiguous: the order of sums must not follow the cache's layout
+        # [Hkv, tokens, D], contiguous: the order of sums must not follow the cache's layout.
         row_keys = keys[blocks].transpose(0, 1).flatten(1, 2)[:, :seq_len].float().contiguous()
         row_values = values[blocks].transpose(0, 1).flatten(1, 2)[:, :seq_len].float().contiguous()
         mask = None
