@@ -59,8 +59,7 @@ def _convert(path: Path, dtype: str, folder: Path, siblings: Path, use_tqdm: boo
     file = GGUFFile(path)
     config = gguf_names.hf_config(file, dtype)
     _write_json(folder / "config.json", config)
-    ids = {name: value for name, value in gguf_names.special_ids(file).items() if value is not None}
-    _write_json(folder / "generation_config.json", ids)
+    _write_json(folder / "generation_config.json", gguf_names.special_ids(file))
     if not _copy_tokenizer(siblings, folder):
         write_tokenizer(file, folder)
     _write_weights(file, config, getattr(torch, dtype), folder / _WEIGHTS, use_tqdm)

@@ -84,11 +84,8 @@ def hf_config(file: GGUFFile, dtype: str) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": arch != "qwen2" and "blk.0.attn_q.bias" in file.tensors,
         "hidden_act": "silu",
+        **special_ids(file),
     }
-    for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
-        value = special_ids(file)[name]
-        if value is not None:
-            config[name] = value
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if not isinstance(config[name], int):
             raise ValueError(f"{file.path.name}: layers that differ in {name} are not supported, got {config[name]}")
@@ -96,15 +93,16 @@ def hf_config(file: GGUFFile, dtype: str) -> dict[str, Any]:
 
 
 def special_ids(file: GGUFFile) -> dict[str, Any]:
-    """bos_token_id, pad_token_id, and eos_token_id (a list when turns and texts end with different tokens)."""
+    """bos_token_id, pad_token_id, and eos_token_id (a list if turns and texts end with different tokens), those known."""
     get = file.metadata.get
     eos = [get(f"tokenizer.ggml.{name}") for name in ("eos_token_id", "eot_token_id")]
     eos_ids = list(dict.fromkeys(value for value in eos if value is not None))
-    return {
+    ids = {
         "bos_token_id": get("tokenizer.ggml.bos_token_id"),
         "pad_token_id": get("tokenizer.ggml.padding_token_id"),
         "eos_token_id": (eos_ids if len(eos_ids) > 1 else eos_ids[0]) if eos_ids else None,
     }
+    return {name: value for name, value in ids.items() if value is not None}
 
 
 def _rope(file: GGUFFile, reader: _Reader) -> dict[str, Any]:
@@ -114,8 +112,7 @@ def _rope(file: GGUFFile, reader: _Reader) -> dict[str, Any]:
     kind = reader.get("rope.scaling.type", "none")
     if kind != "none":
         rope |= {"rope_type": kind, "factor": reader.need("rope.scaling.factor")}
-        original = reader.get("rope.scaling.original_context_length", None)
-        if original is not None:
+        if (original := reader.get("rope.scaling.original_context_length", None)) is not None:
             rope["original_max_position_embeddings"] = original
     return rope
 

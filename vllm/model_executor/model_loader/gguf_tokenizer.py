@@ -49,14 +49,12 @@ def _byte_level_tokenizer(meta: dict[str, Any]) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     kinds = meta.get("tokenizer.ggml.token_type") or []
-    for special in (True, False):
-        wanted = _CONTROL if special else _USER_DEFINED
-        added = [
-            AddedToken(token, normalized=not special, special=special)
-            for token, kind in zip(tokens, kinds, strict=False)
-            if kind == wanted
-        ]
-        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
+    control, added = (
+        [token for token, kind in zip(tokens, kinds, strict=False) if kind == wanted]
+        for wanted in (_CONTROL, _USER_DEFINED)
+    )
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
+    tokenizer.add_tokens([AddedToken(token, normalized=True, special=False) for token in added])
     around = _tokens_around(meta)
     if around != (None, None):
         before, after = (f"{text} " if text is not None else "" for text in around)
@@ -82,11 +80,9 @@ def _write_tokenizer_config(meta: dict[str, Any], folder: Path) -> None:
     tokens = meta["tokenizer.ggml.tokens"]
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for name, key in _SPECIAL.items():
-        token_id = meta.get(f"tokenizer.ggml.{key}")
-        if token_id is not None:
+        if (token_id := meta.get(f"tokenizer.ggml.{key}")) is not None:
             config[name] = tokens[token_id]
-    template = meta.get("tokenizer.chat_template")
-    if template is not None:
+    if (template := meta.get("tokenizer.chat_template")) is not None:
         config["chat_template"] = template
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")

@@ -118,10 +118,8 @@ def _check_quantization(folder: Path, config: HFConfig) -> None:
     quantization = config.raw.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise ValueError(
-            f"{folder.name}/config.json: quantization_config of method {method!r} is not supported; use the "
-            "unquantised checkpoint or a GGUF file"
-        )
+        problem = f"{folder.name}/config.json: quantization_config of method {method!r} is not supported"
+        raise ValueError(f"{problem}; use the unquantised checkpoint or a GGUF file")
 
 
 def _warn_of_window(config: HFConfig) -> None:
