@@ -1,4 +1,4 @@
-"""The interface of attention backends: a layout of the cache, the writing of keys and values, and attention."""
+"""The interface of attention backends (a layout of the cache, the writing of keys and values, attention), and our own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from vllm.ops.kv_cache import reshape_and_cache_
+from vllm.ops.kv_cache import kv_cache_shape, kv_rows_shape, reshape_and_cache_
+from vllm.ops.paged_attention import paged_attention
 from vllm.ops.rotary import rotary_and_cache_
 
 KVCache = tuple[Tensor, Tensor]
@@ -91,3 +93,19 @@ class TokenMajorBackend(AttentionBackend):
 
     def _of_operations(self, kv_cache: KVCache) -> KVCache:
         return kv_cache[0].transpose(1, 2), kv_cache[1].transpose(1, 2)
+
+
+class PagedAttention(AttentionBackend):
+    """Attention by `vllm.ops`; the cache's layout is the one that suits `device`."""
+
+    name = "paged"
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._shape = kv_cache_shape if torch.device(device).type == "cpu" else kv_rows_shape
+
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return self._shape(num_blocks, block_size, num_kv_heads, head_dim)
+
+    def attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, scale: float) -> Tensor:
+        requests = attn.block_table, attn.query_start_loc, attn.seq_lens
+        return paged_attention(q, *kv_cache, *requests, scale, max_query_len=attn.max_query_len)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from vllm.attention import flashinfer, varlen
-from vllm.attention.backend import AttentionBackend
+from vllm.attention.backend import AttentionBackend, PagedAttention
 from vllm.attention.flashinfer import FlashInferAttention
-from vllm.attention.paged import PagedAttention
 from vllm.attention.varlen import VarlenAttention
 from vllm.logger import init_logger
 
@@ -18,15 +17,8 @@ def select_backend(
     name: str, device: torch.device | str, dtype: torch.dtype, head_dim: int, block_size: int
 ) -> AttentionBackend:
     """The backend of an `attention_backend`: "auto" (varlen on a CUDA device where a trial call of it works, else
-    paged), "paged", "varlen" or "flashinfer".
-
-    Args:
-        dtype: of activations and cache.
-        block_size: tokens a KV block.
-
-    Raises:
-        ValueError: the backend named cannot be used here; says why.
-    """
+    paged), "paged", "varlen" or "flashinfer". `dtype` is that of activations and cache, `block_size` the tokens of a KV
+    block. ValueError if the backend named cannot be used here, with the reason."""
     device = torch.device(device)
     if name == "varlen":
         varlen.activate_newer(device)

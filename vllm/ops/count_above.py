@@ -13,16 +13,14 @@ _TRITON_SORT_ABOVE = 256
 
 
 def count_above(logits: Tensor, values: Tensor, num_values: Tensor | None = None) -> Tensor:
-    """Count the strictly greater logits of each row: int32 [R, W], 0 in padding columns.
+    """Count the strictly greater logits of each row: int32 [R, W], 0 in padding columns. ValueError for a wrong shape
+    or dtype.
 
     Args:
         logits: [R, V], float32, bfloat16 or float16; the last dimension contiguous, any stride between rows. Counts of
             a row with NaN are meaningless.
         values: float32 [R, W]; the last dimension contiguous, any stride between rows.
         num_values: int32 [R], how many leading columns of each row count; the others are padding. None: all W.
-
-    Raises:
-        ValueError: a shape or dtype is wrong.
     """
     check_columns(logits, "values", values, torch.float32, num_values)
     which = implementation(logits)

@@ -17,18 +17,15 @@ def fill_logprob_token_ids(
     list_idx: Tensor,
     num_token_ids: Tensor,
 ) -> Tensor:
-    """Fill `columns[:, first_column:]` in place with each row's ids, padded with 0.
+    """Fill `columns[:, first_column:]` in place with each row's ids, padded with 0; returns the rows' numbers of ids,
+    int32 [L]. Earlier columns stay as they are.
 
     Args:
         columns: int32 [L, first_column + M], the last dimension contiguous; M is at least every row's count.
-        first_column: where the ids start; earlier columns stay as they are.
         expanded_idx_mapping: int32 or int64 [L], each row's slot.
         token_ids: int32 [lists, width], the stored lists.
         list_idx: int32 [S], by slot: the list it uses.
         num_token_ids: int32 [S], by slot: how many ids of that list count.
-
-    Returns:
-        int32 [L]: each row's number of ids.
     """
     slots = expanded_idx_mapping.to(torch.int64)
     counts = num_token_ids[slots]

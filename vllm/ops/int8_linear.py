@@ -78,13 +78,8 @@ def take_int8_rows(packed: Int8Linear, rows: Tensor) -> Int8Linear:
 def int8_linear(x: Tensor, packed: Int8Linear, float_out: bool = False, norm: AddedNorm | None = None) -> Tensor:
     """x W^T + bias, [T, N], or [T, N / 2] when `packed.gated`; contiguous, in x's dtype or, with `float_out`, float32.
 
-    Args:
-        x: [T, K], float32, bfloat16 or float16; any strides. A row with NaN, infinity or absolute values above 1e36
-            gives NaN alone.
-        norm: applied to x first; see packed_linear.
-
-    Raises:
-        ValueError: the width of x is not K.
+    `x` [T, K] is float32, bfloat16 or float16, with any strides; a row with NaN, infinity or absolute values above 1e36
+    gives NaN alone. `norm` is applied to x first, see packed_linear. ValueError if the width of x is not K.
     """
     if x.shape[-1] != packed.shape[1]:
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")

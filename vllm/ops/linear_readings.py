@@ -21,14 +21,8 @@ def linear_readings(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token
     memory.
 
     The logits are the float32 sums of the products, not rounded to the inputs' dtype. Ties share the better rank.
-
-    Args:
-        hidden: [R, H], float32, bfloat16 or float16; the last dimension contiguous.
-        weight: [V, H] of the same dtype; the last dimension contiguous.
-        token_ids, num_token_ids: as for `token_readings`.
-
-    Raises:
-        ValueError: a shape or dtype is wrong.
+    `hidden` [R, H] and `weight` [V, H] have one dtype, float32, bfloat16 or float16, and a contiguous last dimension;
+    the other arguments are those of `token_readings`. ValueError for a wrong shape or dtype.
     """
     _check(hidden, weight, token_ids, num_token_ids)
     # Matrix units round float32 inputs to TF32.

@@ -9,7 +9,7 @@ from vllm.ops._dispatch import implementation
 
 
 def keep_top_p_(logits: Tensor, top_p: Tensor) -> None:
-    """Set everything outside the nucleus to -inf, in place.
+    """Set everything outside the nucleus to -inf, in place. ValueError for a wrong shape or dtype.
 
     A token stays while the more likely ones do not hold `top_p` of the probability yet; so at least one does. Among
     equal logits the lower ids are the more likely ones.
@@ -18,9 +18,6 @@ def keep_top_p_(logits: Tensor, top_p: Tensor) -> None:
         logits: float32 [R, V]; the last dimension contiguous, any stride between rows. The result of a row that holds
             NaN or +inf, or -inf only, is not defined.
         top_p: float32 [R], in (0, 1]; 1 = everything stays.
-
-    Raises:
-        ValueError: a shape or dtype is wrong.
     """
     if logits.dim() != 2 or logits.dtype != torch.float32 or (logits.shape[1] > 1 and logits.stride(1) != 1):
         raise ValueError(

@@ -10,15 +10,8 @@ from vllm.ops._dispatch import implementation, triton_function
 
 def topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Values float32 [R, k] and ids int32 [R, k] of each row's k greatest logits, descending; the lower id first among
-    equals.
-
-    Args:
-        logits: [R, V], float32, bfloat16 or float16, without NaN; any stride between rows.
-        k: in [0, V].
-
-    Raises:
-        ValueError: a shape or dtype is wrong, or k is not in [0, V].
-    """
+    equals. `logits` are [R, V], float32, bfloat16 or float16, without NaN, with any strides. ValueError for a wrong
+    shape or dtype, or a k that is not in [0, V]."""
     if logits.dim() != 2 or logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
             f"logits must be [R, V] in float32, bfloat16 or float16, got {logits.dtype} {tuple(logits.shape)}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from vllm.attention.backend import AttentionBackend, AttentionMetadata, KVCache
-from vllm.attention.paged import PagedAttention
+from vllm.attention.backend import AttentionBackend, AttentionMetadata, KVCache, PagedAttention
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
 

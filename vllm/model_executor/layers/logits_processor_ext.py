@@ -15,16 +15,8 @@ from vllm.utils.checks import check_list, check_token_id
 
 
 def check_indices(name: str, indices: Any, vocab_size: int | None = None) -> list[int]:
-    """Token ids as Python ints, in the order given; repeated ones stay.
-
-    Args:
-        name: of the argument, for the error.
-        indices: a list, tuple, range, integer array or tensor.
-        vocab_size: their limit; None = none yet.
-
-    Raises:
-        VLLMValidationError: another type, or an index outside [0, vocab_size).
-    """
+    """The argument `name` as Python ints, in the order given; repeated ones stay. VLLMValidationError unless it is a
+    list, tuple, range, integer array or tensor of ids in [0, vocab_size), where None = no limit yet."""
     ids = [check_token_id(name, element) for element in check_list(name, indices, "a list of integers")]
     for index in ids:
         if index < 0 or (vocab_size is not None and index >= vocab_size):

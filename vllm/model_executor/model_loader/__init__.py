@@ -29,11 +29,8 @@ __all__ = ["NO_EMBEDDED_MODEL", "ResolvedModel", "embedded_model_path", "get_mod
 
 def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: bool = False) -> nn.Module:
     """Build the model of `model_config` on `device`, with its weights loaded (random with load_format="dummy") and
-    packed. Its methods are those of LlamaForCausalLM.
-
-    Raises:
-        ValueError: an architecture that is not supported, or weights that are missing, unexpected or of another shape.
-    """
+    packed. Its methods are those of LlamaForCausalLM. ValueError for an architecture that is not supported, or weights
+    that are missing, unexpected or of another shape."""
     config = model_config.hf_config
     model_class = resolve_model_class(config.architectures)
     with _building(getattr(torch, model_config.dtype), torch.device(device)):

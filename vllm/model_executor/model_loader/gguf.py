@@ -34,11 +34,7 @@ _NUM_THREADS = 2
 def converted_folder(path: Path, dtype: str, use_tqdm: bool = False) -> Path:
     """The folder with the .gguf file's weights in `dtype` ("float32", "bfloat16" or "float16"), its configuration and
     tokenizer; made if missing. Concurrent processes each make a copy, of which the first to finish becomes the folder.
-
-    Raises:
-        ValueError: a file that is not GGUF, is cut, or holds a model or tokenizer that is not supported.
-        OSError: the cache cannot be written.
-    """
+    ValueError for a file that is not GGUF, is cut, or not supported; OSError if the cache cannot be written."""
     root = envs.cache_root() / "gguf"
     try:
         root.mkdir(parents=True, exist_ok=True)

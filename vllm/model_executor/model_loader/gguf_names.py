@@ -93,7 +93,7 @@ def hf_config(file: GGUFFile, dtype: str) -> dict[str, Any]:
 
 
 def special_ids(file: GGUFFile) -> dict[str, Any]:
-    """bos_token_id, pad_token_id, and eos_token_id (a list if turns and texts end with different tokens), those known."""
+    """The known ones of bos_token_id, pad_token_id and eos_token_id (a list if turns and texts end differently)."""
     get = file.metadata.get
     eos = [get(f"tokenizer.ggml.{name}") for name in ("eos_token_id", "eot_token_id")]
     eos_ids = list(dict.fromkeys(value for value in eos if value is not None))
