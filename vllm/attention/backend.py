@@ -1,4 +1,4 @@
-"""The interface of attention backends (a layout of the cache, the writing of keys and values, attention), and our own."""
+"""The interface of attention backends (the cache's layout, writing keys and values, attention), and our own backend."""
 
 from __future__ import annotations
 
