@@ -22,7 +22,8 @@ from vllm.logger import init_logger, warn_once
 
 logger = init_logger(__name__)
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 Implementation = Literal["cpp", "triton", "reference"]
 
 LIBRARY = Path(__file__).resolve().parent.parent / "_cpu_ops.so"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from vllm.attention.backend import AttentionMetadata, KVCache
@@ -118,6 +120,9 @@ class LlamaModel(nn.Module):
 
 class CausalLM(nn.Module):
     """A `model`, which gives hidden states, and its `lm_head`."""
+
+    model: Any
+    lm_head: ParallelLMHead
 
     def forward(
         self,
