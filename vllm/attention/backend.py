@@ -34,12 +34,10 @@ class AttentionMetadata:
 
 
 class AttentionBackend(ABC):
-    """One for an engine, called by every layer.
+    """One for an engine, called by every layer. `name` is its value of `attention_backend`.
 
-    Attributes:
-        name: its value of `attention_backend`.
-        can_be_captured: a step with it can be captured in a CUDA graph: the launches of `attend` depend on shapes,
-            max_query_len and max_seq_len alone, and it does nothing on the host that a replay would miss.
+    A step with it can be captured in a CUDA graph if `can_be_captured`: the launches of `attend` depend on shapes,
+    max_query_len and max_seq_len alone, and it does nothing on the host that a replay would miss.
     """
 
     name: ClassVar[str]

@@ -28,12 +28,11 @@ def kv_rows_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim:
 
 @dispatched
 def reshape_and_cache_(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write each token's keys and values into its slot.
+    """Write the keys and values k, v [T, Hkv, D] into their tokens' slots.
 
-    Args:
-        k, v: [T, Hkv, D], of the caches' dtype; may be views whose last dimension is contiguous.
-        k_cache, v_cache: contiguous and of `kv_cache_shape`, or of `kv_rows_shape` (not in C++).
-        slot_mapping: int32 or int64 [T], distinct; a negative slot is skipped.
+    `k` and `v` have the caches' dtype and may be views whose last dimension is contiguous. The caches are contiguous
+    and of `kv_cache_shape`, or of `kv_rows_shape` (not in C++). `slot_mapping` is int32 or int64 [T], distinct; a
+    negative slot is skipped.
     """
     keys, values = cache_rows(k_cache, v_cache, k.shape[-1])
     kept = slot_mapping >= 0

@@ -1,20 +1,18 @@
 """Triton implementation of `paged_attention`: online softmax over tiles of the paged cache.
 
-Requests with one query are decoded: a program owns one key head of one request, with all the query heads that share
-it, and reads one split of the context, or several in turn where there are more requests than the device can run at
-once. A split's partial result is kept in float32, and a second kernel adds the splits up in their order. How a context
-is split follows from its own length alone.
+Requests with one query are decoded: a program owns one key head of one request, with all the query heads that share it,
+and reads one split of the context, or several in turn where there are more requests than the device can run at once. A
+split's partial result is kept in float32, and a second kernel adds the splits up in their order. How a context is split
+follows from its own length alone.
 
 Other requests are prefilled: a program owns one key head and a tile of rows: consecutive tokens of one request, each
 with all the query heads that share the key head. Request r's tiles start at number query_start_loc[r] // tokens + r,
 which bounds the grid without reading lengths on the device. Long tiles start first. Tiles that every row sees in full
 have no mask; the masked ones come last.
 
-Tile shapes depend on the model and the device alone, so a row's bits do not depend on the other requests of the batch,
-nor on where a prompt was cut, except for pieces of one token, which are decoded.
-
-The grids depend on shapes alone: the number of requests, of tokens and of the block table's columns. Programs without
-work return at once. Products run in the tensors' dtype (float32 without TF32) and are summed in float32.
+Tile shapes depend on the model and the device alone, so a row's bits depend neither on the other requests of the batch
+nor on where a prompt was cut, except for pieces of one token, which are decoded. Grids depend on shapes alone; programs
+without work return at once. Products run in the tensors' dtype (float32 without TF32) and are summed in float32.
 """
 
 from __future__ import annotations

@@ -9,10 +9,8 @@ Comparing every logit with every requested one would take longer than reading th
 with those that are below its maximum, the lowest first. And a lane holds runs of 4 or 8 logits: once a requested logit
 is so high that no run holds two that are greater, the higher ones are compared with the runs' maxima alone.
 
-The program of a row that finishes last, by an atomic counter, merges the chunks' results in the order of the chunks:
-equal inputs give equal bits. It sets the counter to 0 again.
-
-The kernel masks: the last chunk's tail counts as -inf, and padding columns as +inf, which nothing exceeds. The wrapper
+The program of a row that finishes last, by an atomic counter that it resets, merges the chunks' results in the order of
+the chunks: equal inputs give equal bits. The last chunk's tail counts as -inf, and padding columns as +inf. The wrapper
 must not read a value on the device: that would wait for it.
 """
 
