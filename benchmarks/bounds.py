@@ -218,15 +218,14 @@ def _timed(call: Callable[[], object]) -> float:
 
 def available_kernels() -> list[str]:
     """The kernels that bfloat16 products may be computed by here, as VLLM_CPU_GEMM names them; "plain" without any."""
-    from vllm.ops.loaded import cpu_kernel_isa
-    from vllm.ops.onednn import onednn_lacks
+    from vllm.ops.cpu_kernels import cpu_kernel_isa, onednn_lacks
 
     level = cpu_kernel_isa()
-    found = [] if level is None else ["panels"]
+    found = [] if level is None else ["packed_f32"]
     if level in ("avx512_bf16", "avx512_fp16"):
-        found.append("pairs")
+        found.append("packed_bf16_dot")
     if level == "avx512_fp16":
-        found.append("halves")
+        found.append("packed_fp16")
     if level is not None and onednn_lacks() is None:
         found.append("onednn")
     return found or ["plain"]

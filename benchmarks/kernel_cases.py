@@ -19,12 +19,10 @@ from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.int8_linear import Int8Linear, int8_linear, pack_int8_linear
 from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
-from vllm.ops.packed_linear import packed_linear
-from vllm.ops.packed_rows import packed_embedding, take_packed_rows
+from vllm.ops.packed_linear import packed_embedding, packed_linear, take_packed_rows
 from vllm.ops.paged_attention import paged_attention
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
-from vllm.ops.rotary import rotary_embedding_
-from vllm.ops.rotary_and_cache import rotary_and_cache_
+from vllm.ops.rotary import rotary_and_cache_, rotary_embedding_
 from vllm.ops.silu_and_mul import silu_and_mul
 from vllm.ops.token_readings import token_readings
 from vllm.ops.top_p import keep_top_p_
@@ -144,7 +142,7 @@ def _plain_int8_linear(x: Tensor, plain: Int8Linear, gated: bool) -> Tensor:
 
 
 def _packed_rows(shape: ModelShape) -> Iterator[Case]:
-    packed = pack_as(_random(shape.vocab_size, shape.hidden_size), "panels")
+    packed = pack_as(_random(shape.vocab_size, shape.hidden_size), "packed_f32")
     plain = pack_as(_random(shape.vocab_size, shape.hidden_size), "plain")
     for count in (NUM_IDS, 1000):
         rows = torch.randperm(shape.vocab_size)[:count]
@@ -195,7 +193,7 @@ def _rotary(shape: ModelShape) -> Iterator[Case]:
 def _embedding(shape: ModelShape) -> Iterator[Case]:
     vocab_size, hidden_size = shape.vocab_size, shape.hidden_size
     weight = _random(vocab_size, hidden_size)
-    packed = pack_as(weight, "panels", float_out=True)
+    packed = pack_as(weight, "packed_f32", float_out=True)
     for rows in ROWS:
         ids = torch.randint(0, vocab_size, (rows,), dtype=torch.int32)
         label, num_bytes = f"{rows} of {vocab_size}x{hidden_size}", 2 * 2 * rows * hidden_size

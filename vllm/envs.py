@@ -94,13 +94,16 @@ def batch_invariant() -> bool:
 
 
 def cpu_gemm() -> str | None:
-    """VLLM_CPU_GEMM: who multiplies bfloat16 on CPU: our kernel in float32 ("panels"), by dot products
-    ("pairs") or in float16 ("halves"), or "onednn"; None when unset.
+    """VLLM_CPU_GEMM: what multiplies bfloat16 on CPU: our kernel in float32 ("packed_f32"), by dot products
+    ("packed_bf16_dot") or in float16 ("packed_fp16"), or "onednn"; None when unset. The former values "panels",
+    "pairs" and "halves" mean the first three.
 
     Raises:
         ValueError: another value.
     """
-    return _one_of("VLLM_CPU_GEMM", ("panels", "pairs", "halves", "onednn"))
+    former = {"panels": "packed_f32", "pairs": "packed_bf16_dot", "halves": "packed_fp16"}
+    layout = former.get(os.environ.get("VLLM_CPU_GEMM", ""))
+    return layout or _one_of("VLLM_CPU_GEMM", (*former.values(), "onednn"))
 
 
 def attention_backend(backends: tuple[str, ...]) -> str | None:

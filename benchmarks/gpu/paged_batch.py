@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from bounds import ModelShape
 from torch import Tensor
 
-from vllm.attention.metadata import AttentionMetadata
+from vllm.attention.backend import AttentionMetadata
 
 # Tokens a block of the cache, by backend; FlashAttention 2 reads none smaller than that.
 BACKENDS = {"paged": 16, "varlen": 256, "flashinfer": 16}

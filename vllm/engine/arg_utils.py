@@ -251,8 +251,7 @@ class EngineArgs:
             warn_once(logger, "swap_space has no effect without enable_prefix_caching: blocks are found by content")
 
     def _check_variables(self, device: str) -> None:
-        from vllm.ops.batch_invariance import check_batch_invariance
-        from vllm.ops.onednn import check_cpu_gemm
+        from vllm.ops.cpu_kernels import check_batch_invariance, check_cpu_gemm
 
         if envs.batch_invariant():
             check_batch_invariance(device)

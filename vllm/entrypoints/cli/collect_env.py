@@ -59,7 +59,7 @@ def _version(package: str) -> str | None:
 def _cpu() -> dict[str, Any]:
     import torch
 
-    from vllm.ops.loaded import cpu_kernel_isa
+    from vllm.ops.cpu_kernels import cpu_kernel_isa
 
     try:
         isa, fault = cpu_kernel_isa(), None

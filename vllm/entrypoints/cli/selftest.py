@@ -88,7 +88,7 @@ def _load(args: argparse.Namespace, switch: str) -> LLMEngine:
 def _about(engine: LLMEngine) -> dict[str, Any]:
     import torch
 
-    from vllm.ops.loaded import cpu_kernel_isa
+    from vllm.ops.cpu_kernels import cpu_kernel_isa
 
     return {
         "selftest": "invariance",

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vllm.attention.metadata import AttentionMetadata
+from vllm.attention.backend import AttentionMetadata
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu.buffer_utils import upload_into
 from vllm.v1.worker.gpu.input_batch import InputBatch

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vllm.attention.metadata import AttentionMetadata
+from vllm.attention.backend import AttentionMetadata
 from vllm.v1.core.sched.output import SharedTokens
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.buffer_utils import upload_all

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.attention.metadata import AttentionMetadata
+from vllm.attention.backend import AttentionMetadata
 from vllm.logger import init_logger
 from vllm.ops.recording import RecordedMemory, Recording
 from vllm.utils.host_memory import return_freed_memory
