@@ -1,4 +1,4 @@
-"""How many KV blocks fit: on the device by gpu_memory_utilization, in the host's memory by swap_space."""
+"""How many KV blocks fit: on the device by gpu_memory_utilization, in host memory by swap_space."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.distributed.communicator import Communicator, split_kv_heads
 
-# What CUDA keeps for the nodes of recorded steps, over their intermediates.
+# CUDA's memory for the nodes of captured graphs, beside their intermediates.
 _GRAPH_BYTES = 256 * 2**20
 
 
@@ -19,17 +19,13 @@ class DeviceMemory(NamedTuple):
     """A CUDA device's memory at one time, in bytes."""
 
     total: int
-    free: int  # for anybody
+    free: int  # for any process
     reserved: int  # by this process's allocator
-    peak_reserved: int  # the most of it since `device_memory` was last asked to begin anew
+    peak_reserved: int  # since the last `device_memory` with `begin_peak`
 
 
 def device_memory(device: torch.device, begin_peak: bool = False) -> DeviceMemory:
-    """Look at a CUDA device.
-
-    Args:
-        begin_peak: give back what the allocator holds in reserve, and measure its peak from here on.
-    """
+    """Measure a CUDA device. `begin_peak` first empties the allocator's cache and restarts its peak."""
     torch.cuda.synchronize(device)
     if begin_peak:
         gc.collect()
@@ -40,7 +36,7 @@ def device_memory(device: torch.device, begin_peak: bool = False) -> DeviceMemor
 
 
 class MemoryProfile(NamedTuple):
-    """A CUDA device's memory when the worker came, with the weights there, and after the largest steps."""
+    """A CUDA device's memory before the weights were loaded, after, and after the largest steps."""
 
     start: DeviceMemory
     loaded: DeviceMemory
@@ -48,22 +44,18 @@ class MemoryProfile(NamedTuple):
 
     @property
     def step_bytes(self) -> int:
-        """What the step needed over the weights."""
+        """What the steps needed beyond the weights."""
         return self.stepped.peak_reserved - self.loaded.reserved
 
     @property
     def engine_bytes(self) -> int:
-        """The most that the engine had: weights, the step, and what CUDA, cuBLAS and NCCL keep outside of the
-        allocator."""
+        """The engine's peak, with what CUDA, cuBLAS and NCCL keep outside of the allocator."""
         used = self.start.free - self.stepped.free
         return used - self.stepped.reserved + self.stepped.peak_reserved
 
 
 def check_free_memory(memory: DeviceMemory, utilization: float) -> None:
-    """
-    Raises:
-        ValueError: less is free than the engine may use.
-    """
+    """Raises ValueError when less is free than the engine may use."""
     if memory.free < utilization * memory.total:
         share = memory.free / memory.total
         raise ValueError(
@@ -74,12 +66,8 @@ def check_free_memory(memory: DeviceMemory, utilization: float) -> None:
 
 
 def device_block_count(config: VllmConfig, profile: MemoryProfile, block_bytes: int, staging_bytes: int = 0) -> int:
-    """How many KV blocks of `block_bytes` a CUDA device holds beside what the profile has found: gpu_memory_utilization
-    is the engine's share of the memory, whatever others use of the rest. Steps that CUDA graphs record keep their
-    intermediates, for which the profiled step's are allowed once more.
-
-    Args:
-        staging_bytes: that the engine will take beside.
+    """How many KV blocks of `block_bytes` fit into gpu_memory_utilization of a CUDA device, beside the profiled memory
+    and `staging_bytes`. CUDA graphs keep their intermediates: the profiled step's size is reserved once more for them.
 
     Raises:
         ValueError: one request of max_model_len does not fit; the message says what to lower and to what.
@@ -87,7 +75,7 @@ def device_block_count(config: VllmConfig, profile: MemoryProfile, block_bytes: 
     model, cache = config.model_config, config.cache_config
     total, utilization = profile.start.total, cache.gpu_memory_utilization
     graph_bytes = 0 if model.enforce_eager else profile.step_bytes + _GRAPH_BYTES
-    # One block more than asked for is where the padding of recorded steps goes.
+    # One more block is for the padding rows of captured steps.
     taken = profile.engine_bytes + graph_bytes + staging_bytes + block_bytes
     budget = max(int(utilization * total) - taken, 0)
     num_blocks = budget // block_bytes
@@ -121,24 +109,22 @@ def kv_block_bytes(config: VllmConfig, group: Communicator) -> int:
     hf = config.model_config.hf_config
     num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, group.world_size)[group.rank])
     width = 2 * hf.num_hidden_layers * num_kv_heads * hf.head_dim
-    return width * config.cache_config.block_size * _item_bytes(config)
+    return width * config.cache_config.block_size * getattr(torch, config.model_config.dtype).itemsize
 
 
 def hidden_block_bytes(config: VllmConfig) -> int:
-    """Bytes of a block's final hidden states, which prompt readings keep beside keys and values."""
+    """Bytes of a block's final hidden states, kept beside keys and values for prompt readings."""
     if not config.cache_config.enable_prefix_caching:
         return 0
-    return config.model_config.hf_config.hidden_size * config.cache_config.block_size * _item_bytes(config)
+    width = config.model_config.hf_config.hidden_size
+    return width * config.cache_config.block_size * getattr(torch, config.model_config.dtype).itemsize
 
 
 def host_block_count(config: VllmConfig, block_bytes: int, available_bytes: int) -> int:
     """How many host blocks of `block_bytes` a rank gets by `swap_space`.
 
-    Args:
-        available_bytes: of the host's memory, for all ranks and replicas.
-
     Raises:
-        ValueError: they do not fit there, or swap_space does not hold one block.
+        ValueError: all ranks and replicas together need more than `available_bytes`, or swap_space is below one block.
     """
     cache, parallel = config.cache_config, config.parallel_config
     if not cache.swap_space or not cache.enable_prefix_caching:
@@ -161,7 +147,7 @@ def host_block_count(config: VllmConfig, block_bytes: int, available_bytes: int)
 
 
 def available_host_bytes() -> int:
-    """Memory that can be had without swapping, from /proc/meminfo; 8 GiB where there is none."""
+    """MemAvailable of /proc/meminfo; 8 GiB where there is no such file."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:
@@ -170,11 +156,6 @@ def available_host_bytes() -> int:
     except OSError:
         pass
     return 8 * 2**30
-
-
-def _item_bytes(config: VllmConfig) -> int:
-    dtype: torch.dtype = getattr(torch, config.model_config.dtype)
-    return dtype.itemsize
 
 
 def _gib(num_bytes: float) -> str:

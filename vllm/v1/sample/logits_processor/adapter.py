@@ -1,28 +1,21 @@
-"""From a processor a request to a processor of the batch."""
+"""Processors of single requests as a processor of the batch."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
+from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.request import BoundProcessor, RequestLogitsProcessor
 
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-
 
 class RequestProcessorsFailed(Exception):
-    """Processors of some requests raised; those of all others have done their work, in place.
-
-    Attributes:
-        errors: index in the batch -> what was raised.
-    """
+    """Processors of some requests raised, `errors` by index in the batch; all others have run, in place."""
 
     def __init__(self, errors: dict[int, Exception]) -> None:
         super().__init__("; ".join(f"index {i}: {type(error).__name__}: {error}" for i, error in errors.items()))
@@ -30,11 +23,10 @@ class RequestProcessorsFailed(Exception):
 
 
 class AdapterLogitsProcessor(LogitsProcessor):
-    """Runs a processor of its own for each request. A subclass says which, in `new_req_logits_processor`, and gives
-    `is_argmax_invariant`. If it has a constructor, that must call this class's."""
+    """Runs a separate processor for each request. A subclass defines `new_req_logits_processor` and
+    `is_argmax_invariant`; its constructor, if any, must call this class's."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
-        """See LogitsProcessor."""
         super().__init__(vllm_config, device, is_pin_memory)
         self.req_info: dict[int, BoundProcessor] = {}  # index -> the request's processor and its token ids
 
@@ -46,23 +38,18 @@ class AdapterLogitsProcessor(LogitsProcessor):
         """
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """See LogitsProcessor."""
         process_dict_updates(self.req_info, batch_update, self._bind)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """See LogitsProcessor.
-
-        Raises:
-            RequestProcessorsFailed: some of the requests' processors raised.
-        """
+        """As LogitsProcessor's. Raises RequestProcessorsFailed when some of the requests' processors did."""
         errors = self.apply_to_rows({index: logits[index] for index in self.req_info})
         if errors:
             raise RequestProcessorsFailed(errors)
         return logits
 
     def apply_to_rows(self, rows: Mapping[int, torch.Tensor]) -> dict[int, Exception]:
-        """Process in place single rows of the batch, index -> float32 [V]; those of requests without a processor stay
-        as they are. Returns what the requests' processors raised, by index."""
+        """Process in place single rows of the batch, index -> float32 [V]; rows without a processor stay as they are.
+        Returns what the requests' processors raised, by index."""
         errors: dict[int, Exception] = {}
         for index, row in rows.items():
             processor = self.req_info.get(index)
@@ -75,7 +62,7 @@ class AdapterLogitsProcessor(LogitsProcessor):
 
     @property
     def acts_by_row(self) -> bool:
-        """Whether `apply` is this class's own, so that rows may be given to `apply_to_rows` one by one instead."""
+        """Whether `apply` is not overridden, so that `apply_to_rows` may replace it."""
         return type(self).apply is AdapterLogitsProcessor.apply
 
     def _bind(
@@ -89,7 +76,7 @@ class AdapterLogitsProcessor(LogitsProcessor):
 
 
 def _failing(error: Exception) -> BoundProcessor:
-    """Stands in for a processor that could not be made: its request must end, and the others' indices stay right."""
+    """Replaces a processor that could not be created: its request fails, and the others keep their indices."""
 
     def fail(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
         raise error

@@ -1,4 +1,4 @@
-"""A helper for processors that keep one entry for each request they care about."""
+"""A helper for processors that keep one entry a request."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ def process_dict_updates(
     batch_update: BatchUpdate | None,
     new_state: Callable[[SamplingParams, list[int] | None, list[int]], T | None],
 ) -> bool:
-    """Carry a batch update over to a dict of index -> entry.
+    """Apply a batch update to a dict of index -> entry, in place.
 
     Args:
-        req_entries: changed in place.
         batch_update: None = nothing to do.
         new_state: the entry of an added request from its parameters, prompt and output token ids; None = no entry.
 
@@ -43,7 +42,7 @@ def process_dict_updates(
 
 
 def _place(entries: dict[int, T], index: int, entry: T | None) -> bool:
-    """Put the entry at the index, over whatever was there; whether that changed anything."""
+    """Replace the entry at the index; returns whether that changed anything."""
     before = entries.pop(index, None)
     if entry is not None:
         entries[index] = entry

@@ -20,35 +20,28 @@ class WrongResultError(ValueError):
 
 
 class BoundProcessor:
-    """A callable with the token ids of the request that it works for."""
+    """A callable with its request's token ids."""
 
     def __init__(self, processor: Callable[..., Any], prompt_ids: list[int] | None, output_ids: list[int]) -> None:
         """
         Args:
             processor: takes (logits [1, V]), (output_ids, logits [V]) or (prompt_ids, output_ids, logits [V]); returns
                 the processed logits, or None when it has changed them in place.
-            output_ids: is handed on as it is, so it should grow with the request.
+            output_ids: passed on as the same object, so it should grow with the request.
 
         Raises:
             TypeError: it takes other arguments.
         """
+        self.name = processor_name(processor)
         count = num_arguments(processor)
         if count not in (1, 2, 3):
-            raise TypeError(
-                f"{processor_name(processor)} must take (output_ids, logits) or (prompt_ids, output_ids, logits)"
-            )
-        self.name = processor_name(processor)
+            raise TypeError(f"{self.name} must take (output_ids, logits) or (prompt_ids, output_ids, logits)")
         self._processor = processor
         self._token_ids = ((), (output_ids,), (prompt_ids, output_ids))[count - 1]
         self._takes_matrix = count == 1
 
     def apply(self, row: torch.Tensor) -> None:
-        """Process float32 [V] in place.
-
-        Raises:
-            WrongResultError: the callable returned something else than logits.
-            Exception: whatever it raised.
-        """
+        """Process float32 [V] in place. Raises WrongResultError, or what the callable raised."""
         given = row[None] if self._takes_matrix else row
         result = self._processor(*self._token_ids, given)
         if result is not None and result is not given:
@@ -57,10 +50,7 @@ class BoundProcessor:
 
 
 def check_result(result: Any, given: torch.Tensor) -> None:
-    """
-    Raises:
-        WrongResultError: what a processor returned is not a tensor like the one it was given.
-    """
+    """Raises WrongResultError when what a processor returned is not a tensor like the one that it was given."""
     if not isinstance(result, torch.Tensor):
         raise WrongResultError(f"{type(result).__name__}, not a tensor")
     if result.shape != given.shape:
@@ -72,12 +62,12 @@ def check_result(result: Any, given: torch.Tensor) -> None:
 
 
 def processor_name(processor: Any) -> str:
-    """What a function, a class or an instance is called in messages."""
+    """The name of a function, a class or an instance's class, for messages."""
     return getattr(processor, "__name__", type(processor).__name__)
 
 
 def failure_message(name: str, error: Exception) -> str:
-    """What a user reads when a processor fails."""
+    """The user's message when a processor fails."""
     if isinstance(error, WrongResultError):
         return f"logits processor {name} returned {error}"
     return f"logits processor {name} raised {type(error).__name__}: {error}"

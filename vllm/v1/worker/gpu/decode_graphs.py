@@ -1,4 +1,4 @@
-"""Decode steps on CUDA, recorded for a ladder of batch sizes and replayed: one launch a step."""
+"""Decode steps on CUDA, captured for a ladder of batch sizes and replayed: one launch a step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import bisect
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from vllm.attention.metadata import AttentionMetadata
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu.buffer_utils import upload_into
+from vllm.v1.worker.gpu.cuda import GraphRecorder
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.states import RequestStates
 
@@ -24,32 +25,22 @@ logger = init_logger(__name__)
 _MAX_ROWS = 512
 
 
-class Recorder(Protocol):
-    """See GraphRecorder."""
-
-    def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]: ...
-
-
 def ladder(max_rows: int) -> list[int]:
-    """Batch sizes to record, ascending, the last one `max_rows` or what is worth it."""
+    """Batch sizes to capture, ascending, up to `max_rows` or the largest that gains by it."""
     most = min(max_rows, _MAX_ROWS)
     return sorted({size for size in (1, 2, 4, *range(8, 256, 8), *range(256, most, 16)) if size < most} | {most})
 
 
 class DecodeStep:
-    """A recorded step of B requests, one token each.
+    """A captured step of B = `size` requests, one token each.
 
     Attributes:
-        size: B.
         hidden: [B, H], final hidden states.
-        slots: int64 [B], by row; behind the last slot for rows that are padding.
+        slots: int64 [B], by row; one past the last slot for padding rows.
     """
 
     def __init__(self, size: int, block_table: Tensor) -> None:
-        """
-        Args:
-            block_table: int32 [B, most blocks of a request].
-        """
+        """`block_table` is int32 [B, most blocks of a request]."""
         self.size = size
         # Positions, KV cache slots, the requests' slots, token ids, lengths; rows begin at multiples of 16 bytes.
         self.inputs = block_table.new_zeros((5, -(-size // 4) * 4))
@@ -63,9 +54,8 @@ class DecodeStep:
 class DecodeGraphs:
     """The model's forward pass for steps of requests that compute one token each, as RecordedDecode is on the CPU.
 
-    A step is padded to the next size of the ladder. Rows that are padding are requests of one token that live in a KV
-    block of their own, so no kernel need know of them. The largest size is recorded first, and the others use its
-    memory again.
+    A step is padded to the next size of the ladder. Padding rows are requests of one token in a KV block of their own,
+    so kernels need no mask. The largest size is captured first, and the others reuse its memory.
     """
 
     def __init__(
@@ -98,8 +88,8 @@ class DecodeGraphs:
         self._block_table = torch.full(shape, scratch_block, dtype=torch.int32, device=states.device)
         self._steps: dict[int, DecodeStep] = {}
 
-    def record(self, recorder: Recorder) -> None:
-        """Record every size."""
+    def record(self, recorder: GraphRecorder) -> None:
+        """Capture every size."""
         start = time.monotonic()
         for size in reversed(self._sizes):
             step = DecodeStep(size, self._block_table[:size])
@@ -131,20 +121,13 @@ class DecodeGraphs:
         """The step that `batch` is padded to."""
         return self._steps[self._sizes[bisect.bisect_left(self._sizes, len(batch.req_ids))]]
 
-    def __call__(self, batch: InputBatch, states: RequestStates) -> Tensor:
+    def __call__(self, batch: InputBatch) -> Tensor:
         """Final hidden states, [T, H]; valid until the next step."""
         step, num_rows = self.step_for(batch), len(batch.req_ids)
         inputs = np.empty(step.inputs.shape, dtype=np.int32)
         inputs[:, num_rows:] = self._padding
-        columns = (
-            batch.positions_np,
-            batch.slot_mapping_np,
-            batch.idx_mapping_np,
-            batch.input_ids_np,
-            batch.seq_lens_np,
-        )
-        for row, column in zip(inputs, columns, strict=True):
-            row[:num_rows] = column
+        inputs[:2, :num_rows] = batch.positions_np, batch.slot_mapping_np
+        inputs[2:, :num_rows] = batch.idx_mapping_np, batch.input_ids_np, batch.seq_lens_np
         upload_into(step.inputs, inputs)
         num_blocks = batch.block_table_np.shape[1]
         blocks = np.full((step.size, num_blocks), self._scratch_block, dtype=np.int32)

@@ -1,5 +1,4 @@
-"""What follows a replayed decode step when every row is greedy and unprocessed, recorded, too: the head, the draw, the
-readings."""
+"""The head, the draw and the readings after a replayed decode step of greedy unprocessed rows, captured as well."""
 
 from __future__ import annotations
 
@@ -7,23 +6,24 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from vllm.v1.outputs import LogprobsTensors
-from vllm.v1.worker.gpu.decode_graphs import DecodeStep, Recorder
+from vllm.v1.worker.gpu.cuda import GraphRecorder
+from vllm.v1.worker.gpu.decode_graphs import DecodeStep
 from vllm.v1.worker.gpu.sample.logprob import fill_columns, greedy_readings
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.states import Reads
 from vllm.v1.worker.gpu.states import RequestStates
 
-# Steps that read fewer are padded to the next of these; those that read more are not replayed.
+# Widths are rounded up to these; larger ones are not replayed.
 _NUM_TOPK = (0, 8, 32)
 _NUM_TOKEN_IDS = (0, 8, 32, 128)
 
 
 class Widths(NamedTuple):
-    """What a step reads beside the tokens drawn."""
+    """What a step reads beside the sampled tokens."""
 
     reads: bool  # anything at all
     num_topk: int
@@ -31,21 +31,21 @@ class Widths(NamedTuple):
 
 
 class _Recorded(NamedTuple):
-    token_ids: torch.Tensor  # int32 [B]
-    health: torch.Tensor  # float32 [B]
+    token_ids: Tensor  # int32 [B]
+    health: Tensor  # float32 [B]
     readings: LogprobsTensors | None
 
 
 class GreedyGraphs:
-    """One graph for each batch size and width, recorded when it is first asked for."""
+    """One graph for each batch size and width, captured at its first use."""
 
-    def __init__(self, model: Any, sampler: Sampler, states: RequestStates, recorder: Recorder) -> None:
+    def __init__(self, model: Any, sampler: Sampler, states: RequestStates, recorder: GraphRecorder) -> None:
         self._model = model
         self._sampler = sampler
         self._states = states
         self._recorder = recorder
         self._graphs: dict[tuple[int, Widths], tuple[_Recorded, Callable[[], None]]] = {}
-        self._lists: torch.Tensor | None = None
+        self._lists: Tensor | None = None
 
     def widths(self, slots: np.ndarray) -> Widths | None:
         """What these slots (int64 [R]) read, rounded up; None: the step cannot be replayed."""
@@ -60,10 +60,10 @@ class GreedyGraphs:
         return Widths(bool(reads.any()), min(num_topk, own.vocab_size), num_token_ids)
 
     def __call__(self, step: DecodeStep, slots: np.ndarray, widths: Widths) -> SamplerOutput:
-        """Sample what `step` has just computed for `slots`. Keeps the tokens for the next step where that begins before
-        they are known. The results are valid until the next step."""
+        """Sample what `step` has just computed for `slots`, and keep the tokens on the device for the next step. The
+        results are valid until the next step."""
         if self._lists is not self._sampler.token_ids.token_ids:
-            # The lists have moved to a wider table, and the graphs read where they were.
+            # The lists have moved to a wider table, and graphs read from fixed addresses.
             self._lists = self._sampler.token_ids.token_ids
             self._graphs = {key: graph for key, graph in self._graphs.items() if not key[1].num_token_ids}
         key = step.size, widths
@@ -83,7 +83,7 @@ class GreedyGraphs:
         logits, sampler = self._model.compute_logits(step.hidden), self._sampler
         readings: LogprobsTensors | None = None
         if widths.reads:
-            # Padding reads what some slot reads.
+            # Padding reads what the last slot reads.
             slots = step.slots.clamp(max=self._states.max_num_reqs - 1)
             columns = fill_columns(logits, widths.num_topk, sampler.token_ids, slots, widths.num_token_ids)
             token_ids, readings = greedy_readings(logits, columns, vocab=sampler.vocab)

@@ -1,4 +1,4 @@
-"""Steps as large as any, run for the memory that they take."""
+"""The largest possible steps, run to measure their memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ _NUM_IDS = 20
 
 
 def run_largest_steps(runner: GPUModelRunner, execute_model: ExecuteModel, config: VllmConfig) -> None:
-    """Run max_num_seqs requests that use all there is (sampling with every filter, readings of generated and of prompt
-    positions): once with max_num_batched_tokens of prompts, once each at the end of the longest context. Afterwards the
-    runner is as it was.
+    """Run max_num_seqs requests with every filter of sampling and readings of generated and of prompt positions: once
+    with max_num_batched_tokens of prompts, once each at the end of the longest context. Leaves the runner unchanged.
 
     Args:
         execute_model: runs a step on `runner` and waits for its results.
@@ -27,7 +26,7 @@ def run_largest_steps(runner: GPUModelRunner, execute_model: ExecuteModel, confi
     num_tokens = scheduler.max_num_batched_tokens
     num_requests = min(scheduler.max_num_seqs, num_tokens)
     shares = [num_tokens // num_requests + (index < num_tokens % num_requests) for index in range(num_requests)]
-    # A user's processors hear of users' requests only.
+    # Custom processors must see users' requests only.
     custom, runner.sampler.custom = runner.sampler.custom, None
     try:
         with runner.scratch_cache():
@@ -38,11 +37,11 @@ def run_largest_steps(runner: GPUModelRunner, execute_model: ExecuteModel, confi
 
 
 def _run(execute_model: ExecuteModel, config: VllmConfig, lengths: list[int], computed: int) -> None:
-    """A step of requests whose prompts have these lengths, but for `computed` tokens of each."""
+    """A step of requests whose prompts have these lengths, of which `computed` tokens each are done."""
     params = _demanding_params(config)
     new: list[NewRequestData] = []
     for index, length in enumerate(lengths):
-        # All write to the same block: what stands there does not matter.
+        # All write to the scratch cache's only block.
         blocks = [0] * -(-length // config.cache_config.block_size)
         first_row = 0 if not computed and length > 1 else None
         new.append(NewRequestData(f"largest-step-{index}", [0] * length, length, params, blocks, computed, first_row))
@@ -56,8 +55,7 @@ def _run(execute_model: ExecuteModel, config: VllmConfig, lengths: list[int], co
 
 
 def _demanding_params(config: VllmConfig) -> SamplingParams:
-    model = config.model_config
-    vocab_size = model.vocab_size
+    model, vocab_size = config.model_config, config.model_config.vocab_size
     ids = list(range(min(_NUM_IDS, vocab_size)))
     return SamplingParams(
         max_tokens=1,

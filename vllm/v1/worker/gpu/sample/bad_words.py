@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
+from torch import Tensor
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
+from vllm.v1.worker.gpu.states import RequestStates
 
-if TYPE_CHECKING:
-    from vllm.v1.worker.gpu.states import RequestStates
-
-# Neither is a token id: what stands before a short sequence, and before the first generated token.
+# Not token ids: they pad a short sequence, and what precedes the first generated token.
 _ANYTHING, _NOTHING = -1, -2
 
 
@@ -31,27 +28,21 @@ class BadWordsState:
         return bool(self._sequences)
 
     def add_request(self, slot: int, params: SamplingParams) -> None:
-        """Keep the sequences of the request that takes `slot`, over its last owner's."""
+        """Keep the sequences of the request that takes `slot`."""
         self.remove_request(slot)
         if params.bad_words_token_ids:
             self._sequences[slot] = _Sequences(params.bad_words_token_ids)
 
     def remove_request(self, slot: int) -> None:
-        """The slot's request is gone."""
+        """Drop the slot's sequences."""
         self._sequences.pop(slot, None)
 
     def uses(self, slots: np.ndarray) -> np.ndarray:
         """bool [R]: rows with bad words."""
         return np.fromiter((slot in self._sequences for slot in slots.tolist()), dtype=bool, count=len(slots))
 
-    def apply(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> None:
-        """Rule out, in place, what would complete a sequence.
-
-        Args:
-            logits: float32 [R, V], a workspace of the vocabulary.
-            slots: int [R].
-            states: token ids and lengths by slot.
-        """
+    def apply(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> None:
+        """Set to -inf, in a workspace, float32 [R, V], the tokens that would complete a sequence."""
         if not self.in_use:
             return
         rows = np.flatnonzero(self.uses(slots))
@@ -66,7 +57,7 @@ class BadWordsState:
 
 
 class _Sequences:
-    """W sequences, as tables that are compared with the end of the generated tokens at once."""
+    """W sequences as tables, all compared with the end of the generated tokens at once."""
 
     def __init__(self, sequences: list[list[int]]) -> None:
         longest = max(len(sequence) for sequence in sequences) - 1

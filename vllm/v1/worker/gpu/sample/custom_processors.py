@@ -1,23 +1,22 @@
-"""Custom logits processors over the slots: built, told about the batch, and run on its rows."""
+"""Custom logits processors over the slots: built, updated with the batch, and run on its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor.adapter import AdapterLogitsProcessor, RequestProcessorsFailed
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor
 from vllm.v1.sample.logits_processor.request import check_result, failure_message, processor_name
 from vllm.v1.sample.logits_processor.state import PersistentBatch
 from vllm.v1.worker.gpu.buffer_utils import upload
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-    from vllm.v1.worker.gpu.states import RequestStates
+from vllm.v1.worker.gpu.states import RequestStates
 
 
 class LogitsProcessorError(RuntimeError):
@@ -27,15 +26,11 @@ class LogitsProcessorError(RuntimeError):
 class CustomProcessors:
     """The engine's custom processors and the batch that they see.
 
-    Their state is worthless once one of them has failed: `discard` drops them, and the next step begins with new
-    ones, which see every request join anew.
+    Once one of them has failed, the state of all is undefined: `discard` drops them, and the next step builds new ones
+    and adds every request again. Every method that builds or runs them raises LogitsProcessorError.
     """
 
     def __init__(self, config: VllmConfig, device: torch.device) -> None:
-        """
-        Raises:
-            LogitsProcessorError: a constructor raised.
-        """
         self._config = config
         self._device = device
         self._batch = PersistentBatch()
@@ -43,7 +38,7 @@ class CustomProcessors:
         self._build()
 
     def needs_all_rows(self, all_greedy: bool) -> bool:
-        """Whether a processor wants to see the whole batch in this step, not single rows of it."""
+        """Whether a processor needs the whole batch in this step, not single rows of it."""
         runs = self._others if all_greedy else [*self._others, *self._invariant]
         return not all(_acts_by_row(processor) for processor in runs)
 
@@ -55,28 +50,24 @@ class CustomProcessors:
 
     @property
     def has_argmax_invariant(self) -> bool:
-        """Whether any of them never does."""
+        """Whether there are argmax-invariant processors."""
         return bool(self._invariant)
 
     def add_request(self, slot: int, params: SamplingParams) -> None:
-        """A request took the slot."""
+        """The request takes `slot`."""
         self._batch.add_request(slot, params)
 
     def remove_request(self, slot: int) -> None:
-        """The slot's request is gone."""
+        """The slot's request has finished or was preempted."""
         self._batch.remove_request(slot)
 
     def discard(self) -> None:
-        """Drop all processors, and what they know."""
+        """Drop all processors and their state."""
         self._processors = None
         self._batch.restart()
 
     def update_state(self, slots: np.ndarray, states: RequestStates) -> None:
-        """Tell the processors about the step in which these slots (int [R]) sample.
-
-        Raises:
-            LogitsProcessorError: one of them failed.
-        """
+        """Update the processors for the step in which these slots (int [R]) sample."""
         if self._processors is None:
             self._build()
         update = self._batch.update(slots, states)
@@ -86,24 +77,16 @@ class CustomProcessors:
             except Exception as error:
                 raise _failure(processor, error) from error
 
-    def apply(self, logits: torch.Tensor, slots: np.ndarray) -> dict[int, str]:
-        """Run those that may change the most likely token, in place.
-
-        Args:
-            logits: float32 [R, V].
-            slots: int [R].
+    def apply(self, logits: Tensor, slots: np.ndarray) -> dict[int, str]:
+        """Run the processors that may change the most likely token on float32 [R, V], in place.
 
         Returns:
             Row -> message, for the rows whose request's own processor failed.
-
-        Raises:
-            LogitsProcessorError: a processor of the whole batch failed.
         """
         return self._run(self._others, logits, slots, np.ones(len(slots), dtype=bool))
 
-    def apply_argmax_invariant(self, logits: torch.Tensor, slots: np.ndarray, chosen: np.ndarray) -> dict[int, str]:
-        """Like `apply`, with the other processors; only the `chosen` rows (bool [R]) change, or report an error.
-        Nothing runs when there are none."""
+    def apply_argmax_invariant(self, logits: Tensor, slots: np.ndarray, chosen: np.ndarray) -> dict[int, str]:
+        """Like `apply`, with the other processors, on the `chosen` rows (bool [R]) only."""
         return self._run(self._invariant, logits, slots, chosen) if chosen.any() else {}
 
     def _build(self) -> None:
@@ -119,7 +102,7 @@ class CustomProcessors:
         self._processors = [*others, *invariant]
 
     def _run(
-        self, processors: Sequence[LogitsProcessor], logits: torch.Tensor, slots: np.ndarray, chosen: np.ndarray
+        self, processors: Sequence[LogitsProcessor], logits: Tensor, slots: np.ndarray, chosen: np.ndarray
     ) -> dict[int, str]:
         if not processors:
             return {}
@@ -137,11 +120,15 @@ class CustomProcessors:
         return errors
 
     def _run_on_batch(
-        self, processor: LogitsProcessor, logits: torch.Tensor, indices: np.ndarray, chosen: np.ndarray
+        self, processor: LogitsProcessor, logits: Tensor, indices: np.ndarray, chosen: np.ndarray
     ) -> dict[int, Exception]:
         """Returns the errors of single requests, by index."""
-        in_place = chosen.all() and np.array_equal(indices, np.arange(len(self._batch)))
-        batch = logits if in_place else self._gather(logits, indices)
+        batch = logits
+        if not (chosen.all() and np.array_equal(indices, np.arange(len(self._batch)))):
+            # In the batch's order, with zeros for requests that do not sample in this step.
+            batch = logits.new_zeros((len(self._batch), logits.shape[1]))
+            batch[upload(indices, logits.device)] = logits
+        errors: dict[int, Exception] = {}
         try:
             result = processor.apply(batch)
             check_result(result, batch)
@@ -149,18 +136,10 @@ class CustomProcessors:
             result, errors = batch, failed.errors
         except Exception as error:
             raise _failure(processor, error) from error
-        else:
-            errors = {}
         if result is not logits:
             rows = np.flatnonzero(chosen)
             logits[upload(rows, logits.device)] = result[upload(indices[rows], logits.device)].to(torch.float32)
         return errors
-
-    def _gather(self, logits: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
-        """float32 [batch size, V]: rows at their indices; zeros for requests that do not sample in this step."""
-        batch = logits.new_zeros((len(self._batch), logits.shape[1]))
-        batch[upload(indices, logits.device)] = logits
-        return batch
 
 
 def _acts_by_row(processor: LogitsProcessor) -> TypeGuard[AdapterLogitsProcessor]:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
-
-if TYPE_CHECKING:
-    from vllm.v1.worker.gpu.states import RequestStates
+from vllm.v1.worker.gpu.states import RequestStates
 
 
 class _Lists:
     """A list of numbers a slot, as a padded table that grows.
 
-    Padding repeats a row's first entry: every operation here writes one value per token id, so writing the
-    first one again changes nothing and no step needs a mask.
+    Padding repeats a row's first entry: every operation here writes one value per token id, so writing the first one
+    again changes nothing and no step needs a mask.
     """
 
     def __init__(self, max_num_reqs: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -46,15 +44,15 @@ class _Lists:
             row[old_width:] = row[0]
             self.table.stage(slot, row)
 
-    def gather(self, slots: np.ndarray) -> torch.Tensor:
+    def gather(self, slots: np.ndarray) -> Tensor:
         """[R, W] on the device, W = the longest list among `slots` (int [R], each with a list)."""
         index = upload(slots, self.table.device)
         return self.table.tensor[index, : int(self.count[slots].max())]
 
 
 class LogitBiasState:
-    """What a request adds to, or forbids among, the logits, by slot. Applied in upstream's order:
-    allowed_token_ids, then logit_bias, then min_tokens; penalties and temperature come after."""
+    """What a request adds to, or forbids among, the logits, by slot. Applied in upstream's order: allowed_token_ids,
+    then logit_bias, then min_tokens; penalties and temperature come after."""
 
     def __init__(
         self,
@@ -63,10 +61,7 @@ class LogitBiasState:
         eos_token_ids: Collection[int] = (),
         vocab: WholeVocab = WHOLE,
     ) -> None:
-        """
-        Args:
-            eos_token_ids: the model's; min_tokens forbids them, beside the request's stop_token_ids.
-        """
+        """min_tokens forbids the model's `eos_token_ids` beside the request's stop_token_ids."""
         self._vocab = vocab
         self._eos_token_ids = list(eos_token_ids)
         self._allowed_ids = _Lists(max_num_reqs, torch.int64, device)
@@ -76,7 +71,7 @@ class LogitBiasState:
         self._min_tokens = np.zeros(max_num_reqs, dtype=np.int32)  # [S]
 
     def add_request(self, slot: int, params: SamplingParams) -> None:
-        """Stage the lists of the request that takes `slot`; empty ones replace the last owner's too."""
+        """Stage the lists of the request that takes `slot`; empty ones replace the last request's too."""
         bias = params.logit_bias or {}
         self._allowed_ids.set_row(slot, params.allowed_token_ids or ())
         self._bias_ids.set_row(slot, list(bias))
@@ -98,14 +93,8 @@ class LogitBiasState:
     def _may_not_stop(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
         return states.total_len[slots] - states.prompt_len[slots] < self._min_tokens[slots]
 
-    def apply(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> None:
-        """Mask and bias in place.
-
-        Args:
-            logits: float32 [R, V], a workspace of the vocabulary.
-            slots: int [R].
-            states: lengths by slot, for min_tokens.
-        """
+    def apply(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> None:
+        """Mask and bias rows of a workspace, float32 [R, V], in place."""
         for rows, step in (
             (self._allowed_ids.count[slots] > 0, self._apply_allowed),
             (self._bias_ids.count[slots] > 0, self._apply_bias),
@@ -117,16 +106,16 @@ class LogitBiasState:
 
     # Each of these: logits [R, V], index int64 [G, 1] of the rows that it changes, their slots int [G].
 
-    def _apply_allowed(self, logits: torch.Tensor, index: torch.Tensor, slots: np.ndarray) -> None:
+    def _apply_allowed(self, logits: Tensor, index: Tensor, slots: np.ndarray) -> None:
         at = (index, self._vocab.columns(self._allowed_ids.gather(slots)))
         allowed = logits[at]
         logits.index_fill_(0, index.squeeze(1), -torch.inf)
         logits[at] = allowed
 
-    def _apply_bias(self, logits: torch.Tensor, index: torch.Tensor, slots: np.ndarray) -> None:
+    def _apply_bias(self, logits: Tensor, index: Tensor, slots: np.ndarray) -> None:
         at = (index, self._vocab.columns(self._bias_ids.gather(slots)))
         # Not an accumulating add: the padding must not add the first entry's bias again.
         logits[at] = logits[at] + self._bias_values.gather(slots)
 
-    def _apply_min_tokens(self, logits: torch.Tensor, index: torch.Tensor, slots: np.ndarray) -> None:
+    def _apply_min_tokens(self, logits: Tensor, index: Tensor, slots: np.ndarray) -> None:
         logits[index, self._vocab.columns(self._stop_ids.gather(slots))] = -torch.inf

@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 
 
 class ReadingClock:
-    """Adds up the time of the passes that read logits. On CUDA it is the device's own time, between two events in
-    its queue; what the device has not done yet is left for a later `take`."""
+    """Adds up the time of the passes that read logits; on CUDA the device's time between two events in its queue."""
 
     def __init__(self) -> None:
-        self._seconds = self._began = 0.0
+        self._seconds = 0.0
         self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def running(self, device: torch.device) -> AbstractContextManager[None]:
-        """Time what is done, or queued on the device's current stream, inside."""
-        return self._on_device() if device.type == "cuda" else self
-
-    def __enter__(self) -> None:
-        self._began = time.perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        if error[0] is None:
-            self._seconds += time.perf_counter() - self._began
-
     @contextmanager
-    def _on_device(self) -> Iterator[None]:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        yield
-        end.record()
-        self._pending.append((begin, end))
+    def running(self, device: torch.device) -> Iterator[None]:
+        """Time the work done, or queued on the device's current stream, in the context."""
+        if device.type == "cuda":
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            yield
+            end.record()
+            self._pending.append((begin, end))
+        else:
+            started = time.perf_counter()
+            yield
+            self._seconds += time.perf_counter() - started
 
     def take(self) -> float:
-        """Seconds since the last take."""
+        """Seconds since the last take; CUDA work that is not done yet counts at a later one."""
         seconds, self._seconds = self._seconds, 0.0
         pending, self._pending = self._pending, []
         for begin, end in pending:

@@ -1,19 +1,17 @@
-"""`SamplingParams.logits_processors`: the callables that a request brings along."""
+"""`SamplingParams.logits_processors`: callables of single requests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor.request import BoundProcessor, failure_message
 from vllm.v1.sample.logits_processor.state import TokenLists
-
-if TYPE_CHECKING:
-    from vllm.v1.worker.gpu.states import RequestStates
+from vllm.v1.worker.gpu.states import RequestStates
 
 
 class RequestProcessorsState:
@@ -29,13 +27,13 @@ class RequestProcessorsState:
         return bool(self._callables)
 
     def add_request(self, slot: int, params: SamplingParams) -> None:
-        """Keep the callables of the request that takes `slot`, over its last owner's."""
+        """Keep the callables of the request that takes `slot`."""
         self.remove_request(slot)
         if params.logits_processors:
             self._callables[slot] = params.logits_processors
 
     def remove_request(self, slot: int) -> None:
-        """The slot's request is gone."""
+        """Drop the slot's callables."""
         self._callables.pop(slot, None)
         self._bound.pop(slot, None)
 
@@ -43,13 +41,8 @@ class RequestProcessorsState:
         """bool [R]: rows with callables."""
         return np.fromiter((slot in self._callables for slot in slots.tolist()), dtype=bool, count=len(slots))
 
-    def apply(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> dict[int, str]:
-        """Process in place, each row by its request's callables in their order.
-
-        Args:
-            logits: float32 [R, V].
-            slots: int [R].
-            states: token ids and lengths by slot.
+    def apply(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> dict[int, str]:
+        """Process float32 [R, V] in place, each row by its request's callables in their order.
 
         Returns:
             Row -> message, for rows whose callable raised or returned no logits. The row is then meaningless.
@@ -71,10 +64,8 @@ class RequestProcessorsState:
             return []
         if slot not in self._bound:
             tokens = TokenLists(slot, states)
-            self._bound[slot] = (
-                tokens,
-                [BoundProcessor(each, tokens.prompt, tokens.output) for each in self._callables[slot]],
-            )
+            bound = [BoundProcessor(each, tokens.prompt, tokens.output) for each in self._callables[slot]]
+            self._bound[slot] = tokens, bound
         tokens, processors = self._bound[slot]
         tokens.sync(states)
         return processors

@@ -1,29 +1,26 @@
 """Logits processors where every rank has a slice of the vocabulary: rank 0 has them, and runs them on whole rows.
 
-They are the user's code: it may keep what it sees, may not travel to another process, and need not do the same twice.
-So the rows that they want are gathered, and what rank 0 makes of them is broadcast. The other ranks know the requests
-that have callables (`SamplingParams.logits_processors` holds stand-ins there), but nothing of the callables.
+Callables need not be picklable, may have state and need not be deterministic, so rank 0 alone runs them: the rows that
+they need are gathered, and the results broadcast. On the other ranks `SamplingParams.logits_processors` holds
+placeholders.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.sample.custom_processors import CustomProcessors, LogitsProcessorError
 from vllm.v1.worker.gpu.sample.request_processors import RequestProcessorsState
 from vllm.v1.worker.gpu.sample.vocab import WholeVocab
 from vllm.v1.worker.gpu.sample.vocab_parallel import SlicedVocab
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-    from vllm.v1.worker.gpu.states import RequestStates
+from vllm.v1.worker.gpu.states import RequestStates
 
 Errors = dict[int, str]  # row -> message
 
@@ -31,11 +28,7 @@ Errors = dict[int, str]  # row -> message
 def make_processors(
     config: VllmConfig, device: torch.device, vocab: WholeVocab
 ) -> tuple[RequestProcessorsState, CustomProcessors | SlicedCustomProcessors | None]:
-    """The state of the requests' own processors, and the engine's custom ones, if it has any.
-
-    Raises:
-        LogitsProcessorError: the constructor of a custom processor raised.
-    """
+    """The state of the requests' own processors, and the engine's custom ones, if it has any."""
     has_custom = bool(config.model_config.logits_processors)
     if isinstance(vocab, SlicedVocab):
         return SlicedRequestProcessors(vocab), SlicedCustomProcessors(config, device, vocab) if has_custom else None
@@ -43,14 +36,13 @@ def make_processors(
 
 
 class SlicedRequestProcessors(RequestProcessorsState):
-    """RequestProcessorsState, with the callables of rank 0."""
+    """RequestProcessorsState with the callables, and the errors, on rank 0."""
 
     def __init__(self, vocab: SlicedVocab) -> None:
         super().__init__()
         self._vocab = vocab
 
     def apply(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> Errors:
-        """As the whole vocabulary's; the errors are on rank 0."""
         if not self.in_use:
             return {}
         rows = np.flatnonzero(self.uses(slots))
@@ -59,14 +51,10 @@ class SlicedRequestProcessors(RequestProcessorsState):
 
 
 class SlicedCustomProcessors:
-    """CustomProcessors, with the processors of rank 0. What these want to see is known to all ranks once rank 0 has
-    told them about a step."""
+    """CustomProcessors, whose methods these are, on rank 0. `update_state` tells all ranks which rows they need; errors
+    of requests are on rank 0, a LogitsProcessorError is raised on all ranks, with rank 0's message."""
 
     def __init__(self, config: VllmConfig, device: torch.device, vocab: SlicedVocab) -> None:
-        """
-        Raises:
-            LogitsProcessorError: a constructor raised.
-        """
         self._vocab = vocab
         self._device = device
         self._processors = CustomProcessors(config, device) if vocab.slice.group.rank == 0 else None
@@ -75,57 +63,43 @@ class SlicedCustomProcessors:
         self.has_argmax_invariant = False
 
     def needs_all_rows(self, all_greedy: bool) -> bool:
-        """See CustomProcessors."""
         return self._needs_all_rows[all_greedy]
 
     def touches(self, slots: np.ndarray) -> np.ndarray:
-        """See CustomProcessors; of the slots that the step began with."""
         return self._touched[slots]
 
     def add_request(self, slot: int, params: SamplingParams) -> None:
-        """A request took the slot."""
         if self._processors is not None:
             self._processors.add_request(slot, params)
 
     def remove_request(self, slot: int) -> None:
-        """The slot's request is gone."""
         if self._processors is not None:
             self._processors.remove_request(slot)
 
     def discard(self) -> None:
-        """Drop all processors, and what they know."""
         if self._processors is not None:
             self._processors.discard()
 
     def update_state(self, slots: np.ndarray, states: RequestStates) -> None:
-        """Tell the processors about the step in which these slots (int [R]) sample, and all ranks what they want.
-
-        Raises:
-            LogitsProcessorError: one of them failed; on all ranks, the message is rank 0's.
-        """
         error: LogitsProcessorError | None = None
-        news = np.zeros(4 + len(slots), dtype=np.int32)
+        # Failed, needs_all_rows(True), needs_all_rows(False), has_argmax_invariant, touches(slots).
+        update = np.zeros(4 + len(slots), dtype=np.int32)
         if self._processors is not None:
             try:
                 self._processors.update_state(slots, states)
                 needs = self._processors.needs_all_rows
-                news[1:4] = needs(True), needs(False), self._processors.has_argmax_invariant
-                news[4:] = self._processors.touches(slots)
+                update[1:4] = needs(True), needs(False), self._processors.has_argmax_invariant
+                update[4:] = self._processors.touches(slots)
             except LogitsProcessorError as raised:
-                error, news[0] = raised, 1
-        news = self._vocab.slice.group.broadcast(upload(news, self._device)).cpu().numpy()
-        _raise_together(bool(news[0]), error)
-        self._needs_all_rows = {True: bool(news[1]), False: bool(news[2])}
-        self.has_argmax_invariant = bool(news[3])
+                error, update[0] = raised, 1
+        update = self._vocab.slice.group.broadcast(upload(update, self._device)).cpu().numpy()
+        _raise_together(bool(update[0]), error)
+        self._needs_all_rows = {True: bool(update[1]), False: bool(update[2])}
+        self.has_argmax_invariant = bool(update[3])
         self._touched = np.zeros(int(slots.max()) + 1, dtype=bool)
-        self._touched[slots] = news[4:].astype(bool)
+        self._touched[slots] = update[4:].astype(bool)
 
     def apply(self, logits: Tensor, slots: np.ndarray) -> Errors:
-        """Run those that may change the most likely token, in place; see CustomProcessors. The errors are on rank 0.
-
-        Raises:
-            LogitsProcessorError: a processor of the whole batch failed.
-        """
         rows = np.flatnonzero(self._touched[slots] | self._needs_all_rows[True])
 
         def run(whole: Tensor) -> Errors:
@@ -135,7 +109,6 @@ class SlicedCustomProcessors:
         return _on_rank_0(self._vocab, logits, rows, run)
 
     def apply_argmax_invariant(self, logits: Tensor, slots: np.ndarray, chosen: np.ndarray) -> Errors:
-        """Like `apply`, with the other processors; see CustomProcessors."""
         if not (self.has_argmax_invariant and chosen.any()):
             return {}
 
@@ -148,14 +121,7 @@ class SlicedCustomProcessors:
 
 def _on_rank_0(vocab: SlicedVocab, logits: Tensor, rows: np.ndarray, run: Callable[[Tensor], Errors]) -> Errors:
     """Let rank 0 process some of a workspace's rows in place: `run` gets them whole, float32 [G, V], and returns its
-    errors by their number among these.
-
-    Returns:
-        The errors by row of `logits`, on rank 0; none elsewhere.
-
-    Raises:
-        LogitsProcessorError: `run` did, on rank 0; now on all ranks.
-    """
+    errors by their number among these. Returns the errors by row of `logits`, on rank 0."""
     if not rows.size:
         return {}
     group = vocab.slice.group
