@@ -16,8 +16,13 @@ from vllm import LLM, SamplingParams
 from vllm.v1.engine import core
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker import worker
-from vllm.v1.worker.gpu.largest_steps import run_largest_steps
-from vllm.v1.worker.memory import DeviceMemory, MemoryProfile, check_free_memory, device_block_count
+from vllm.v1.worker.memory import (
+    DeviceMemory,
+    MemoryProfile,
+    check_free_memory,
+    device_block_count,
+    run_largest_steps,
+)
 
 GIB = 2**30
 BLOCK_BYTES = 16 * 4 * (2 * 2 * 2 * 16 + 64)  # keys and values of two layers and two heads of 16; hidden states of 64

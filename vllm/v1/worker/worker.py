@@ -16,7 +16,6 @@ from vllm.model_executor.model_loader import get_model
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
 from vllm.v1.worker.gpu.kv_swap import STAGING_BYTES
-from vllm.v1.worker.gpu.largest_steps import run_largest_steps
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.memory import (
     DeviceMemory,
@@ -28,6 +27,7 @@ from vllm.v1.worker.memory import (
     hidden_block_bytes,
     host_block_count,
     kv_block_bytes,
+    run_largest_steps,
 )
 
 logger = init_logger(__name__)

@@ -20,8 +20,7 @@ from vllm.ops.recording import can_record
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.cuda import GraphRecorder, graph_recorder, host_copies
-from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, ladder
-from vllm.v1.worker.gpu.greedy_graphs import GreedyGraphs
+from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, GreedyGraphs, ladder
 from vllm.v1.worker.gpu.input_batch import InputBatch, PromptBatch, build_input_batch
 from vllm.v1.worker.gpu.kv_swap import KVSwap
 from vllm.v1.worker.gpu.recorded_decode import RecordedDecode

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -24,39 +27,18 @@ class LogprobTokenIdsState:
     """The `logprob_token_ids` of every slot, S = max_num_reqs.
 
     Lists are interned: slots with equal lists share one row of `token_ids`, so a hundred requests with the same labels
-    upload them once. `list_idx` maps a slot to its row; row 0 is the empty list.
+    upload them once. Row 0 is the empty list. The width of `token_ids` grows by powers of two.
     """
 
     def __init__(self, max_num_reqs: int, device: torch.device) -> None:
-        # Each slot holds at most one list, beside row 0.
-        self._token_ids = StagedTensor((max_num_reqs + 1, _INITIAL_WIDTH), torch.int32, device)
-        self._list_idx = StagedTensor(max_num_reqs, torch.int32, device)
-        self._num_token_ids = StagedTensor(max_num_reqs, torch.int32, device)
+        self.token_ids = StagedTensor((max_num_reqs + 1, _INITIAL_WIDTH), torch.int32, device)  # the distinct lists
+        self.list_idx = StagedTensor(max_num_reqs, torch.int32, device)  # each slot's row of token_ids
+        self.num_token_ids = StagedTensor(max_num_reqs, torch.int32, device)  # the length of each slot's list
         self._free_rows = list(range(max_num_reqs, 0, -1))
         self._row_of_list: dict[bytes, int] = {}
         self._list_of_slot: dict[int, bytes] = {}
         self._num_users: dict[bytes, int] = {}
         self.version = 0  # counts the changes of any slot's list
-
-    @property
-    def token_ids(self) -> Tensor:
-        """int32 [S + 1, width] on the device: the distinct lists. The width grows by powers of two."""
-        return self._token_ids.tensor
-
-    @property
-    def list_idx(self) -> Tensor:
-        """int32 [S] on the device: each slot's row of `token_ids`."""
-        return self._list_idx.tensor
-
-    @property
-    def num_token_ids(self) -> Tensor:
-        """int32 [S] on the device: the length of each slot's list."""
-        return self._num_token_ids.tensor
-
-    @property
-    def num_lists(self) -> int:
-        """Distinct lists stored now, the empty one aside."""
-        return len(self._row_of_list)
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> None:
         """Stage the ids of the request that takes slot `req_idx`."""
@@ -72,8 +54,8 @@ class LogprobTokenIdsState:
             self._store(key, ids)
         self._num_users[key] = self._num_users.get(key, 0) + 1
         self._list_of_slot[req_idx] = key
-        self._list_idx.stage(req_idx, self._row_of_list[key])
-        self._num_token_ids.stage(req_idx, ids.size)
+        self.list_idx.stage(req_idx, self._row_of_list[key])
+        self.num_token_ids.stage(req_idx, ids.size)
 
     def remove_request(self, req_idx: int) -> None:
         """Drop the slot's list, if it has one."""
@@ -81,29 +63,29 @@ class LogprobTokenIdsState:
         if key is None:
             return
         self.version += 1
-        self._list_idx.stage(req_idx, 0)
-        self._num_token_ids.stage(req_idx, 0)
+        self.list_idx.stage(req_idx, 0)
+        self.num_token_ids.stage(req_idx, 0)
         self._num_users[key] -= 1
         if not self._num_users[key]:
             del self._num_users[key]
             self._free_rows.append(self._row_of_list.pop(key))
 
     def _store(self, key: bytes, ids: np.ndarray) -> None:
-        self._token_ids.ensure_width(1 << (ids.size - 1).bit_length())
+        self.token_ids.ensure_width(1 << (ids.size - 1).bit_length())
         row = self._free_rows.pop()
-        padded = np.zeros(self._token_ids.np.shape[1], dtype=np.int32)
+        padded = np.zeros(self.token_ids.np.shape[1], dtype=np.int32)
         padded[: ids.size] = ids
-        self._token_ids.stage(row, padded)
+        self.token_ids.stage(row, padded)
         self._row_of_list[key] = row
 
     def apply_staged_writes(self) -> None:
         """Make the staged rows visible to device code."""
-        for table in (self._token_ids, self._list_idx, self._num_token_ids):
+        for table in (self.token_ids, self.list_idx, self.num_token_ids):
             table.apply_staged_writes()
 
     def max_num_token_ids(self, req_indices: np.ndarray) -> int:
         """The longest list's length among these slots (int [R])."""
-        return int(self._num_token_ids.np[req_indices].max(initial=0))
+        return int(self.num_token_ids.np[req_indices].max(initial=0))
 
 
 def compute_topk_logprobs(
@@ -179,9 +161,8 @@ def fill_columns(
     if not max_per_req_token_ids:
         return Columns(table, None, None, num_logprobs)
     assert state is not None and expanded_idx_mapping is not None, "ids need their state and the rows' slots"
-    num_token_ids = fill_logprob_token_ids(
-        table, 1 + num_logprobs, expanded_idx_mapping, state.token_ids, state.list_idx, state.num_token_ids
-    )
+    lists = state.token_ids.tensor, state.list_idx.tensor, state.num_token_ids.tensor
+    num_token_ids = fill_logprob_token_ids(table, 1 + num_logprobs, expanded_idx_mapping, *lists)
     return Columns(table, num_token_ids + (1 + num_logprobs), num_token_ids, num_logprobs)
 
 
@@ -244,3 +225,37 @@ def as_tensors(
         entropy=readings.entropy,
         table=readings.table,
     )
+
+
+class ReadingClock:
+    """Adds up the time of the passes that read logits, without waiting for the device: on CUDA it is the device's time
+    between two events in its queue."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def running(self, device: torch.device) -> Iterator[None]:
+        """Time the work done, or queued on the device's current stream, in the context."""
+        if device.type == "cuda":
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            yield
+            end.record()
+            self._pending.append((begin, end))
+        else:
+            started = time.perf_counter()
+            yield
+            self._seconds += time.perf_counter() - started
+
+    def take(self) -> float:
+        """Seconds since the last take; CUDA work that is not done yet counts at a later one."""
+        seconds, self._seconds = self._seconds, 0.0
+        pending, self._pending = self._pending, []
+        for begin, end in pending:
+            if end.query():
+                seconds += begin.elapsed_time(end) / 1000
+            else:
+                self._pending.append((begin, end))
+        return seconds

@@ -15,8 +15,7 @@ from vllm.logprobs.lists import LogprobsLists, LogprobsRows
 from vllm.ops.linear_readings import has_linear_readings, linear_readings
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import upload
-from vllm.v1.worker.gpu.sample.logprob import as_tensors
-from vllm.v1.worker.gpu.sample.reading_clock import ReadingClock
+from vllm.v1.worker.gpu.sample.logprob import ReadingClock, as_tensors
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 from vllm.v1.worker.gpu.states import RequestStates
 

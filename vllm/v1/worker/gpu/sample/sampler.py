@@ -12,18 +12,17 @@ from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
-from vllm.v1.worker.gpu.sample.custom_processors import LogitsProcessorError
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.logprob import (
     FilledColumns,
     LogprobTokenIdsState,
+    ReadingClock,
     compute_topk_logprobs,
     greedy_readings,
 )
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
-from vllm.v1.worker.gpu.sample.reading_clock import ReadingClock
-from vllm.v1.worker.gpu.sample.sliced_processors import make_processors
+from vllm.v1.worker.gpu.sample.processors import LogitsProcessorError, make_processors
 from vllm.v1.worker.gpu.sample.states import Reads, SamplingStates
 from vllm.v1.worker.gpu.sample.truncation import apply_min_p, apply_top_k
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
