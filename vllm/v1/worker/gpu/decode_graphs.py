@@ -23,7 +23,7 @@ from vllm.v1.worker.gpu.sample.logprob import fill_columns, greedy_readings
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.states import Reads
-from vllm.v1.worker.gpu.states import RequestStates
+from vllm.v1.worker.gpu.states import BlockTables, RequestStates
 
 logger = init_logger(__name__)
 
@@ -73,10 +73,9 @@ class DecodeGraphs:
         model: Any,
         kv_caches: list[tuple[Tensor, Tensor]],
         states: RequestStates,
+        block_tables: BlockTables,
         sizes: list[int],
         scratch_block: int,
-        block_size: int,
-        max_num_blocks: int,
         max_seq_len: int,
     ) -> None:
         """
@@ -84,7 +83,6 @@ class DecodeGraphs:
             kv_caches: of each layer; the graphs keep their addresses.
             sizes: of batches, ascending.
             scratch_block: a KV block that no request has.
-            max_num_blocks: the most that a request can have.
             max_seq_len: longer contexts are not replayed.
         """
         self._model = model
@@ -93,8 +91,9 @@ class DecodeGraphs:
         self._sizes = sizes
         self._scratch_block = scratch_block
         self._max_seq_len = max_seq_len
-        self._padding = np.array([0, scratch_block * block_size, states.max_num_reqs, 0, 1], dtype=np.int32)[:, None]
-        shape = (sizes[-1], max_num_blocks)
+        scratch_slot = scratch_block * block_tables.block_size
+        self._padding = np.array([0, scratch_slot, states.max_num_reqs, 0, 1], dtype=np.int32)[:, None]
+        shape = (sizes[-1], block_tables.table.shape[1])
         self._block_table = torch.full(shape, scratch_block, dtype=torch.int32, device=states.device)
         self._steps: dict[int, DecodeStep] = {}
 

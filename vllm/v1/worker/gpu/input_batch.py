@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from vllm.attention.metadata import AttentionMetadata
-from vllm.v1.core.sched.output import SharedTokens
+from vllm.v1.core.sched.output import SchedulerOutput, SharedTokens
 from vllm.v1.worker.gpu.buffer_utils import upload_all
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsState, PromptRows
 from vllm.v1.worker.gpu.states import UNKNOWN, BlockTables, RequestStates
@@ -105,16 +105,12 @@ class ModelInputs(NamedTuple):
 
 
 def build_input_batch(
-    num_scheduled_tokens: dict[str, int],
-    states: RequestStates,
-    block_tables: BlockTables,
-    prompt_logprobs: PromptLogprobsState,
-    shared_tokens: Sequence[SharedTokens] = (),
+    step: SchedulerOutput, states: RequestStates, block_tables: BlockTables, prompt_logprobs: PromptLogprobsState
 ) -> InputBatch:
     """Gather a step's inputs from the slots, vectorised over the step: nothing is built row by row."""
-    req_ids = list(num_scheduled_tokens)
+    req_ids = list(step.num_scheduled_tokens)
     slots = np.fromiter(map(states.req_id_to_slot.__getitem__, req_ids), dtype=np.int64, count=len(req_ids))
-    counts = np.fromiter(num_scheduled_tokens.values(), dtype=np.int32, count=len(req_ids))
+    counts = np.fromiter(step.num_scheduled_tokens.values(), dtype=np.int32, count=len(req_ids))
     query_start_loc = np.zeros(len(slots) + 1, dtype=np.int32)
     np.cumsum(counts, out=query_start_loc[1:])
     computed = states.num_computed_tokens[slots]
@@ -144,8 +140,8 @@ def build_input_batch(
     )
     if not prompt_logprobs.is_idle:
         _add_prompts(batch, prompt_logprobs, block_tables)
-    if shared_tokens:
-        batch.shared_np = _shared(shared_tokens, batch, states, block_tables)
+    if step.shared_tokens:
+        batch.shared_np = _shared(step.shared_tokens, batch, states, block_tables)
     return batch
 
 

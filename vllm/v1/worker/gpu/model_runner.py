@@ -83,9 +83,8 @@ class GPUModelRunner:
         if self._graph_recorder is not None:
             self._record_graphs(num_blocks, self._graph_recorder)
         elif self._records_kernels and can_record(self.kv_caches[0][0]):
-            max_num_blocks = self.block_tables.table.shape[1]
             self._recorded_decode = RecordedDecode(
-                self.model, self.kv_caches, self.states, self._max_decode_rows, max_num_blocks
+                self.model, self.kv_caches, self.states, self.block_tables, self._max_decode_rows
             )
 
     @property
@@ -100,10 +99,9 @@ class GPUModelRunner:
             self.model,
             self.kv_caches,
             self.states,
+            self.block_tables,
             ladder(self._max_decode_rows),
             scratch_block,
-            self.block_size,
-            self.block_tables.table.shape[1],
             min(limit, self.model_config.max_model_len),
         )
         graphs.record(recorder)
@@ -144,13 +142,7 @@ class GPUModelRunner:
         self._update_states(scheduler_output)
         if not scheduler_output.total_num_scheduled_tokens:
             return StepResult([], [], self.states, None, None, self._take_readings_seconds)
-        batch = build_input_batch(
-            scheduler_output.num_scheduled_tokens,
-            self.states,
-            self.block_tables,
-            self.prompt_logprobs,
-            scheduler_output.shared_tokens,
-        )
+        batch = build_input_batch(scheduler_output, self.states, self.block_tables, self.prompt_logprobs)
         hidden = self._forward(batch)
         self.states.num_computed_tokens[batch.idx_mapping_np] += batch.num_scheduled_np
         slots = batch.idx_mapping_np[batch.sampling_rows_np]

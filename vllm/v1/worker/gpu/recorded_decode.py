@@ -13,7 +13,7 @@ from vllm.logger import init_logger
 from vllm.ops.recording import RecordedMemory, Recording
 from vllm.utils.host_memory import return_freed_memory
 from vllm.v1.worker.gpu.input_batch import InputBatch, ModelInputs
-from vllm.v1.worker.gpu.states import RequestStates
+from vllm.v1.worker.gpu.states import BlockTables, RequestStates
 
 logger = init_logger(__name__)
 
@@ -67,20 +67,15 @@ class RecordedDecode:
         model: Any,
         kv_caches: list[tuple[Tensor, Tensor]],
         states: RequestStates,
+        block_tables: BlockTables,
         max_num_reqs: int,
-        max_num_blocks: int,
     ) -> None:
-        """
-        Args:
-            kv_caches: of each layer; the recordings keep their addresses.
-            max_num_reqs: the most requests that a step can have.
-            max_num_blocks: the most blocks that a request can have.
-        """
+        """Recordings keep the addresses of `kv_caches`; `max_num_reqs` is the most requests that a step can have."""
         self._model = model
         self._kv_caches = kv_caches
         self._states = states
         self._max_rows = min(max_num_reqs, MAX_ROWS)
-        self._inputs = _Inputs(self._max_rows, max_num_blocks)
+        self._inputs = _Inputs(self._max_rows, block_tables.table.shape[1])
         self._memory = RecordedMemory()
         self._recorded: dict[int, tuple[Recording, Tensor]] = {}  # by number of requests, least recently used first
         self._records = True

@@ -1,4 +1,4 @@
-"""Biases and masks on chosen tokens: allowed_token_ids, logit_bias, min_tokens."""
+"""Biases and masks on chosen tokens: allowed_token_ids, logit_bias, min_tokens, bad_words."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 from vllm.v1.worker.gpu.states import RequestStates
+
+# Not token ids: they pad a short sequence, and what precedes the first generated token.
+_ANYTHING, _NOTHING = -1, -2
 
 
 class _Lists:
@@ -81,12 +84,10 @@ class LogitBiasState:
         self._min_tokens[slot] = params.min_tokens if stop_ids else 0
 
     def apply_staged_writes(self) -> None:
-        """Make the staged rows visible to device code."""
         for lists in (self._allowed_ids, self._bias_ids, self._bias_values, self._stop_ids):
             lists.table.apply_staged_writes()
 
     def uses(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
-        """bool [R]: rows that anything applies to at this position."""
         listed = (self._allowed_ids.count[slots] > 0) | (self._bias_ids.count[slots] > 0)
         return listed | self._may_not_stop(slots, states)
 
@@ -94,7 +95,6 @@ class LogitBiasState:
         return states.total_len[slots] - states.prompt_len[slots] < self._min_tokens[slots]
 
     def apply(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> None:
-        """Mask and bias rows of a workspace, float32 [R, V], in place."""
         for rows, step in (
             (self._allowed_ids.count[slots] > 0, self._apply_allowed),
             (self._bias_ids.count[slots] > 0, self._apply_bias),
@@ -119,3 +119,61 @@ class LogitBiasState:
 
     def _apply_min_tokens(self, logits: Tensor, index: Tensor, slots: np.ndarray) -> None:
         logits[index, self._vocab.columns(self._stop_ids.gather(slots))] = -torch.inf
+
+
+class BadWordsState:
+    """The sequences of every slot that has any."""
+
+    def __init__(self, vocab: WholeVocab = WHOLE) -> None:
+        self._vocab = vocab
+        self._sequences: dict[int, _Sequences] = {}
+
+    @property
+    def in_use(self) -> bool:
+        return bool(self._sequences)
+
+    def add_request(self, slot: int, params: SamplingParams) -> None:
+        self.remove_request(slot)
+        if params.bad_words_token_ids:
+            self._sequences[slot] = _Sequences(params.bad_words_token_ids)
+
+    def remove_request(self, slot: int) -> None:
+        self._sequences.pop(slot, None)
+
+    def uses(self, slots: np.ndarray) -> np.ndarray:
+        return np.fromiter((slot in self._sequences for slot in slots.tolist()), dtype=bool, count=len(slots))
+
+    def apply(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> None:
+        if not self.in_use:
+            return
+        rows = np.flatnonzero(self.uses(slots))
+        ids = [
+            self._sequences[slot].completing(states.token_ids[slot, states.prompt_len[slot] : states.total_len[slot]])
+            for slot in slots[rows].tolist()
+        ]
+        if ids:
+            row_of_id = np.repeat(rows, [len(own) for own in ids])
+            columns = self._vocab.columns(upload(np.concatenate(ids), logits.device))
+            logits[upload(row_of_id, logits.device), columns] = -torch.inf
+
+
+class _Sequences:
+    """W sequences as tables, all compared with the end of the generated tokens at once."""
+
+    def __init__(self, sequences: list[list[int]]) -> None:
+        longest = max(len(sequence) for sequence in sequences) - 1
+        self._last = np.array([sequence[-1] for sequence in sequences], dtype=np.int64)  # [W]
+        self._before = np.full((len(sequences), longest), _ANYTHING, dtype=np.int32)  # [W, longest], right-aligned
+        for row, sequence in zip(self._before, sequences, strict=True):
+            row[longest - len(sequence) + 1 :] = sequence[:-1]
+
+    def completing(self, generated: np.ndarray) -> np.ndarray:
+        """int64: the tokens that would complete a sequence, after these (int [G])."""
+        longest = self._before.shape[1]
+        if not longest:
+            return self._last
+        end = np.full(longest, _NOTHING, dtype=np.int32)
+        num_compared = min(longest, len(generated))
+        end[longest - num_compared :] = generated[len(generated) - num_compared :]
+        matches = (self._before == end) | (self._before == _ANYTHING)
+        return self._last[matches.all(axis=1)]

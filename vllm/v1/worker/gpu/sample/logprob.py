@@ -41,7 +41,6 @@ class LogprobTokenIdsState:
         self.version = 0  # counts the changes of any slot's list
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> None:
-        """Stage the ids of the request that takes slot `req_idx`."""
         ids = sampling_params.logprob_token_ids_np
         key = ids.tobytes()
         if self._list_of_slot.get(req_idx, _NO_IDS) == key:
@@ -58,7 +57,6 @@ class LogprobTokenIdsState:
         self.num_token_ids.stage(req_idx, ids.size)
 
     def remove_request(self, req_idx: int) -> None:
-        """Drop the slot's list, if it has one."""
         key = self._list_of_slot.pop(req_idx, None)
         if key is None:
             return
@@ -79,7 +77,6 @@ class LogprobTokenIdsState:
         self._row_of_list[key] = row
 
     def apply_staged_writes(self) -> None:
-        """Make the staged rows visible to device code."""
         for table in (self.token_ids, self.list_idx, self.num_token_ids):
             table.apply_staged_writes()
 

@@ -26,23 +26,19 @@ class PenaltiesState:
         self.presence = StagedTensor(max_num_reqs, torch.float32, device)
 
     def add_request(self, slot: int, params: SamplingParams) -> None:
-        """Stage the penalties of the request that takes `slot`."""
         self.repetition.stage(slot, params.repetition_penalty)
         self.frequency.stage(slot, params.frequency_penalty)
         self.presence.stage(slot, params.presence_penalty)
 
     def apply_staged_writes(self) -> None:
-        """Make the staged rows visible to device code."""
         for table in (self.repetition, self.frequency, self.presence):
             table.apply_staged_writes()
 
     def uses(self, slots: np.ndarray) -> np.ndarray:
-        """bool [R]: rows with any penalty."""
         counted = (self.frequency.np[slots] != 0.0) | (self.presence.np[slots] != 0.0)
         return counted | (self.repetition.np[slots] != 1.0)
 
     def apply(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> None:
-        """Penalise rows of a workspace, float32 [R, V], in place."""
         device = logits.device
         index = upload(slots, device)
         columns = self._vocab.columns(states.token_ids_tensor(slots).to(torch.int64))  # [R, W]

@@ -57,22 +57,18 @@ class RequestProcessorsState:
 
     @property
     def in_use(self) -> bool:
-        """Whether any slot has callables."""
         return bool(self._callables)
 
     def add_request(self, slot: int, params: SamplingParams) -> None:
-        """Keep the callables of the request that takes `slot`."""
         self.remove_request(slot)
         if params.logits_processors:
             self._callables[slot] = params.logits_processors
 
     def remove_request(self, slot: int) -> None:
-        """Drop the slot's callables."""
         self._callables.pop(slot, None)
         self._bound.pop(slot, None)
 
     def uses(self, slots: np.ndarray) -> np.ndarray:
-        """bool [R]: rows with callables."""
         return np.fromiter((slot in self._callables for slot in slots.tolist()), dtype=bool, count=len(slots))
 
     def apply(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> Errors:
@@ -133,11 +129,9 @@ class CustomProcessors:
         return bool(self._invariant)
 
     def add_request(self, slot: int, params: SamplingParams) -> None:
-        """The request takes `slot`."""
         self._batch.add_request(slot, params)
 
     def remove_request(self, slot: int) -> None:
-        """The slot's request has finished or was preempted."""
         self._batch.remove_request(slot)
 
     def discard(self) -> None:

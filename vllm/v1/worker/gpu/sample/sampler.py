@@ -11,8 +11,7 @@ from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import upload
-from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
-from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
+from vllm.v1.worker.gpu.sample.logit_bias import BadWordsState, LogitBiasState
 from vllm.v1.worker.gpu.sample.logprob import (
     FilledColumns,
     LogprobTokenIdsState,
@@ -43,6 +42,10 @@ class Sampler:
     logits_processors, custom processors, penalties, temperature, min_p, argmax-invariant custom processors, top_k,
     top_p. Every stage gets only the rows that use it, so a row's result does not depend on its batch; only custom
     processors see all rows.
+
+    Each stage has a state by slot: `add_request` and `remove_request` fill and clear a slot, `apply_staged_writes` shows
+    it to device code, `uses` gives the rows that need the stage, bool [R], and `apply` changes a
+    workspace, float32 [R, V], in place.
 
     Where several ranks share the vocabulary, each samples the same batch from its slice of the logits, and `vocab`
     makes the results those of the whole rows, on every rank.

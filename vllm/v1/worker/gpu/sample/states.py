@@ -67,23 +67,19 @@ class SamplingStates:
     def _kind(params: SamplingParams, num_topk: int) -> int:
         if params.num_logprobs is None:
             return 0
-        kind = Reads.ANYTHING
-        if num_topk > _WIDE_TOPK:
-            kind |= Reads.WIDE_TOPK
-        if len(params.logprob_token_ids or ()) > _WIDE_TOKEN_IDS:
-            kind |= Reads.WIDE_TOKEN_IDS
-        if params.logprob_entropy:
-            kind |= Reads.ENTROPY
-        if (params.logprobs_mode or "").startswith("processed"):
-            kind |= Reads.PROCESSED
-        return kind
+        return (
+            Reads.ANYTHING
+            | Reads.WIDE_TOPK * (num_topk > _WIDE_TOPK)
+            | Reads.WIDE_TOKEN_IDS * (len(params.logprob_token_ids or ()) > _WIDE_TOKEN_IDS)
+            | Reads.ENTROPY * bool(params.logprob_entropy)
+            | Reads.PROCESSED * (params.logprobs_mode or "").startswith("processed")
+        )
 
     def _draw_seed(self, request_id: str) -> int:
         digest = hashlib.blake2b(f"{self._engine_seed}\0{request_id}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little", signed=True)
 
     def apply_staged_writes(self) -> None:
-        """Make the staged rows visible to device code."""
         for table in (self.temperature, self.top_k, self.top_p, self.log_min_p, self.seeds):
             table.apply_staged_writes()
 
