@@ -29,9 +29,7 @@ class LogitsCapturingSampler:
     """
 
     def __init__(self, indices: Iterable[int] | None = None) -> None:
-        """
-        Args:
-            indices: I token ids, the columns to capture; None = the whole vocabulary.
+        """`indices` are I token ids, the columns to capture; None = the whole vocabulary.
 
         Raises:
             VLLMValidationError: an index that is no integer, or negative.

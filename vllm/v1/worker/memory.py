@@ -77,10 +77,7 @@ def check_free_memory(memory: DeviceMemory, utilization: float) -> None:
 def device_block_count(config: VllmConfig, profile: MemoryProfile, block_bytes: int, staging_bytes: int = 0) -> int:
     """How many KV blocks of `block_bytes` fit into gpu_memory_utilization of a CUDA device, beside the profiled memory
     and `staging_bytes`. CUDA graphs keep their intermediates: the profiled step's size is reserved once more for them.
-
-    Raises:
-        ValueError: one request of max_model_len does not fit; the message says what to lower and to what.
-    """
+    ValueError: one request of max_model_len does not fit; the message says what to lower and to what."""
     model, cache = config.model_config, config.cache_config
     total, utilization = profile.start.total, cache.gpu_memory_utilization
     graph_bytes = 0 if model.enforce_eager else profile.step_bytes + _GRAPH_BYTES
@@ -130,11 +127,8 @@ def hidden_block_bytes(config: VllmConfig) -> int:
 
 
 def host_block_count(config: VllmConfig, block_bytes: int, available_bytes: int) -> int:
-    """How many host blocks of `block_bytes` a rank gets by `swap_space`.
-
-    Raises:
-        ValueError: all ranks and replicas together need more than `available_bytes`, or swap_space is below one block.
-    """
+    """How many host blocks of `block_bytes` a rank gets by `swap_space`. ValueError: all ranks and replicas together
+    need more than `available_bytes`, or swap_space is below one block."""
     cache, parallel = config.cache_config, config.parallel_config
     if not cache.swap_space or not cache.enable_prefix_caching:
         return 0
@@ -174,10 +168,7 @@ def _gib(num_bytes: float) -> str:
 def run_largest_steps(runner: GPUModelRunner, execute_model: ExecuteModel, config: VllmConfig) -> None:
     """Run max_num_seqs requests with every filter of sampling and readings of generated and of prompt positions: once
     with max_num_batched_tokens of prompts, once each at the end of the longest context. Leaves the runner unchanged.
-
-    Args:
-        execute_model: runs a step on `runner` and waits for its results.
-    """
+    `execute_model` runs a step on `runner` and waits for its results."""
     longest, scheduler = config.model_config.max_model_len, config.scheduler_config
     num_tokens = scheduler.max_num_batched_tokens
     num_requests = min(scheduler.max_num_seqs, num_tokens)

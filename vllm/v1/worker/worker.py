@@ -61,11 +61,7 @@ class Worker:
 
     def determine_num_blocks(self) -> int:
         """How many KV blocks the pool gets: cache_config.num_blocks, else what the memory budget holds, at most what
-        max_num_seqs requests of max_model_len can use.
-
-        Raises:
-            ValueError: the budget does not hold one request of max_model_len.
-        """
+        max_num_seqs requests of max_model_len can use. ValueError: the budget does not hold one such request."""
         cache, model = self.config.cache_config, self.config.model_config
         if cache.num_blocks is not None:
             return cache.num_blocks

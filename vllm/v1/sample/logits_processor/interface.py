@@ -33,10 +33,8 @@ MovedRequest = tuple[int, int, MoveDirectionality]
 
 @dataclass(frozen=True)
 class BatchUpdate:
-    """How the batch differs from the last step's. To be followed in this order: removed, added, moved.
-
-    An added request may take the index of a finished one; the index is then not among `removed`.
-    """
+    """How the batch differs from the last step's. To be followed in this order: removed, added, moved. An added request
+    may take the index of a finished one; the index is then not among `removed`."""
 
     batch_size: int  # requests in the batch after the update; their indices are 0 to batch_size - 1
     removed: Sequence[RemovedRequest]
@@ -45,33 +43,22 @@ class BatchUpdate:
 
 
 class LogitsProcessor(ABC):
-    """Changes the logits of a whole batch, once a step. One instance serves all requests of an engine.
-
-    Every step first calls `update_state`, then `apply`.
-    """
+    """Changes the logits of a whole batch, once a step. One instance serves all requests of an engine. Every step first
+    calls `update_state`, then `apply`."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:  # noqa: B027
-        """
-        Args:
-            vllm_config: the engine's configuration.
-            device: of the logits that `apply` gets.
-            is_pin_memory: whether tensors to be uploaded to the device should be in pinned memory.
-        """
+        """`device` is that of the logits in `apply`; with `is_pin_memory`, tensors to be uploaded to it should be in
+        pinned memory."""
 
     @classmethod  # noqa: B027
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Check a request's parameters before it is queued.
-
-        Raises:
-            ValueError: they cannot be honoured. The engine raises it as a VLLMValidationError.
-        """
+        """Check a request's parameters before it is queued. Raises ValueError when they cannot be honoured, which the
+        engine raises as a VLLMValidationError."""
 
     @abstractmethod
     def is_argmax_invariant(self) -> bool:
         """Whether `apply` never changes which token of a row is the most likely. Called once, when the engine starts.
-
-        Such a processor runs after min_p, does not affect greedy requests, and is skipped when all are greedy.
-        """
+        Such a processor runs after min_p, does not affect greedy requests, and is skipped when all are greedy."""
 
     @abstractmethod
     def update_state(self, batch_update: BatchUpdate | None) -> None:
@@ -79,8 +66,5 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Process float32 [batch_size, V]; row i is of the request at index i. May be changed in place.
-
-        Returns:
-            The logits in the same shape: the argument, or a new tensor.
-        """
+        """Process float32 [batch_size, V]; row i is of the request at index i. Returns the argument, changed in place,
+        or a new tensor of its shape."""

@@ -17,14 +17,8 @@ LOGITSPROCS_GROUP = "vllm.logits_processors"
 
 
 def load_logits_processors(specs: Sequence[str | type] | None = None) -> list[type[LogitsProcessor]]:
-    """The classes of installed packages, then those of `specs`, each once.
-
-    Args:
-        specs: subclasses of LogitsProcessor, or "module.path:ClassName" of one.
-
-    Raises:
-        ValueError: one cannot be loaded; the message names it and the reason.
-    """
+    """The classes of installed packages, then those of `specs` (subclasses of LogitsProcessor, or
+    "module.path:ClassName"), each once. ValueError: one cannot be loaded; the message names it and the reason."""
     if isinstance(specs, (str, type)) or not isinstance(specs or (), Iterable):
         raise ValueError(f"logits_processors must be a list of classes or of 'module.path:ClassName', got {specs!r}")
     installed = sorted(entry_points(group=LOGITSPROCS_GROUP), key=lambda entry: (entry.name, entry.value))

@@ -96,10 +96,8 @@ class AdapterLogitsProcessor(LogitsProcessor):
 
     @abstractmethod
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
-        """The processor of a request that joins the batch; None when its logits stay as they are.
-
-        An exception from here, like one from the processor, ends this request alone.
-        """
+        """The processor of a request that joins the batch; None when its logits stay as they are. An exception from
+        here, like one from the processor, ends this request alone."""
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         process_dict_updates(self.req_info, batch_update, self._bind)

@@ -45,12 +45,9 @@ class _Row:
 
 
 class PersistentBatch:
-    """Derives a batch without gaps from the runner's slots.
-
-    A request joins at the first step in which it samples. It keeps its index until it is removed or moved: new requests
-    take the indices of removed ones, the lowest first; the rest are filled with the last rows. A request that does not
-    sample in a step keeps its index.
-    """
+    """Derives a batch without gaps from the runner's slots. A request joins at the first step in which it samples. It
+    keeps its index until it is removed or moved: new requests take the indices of removed ones, the lowest first; the
+    rest are filled with the last rows. A request that does not sample in a step keeps its index."""
 
     def __init__(self) -> None:
         self._rows: list[_Row | None] = []  # by index; None only between a removal and the next update
@@ -86,11 +83,8 @@ class PersistentBatch:
         return np.fromiter((index_of[slot] for slot in slots.tolist()), dtype=np.int64, count=len(slots))
 
     def update(self, slots: np.ndarray, states: SlotTokens) -> BatchUpdate | None:
-        """Advance the batch, and all output lists, to a step in which `slots` (int [R]) sample.
-
-        Returns:
-            What changed since the last step; None when nothing did.
-        """
+        """Advance the batch, and all output lists, to a step in which `slots` (int [R]) sample. Returns what changed
+        since the last step; None when nothing did."""
         for row in self._rows:
             if row is not None:
                 row.tokens.sync(states)

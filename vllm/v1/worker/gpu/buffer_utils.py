@@ -10,11 +10,9 @@ from torch import Tensor
 
 
 class StagedTensor:
-    """A table with one row a slot: `np` on the host, where rows are staged, and `tensor` for device code.
-
-    On CPU both are the same memory. On CUDA `apply_staged_writes` uploads every row staged since the last call, in one
-    copy that does not wait.
-    """
+    """A table with one row a slot: `np` on the host, where rows are staged, and `tensor` for device code. On CPU both
+    are the same memory. On CUDA `apply_staged_writes` uploads every row staged since the last call, in one copy that
+    does not wait."""
 
     def __init__(
         self, shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.device | str, fill: float | int = 0
@@ -34,9 +32,8 @@ class StagedTensor:
 
     def _filled(self, shape: tuple[int, ...]) -> Tensor:
         # zeros is calloc: rows that no request ever uses then cost no memory.
-        if self._fill == 0:
-            return torch.zeros(shape, dtype=self._dtype)
-        return torch.full(shape, self._fill, dtype=self._dtype)
+        host = torch.zeros(shape, dtype=self._dtype)
+        return host.fill_(self._fill) if self._fill else host
 
     def _set_host(self, host: Tensor) -> None:
         self._host = host

@@ -51,11 +51,8 @@ class GraphRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, function: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        """Capture the device work of `function`, which is called twice, on tensors that stay in place.
-
-        Returns:
-            The result of the captured call, and the replay, on the current stream, that writes it again.
-        """
+        """Capture the device work of `function`, which is called twice, on tensors that stay in place. Returns the
+        captured call's result, and the replay, on the current stream, that writes it again."""
         # The first call compiles kernels and sets up libraries, which a capture does not allow.
         function()
         torch.cuda.synchronize(self._device)

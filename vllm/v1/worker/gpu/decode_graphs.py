@@ -34,6 +34,8 @@ _MAX_ROWS = 512
 _NUM_TOPK = (0, 8, 32)
 _NUM_TOKEN_IDS = (0, 8, 32, 128)
 
+_Sampled = tuple[Tensor, Tensor, LogprobsTensors | None]  # token ids int32 [B], health float32 [B], readings
+
 
 def ladder(max_rows: int) -> list[int]:
     """Batch sizes to capture, ascending, up to `max_rows` or the largest that gains by it."""
@@ -62,11 +64,9 @@ class DecodeStep:
 
 
 class DecodeGraphs:
-    """The model's forward pass for steps of requests that compute one token each, as RecordedDecode is on the CPU.
-
-    A step is padded to the next size of the ladder. Padding rows are requests of one token in a KV block of their own,
-    so kernels need no mask. The largest size is captured first, and the others reuse its memory.
-    """
+    """The model's forward pass for steps of requests that compute one token each, as RecordedDecode is on the CPU. A
+    step is padded to the next size of the ladder. Padding rows are requests of one token in a KV block of their own, so
+    kernels need no mask. The largest size is captured first, and the others reuse its memory."""
 
     def __init__(
         self,
@@ -154,12 +154,6 @@ class Widths(NamedTuple):
     num_token_ids: int
 
 
-class _Recorded(NamedTuple):
-    token_ids: Tensor  # int32 [B]
-    health: Tensor  # float32 [B]
-    readings: LogprobsTensors | None
-
-
 class GreedyGraphs:
     """One graph for each batch size and width, captured at its first use."""
 
@@ -168,7 +162,7 @@ class GreedyGraphs:
         self._sampler = sampler
         self._states = states
         self._recorder = recorder
-        self._graphs: dict[tuple[int, Widths], tuple[_Recorded, Callable[[], None]]] = {}
+        self._graphs: dict[tuple[int, Widths], tuple[_Sampled, Callable[[], None]]] = {}
         self._lists: Tensor | None = None
 
     def widths(self, slots: np.ndarray) -> Widths | None:
@@ -193,17 +187,17 @@ class GreedyGraphs:
         key = step.size, widths
         if key not in self._graphs:
             self._graphs[key] = self._recorder.record(lambda: self._run(step, widths))
-        recorded, replay = self._graphs[key]
+        (token_ids, health, readings), replay = self._graphs[key]
         replay()
         num_rows = len(slots)
-        output = SamplerOutput(recorded.token_ids[:num_rows], recorded.health[:num_rows])
-        if recorded.readings is not None:
+        output = SamplerOutput(token_ids[:num_rows], health[:num_rows])
+        if readings is not None:
             reads = self._sampler.states.reads[slots] > 0
             rows = range(num_rows) if reads.all() else np.where(reads, np.arange(num_rows), -1).tolist()
-            output.logprobs.append((rows, recorded.readings.moved(lambda tensor: tensor[:num_rows])))
+            output.logprobs.append((rows, readings.moved(lambda tensor: tensor[:num_rows])))
         return output
 
-    def _run(self, step: DecodeStep, widths: Widths) -> _Recorded:
+    def _run(self, step: DecodeStep, widths: Widths) -> _Sampled:
         logits, sampler = self._model.compute_logits(step.hidden), self._sampler
         readings: LogprobsTensors | None = None
         if widths.reads:
@@ -216,7 +210,7 @@ class GreedyGraphs:
             token_ids, health = sampler.vocab.most_likely(logits)
         if self._states.last_sampled is not None:
             self._states.keep_sampled(step.slots, token_ids)
-        return _Recorded(token_ids, health, readings)
+        return token_ids, health, readings
 
 
 def _round_up(value: int, steps: Sequence[int]) -> int | None:

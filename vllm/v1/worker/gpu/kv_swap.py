@@ -24,23 +24,14 @@ _PIECE_BYTES = 2**30
 
 
 class KVSwap:
-    """This rank's host blocks, the copies to and from them, and those from one block of the device to another.
-
-    A host block is one piece of memory, [2 * layers, E], where E is the size of a block's keys or values in one layer.
-    On CUDA these are gathered on the device, so that a block is one transfer. Transfers run on a stream of their own:
-    the step's kernels do not wait for blocks that are swapped out.
-    """
+    """This rank's host blocks, the copies to and from them, and those from one block of the device to another. A host
+    block is one piece of memory, [2 * layers, E], where E is the size of a block's keys or values in one layer. On CUDA
+    these are gathered on the device, so that a block is one transfer. Transfers run on a stream of their own: the
+    step's kernels do not wait for blocks that are swapped out."""
 
     def __init__(self, kv_caches: list[tuple[Tensor, Tensor]], num_host_blocks: int) -> None:
-        """Allocates the host blocks, pinned when the caches are CUDA's.
-
-        Args:
-            kv_caches: of each layer keys and values, contiguous, blocks first.
-            num_host_blocks: 0 = none, and no step may swap.
-
-        Raises:
-            ValueError: the host memory cannot be allocated.
-        """
+        """Allocates the host blocks (0: no step may swap), pinned for CUDA. `kv_caches` are keys and values by layer,
+        contiguous, blocks first. ValueError: the host memory cannot be allocated."""
         self._caches = [cache.view(len(cache), -1) for pair in kv_caches for cache in pair]  # 2 * layers of [B, E]
         first = self._caches[0]
         self._device = first.device

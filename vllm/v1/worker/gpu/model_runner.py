@@ -33,11 +33,9 @@ from vllm.v1.worker.gpu.step_result import Sampled, StepResult
 
 
 class GPUModelRunner:
-    """Runs the model for a batch that is an index mapping into slots; the same code on CUDA and CPU.
-
-    Slot state (RequestStates, BlockTables, the sampler's states) outlives a step; an InputBatch lives for one. Every
-    rank of a tensor-parallel group runs the same steps and computes the same tokens.
-    """
+    """Runs the model for a batch that is an index mapping into slots; the same code on CUDA and CPU. Slot state
+    (RequestStates, BlockTables, the sampler's states) outlives a step; an InputBatch lives for one. Every rank of a
+    tensor-parallel group runs the same steps and computes the same tokens."""
 
     def __init__(self, config: VllmConfig, model: Any, device: torch.device) -> None:
         self.model = model

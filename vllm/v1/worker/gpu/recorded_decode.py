@@ -55,12 +55,9 @@ class _Inputs:
 
 
 class RecordedDecode:
-    """The model's forward pass for steps of up to MAX_ROWS requests that compute one token each.
-
-    A replay runs the same kernels on the same numbers, so results are equal bit for bit. It bypasses Python: hooks on
-    modules are not called (use `enforce_eager` for them). A model with an operation that cannot be recorded is not
-    recorded at all.
-    """
+    """The model's forward pass for steps of up to MAX_ROWS requests that compute one token each. A replay runs the same
+    kernels on the same numbers, so results are equal bit for bit. It bypasses Python: hooks on modules are not called
+    (use `enforce_eager` for them). A model with an operation that cannot be recorded is not recorded at all."""
 
     def __init__(
         self,

@@ -23,11 +23,9 @@ class Places(NamedTuple):
 
 
 class RequestStates:
-    """Token ids and lengths of the requests that own a slot, on the host. S = max_num_reqs, N = max_model_len.
-
-    With async_scheduling a step may begin before the last one's tokens are on the host: these are reserved as UNKNOWN
-    in `token_ids` and counted, and device code takes them from `last_sampled`.
-    """
+    """Token ids and lengths of the requests that own a slot, on the host. S = max_num_reqs, N = max_model_len. With
+    async_scheduling a step may begin before the last one's tokens are on the host: these are reserved as UNKNOWN in
+    `token_ids` and counted, and device code takes them from `last_sampled`."""
 
     def __init__(
         self, max_num_reqs: int, max_model_len: int, device: torch.device, async_scheduling: bool = False

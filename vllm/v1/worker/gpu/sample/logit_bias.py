@@ -18,11 +18,8 @@ _ANYTHING, _NOTHING = -1, -2
 
 
 class _Lists:
-    """A list of numbers a slot, as a padded table that grows.
-
-    Padding repeats a row's first entry: every operation here writes one value per token id, so writing the first one
-    again changes nothing and no step needs a mask.
-    """
+    """A list of numbers a slot, as a padded table that grows. Padding repeats a row's first entry: every operation here
+    writes one value per token id, so writing the first one again changes nothing and no step needs a mask."""
 
     def __init__(self, max_num_reqs: int, dtype: torch.dtype, device: torch.device) -> None:
         self.count = np.zeros(max_num_reqs, dtype=np.int32)  # [S]
@@ -58,11 +55,7 @@ class LogitBiasState:
     then logit_bias, then min_tokens; penalties and temperature come after."""
 
     def __init__(
-        self,
-        max_num_reqs: int,
-        device: torch.device,
-        eos_token_ids: Collection[int] = (),
-        vocab: WholeVocab = WHOLE,
+        self, max_num_reqs: int, device: torch.device, eos_token_ids: Collection[int] = (), vocab: WholeVocab = WHOLE
     ) -> None:
         """min_tokens forbids the model's `eos_token_ids` beside the request's stop_token_ids."""
         self._vocab = vocab

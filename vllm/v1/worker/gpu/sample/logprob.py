@@ -24,11 +24,9 @@ _NO_IDS = np.empty(0, dtype=np.int32).tobytes()
 
 
 class LogprobTokenIdsState:
-    """The `logprob_token_ids` of every slot, S = max_num_reqs.
-
-    Lists are interned: slots with equal lists share one row of `token_ids`, so a hundred requests with the same labels
-    upload them once. Row 0 is the empty list. The width of `token_ids` grows by powers of two.
-    """
+    """The `logprob_token_ids` of every slot, S = max_num_reqs. Lists are interned: slots with equal lists share one row
+    of `token_ids`, so a hundred requests with the same labels upload them once. Row 0 is the empty list. The width of
+    `token_ids` grows by powers of two."""
 
     def __init__(self, max_num_reqs: int, device: torch.device) -> None:
         self.token_ids = StagedTensor((max_num_reqs + 1, _INITIAL_WIDTH), torch.int32, device)  # the distinct lists
@@ -127,11 +125,8 @@ def compute_topk_logprobs(
 def greedy_readings(
     logits: Tensor, columns: Columns, entropy: bool = False, vocab: WholeVocab = WHOLE
 ) -> tuple[Tensor, LogprobsTensors]:
-    """Sample greedily and read in one pass. Arguments as in `compute_topk_logprobs`.
-
-    Returns:
-        Sampled token ids int32 [L] (the lowest id among equals), readings.
-    """
+    """Sample greedily and read in one pass: token ids int32 [L] (the lowest id among equals), readings. The arguments
+    are `compute_topk_logprobs`'s."""
     readings = vocab.read(logits, columns.table, columns.num_topk, columns.num_valid, entropy)
     return readings.argmax, as_tensors(readings, columns.num_valid, columns.num_topk, columns.num_token_ids)
 

@@ -13,11 +13,9 @@ from vllm.v1.worker.gpu.states import RequestStates
 
 
 class PenaltiesState:
-    """Repetition (over prompt and output), frequency and presence (over output alone) penalties by slot.
-
-    Counts are taken from the request's token ids at every step instead of being kept, so none can be stale after a
-    preemption or in a reused slot.
-    """
+    """Repetition (over prompt and output), frequency and presence (over output alone) penalties by slot. Counts are
+    taken from the request's token ids at every step instead of being kept, so none can be stale after a preemption or
+    in a reused slot."""
 
     def __init__(self, max_num_reqs: int, device: torch.device, vocab: WholeVocab = WHOLE) -> None:
         self._vocab = vocab

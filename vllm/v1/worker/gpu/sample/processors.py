@@ -1,9 +1,7 @@
-"""Logits processors over the slots: those of single requests, and the engine's custom ones.
-
-Where every rank has a slice of the vocabulary, rank 0 alone has processors, and runs them on whole rows: callables need
-not be picklable, may have state and need not be deterministic. The rows that they need are gathered, and the results
-broadcast. On the other ranks `SamplingParams.logits_processors` holds placeholders.
-"""
+"""Logits processors over the slots: those of single requests, and the engine's custom ones. Where every rank has a
+slice of the vocabulary, rank 0 alone has processors, and runs them on whole rows: callables need not be picklable, may
+have state and need not be deterministic. The rows that they need are gathered, and the results broadcast. On the other
+ranks `SamplingParams.logits_processors` holds placeholders."""
 
 from __future__ import annotations
 
@@ -99,11 +97,9 @@ class RequestProcessorsState:
 
 
 class CustomProcessors:
-    """The engine's custom processors and the batch that they see.
-
-    Once one of them has failed, the state of all is undefined: `discard` drops them, and the next step builds new ones
-    and adds every request again. Every method that builds or runs them raises LogitsProcessorError.
-    """
+    """The engine's custom processors and the batch that they see. Once one of them has failed, the state of all is
+    undefined: `discard` drops them, and the next step builds new ones and adds every request again. Every method that
+    builds or runs them raises LogitsProcessorError."""
 
     def __init__(self, config: VllmConfig, device: torch.device) -> None:
         self._config = config

@@ -68,10 +68,8 @@ class _Request(NamedTuple):
 
 
 class PromptLogprobsState:
-    """The slots whose requests read prompt positions, and the reading itself.
-
-    Logits exist for one tile of positions at a time, so a prompt of any length needs `TILE_BYTES` for them.
-    """
+    """The slots whose requests read prompt positions, and the reading itself. Logits exist for one tile of positions at
+    a time, so a prompt of any length needs `TILE_BYTES` for them."""
 
     def __init__(self, max_num_reqs: int, vocab_size: int, vocab: WholeVocab = WHOLE) -> None:
         """`vocab_size` is V, over all ranks."""
@@ -137,14 +135,8 @@ class PromptLogprobsState:
         states: RequestStates,
         readings: PromptReadings,
     ) -> None:
-        """Read positions and add them to `readings`.
-
-        Args:
-            hidden: [M, H] final hidden states.
-            compute_logits: [L, H] -> this rank's logits.
-            head_weight: [V, H] where logits are its plain product with hidden states; else None.
-            states: token ids by slot.
-        """
+        """Read positions from final hidden states, [M, H], and add them to `readings`. `compute_logits` returns this
+        rank's logits; `head_weight`, [V, H], is given where they are its plain product with hidden states."""
         for part, num_topk, kind in self._groups(rows):
             weight = head_weight if not (num_topk or any(kind)) and has_linear_readings(hidden) else None
             size = num_tile_rows(self.vocab_size) if weight is None else _FUSED_ROWS

@@ -43,9 +43,9 @@ class Sampler:
     top_p. Every stage gets only the rows that use it, so a row's result does not depend on its batch; only custom
     processors see all rows.
 
-    Each stage has a state by slot: `add_request` and `remove_request` fill and clear a slot, `apply_staged_writes` shows
-    it to device code, `uses` gives the rows that need the stage, bool [R], and `apply` changes a
-    workspace, float32 [R, V], in place.
+    Each stage has a state by slot: `add_request` and `remove_request` fill and clear a slot, `apply_staged_writes`
+    uploads what was filled, `uses` gives the rows that need the stage, bool [R], and `apply` changes a workspace,
+    float32 [R, V], in place.
 
     Where several ranks share the vocabulary, each samples the same batch from its slice of the logits, and `vocab`
     makes the results those of the whole rows, on every rank.

@@ -12,13 +12,9 @@ _VECTOR = 16  # floats of the widest SIMD register
 
 
 def apply_min_p(logits: Tensor, log_min_p: Tensor, vocab: WholeVocab = WHOLE) -> None:
-    """Set to -inf, in place, what has less than `min_p` times the probability of the row's most likely token.
-
-    Args:
-        logits: float32 [R, V], temperature applied. They need no normalisation: p / p_max = exp(x - x_max).
-        log_min_p: float32 [R], at most 0. Not computed here: how a vector's logarithm rounds may depend on a row's
-            place in the vector.
-    """
+    """Set to -inf, in place, what has less than `min_p` times the probability of the row's most likely token. Logits
+    float32 [R, V], temperature applied, need no normalisation: p / p_max = exp(x - x_max). `log_min_p`, float32 [R], is
+    not computed here: how a vector's logarithm rounds may depend on a row's place in the vector."""
     threshold = vocab.highest(logits) + log_min_p
     logits.masked_fill_(logits < threshold[:, None], -torch.inf)
 

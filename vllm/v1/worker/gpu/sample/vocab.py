@@ -23,11 +23,8 @@ class Drawn(NamedTuple):
 
 
 class WholeVocab:
-    """One rank: its logits are all there are.
-
-    Everywhere, R rows of logits are in float32, bfloat16 or float16, and in float32 where they are changed. Token ids
-    are those of the vocabulary, never columns.
-    """
+    """One rank: its logits are all there are. Everywhere, R rows of logits are in float32, bfloat16 or float16, and in
+    float32 where they are changed. Token ids are those of the vocabulary, never columns."""
 
     def columns(self, token_ids: Tensor) -> Tensor:
         """The tokens' columns in a `workspace`."""
@@ -94,11 +91,8 @@ class WholeVocab:
     def draw(
         self, logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, maxima: list[Tensor]
     ) -> Drawn:
-        """Draw one token of each of a workspace's rows; the first arguments are those of `draw`.
-
-        Args:
-            maxima: float32 [R] each, maxima over this rank's logits.
-        """
+        """Draw one token of each of a workspace's rows, by `draw`; `maxima`, float32 [R] each, are over this rank's
+        logits."""
         token_ids, _ = draw(logits, temperature, seeds, positions)
         drawn = logits.gather(1, token_ids[:, None].to(torch.int64)).squeeze(1)
         return Drawn(token_ids, drawn, maxima)
@@ -114,11 +108,10 @@ def draw(
     in any batch, however its prompt was chunked and however often it was preempted.
 
     Args:
-        logits: float32 [R, V]; -inf = ruled out.
+        logits: float32 [R, V], column 0 of token id `first_id`; -inf = ruled out.
         temperature: float32 [R]; 0 = the most likely token, the lowest id among equals.
         seeds: int64 [R].
         positions: int64 [R], the number of tokens before the drawn one.
-        first_id: token id of column 0.
 
     Returns:
         Token ids int32 [R], and their scores float32 [R]: of several slices the greatest one's token counts.

@@ -33,11 +33,8 @@ def vocab_of(vocab_size: int, group: Communicator) -> WholeVocab:
 
 class SlicedVocab(WholeVocab):
     """N ranks: the logits [R, V_rank] are of this rank's token ids, and every result is that of the whole rows, the
-    same on all ranks.
-
-    A `workspace` has one more column for every other rank's tokens, so operations on tokens need no mask. It holds
-    -inf, which neither biases nor penalties change, so it is never drawn and adds no probability.
-    """
+    same on all ranks. A `workspace` has one more column for every other rank's tokens, so operations on tokens need no
+    mask. It holds -inf, which neither biases nor penalties change, so it is never drawn and adds no probability."""
 
     def __init__(self, vocab_slice: VocabSlice) -> None:
         self.slice = vocab_slice
