@@ -75,7 +75,6 @@ class LogitsCapturingSampler:
         return rows[[index for index, owner in enumerate(self._captured.request_ids) if owner == request_id]]
 
     def reset(self) -> None:
-        """Drop the captured logits."""
         self._captured.request_ids.clear()
         self._captured.rows.clear()
 

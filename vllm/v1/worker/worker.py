@@ -91,7 +91,6 @@ class Worker:
         self.model_runner.initialize_kv_cache(num_blocks, num_host_blocks)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step."""
         return self.model_runner.execute_model(scheduler_output).result()
 
     def begin_step(self, scheduler_output: SchedulerOutput) -> PendingStep:

@@ -63,7 +63,6 @@ class PersistentBatch:
         self._waiting[slot] = params
 
     def remove_request(self, slot: int) -> None:
-        """The slot's request has finished or was preempted."""
         self._waiting.pop(slot, None)
         index = self._index_of_slot.pop(slot, None)
         if index is not None:

@@ -98,7 +98,6 @@ class DecodeGraphs:
         self._steps: dict[int, DecodeStep] = {}
 
     def record(self, recorder: GraphRecorder) -> None:
-        """Capture every size."""
         start = time.monotonic()
         for size in reversed(self._sizes):
             step = DecodeStep(size, self._block_table[:size])
@@ -127,7 +126,6 @@ class DecodeGraphs:
         return batch.is_decode and len(batch.req_ids) <= self._sizes[-1] and batch.max_seq_len <= self._max_seq_len
 
     def step_for(self, batch: InputBatch) -> DecodeStep:
-        """The step that `batch` is padded to."""
         return self._steps[self._sizes[bisect.bisect_left(self._sizes, len(batch.req_ids))]]
 
     def __call__(self, batch: InputBatch) -> Tensor:

@@ -68,7 +68,6 @@ class InputBatch:
         return self.query_start_loc_np[:-1] - self.num_computed_np
 
     def to_device(self, states: RequestStates) -> ModelInputs:
-        """What the model reads, in one upload."""
         wide = [self.positions_np, self.slot_mapping_np, self.hidden_rows_np]
         narrow = [self.input_ids_np, self.query_start_loc_np, self.seq_lens_np, self.block_table_np]
         is_unknown = states.last_sampled is not None and (self.input_ids_np == UNKNOWN).any()

@@ -122,7 +122,6 @@ class BlockTables:
         self.num_blocks = np.zeros(max_num_reqs, dtype=np.int32)  # [S]
 
     def set_row(self, slot: int, block_ids: list[int]) -> None:
-        """Replace the slot's blocks."""
         self.num_blocks[slot] = 0
         self.append(slot, block_ids)
 

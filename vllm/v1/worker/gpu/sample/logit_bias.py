@@ -115,8 +115,6 @@ class LogitBiasState:
 
 
 class BadWordsState:
-    """The sequences of every slot that has any."""
-
     def __init__(self, vocab: WholeVocab = WHOLE) -> None:
         self._vocab = vocab
         self._sequences: dict[int, _Sequences] = {}

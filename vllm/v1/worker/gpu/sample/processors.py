@@ -47,8 +47,6 @@ def make_processors(
 
 
 class RequestProcessorsState:
-    """`SamplingParams.logits_processors` of every slot that has any."""
-
     def __init__(self) -> None:
         self._callables: dict[int, list[Callable[..., Any]]] = {}
         self._bound: dict[int, tuple[TokenLists, list[BoundProcessor]]] = {}  # of those that have sampled
@@ -121,7 +119,6 @@ class CustomProcessors:
 
     @property
     def has_argmax_invariant(self) -> bool:
-        """Whether there are argmax-invariant processors."""
         return bool(self._invariant)
 
     def add_request(self, slot: int, params: SamplingParams) -> None:

@@ -32,7 +32,6 @@ _FUSED_ROWS = 8192  # read at once where no logits are kept
 
 
 def num_tile_rows(vocab_size: int) -> int:
-    """Rows of float32 logits in a tile."""
     return max(1, TILE_BYTES // (4 * vocab_size))
 
 
@@ -46,8 +45,6 @@ class PromptRows(NamedTuple):
 
 @dataclass
 class PromptReadings:
-    """What a step read of prompts."""
-
     rows: dict[str, list[LogprobsRows]] = field(default_factory=dict)  # by request, in the order of positions
     non_finite: set[str] = field(default_factory=set)  # requests with a position whose logits are not finite
 
@@ -72,8 +69,7 @@ class PromptLogprobsState:
     a time, so a prompt of any length needs `TILE_BYTES` for them."""
 
     def __init__(self, max_num_reqs: int, vocab_size: int, vocab: WholeVocab = WHOLE) -> None:
-        """`vocab_size` is V, over all ranks."""
-        self.vocab_size = vocab_size
+        self.vocab_size = vocab_size  # V, over all ranks
         self._vocab = vocab
         self.reading_clock = ReadingClock()
         self._requests: dict[int, _Request] = {}
@@ -100,14 +96,12 @@ class PromptLogprobsState:
         self._end[slot] = prompt_len - 1
 
     def remove_request(self, slot: int) -> None:
-        """Drop the slot's request, if it reads its prompt."""
         if self._requests.pop(slot, None) is not None:
             self._first[slot] = self._next[slot] = _NONE
             self._end[slot] = 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request reads its prompt."""
         return not self._requests
 
     def take_rows(self, slots: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -75,7 +75,6 @@ class Sampler:
             self.custom.add_request(slot, params)
 
     def remove_request(self, slot: int) -> None:
-        """Drop the state of the slot's request."""
         for state in (self.token_ids, self.bad_words, self.request_processors, self.custom):
             if state is not None:
                 state.remove_request(slot)

@@ -111,5 +111,4 @@ class SamplingStates:
         return self.log_min_p.np[slots] > -math.inf
 
     def cuts(self, slots: np.ndarray) -> np.ndarray:
-        """Rows with any truncation."""
         return self.uses_top_k(slots) | self.uses_top_p(slots) | self.uses_min_p(slots)

@@ -36,8 +36,7 @@ class WholeVocab:
 
     def most_likely(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The greatest logits' ids, int32 [R], the lowest among equals, and the rows' log-sum-exps, float32 [R]."""
-        no_ids = torch.empty((len(logits), 0), dtype=torch.int32, device=logits.device)
-        readings = token_readings(logits, no_ids)
+        readings = statistics(logits)
         return readings.argmax, readings.lse
 
     def read(
@@ -99,6 +98,12 @@ class WholeVocab:
 
 
 WHOLE = WholeVocab()
+
+
+def statistics(logits: Tensor, entropy: bool = False) -> Readings:
+    """Readings of no tokens: maximum, argmax, log-sum-exp and, if wanted, entropy of each row."""
+    no_ids = torch.empty((len(logits), 0), dtype=torch.int32, device=logits.device)
+    return token_readings(logits, no_ids, entropy=entropy)
 
 
 def draw(

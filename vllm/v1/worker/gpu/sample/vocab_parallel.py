@@ -16,11 +16,11 @@ from torch import Tensor
 from vllm.distributed.communicator import Communicator
 from vllm.distributed.vocab_slice import VocabSlice
 from vllm.ops.count_above import count_above
-from vllm.ops.token_readings import Readings, token_readings
+from vllm.ops.token_readings import Readings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
 from vllm.v1.worker.gpu.buffer_utils import upload
-from vllm.v1.worker.gpu.sample.vocab import WHOLE, Drawn, WholeVocab, draw
+from vllm.v1.worker.gpu.sample.vocab import WHOLE, Drawn, WholeVocab, draw, statistics
 
 # Larger nuclei need whole rows.
 _MAX_NUCLEUS = 256
@@ -55,7 +55,7 @@ class SlicedVocab(WholeVocab):
     def most_likely(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         if not self._num_own:
             logits = self.workspace(logits)
-        own = _statistics(logits)
+        own = statistics(logits)
         maxima, lses, ids = self._exchange(own.max[:, None], own.lse[:, None], own.argmax[:, None] + self._first)
         return self._argmax(maxima[..., 0], ids[..., 0]), lses[..., 0].double().logsumexp(dim=0).float()
 
@@ -75,7 +75,7 @@ class SlicedVocab(WholeVocab):
         num_first = 0
         if first is not None:
             named, num_first = torch.cat((first[:, None], named), dim=1), 1
-        own = _statistics(logits, entropy)
+        own = statistics(logits, entropy)
         own_logits = logits.gather(1, self.slice.columns(named, elsewhere=0).to(torch.int64)).float()
         top_values, top_ids = topk(logits, num_topk)
         parts = self._exchange(
@@ -123,7 +123,7 @@ class SlicedVocab(WholeVocab):
             self._keep_top_p_of_whole_rows_(logits, top_p, np.arange(len(logits)))
             return
         values, token_ids = topk(logits, _MAX_NUCLEUS)
-        lse = _statistics(logits).lse[:, None]
+        lse = statistics(logits).lse[:, None]
         lses, all_values, all_ids = self._exchange(lse, values, token_ids + self._first)
         values, token_ids = _merge(all_values, all_ids, _MAX_NUCLEUS)
         # `top_p` of the whole probability, as a share of these tokens'.
@@ -192,11 +192,6 @@ class SlicedVocab(WholeVocab):
             return values, ranks
         padding = torch.arange(values.shape[1], device=values.device) >= num_valid[:, None]
         return values.masked_fill(padding, 0.0), ranks.masked_fill_(padding, 0)
-
-
-def _statistics(logits: Tensor, entropy: bool = False) -> Readings:
-    no_ids = torch.empty((len(logits), 0), dtype=torch.int32, device=logits.device)
-    return token_readings(logits, no_ids, entropy=entropy)
 
 
 def _merge(values: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
