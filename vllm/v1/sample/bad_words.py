@@ -10,9 +10,8 @@ from vllm.tokenizers.tokenizer import Tokenizer
 
 def spell_bad_words(words: Sequence[str], tokenizer: Tokenizer | None, vocab_size: int) -> list[list[int]]:
     """The token sequences that write the words: each as at the start of a text, and as after a space, where that has
-    another first token and equally many tokens. Spaces in front of a word are ignored.
-
-    Sequences with an id of `vocab_size` or above can never be generated and are left out.
+    another first token and equally many tokens. Spaces in front of a word are ignored. Sequences with an id of
+    `vocab_size` or above can never be generated and are left out.
 
     Raises:
         VLLMValidationError: there is no tokenizer, or it has no token for a word.

@@ -29,11 +29,8 @@ class LogitsCapturingSampler:
     """
 
     def __init__(self, indices: Iterable[int] | None = None) -> None:
-        """`indices` are I token ids, the columns to capture; None = the whole vocabulary.
-
-        Raises:
-            VLLMValidationError: an index that is no integer, or negative.
-        """
+        """`indices` are I token ids, the columns to capture; None = the whole vocabulary. Raises VLLMValidationError
+        for an index that is no integer, or negative."""
         self.indices = None if indices is None else check_indices("indices", indices)
         self._width = 0 if self.indices is None else len(self.indices)
         self._captured = _Captured()
@@ -66,8 +63,8 @@ class LogitsCapturingSampler:
             request_id: only this request's rows. Sample i of a request for several is named f"{i}_{request_id}".
 
         Returns:
-            float32 [rows, I], step by step, within a step in batch order; a request has one row a generated token, an
-            unknown id none.
+            float32 [rows, I], step by step, within a step in batch order; one row a generated token, none for an
+            unknown id.
         """
         rows = torch.cat([torch.empty(0, self._width), *self._captured.rows])
         if request_id is None:

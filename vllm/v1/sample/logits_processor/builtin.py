@@ -16,15 +16,8 @@ def process_dict_updates(
     batch_update: BatchUpdate | None,
     new_state: Callable[[SamplingParams, list[int] | None, list[int]], T | None],
 ) -> bool:
-    """Apply a batch update to a dict of index -> entry, in place.
-
-    Args:
-        batch_update: None = nothing to do.
-        new_state: the entry of an added request from its parameters, prompt and output token ids; None = no entry.
-
-    Returns:
-        Whether anything in `req_entries` changed.
-    """
+    """Apply a batch update (None: nothing to do) to a dict of index -> entry, in place; whether anything in it changed.
+    `new_state` gives an added request's entry from its parameters, prompt and output token ids; None = no entry."""
     if batch_update is None:
         return False
     changed = False

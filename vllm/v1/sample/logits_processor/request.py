@@ -28,15 +28,9 @@ class BoundProcessor:
     """A callable with its request's token ids."""
 
     def __init__(self, processor: Callable[..., Any], prompt_ids: list[int] | None, output_ids: list[int]) -> None:
-        """
-        Args:
-            processor: takes (logits [1, V]), (output_ids, logits [V]) or (prompt_ids, output_ids, logits [V]); returns
-                the processed logits, or None when it has changed them in place.
-            output_ids: passed on as the same object, so it should grow with the request.
-
-        Raises:
-            TypeError: it takes other arguments.
-        """
+        """`processor` takes (logits [1, V]), (output_ids, logits [V]) or (prompt_ids, output_ids, logits [V]), else
+        TypeError is raised; it returns the processed logits, or None when it has changed them in place. `output_ids` is
+        passed on as the same object, so it should grow with the request."""
         self.name = processor_name(processor)
         count = num_arguments(processor)
         if count not in (1, 2, 3):

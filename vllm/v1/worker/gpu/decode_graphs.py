@@ -44,22 +44,16 @@ def ladder(max_rows: int) -> list[int]:
 
 
 class DecodeStep:
-    """A captured step of B = `size` requests, one token each.
-
-    Attributes:
-        hidden: [B, H], final hidden states.
-        slots: int64 [B], by row; one past the last slot for padding rows.
-    """
+    """A captured step of B = `size` requests, one token each."""
 
     def __init__(self, size: int, block_table: Tensor) -> None:
-        """`block_table` is int32 [B, most blocks of a request]."""
         self.size = size
         # Positions, KV cache slots, the requests' slots, token ids, lengths; rows begin at multiples of 16 bytes.
         self.inputs = block_table.new_zeros((5, -(-size // 4) * 4))
-        self.block_table = block_table
+        self.block_table = block_table  # int32 [B, most blocks of a request]
         self.query_start_loc = torch.arange(size + 1, dtype=torch.int32, device=block_table.device)
-        self.hidden: Tensor
-        self.slots: Tensor
+        self.hidden: Tensor  # [B, H], final hidden states
+        self.slots: Tensor  # int64 [B], by row; one past the last slot for padding rows
         self.replay: Callable[[], None]
 
 
@@ -78,13 +72,8 @@ class DecodeGraphs:
         scratch_block: int,
         max_seq_len: int,
     ) -> None:
-        """
-        Args:
-            kv_caches: of each layer; the graphs keep their addresses.
-            sizes: of batches, ascending.
-            scratch_block: a KV block that no request has.
-            max_seq_len: longer contexts are not replayed.
-        """
+        """Graphs keep the addresses of `kv_caches`; batch `sizes` are ascending; no request has `scratch_block`;
+        contexts longer than `max_seq_len` are not replayed."""
         self._model = model
         self._kv_caches = kv_caches
         self._states = states

@@ -102,12 +102,10 @@ def compute_topk_logprobs(
         num_logprobs: K, the top-k entries of every row, in [0, V].
         sampled_token_ids: int [L].
         cu_num_logits: row bounds of each request, when a request has several rows.
-        logprob_token_ids_state: the ids by slot; needed when `max_per_req_token_ids` > 0.
-        expanded_idx_mapping: int [L], each row's slot; needed when `max_per_req_token_ids` > 0.
+        logprob_token_ids_state: the ids by slot. This and the mapping are needed when `max_per_req_token_ids` > 0.
+        expanded_idx_mapping: int [L], each row's slot.
         max_per_req_token_ids: M, the longest list among the rows; 0 needs no masks.
-        entropy: whether to compute the rows' entropy, from the same pass.
-        vocab: how this rank's logits are read.
-        columns: replaces the state, the slots and M.
+        columns: replaces the state, the mapping and M.
 
     Returns:
         Columns: sampled, top-k, then the requested ids in their order. Cells beyond a row's own ids hold id 0,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vllm.config import VllmConfig
+from vllm.ops.top_p import keep_top_p_
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.sample.logit_bias import BadWordsState, LogitBiasState
@@ -23,7 +24,6 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.processors import LogitsProcessorError, make_processors
 from vllm.v1.worker.gpu.sample.states import Reads, SamplingStates
-from vllm.v1.worker.gpu.sample.truncation import apply_min_p, apply_top_k
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 from vllm.v1.worker.gpu.states import RequestStates
 
@@ -32,6 +32,8 @@ _WIDE_TOP_K_CUT = 256
 
 # Reading rows that lie between a group's costs about as much as copying the group together.
 _MAX_SPAN = 1.5
+
+_VECTOR = 16  # floats of the widest SIMD register
 
 
 class Sampler:
@@ -190,12 +192,8 @@ class Sampler:
     def _process(
         self, logits: Tensor, slots: np.ndarray, states: RequestStates
     ) -> tuple[Tensor, dict[int, str], Tensor | None]:
-        """Process a workspace, float32 [R, V], in place.
-
-        Returns:
-            float32 [R], what the draw has still to divide by; row -> how its logits processor failed; float32 [R], this
-            rank's maxima after logits processors, None: none ran.
-        """
+        """Process a workspace, float32 [R, V], in place. Returns what the draw has still to divide by, float32 [R]; row
+        -> how its logits processor failed; this rank's maxima after logits processors, float32 [R], None: none ran."""
         self.logit_bias.apply(logits, slots, states)
         self.bad_words.apply(logits, slots, states)
         errors = self.request_processors.apply(logits, slots, states)
@@ -249,6 +247,30 @@ class Sampler:
         _on_rows(logits, top_k & ~wide, cut_top_k)
         _on_rows(logits, top_k & wide, cut_top_k)
         _on_rows(logits, params.uses_top_p(slots) & ~top_k, cut_top_p)
+
+
+def apply_min_p(logits: Tensor, log_min_p: Tensor, vocab: WholeVocab = WHOLE) -> None:
+    """Set to -inf, in place, what has less than `min_p` times the probability of the row's most likely token. Logits
+    float32 [R, V], temperature applied, need no normalisation: p / p_max = exp(x - x_max). `log_min_p`, float32 [R], is
+    not computed here: how a vector's logarithm rounds may depend on a row's place in the vector."""
+    threshold = vocab.highest(logits) + log_min_p
+    logits.masked_fill_(logits < threshold[:, None], -torch.inf)
+
+
+def apply_top_k(logits: Tensor, top_k: Tensor, max_top_k: int, top_p: Tensor, vocab: WholeVocab = WHOLE) -> None:
+    """Keep each row's `top_k` most likely tokens, then of these the smallest set that holds `top_p` of their
+    probability; set the rest to -inf, in place. Exactly `top_k` tokens pass the first cut, the lower ids among equals.
+    Logits are float32 [R, V], temperature applied; `top_k` is int [R], in [1, V), `max_top_k` its maximum; `top_p` is
+    float32 [R], in (0, 1], where 1 = no second cut."""
+    values, token_ids = vocab.topk(logits, max_top_k)
+    column = torch.arange(max_top_k, device=logits.device)
+    # Padded to whole vectors of every kernel, so that the summation order of a row's probabilities does not depend on
+    # the other rows' top_k.
+    width = -(-max_top_k // _VECTOR) * _VECTOR
+    kept = values.new_full((len(values), width), -torch.inf)
+    kept[:, :max_top_k] = values.masked_fill(column >= top_k[:, None], -torch.inf)
+    keep_top_p_(kept, top_p)
+    vocab.keep_only_(logits, token_ids, kept[:, :max_top_k])
 
 
 def _span(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
