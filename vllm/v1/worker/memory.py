@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -20,8 +19,6 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 _GRAPH_BYTES = 256 * 2**20
 
 _NUM_IDS = 20  # requested token ids of the largest steps
-
-ExecuteModel = Callable[[SchedulerOutput], Any]
 
 
 class DeviceMemory(NamedTuple):
@@ -165,10 +162,9 @@ def _gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.2f} GiB"
 
 
-def run_largest_steps(runner: GPUModelRunner, execute_model: ExecuteModel, config: VllmConfig) -> None:
+def run_largest_steps(runner: GPUModelRunner, config: VllmConfig) -> None:
     """Run max_num_seqs requests with every filter of sampling and readings of generated and of prompt positions: once
-    with max_num_batched_tokens of prompts, once each at the end of the longest context. Leaves the runner unchanged.
-    `execute_model` runs a step on `runner` and waits for its results."""
+    with max_num_batched_tokens of prompts, once each at the end of the longest context. Leaves the runner unchanged."""
     longest, scheduler = config.model_config.max_model_len, config.scheduler_config
     num_tokens = scheduler.max_num_batched_tokens
     num_requests = min(scheduler.max_num_seqs, num_tokens)
@@ -177,13 +173,13 @@ def run_largest_steps(runner: GPUModelRunner, execute_model: ExecuteModel, confi
     custom, runner.sampler.custom = runner.sampler.custom, None
     try:
         with runner.scratch_cache():
-            _run_requests(execute_model, config, [min(share, longest) for share in shares], 0)
-            _run_requests(execute_model, config, [longest] * num_requests, longest - 1)
+            _run_requests(runner, config, [min(share, longest) for share in shares], 0)
+            _run_requests(runner, config, [longest] * num_requests, longest - 1)
     finally:
         runner.sampler.custom = custom
 
 
-def _run_requests(execute_model: ExecuteModel, config: VllmConfig, lengths: list[int], computed: int) -> None:
+def _run_requests(runner: GPUModelRunner, config: VllmConfig, lengths: list[int], computed: int) -> None:
     """A step of requests whose prompts have these lengths, of which `computed` tokens each are done."""
     params = _demanding_params(config)
     new: list[NewRequestData] = []
@@ -196,9 +192,9 @@ def _run_requests(execute_model: ExecuteModel, config: VllmConfig, lengths: list
     # Backwards, so that low slots are free first again.
     ended = [each.req_id for each in reversed(new)]
     try:
-        execute_model(SchedulerOutput(new, CachedRequestData(), counts, sum(counts.values()), [], []))
+        runner.execute_model(SchedulerOutput(new, CachedRequestData(), counts, sum(counts.values()), [], [])).result()
     finally:
-        execute_model(SchedulerOutput([], CachedRequestData(), {}, 0, ended, []))
+        runner.execute_model(SchedulerOutput([], CachedRequestData(), {}, 0, ended, [])).result()
 
 
 def _demanding_params(config: VllmConfig) -> SamplingParams:

@@ -114,7 +114,7 @@ class Worker:
     def _profile_memory(self) -> MemoryProfile:
         assert self._memory_at_start is not None
         loaded = device_memory(self.device, begin_peak=True)
-        run_largest_steps(self.model_runner, self.execute_model, self.config)
+        run_largest_steps(self.model_runner, self.config)
         stepped = device_memory(self.device)
         profile = MemoryProfile(self._memory_at_start, loaded, stepped)
         gib, used_gib = stepped.total / 2**30, profile.engine_bytes / 2**30

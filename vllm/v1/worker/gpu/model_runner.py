@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -15,21 +17,92 @@ from vllm.attention.select import select_backend
 from vllm.config import VllmConfig
 from vllm.distributed.communicator import split_kv_heads
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.logprobs.lists import LogprobsRow
 from vllm.model_executor.layers.attention import use_backend
 from vllm.ops.recording import can_record
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.cuda import GraphRecorder, graph_recorder, host_copies
 from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, GreedyGraphs, ladder
 from vllm.v1.worker.gpu.input_batch import InputBatch, PromptBatch, build_input_batch
 from vllm.v1.worker.gpu.kv_swap import KVSwap
 from vllm.v1.worker.gpu.recorded_decode import RecordedDecode
+from vllm.v1.worker.gpu.sample.logprob import ReadingClock
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
-from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsState, PromptReadings, num_tile_rows
+from vllm.v1.worker.gpu.sample.prompt_logprob import (
+    NON_FINITE_PROMPT,
+    PromptLogprobsState,
+    PromptReadings,
+    num_tile_rows,
+)
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
-from vllm.v1.worker.gpu.states import BlockTables, RequestStates
-from vllm.v1.worker.gpu.step_result import Sampled, StepResult
+from vllm.v1.worker.gpu.states import BlockTables, Places, RequestStates
+
+
+@dataclass
+class Sampled:
+    """Samples and readings of R requests."""
+
+    slots: np.ndarray  # int64 [R]
+    draws: np.ndarray  # bool [R], rows that need the token; the others need readings only
+    take_output: Callable[[], SamplerOutput]  # waits until the output is on the host
+    places: Places | None  # of reserved tokens; None: tokens are appended when they are known
+
+
+@dataclass
+class StepResult:
+    """A dispatched step; see PendingStep."""
+
+    req_ids: list[str]  # of `sampled`, in its order
+    silent_req_ids: list[str]  # of requests that are complete and not in `sampled`
+    states: RequestStates
+    sampled: Sampled | None
+    readings: PromptReadings | None
+    reading_clocks: Sequence[ReadingClock]
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the results, once. A row with non-finite logits is an error of its request alone."""
+        req_ids = self.req_ids + self.silent_req_ids
+        token_ids = np.full(len(req_ids), NO_TOKEN, dtype=np.int32)
+        logprobs: list[LogprobsRow | None] = [None] * len(req_ids)
+        errors: dict[str, str] = {}
+        if self.sampled is not None:
+            sampled = self.sampled.take_output()
+            self._take_sampled(self.sampled, sampled, token_ids, logprobs)
+            errors = {self.req_ids[row]: message for row, message in sampled.errors().items()}
+        output = ModelRunnerOutput(req_ids, token_ids, logprobs)
+        if self.readings is not None:
+            output.prompt_logprobs = self.readings.rows
+            errors.update(dict.fromkeys(self.readings.non_finite, NON_FINITE_PROMPT))
+        if errors:
+            output = output.without(errors)
+            output.errors = {req_id: f"request {req_id}: {message}" for req_id, message in errors.items()}
+        # The results are on the host, so all timed work is done.
+        output.readings_seconds = sum(clock.take() for clock in self.reading_clocks)
+        return output
+
+    def _take_sampled(
+        self, sampled: Sampled, output: SamplerOutput, token_ids: np.ndarray, logprobs: list[LogprobsRow | None]
+    ) -> None:
+        """Put the tokens into the request states and, with the readings, into the step's output."""
+        drawn, draws, states = output.sampled_token_ids.numpy(), sampled.draws, self.states
+        token_ids[: len(drawn)] = np.where(draws, drawn, np.int32(NO_TOKEN))
+        for rows, tensors in output.logprobs:
+            readings = zip(repeat(tensors.tolists()), range(len(rows)), strict=False)
+            if isinstance(rows, range):
+                logprobs[rows.start : rows.stop] = readings
+                continue
+            for row, reading in zip(rows, readings, strict=True):
+                if row >= 0:
+                    logprobs[row] = reading
+        if sampled.places is not None:
+            states.fill(sampled.places, drawn[draws])
+        elif draws.all():
+            states.append_sampled(sampled.slots, drawn)
+        else:
+            states.append_sampled(sampled.slots[draws], drawn[draws])
 
 
 class GPUModelRunner:
@@ -50,13 +123,8 @@ class GPUModelRunner:
         vocab = vocab_of(model_config.vocab_size, self.group)
         self.sampler = Sampler(config, device, vocab)
         self.prompt_logprobs = PromptLogprobsState(max_num_reqs, model_config.vocab_size, vocab)
-        self._backend = select_backend(
-            model_config.attention_backend,
-            device,
-            getattr(torch, model_config.dtype),
-            model_config.hf_config.head_dim,
-            self.block_size,
-        )
+        dtype, head_dim = getattr(torch, model_config.dtype), model_config.hf_config.head_dim
+        self._backend = select_backend(model_config.attention_backend, device, dtype, head_dim, self.block_size)
         use_backend(model, self._backend)
         self._host_copies = host_copies(device)
         self._reading_clocks = (self.sampler.reading_clock, self.prompt_logprobs.reading_clock)
@@ -92,16 +160,10 @@ class GPUModelRunner:
 
     @torch.inference_mode()
     def _record_graphs(self, scratch_block: int, recorder: GraphRecorder) -> None:
-        limit = self.model_config.max_seq_len_to_capture or self.model_config.max_model_len
-        graphs = DecodeGraphs(
-            self.model,
-            self.kv_caches,
-            self.states,
-            self.block_tables,
-            ladder(self._max_decode_rows),
-            scratch_block,
-            min(limit, self.model_config.max_model_len),
-        )
+        max_model_len = self.model_config.max_model_len
+        limit = min(self.model_config.max_seq_len_to_capture or max_model_len, max_model_len)
+        sizes = ladder(self._max_decode_rows)
+        graphs = DecodeGraphs(self.model, self.kv_caches, self.states, self.block_tables, sizes, scratch_block, limit)
         graphs.record(recorder)
         self._recorded_decode = graphs
         self._greedy_graphs = GreedyGraphs(self.model, self.sampler, self.states, recorder)
@@ -139,7 +201,7 @@ class GPUModelRunner:
             self.kv_swap.run(scheduler_output)
         self._update_states(scheduler_output)
         if not scheduler_output.total_num_scheduled_tokens:
-            return StepResult([], [], self.states, None, None, self._take_readings_seconds)
+            return StepResult([], [], self.states, None, None, self._reading_clocks)
         batch = build_input_batch(scheduler_output, self.states, self.block_tables, self.prompt_logprobs)
         hidden = self._forward(batch)
         self.states.num_computed_tokens[batch.idx_mapping_np] += batch.num_scheduled_np
@@ -152,11 +214,8 @@ class GPUModelRunner:
             self.states,
             sampled,
             readings,
-            self._take_readings_seconds,
+            self._reading_clocks,
         )
-
-    def _take_readings_seconds(self) -> float:
-        return sum(clock.take() for clock in self._reading_clocks)
 
     def _forward(self, batch: InputBatch) -> Tensor:
         if self._recorded_decode is not None and self._recorded_decode.takes(batch):
@@ -216,13 +275,10 @@ class GPUModelRunner:
                 self.prompt_logprobs.remove_request(slot)
         for new in step.scheduled_new_reqs:
             params = new.sampling_params
+            samples = params.max_tokens != 0
+            reads_next = samples or params.num_logprobs is not None
             slot = self.states.add_request(
-                new.req_id,
-                new.prefill_token_ids,
-                new.num_prompt_tokens,
-                new.num_computed_tokens,
-                samples=params.max_tokens != 0,
-                reads_next=params.max_tokens != 0 or params.num_logprobs is not None,
+                new.req_id, new.prefill_token_ids, new.num_prompt_tokens, new.num_computed_tokens, samples, reads_next
             )
             self.block_tables.set_row(slot, new.block_ids)
             self.sampler.add_request(slot, params, new.req_id)

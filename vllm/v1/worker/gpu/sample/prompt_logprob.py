@@ -49,9 +49,7 @@ class PromptReadings:
     non_finite: set[str] = field(default_factory=set)  # requests with a position whose logits are not finite
 
 
-class _Kind(NamedTuple):
-    """Requests of one kind are read together."""
-
+class _Kind(NamedTuple):  # requests of one kind are read together
     many_topk: bool
     many_ids: bool
     entropy: bool
