@@ -23,7 +23,7 @@ from vllm.v1.worker.gpu.sample.logprob import fill_columns, greedy_readings
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.states import Reads
-from vllm.v1.worker.gpu.states import BlockTables, RequestStates
+from vllm.v1.worker.gpu.states import BlockTables, KVCaches, RequestStates
 
 logger = init_logger(__name__)
 
@@ -65,7 +65,7 @@ class DecodeGraphs:
     def __init__(
         self,
         model: Any,
-        kv_caches: list[tuple[Tensor, Tensor]],
+        kv_caches: KVCaches,
         states: RequestStates,
         block_tables: BlockTables,
         sizes: list[int],

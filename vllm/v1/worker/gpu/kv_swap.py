@@ -13,6 +13,7 @@ from torch import Tensor
 from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.buffer_utils import upload
+from vllm.v1.worker.gpu.states import KVCaches
 
 logger = init_logger(__name__)
 
@@ -29,9 +30,8 @@ class KVSwap:
     these are gathered on the device, so that a block is one transfer. Transfers run on a stream of their own: the
     step's kernels do not wait for blocks that are swapped out."""
 
-    def __init__(self, kv_caches: list[tuple[Tensor, Tensor]], num_host_blocks: int) -> None:
-        """Allocates the host blocks (0: no step may swap), pinned for CUDA. `kv_caches` are keys and values by layer,
-        contiguous, blocks first. ValueError: the host memory cannot be allocated."""
+    def __init__(self, kv_caches: KVCaches, num_host_blocks: int) -> None:
+        """Allocates the host blocks (0: no step may swap), pinned for CUDA. ValueError: there is no such memory."""
         self._caches = [cache.view(len(cache), -1) for pair in kv_caches for cache in pair]  # 2 * layers of [B, E]
         first = self._caches[0]
         self._device = first.device

@@ -38,7 +38,7 @@ from vllm.v1.worker.gpu.sample.prompt_logprob import (
 )
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
-from vllm.v1.worker.gpu.states import BlockTables, Places, RequestStates
+from vllm.v1.worker.gpu.states import BlockTables, KVCaches, Places, RequestStates
 
 
 @dataclass
@@ -128,7 +128,7 @@ class GPUModelRunner:
         use_backend(model, self._backend)
         self._host_copies = host_copies(device)
         self._reading_clocks = (self.sampler.reading_clock, self.prompt_logprobs.reading_clock)
-        self.kv_caches: list[tuple[Tensor, Tensor]] = []
+        self.kv_caches: KVCaches = []
         # Collectives cannot be recorded.
         records = self.group.world_size == 1 and not model_config.enforce_eager
         self._graph_recorder = graph_recorder(device) if records and self._backend.can_be_captured else None
@@ -168,7 +168,7 @@ class GPUModelRunner:
         self._recorded_decode = graphs
         self._greedy_graphs = GreedyGraphs(self.model, self.sampler, self.states, recorder)
 
-    def _make_kv_caches(self, num_blocks: int) -> list[tuple[Tensor, Tensor]]:
+    def _make_kv_caches(self, num_blocks: int) -> KVCaches:
         hf = self.model_config.hf_config
         num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, self.group.world_size)[self.group.rank])
         shape = self._backend.kv_cache_shape(num_blocks, self.block_size, num_kv_heads, hf.head_dim)

@@ -13,7 +13,7 @@ from vllm.logger import init_logger
 from vllm.ops.recording import RecordedMemory, Recording
 from vllm.utils.host_memory import return_freed_memory
 from vllm.v1.worker.gpu.input_batch import InputBatch, ModelInputs
-from vllm.v1.worker.gpu.states import BlockTables, RequestStates
+from vllm.v1.worker.gpu.states import BlockTables, KVCaches, RequestStates
 
 logger = init_logger(__name__)
 
@@ -60,12 +60,7 @@ class RecordedDecode:
     (use `enforce_eager` for them). A model with an operation that cannot be recorded is not recorded at all."""
 
     def __init__(
-        self,
-        model: Any,
-        kv_caches: list[tuple[Tensor, Tensor]],
-        states: RequestStates,
-        block_tables: BlockTables,
-        max_num_reqs: int,
+        self, model: Any, kv_caches: KVCaches, states: RequestStates, block_tables: BlockTables, max_num_reqs: int
     ) -> None:
         """Recordings keep the addresses of `kv_caches`; `max_num_reqs` is the most requests that a step can have."""
         self._model = model

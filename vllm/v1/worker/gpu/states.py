@@ -13,6 +13,9 @@ from vllm.v1.worker.gpu.buffer_utils import upload
 UNKNOWN = -1
 """Placeholder id of a token that a step in flight samples."""
 
+KVCaches = list[tuple[Tensor, Tensor]]
+"""Keys and values of each layer, contiguous, blocks first."""
+
 
 class Places(NamedTuple):
     """Where the tokens that a step samples for R requests belong."""
