@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it: tokens, lengths, blocks of its prefix; nothing of logprobs or text."""
+"""A request as the scheduler sees it: tokens, lengths, hashes of its blocks; no logprobs and no text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vllm.sampling_params import SamplingParams
 
 
 class RequestStatus(enum.Enum):
-    """Where a request stands."""
+    """The state of a request."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -19,22 +19,21 @@ class Request:
     """One sequence.
 
     Attributes:
-        token_ids: the prompt and what was generated, in order.
+        token_ids: the prompt and the generated tokens, in order.
         num_computed_tokens: leading tokens whose KV is written, or is being written by the step in flight.
-        block_hashes: content hashes of its full blocks, as far as they have been computed.
+        block_hashes: content hashes of its leading full blocks, computed on demand.
         end_token_ids: any of these ends it, from min_tokens on.
-        reads_logprobs: whether its tokens come with readings.
         next_prompt_row: the first prompt position whose logits are still to be read, for the logprobs of the token
             after it; None when no prompt logprobs are asked for, or all are there.
-        hidden_from: `next_prompt_row` as it was when the request got its blocks: final hidden states are kept from
-            there to the prompt's end.
+        hidden_from: `next_prompt_row` when the request got its blocks: final hidden states are kept from there to the
+            prompt's end.
         length_limit: most tokens that it may generate, by max_tokens and, once it is queued, by the context.
-        num_pending_tokens: tokens that steps in flight draw for it, which are not known yet.
-        needs_known_tokens: what it asks for is decided on the host, from all its tokens: its next step must not begin
-            before the last one's token is known.
+        num_pending_tokens: tokens that steps in flight draw for it, not known yet.
+        needs_known_tokens: it is processed on the host, from all its tokens: its next step must not begin before the
+            last one's token is known.
         arrival_index: its number among the scheduler's requests, set when it is queued.
         num_cached_tokens: prompt tokens that the prefix cache gave at first admission; -1 before it.
-        scheduled_time: when that was, in seconds on the monotonic clock; None before it.
+        scheduled_time: time of the first admission, in seconds on the monotonic clock; None before it.
     """
 
     def __init__(
@@ -83,18 +82,16 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Generated tokens."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_tokens_to_compute(self) -> int:
-        """Tokens that may be computed by now, the pending ones included. The last generated token never is."""
+        """Tokens that may be computed by now, pending ones included; the last generated token never is."""
         known = len(self.token_ids) + self.num_pending_tokens
         return min(known, self.num_prompt_tokens + max(self.length_limit - 1, 0))
 
     @property
     def output_token_ids(self) -> list[int]:
-        """The generated tokens."""
         return self.token_ids[self.num_prompt_tokens :]
 
     def keeps_hidden(self, block_index: int, block_size: int) -> bool:
@@ -109,14 +106,12 @@ class Request:
         self._advance_to(self.next_prompt_row + count)
 
     def _advance_to(self, row: int | None) -> None:
-        # Nothing in the prompt comes after its last token.
+        # The prompt's last row predicts no token of the prompt.
         self.next_prompt_row = row if row is not None and row < self.num_prompt_tokens - 1 else None
 
     def sort_key(self) -> tuple[int, float, int]:
-        """Order under the priority policy: lower runs earlier; ties by arrival. No two requests of a
-        scheduler have the same."""
+        """Order under the priority policy: lower runs earlier, ties by arrival; unique within a scheduler."""
         return (self.priority, self.arrival_time, self.arrival_index)
 
     def __repr__(self) -> str:
-        progress = f"{self.num_computed_tokens}/{self.num_tokens} tokens"
-        return f"Request({self.request_id}, {self.status.value}, {progress})"
+        return f"Request({self.request_id}, {self.status.value}, {self.num_computed_tokens}/{self.num_tokens} tokens)"

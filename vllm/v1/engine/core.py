@@ -18,7 +18,7 @@ from vllm.v1.request import Request
 
 
 class EngineCore:
-    """A scheduler and the workers it feeds."""
+    """A scheduler and its workers."""
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
         self.executor = make_executor(config, use_tqdm)
@@ -33,22 +33,8 @@ class EngineCore:
         self._in_flight: tuple[StepInFlight, PendingStep] | None = None
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request.
-
-        Raises:
-            VLLMValidationError: it can never fit in the KV cache.
-        """
-        self.scheduler.add_request(
-            Request(
-                request_id=request.request_id,
-                prompt_token_ids=request.prompt_token_ids,
-                sampling_params=request.sampling_params,
-                eos_token_ids=request.eos_token_ids,
-                arrival_time=request.arrival_time,
-                priority=request.priority,
-                cache_salt=request.cache_salt,
-            )
-        )
+        """Queue a request; VLLMValidationError: it can never fit in the KV cache."""
+        self.scheduler.add_request(Request(**vars(request)))
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Forget requests; ids that are not there are ignored."""
@@ -59,7 +45,7 @@ class EngineCore:
 
         Raises:
             EngineDeadError: a rank of a tensor-parallel group failed, and with it the engine.
-            Exception: whatever the one worker raised; the step's requests are ended, their blocks freed.
+            Exception: the single worker failed; the step's requests are ended, their blocks freed.
         """
         if self._runs_ahead:
             return self._step_ahead()
@@ -77,31 +63,28 @@ class EngineCore:
         if last is None or last[0].is_over(self.scheduler):
             self._in_flight = self._begin_step()
             if last is not None:
-                # All its requests have ended since: nobody waits for its results.
+                # All its requests have ended since.
                 self._readings_seconds += last[1].result().readings_seconds
         assert self._in_flight is not None
         step, pending = self._in_flight
-        # Should this raise, the step in flight stays where it is, and the next call takes its results.
+        # If this raises, the next call takes the results of the step in flight.
         may_dispatch = self.executor.worker.can_schedule_ahead and can_schedule_ahead(self.scheduler)
         self._in_flight = self._begin_step() if may_dispatch else None
         try:
             runner_output = pending.result()
         except BaseException:
             discard(self.scheduler, step)
-            self._lose_step_in_flight()
+            if self._in_flight is not None:
+                # It reads what the failed step was to write.
+                step, pending = self._in_flight
+                self._in_flight = None
+                discard(self.scheduler, step)
+                # Wait until the device has finished with it; the first error is the one to raise.
+                with contextlib.suppress(Exception):
+                    pending.result()
             raise
         self._readings_seconds += runner_output.readings_seconds
         return complete(self.scheduler, step, runner_output)
-
-    def _lose_step_in_flight(self) -> None:
-        """The step before it failed, which was to write what it reads."""
-        if self._in_flight is not None:
-            step, pending = self._in_flight
-            self._in_flight = None
-            discard(self.scheduler, step)
-            # The device must be done with it. Whatever else went wrong, the first error is the one to tell.
-            with contextlib.suppress(Exception):
-                pending.result()
 
     def _begin_step(self) -> tuple[StepInFlight, PendingStep]:
         scheduler_output = self.scheduler.schedule()
@@ -113,13 +96,13 @@ class EngineCore:
         return dispatch(self.scheduler, scheduler_output), pending
 
     def has_unfinished_requests(self) -> bool:
-        """Whether anything is waiting or running."""
+        """Whether any request is waiting or running."""
         return self.scheduler.has_unfinished_requests()
 
     def stats(self) -> dict[str, Any]:
-        """The scheduler's counts (SchedulerStats by name); `readings_seconds`, how long logits have been read for
-        logprobs since the start; `collective_bytes` and `collective_calls`, what rank 0 has handed over since then, by
-        collective; `time`, on the monotonic clock, to which all that applies."""
+        """The fields of SchedulerStats; `readings_seconds` spent on reading logits for logprobs since the start;
+        `collective_bytes` and `collective_calls` of rank 0 since the start, by collective; `time`, when all this was
+        taken, on the monotonic clock."""
         group = self.executor.group
         return {
             **vars(self.scheduler.stats()),
@@ -134,10 +117,7 @@ class EngineCore:
         return self.scheduler.reset_prefix_cache()
 
     def check_health(self) -> None:
-        """
-        Raises:
-            EngineDeadError: a worker has failed.
-        """
+        """Raises EngineDeadError when a worker has failed."""
         self.executor.check_health()
 
     def shutdown(self) -> None:
