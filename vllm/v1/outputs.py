@@ -40,9 +40,7 @@ class LogprobsTensors(NamedTuple):
     num_topk: int  # K
     num_token_ids: torch.Tensor | None = None  # int32 [L], valid ids among the last M columns; None: M == 0
     entropy: torch.Tensor | None = None  # float32 [L], in nats; None: not requested
-    table: torch.Tensor | None = (
-        None  # int32 [L, 4 (1 + K + M) + 2], as LogprobsLists.table(), if there is one
-    )
+    table: torch.Tensor | None = None  # int32 [L, 4 (1 + K + M) + 2], as LogprobsLists.table(), if there is one
 
     @property
     def selected_token_ranks(self) -> torch.Tensor:

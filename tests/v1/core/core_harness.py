@@ -237,8 +237,7 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
         assert len(blocks) == len(set(blocks))
     host = scheduler.kv.host
     if host is not None:
-        assert {content: block for block, content in host._hash_of.items()} == host._block_of
-        assert sorted([*host._uncached, *host._hash_of]) == list(range(host.num_blocks))
+        assert sorted([*host._uncached, *host._block_of.values()]) == list(range(host.num_blocks))
         assert not host._of_this_step
     assert set(scheduler.kv._blocks) == {request.request_id for request in scheduler.running}
     assert len(scheduler.running) <= scheduler.config.max_num_seqs

@@ -1,4 +1,4 @@
-"""Which blocks each request owns; the prefix cache."""
+"""The blocks of each request; the prefix cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm.v1.request import Request
 
 @dataclass
 class PrefixCacheStats:
-    """Prompt tokens looked up in the prefix cache, and found there; blocks copied to the host's memory and back."""
+    """Prompt tokens looked up in the prefix cache and found there; blocks copied to the host and back."""
 
     num_queried_tokens: int = 0
     num_hit_tokens: int = 0
@@ -23,17 +23,17 @@ class PrefixCacheStats:
 
 
 class CachedPrefix(NamedTuple):
-    """What need not be computed of a request's beginning."""
+    """The cached beginning of a request."""
 
-    blocks: list[int | None]  # whole blocks on the device; None: on the host alone, a block for it is still to be had
-    on_host: list[bytes]  # the content hashes of those, in order
-    num_tokens: int = 0  # in those blocks and in the part of one
-    part_of: int | None = None  # the block that the tokens beyond the whole ones are to be copied from
-    shared_with: str | None = None  # instead of that: the request that computes them in the step being scheduled
+    blocks: list[int | None]  # whole blocks on the device; None: on the host only
+    on_host: list[bytes]  # content hashes of the latter, in order
+    num_tokens: int = 0  # in the whole blocks and in the part of one
+    part_of: int | None = None  # block to copy the tokens beyond the whole blocks from
+    shared_with: str | None = None  # instead of part_of: request that computes them in the step being scheduled
 
 
 class _Unwritten(NamedTuple):
-    """A block of a request that the step being scheduled writes, up to these tokens."""
+    """A block that the step being scheduled writes: afterwards it holds these tokens."""
 
     request: Request
     number: int  # among the request's blocks
@@ -42,19 +42,18 @@ class _Unwritten(NamedTuple):
 
 
 class KVCacheManager:
-    """Gives requests blocks and takes them back.
+    """Allocates the requests' blocks and frees them.
 
-    Full blocks are registered by content when they are scheduled, not after the step: within a step every
-    layer writes all keys and values before any attention reads, so a request admitted later in the same step
-    may share them. `blocks_filled_by` names the blocks to unregister should that step not happen.
+    Full blocks are registered by content when they are scheduled, not after the step: within a step every layer writes
+    all keys and values before any attention reads, so a request admitted later in the same step may share them.
+    `forget_step` undoes that.
 
-    Where the cached prefix ends inside a block, the request gets a copy of a block that begins as its own does, if one
-    was written by an earlier step: `block_copies` (block, its copy) happen before any of the step's blocks is written.
-    If the same step computes it from its beginning, what both have in common is written to both: `shared_tokens`.
+    Where the cached prefix ends inside a block, the request gets a copy of a block that begins with the same tokens, if
+    an earlier step wrote one: the step makes the `block_copies` (block, its copy) before it writes any block. If the
+    same step computes such a block from its beginning, the common tokens are written to both: `shared_tokens`.
 
-    With host blocks, content that leaves the device goes there, be it of a preempted request or of a prefix that
-    nobody wanted for long, and is found there. `swap_out` (device block, host block) and `swap_in` (host block, device
-    block) are the copies that the step being scheduled begins with, all of the former first.
+    With host blocks (CPU offload), evicted content is copied to the host and found there. The step begins with the
+    copies `swap_out` (device block, host block), then `swap_in` (host block, device block).
     """
 
     def __init__(
@@ -77,12 +76,12 @@ class KVCacheManager:
         self._shares_parts = shares_parts
         self.shared_tokens: list[SharedTokens] = []
         self._unwritten: list[_Unwritten] = []
-        # Of these, the blocks that the step writes from their beginning, and whose they are.
+        # Those that the step writes from their beginning, and their requests.
         self._whole = PartialBlockIndex()
         self._owners: dict[int, str] = {}
         self.stats = PrefixCacheStats()
         self._blocks: dict[str, list[int]] = {}
-        self._num_registered: dict[str, int] = {}  # leading blocks that were offered to the cache
+        self._num_registered: dict[str, int] = {}  # leading blocks that were registered
 
     @property
     def usage(self) -> float:
@@ -94,9 +93,8 @@ class KVCacheManager:
         return self._blocks.get(request_id, [])
 
     def find_prefix(self, request: Request) -> CachedPrefix:
-        """The longest cached prefix. At least the last token is left to compute, or there would be no logits to sample
-        from. Where prompt positions are still to be read, the prefix ends before the first block that has keys and
-        values but no hidden states, as all have on the host."""
+        """The longest cached prefix without the last token, whose logits are needed. Where prompt positions are still
+        to be read, it ends before the first block without hidden states (blocks on the host have none)."""
         if not self.enable_caching:
             return CachedPrefix([], [])
         limit = (request.num_tokens - 1) // self.block_size
@@ -124,9 +122,9 @@ class KVCacheManager:
         return CachedPrefix(blocks, on_host, num_whole)
 
     def _find_parts(self, request: Request, index: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Blocks that begin as the request's block `index` does, and with how many tokens, maybe 0: one that is
-        written, and one that the step is to write. None of the tokens may be a position that is still to be read:
-        hidden states are not copied."""
+        """The best blocks for the beginning of the request's block `index`, with the numbers of common tokens: one that
+        is written, and one that the step will write. Excludes positions still to be read: hidden states are not
+        copied."""
         start = index * self.block_size
         end = min(start + self.block_size, request.num_tokens - 1)
         if request.next_prompt_row is not None:
@@ -141,8 +139,8 @@ class KVCacheManager:
         return request.block_hashes[index - 1] if index else root_hash(request.cache_salt)
 
     def admit(self, request: Request, prefix: CachedPrefix, num_new_tokens: int) -> bool:
-        """Give a request without blocks its cached prefix and room for `num_new_tokens` more; False, and
-        nothing done, when there is no room."""
+        """Give a new request its cached prefix and blocks for `num_new_tokens` more; False, and nothing done, when too
+        few are free."""
         num_cached = len(prefix.blocks)
         on_device = [block_id for block_id in prefix.blocks if block_id is not None]
         num_tokens = prefix.num_tokens + num_new_tokens
@@ -152,12 +150,12 @@ class KVCacheManager:
             return False
         self.pool.share(on_device)
         if prefix.on_host:
-            self._blocks[request.request_id] = self._bring_back(prefix, num_missing)
+            self._blocks[request.request_id] = self._swap_in(prefix, num_missing)
         else:
             self._blocks[request.request_id] = on_device + self.pool.allocate(num_missing)
         if prefix.part_of is not None:
             own = self._blocks[request.request_id][num_cached]
-            # The block may have been free, and just been handed out for its own copy.
+            # The block may have been free, and just been allocated for its own copy.
             if own != prefix.part_of:
                 self.block_copies.append((prefix.part_of, own))
         if prefix.shared_with is not None:
@@ -167,7 +165,7 @@ class KVCacheManager:
         request.hidden_from = request.next_prompt_row
         self._num_registered[request.request_id] = num_cached
         if self.enable_caching:
-            # After a preemption the prefix holds the request's own work; counting it would flatter the cache.
+            # After a preemption the prefix is the request's own work, not a cache hit.
             if request.num_preemptions == 0:
                 self.stats.num_queried_tokens += request.num_tokens
                 self.stats.num_hit_tokens += prefix.num_tokens
@@ -176,11 +174,10 @@ class KVCacheManager:
         return True
 
     def grow(self, request: Request, num_new_tokens: int) -> list[int] | None:
-        """Room for `num_new_tokens` beyond the computed ones: the blocks added (maybe none), or None without
-        room."""
+        """Allocate for `num_new_tokens` beyond the computed ones: the blocks added; None: too few are free."""
         num_tokens = request.num_computed_tokens + num_new_tokens
         if num_new_tokens == 1 and num_tokens % self.block_size > 1:
-            # Most decodes: the last block neither begins nor becomes full.
+            # Fast path of most decodes: the last block neither begins nor becomes full.
             return []
         blocks = self._blocks[request.request_id]
         missing = self.num_missing_blocks(request, num_new_tokens)
@@ -195,39 +192,32 @@ class KVCacheManager:
         return added
 
     def num_missing_blocks(self, request: Request, num_new_tokens: int) -> int:
-        """Blocks that the request lacks for `num_new_tokens` beyond the computed ones; none if not above 0."""
+        """Blocks to allocate for `num_new_tokens` beyond the computed ones; none if not above 0."""
         num_blocks = self._num_blocks_for(request.num_computed_tokens + num_new_tokens)
         return num_blocks - len(self._blocks[request.request_id])
 
     def register_known(self, request: Request) -> None:
-        """Tokens of the request have become known after a step had begun to compute them: its blocks that are full of
-        known tokens can be found from now on."""
+        """Register full blocks of tokens that became known after a step had begun to compute them."""
         num_known = min(request.num_computed_tokens, len(request.token_ids))
         if self.enable_caching and num_known // self.block_size > self._num_registered[request.request_id]:
             self._register(request, num_known, num_known)
 
-    def blocks_filled_by(self, request: Request, num_computed_before: int) -> list[int]:
-        """The request's blocks that are not full until the step begun at `num_computed_before` is done."""
-        blocks = self._blocks.get(request.request_id, [])
-        return blocks[num_computed_before // self.block_size :]
-
-    def forget_content(self, block_ids: list[int]) -> None:
-        """These blocks were registered for content that was never written."""
-        for block_id in block_ids:
+    def forget_step(self, request: Request, num_computed_before: int) -> None:
+        """Unregister the blocks that a step begun at `num_computed_before` was to fill: it did not write them."""
+        for block_id in self.blocks_of(request.request_id)[num_computed_before // self.block_size :]:
             self.pool.unregister(block_id)
 
     def forget_broken_content(self, block_ids: list[int]) -> None:
-        """What was written to these blocks is not to be trusted, and no copy of it either."""
+        """Unregister blocks with corrupted content, and its copies on the host."""
         for block_id in block_ids:
             content_hash = self.pool.unregister(block_id)
             if content_hash is not None and self.host is not None:
                 self.host.forget(content_hash)
 
     def finish_step(self, step: SchedulerOutput) -> None:
-        """Give the step its copies and what it shares; the next one starts without any, and finds parts of the blocks
-        that this one writes."""
+        """Move the collected copies and shared tokens to the step; the next one may copy from the blocks it writes."""
         for request, number, block_id, token_ids in self._unwritten:
-            # A preempted request has lost its blocks again, unwritten.
+            # A preempted request has lost its blocks, unwritten.
             if self.blocks_of(request.request_id)[number : number + 1] == [block_id]:
                 self.pool.partial_blocks.add(block_id, self._parent(request, number), token_ids)
         self._unwritten.clear()
@@ -247,17 +237,18 @@ class KVCacheManager:
         for _, host_block in swap_out:
             assert self.host is not None
             self.host.forget_block(host_block)
-        self.forget_content([block_id for _, block_id in swap_in])
+        for _, block_id in swap_in:
+            self.pool.unregister(block_id)
 
     def free(self, request: Request) -> None:
-        """Take the request's blocks back. The tail goes first, so that the common beginning stays longest."""
+        """Free the request's blocks, the tail first, so that the common beginning stays cached longest."""
         blocks = self._blocks.pop(request.request_id, None)
         self._num_registered.pop(request.request_id, None)
         if blocks:
             self.pool.release(reversed(blocks))
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached content, the host's too; False, and nothing done, while any block is owned."""
+        """Forget all cached content, also on the host; False, and nothing done, while any block is owned."""
         if not self.pool.reset():
             return False
         if self.host is not None:
@@ -270,10 +261,10 @@ class KVCacheManager:
         if host_block is not None:
             self.swap_out.append((block_id, host_block))
 
-    def _bring_back(self, prefix: CachedPrefix, num_missing: int) -> list[int]:
-        """`num_missing` new blocks behind those on the device or between them, and the copies to the first of them."""
+    def _swap_in(self, prefix: CachedPrefix, num_missing: int) -> list[int]:
+        """The request's blocks: those on the device and `num_missing` new ones, the first of them for swap-in."""
         assert self.host is not None
-        # The end of a prefix is of use to the fewest requests, so it is to go first again.
+        # The end of a prefix is useful to the fewest requests, so it is to be evicted first.
         for content_hash in reversed(prefix.on_host):
             self.host.use(content_hash)
         new = iter(self.pool.allocate(num_missing))
@@ -290,7 +281,7 @@ class KVCacheManager:
         return [*blocks, *new]
 
     def _register(self, request: Request, num_tokens: int, begin: int) -> None:
-        """The request's full blocks up to `num_tokens` can be found from now on; the step computes it from `begin`."""
+        """Register the request's full blocks up to `num_tokens`; the step computes it from `begin`."""
         hashes = extend_block_hashes(request, self.block_size)
         blocks = self._blocks[request.request_id]
         full = min(num_tokens // self.block_size, len(hashes))
@@ -302,7 +293,7 @@ class KVCacheManager:
         self._num_registered[request.request_id] = full
 
     def _note_tail(self, request: Request, num_tokens: int, begin: int) -> None:
-        """The block that a prompt's part up to `num_tokens` ends in may lend what it has, though it is not full."""
+        """Offer the partly filled block in which `num_tokens` ends for copies."""
         index = num_tokens // self.block_size
         tokens = request.token_ids[index * self.block_size : num_tokens]
         if self._shares_parts and tokens:

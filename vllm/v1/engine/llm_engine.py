@@ -38,12 +38,7 @@ class LLMEngine:
         return cls(engine_args.create_engine_config(), use_tqdm)
 
     def add_request(
-        self,
-        request_id: str,
-        prompt: Any,
-        params: SamplingParams,
-        arrival_time: float | None = None,
-        priority: int = 0,
+        self, request_id: str, prompt: Any, params: SamplingParams, arrival_time: float | None = None, priority: int = 0
     ) -> None:
         """Queue one request.
 

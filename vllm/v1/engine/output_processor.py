@@ -217,7 +217,7 @@ class OutputProcessor:
         return len(self._by_core_id)
 
     def process_outputs(self, outputs: list[EngineCoreOutput], step_time: float | None = None) -> ProcessedOutputs:
-        """Take one step's outputs of the core. `step_time`: the step's end, in seconds on the monotonic clock; None: now."""
+        """Take one step's outputs of the core. `step_time`: its end, in seconds on the monotonic clock; None: now."""
         result = ProcessedOutputs()
         news: list[News] = []
         changed: dict[str, _RequestState] = {}

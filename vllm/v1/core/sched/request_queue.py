@@ -5,30 +5,8 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import OrderedDict
-from typing import Protocol
 
 from vllm.v1.request import Request
-
-
-class RequestQueue(Protocol):
-    """What the scheduler needs of a queue."""
-
-    def add(self, request: Request) -> None:
-        """Put a newly arrived request where it belongs."""
-
-    def put_back(self, request: Request) -> None:
-        """Put back a request that was preempted: before those that have not run."""
-
-    def peek(self) -> Request:
-        """The request whose turn it is."""
-
-    def pop(self) -> Request:
-        """Take it out."""
-
-    def remove(self, request: Request) -> None:
-        """Take out any request."""
-
-    def __len__(self) -> int: ...
 
 
 class FCFSQueue:
@@ -38,24 +16,24 @@ class FCFSQueue:
         self._requests: OrderedDict[str, Request] = OrderedDict()
 
     def add(self, request: Request) -> None:
-        """At the end."""
+        """Add a newly arrived request."""
         self._requests[request.request_id] = request
 
     def put_back(self, request: Request) -> None:
-        """At the front."""
+        """Add a preempted request: before those that have not run."""
         self._requests[request.request_id] = request
         self._requests.move_to_end(request.request_id, last=False)
 
     def peek(self) -> Request:
-        """The first."""
+        """The next request."""
         return next(iter(self._requests.values()))
 
     def pop(self) -> Request:
-        """Take out the first."""
+        """Remove and return the next request."""
         return self._requests.popitem(last=False)[1]
 
     def remove(self, request: Request) -> None:
-        """Take out any."""
+        """Remove any request."""
         del self._requests[request.request_id]
 
     def __len__(self) -> int:
@@ -63,17 +41,16 @@ class FCFSQueue:
 
 
 class PriorityQueue:
-    """Lowest priority value first, ties by arrival; a preempted request takes its old place again."""
+    """Lowest priority value first, ties by arrival; a preempted request gets its old place. Methods as FCFSQueue's."""
 
     def __init__(self) -> None:
-        # By number, not by id: an entry of a request that left stays in the heap while its id may come back.
+        # By number, not by id: an entry of a removed request stays in the heap while its id may come back.
         self._heap: list[tuple[tuple[int, float, int], int]] = []
         self._members: dict[int, Request] = {}
         self._number_of: dict[str, int] = {}
         self._numbers = itertools.count()
 
     def add(self, request: Request) -> None:
-        """By its sort key."""
         number = next(self._numbers)
         self._members[number] = request
         self._number_of[request.request_id] = number
@@ -82,31 +59,23 @@ class PriorityQueue:
     put_back = add
 
     def peek(self) -> Request:
-        """The one with the lowest key."""
-        # Removed requests stay in the heap until they surface, or outnumber the others.
+        # Removed requests stay in the heap until they are its first entry, or outnumber the others.
         while self._heap[0][1] not in self._members:
             heapq.heappop(self._heap)
         return self._members[self._heap[0][1]]
 
     def pop(self) -> Request:
-        """Take it out."""
         request = self.peek()
         heapq.heappop(self._heap)
         self.remove(request)
         return request
 
     def remove(self, request: Request) -> None:
-        """Take out any."""
         del self._members[self._number_of.pop(request.request_id)]
-        # The work is that of the removals since the last time.
+        # In amortised constant time: the removals since the last time pay for it.
         if len(self._heap) > 2 * len(self._members):
             self._heap = [entry for entry in self._heap if entry[1] in self._members]
             heapq.heapify(self._heap)
 
     def __len__(self) -> int:
         return len(self._members)
-
-
-def make_queue(policy: str) -> RequestQueue:
-    """The queue of a scheduling policy, "fcfs" or "priority"."""
-    return PriorityQueue() if policy == "priority" else FCFSQueue()
