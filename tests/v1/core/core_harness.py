@@ -246,7 +246,8 @@ def check_invariants(scheduler: Scheduler, step: SchedulerOutput | None = None) 
         held = len(scheduler.kv.blocks_of(request.request_id)) * BLOCK_SIZE
         assert request.num_computed_tokens <= held < request.num_computed_tokens + BLOCK_SIZE
     if scheduler.config.policy == "fcfs":
-        line = [request.arrival_index for request in (*scheduler.running, *scheduler.waiting._requests.values())]
+        line = [request.arrival_index for request in scheduler.running]
+        line += sorted(scheduler.waiting._members)
         assert line == sorted(line), "somebody jumped the queue"
     if step is not None:
         assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens

@@ -31,7 +31,7 @@ def test_a_prefix_ends_where_the_tokens_part():
         assert outputs[-1].num_cached_tokens == cached
         said = [token for output in outputs for token in output.new_token_ids]
         assert said == expected_output(prompt, 5, 48)
-    assert scheduler.kv.stats.num_hit_tokens == 6 + 7 + 6 + 7
+    assert scheduler.kv.stats.num_prefix_hit_tokens == 6 + 7 + 6 + 7
 
 
 def test_the_first_block_too_but_not_across_salts():

@@ -16,8 +16,8 @@ from vllm.v1.request import Request
 class PrefixCacheStats:
     """Prompt tokens looked up in the prefix cache and found there; blocks copied to the host and back."""
 
-    num_queried_tokens: int = 0
-    num_hit_tokens: int = 0
+    num_prefix_queried_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
     num_swapped_out_blocks: int = 0
     num_swapped_in_blocks: int = 0
 
@@ -32,15 +32,6 @@ class CachedPrefix(NamedTuple):
     shared_with: str | None = None  # instead of part_of: request that computes them in the step being scheduled
 
 
-class _Unwritten(NamedTuple):
-    """A block that the step being scheduled writes: afterwards it holds these tokens."""
-
-    request: Request
-    number: int  # among the request's blocks
-    block_id: int
-    token_ids: list[int]
-
-
 class KVCacheManager:
     """Allocates the requests' blocks and frees them.
 
@@ -49,11 +40,8 @@ class KVCacheManager:
     `forget_step` undoes that.
 
     Where the cached prefix ends inside a block, the request gets a copy of a block that begins with the same tokens, if
-    an earlier step wrote one: the step makes the `block_copies` (block, its copy) before it writes any block. If the
-    same step computes such a block from its beginning, the common tokens are written to both: `shared_tokens`.
-
-    With host blocks (CPU offload), evicted content is copied to the host and found there. The step begins with the
-    copies `swap_out` (device block, host block), then `swap_in` (host block, device block).
+    an earlier step wrote one. If the same step computes such a block from its beginning, the common tokens are written
+    to both. With host blocks (CPU offload), evicted content is copied to the host and found there.
     """
 
     def __init__(
@@ -70,13 +58,11 @@ class KVCacheManager:
         self.host = OffloadPool(num_host_blocks) if enable_caching and num_host_blocks else None
         max_evictable_blocks = None if max_idle_tokens is None else max_idle_tokens // block_size
         self.pool = BlockPool(num_blocks, max_evictable_blocks, None if self.host is None else self._evicted)
-        self.swap_out: list[tuple[int, int]] = []
-        self.swap_in: list[tuple[int, int]] = []
-        self.block_copies: list[tuple[int, int]] = []
         self._shares_parts = shares_parts
-        self.shared_tokens: list[SharedTokens] = []
-        self._unwritten: list[_Unwritten] = []
-        # Those that the step writes from their beginning, and their requests.
+        self._step: SchedulerOutput  # the step being scheduled, which gets the copies
+        # Blocks that the step will have written up to these tokens: (request, index among its blocks, block, tokens).
+        self._unwritten: list[tuple[Request, int, int, list[int]]] = []
+        # Those that it writes from their beginning, and their requests.
         self._whole = PartialBlockIndex()
         self._owners: dict[int, str] = {}
         self.stats = PrefixCacheStats()
@@ -157,20 +143,20 @@ class KVCacheManager:
             own = self._blocks[request.request_id][num_cached]
             # The block may have been free, and just been allocated for its own copy.
             if own != prefix.part_of:
-                self.block_copies.append((prefix.part_of, own))
+                self._step.block_copies.append((prefix.part_of, own))
         if prefix.shared_with is not None:
             start = num_cached * self.block_size
             shared = SharedTokens(prefix.shared_with, request.request_id, start, prefix.num_tokens - start)
-            self.shared_tokens.append(shared)
+            self._step.shared_tokens.append(shared)
         request.hidden_from = request.next_prompt_row
         self._num_registered[request.request_id] = num_cached
         if self.enable_caching:
             # After a preemption the prefix is the request's own work, not a cache hit.
             if request.num_preemptions == 0:
-                self.stats.num_queried_tokens += request.num_tokens
-                self.stats.num_hit_tokens += prefix.num_tokens
+                self.stats.num_prefix_queried_tokens += request.num_tokens
+                self.stats.num_prefix_hit_tokens += prefix.num_tokens
             self._register(request, num_tokens, prefix.num_tokens)
-            self._note_tail(request, num_tokens, prefix.num_tokens)
+            self._note(request, num_tokens // self.block_size, num_tokens, prefix.num_tokens)
         return True
 
     def grow(self, request: Request, num_new_tokens: int) -> list[int] | None:
@@ -188,7 +174,7 @@ class KVCacheManager:
         if self.enable_caching and num_tokens // self.block_size > self._num_registered[request.request_id]:
             self._register(request, num_tokens, request.num_computed_tokens)
         if self.enable_caching and num_new_tokens > 1:
-            self._note_tail(request, num_tokens, request.num_computed_tokens)
+            self._note(request, num_tokens // self.block_size, num_tokens, request.num_computed_tokens)
         return added
 
     def num_missing_blocks(self, request: Request, num_new_tokens: int) -> int:
@@ -214,23 +200,23 @@ class KVCacheManager:
             if content_hash is not None and self.host is not None:
                 self.host.forget(content_hash)
 
-    def finish_step(self, step: SchedulerOutput) -> None:
-        """Move the collected copies and shared tokens to the step; the next one may copy from the blocks it writes."""
-        for request, number, block_id, token_ids in self._unwritten:
+    def begin_step(self, step: SchedulerOutput) -> None:
+        """A step is being scheduled: `admit` and `grow` add their copies and shared tokens to it."""
+        self._step = step
+
+    def finish_step(self) -> None:
+        """The step is scheduled; the next one may copy from the blocks that it writes."""
+        for request, index, block_id, token_ids in self._unwritten:
             # A preempted request has lost its blocks, unwritten.
-            if self.blocks_of(request.request_id)[number : number + 1] == [block_id]:
-                self.pool.partial_blocks.add(block_id, self._parent(request, number), token_ids)
+            if self.blocks_of(request.request_id)[index : index + 1] == [block_id]:
+                self.pool.partial_blocks.add(block_id, self._parent(request, index), token_ids)
         self._unwritten.clear()
         self._whole.clear()
         self._owners.clear()
-        step.block_copies, self.block_copies = self.block_copies, []
-        step.shared_tokens, self.shared_tokens = self.shared_tokens, []
-        step.swap_out, step.swap_in = self.swap_out, self.swap_in
         if self.host is not None:
             self.host.end_step()
-            self.stats.num_swapped_out_blocks += len(self.swap_out)
-            self.stats.num_swapped_in_blocks += len(self.swap_in)
-            self.swap_out, self.swap_in = [], []
+            self.stats.num_swapped_out_blocks += len(self._step.swap_out)
+            self.stats.num_swapped_in_blocks += len(self._step.swap_in)
 
     def forget_swaps(self, swap_out: list[tuple[int, int]], swap_in: list[tuple[int, int]]) -> None:
         """A step's copies may not have been made."""
@@ -259,7 +245,7 @@ class KVCacheManager:
         assert self.host is not None
         host_block = self.host.store(content_hash)
         if host_block is not None:
-            self.swap_out.append((block_id, host_block))
+            self._step.swap_out.append((block_id, host_block))
 
     def _swap_in(self, prefix: CachedPrefix, num_missing: int) -> list[int]:
         """The request's blocks: those on the device and `num_missing` new ones, the first of them for swap-in."""
@@ -275,7 +261,7 @@ class KVCacheManager:
                 content_hash, block_id = next(on_host), next(new)
                 host_block = self.host.find(content_hash)
                 assert host_block is not None
-                self.swap_in.append((host_block, block_id))
+                self._step.swap_in.append((host_block, block_id))
                 self.pool.register(block_id, content_hash)
             blocks.append(block_id)
         return [*blocks, *new]
@@ -287,24 +273,20 @@ class KVCacheManager:
         full = min(num_tokens // self.block_size, len(hashes))
         for index in range(self._num_registered[request.request_id], full):
             self.pool.register(blocks[index], hashes[index], request.keeps_hidden(index, self.block_size))
-            if self._shares_parts:
-                tokens = request.token_ids[index * self.block_size : (index + 1) * self.block_size]
-                self._note(_Unwritten(request, index, blocks[index], tokens), begin)
+            self._note(request, index, (index + 1) * self.block_size, begin)
         self._num_registered[request.request_id] = full
 
-    def _note_tail(self, request: Request, num_tokens: int, begin: int) -> None:
-        """Offer the partly filled block in which `num_tokens` ends for copies."""
-        index = num_tokens // self.block_size
-        tokens = request.token_ids[index * self.block_size : num_tokens]
-        if self._shares_parts and tokens:
-            block_id = self._blocks[request.request_id][index]
-            self._note(_Unwritten(request, index, block_id, tokens), begin)
-
-    def _note(self, block: _Unwritten, begin: int) -> None:
-        self._unwritten.append(block)
-        if block.number * self.block_size >= begin:
-            self._whole.add(block.block_id, self._parent(block.request, block.number), block.token_ids)
-            self._owners[block.block_id] = block.request.request_id
+    def _note(self, request: Request, index: int, end: int, begin: int) -> None:
+        """The step, which computes from `begin`, fills the request's block `index` up to the token `end`."""
+        start = index * self.block_size
+        token_ids = request.token_ids[start:end]
+        if not self._shares_parts or not token_ids:
+            return
+        block_id = self._blocks[request.request_id][index]
+        self._unwritten.append((request, index, block_id, token_ids))
+        if start >= begin:
+            self._whole.add(block_id, self._parent(request, index), token_ids)
+            self._owners[block_id] = request.request_id
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

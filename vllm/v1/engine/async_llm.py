@@ -28,11 +28,8 @@ _LONG_TEXT = 4096  # characters; more are tokenised in a thread, so that the loo
 
 class AsyncLLM:
     """Generates for requests that come at any time. All methods but the constructor and `shutdown` belong to one event
-    loop.
-
-    Attributes:
-        replicas: data_parallel_size replicas of the model. When one dies, the engine is dead: it takes no further
-            requests, but those on the other replicas are finished.
+    loop. When one of the `replicas` (data_parallel_size of them) dies, the engine is dead: it takes no further
+    requests, but the other replicas finish theirs.
     """
 
     def __init__(
@@ -41,7 +38,7 @@ class AsyncLLM:
         core_processes: Sequence[CoreProcessHandle] = (),
         meanwhile: Callable[[Tokenizer | None], None] | None = None,
     ) -> None:
-        """Start the engine cores' processes and wait until they are ready.
+        """Start the engine cores and wait until they are ready.
 
         Args:
             core_processes: data_parallel_size processes that `start_core` started; none = start them.
@@ -73,7 +70,7 @@ class AsyncLLM:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
-        """Build the configuration and the engine; raises as the constructor does, ValueError also for the arguments."""
+        """Build the configuration and the engine; errors as the constructor's, and ValueError for bad arguments."""
         return cls(engine_args.create_engine_config())
 
     async def generate(
@@ -106,7 +103,6 @@ class AsyncLLM:
             EngineDeadError: the engine is dead.
         """
         self._check_alive()
-        self._start_receiving()
         check_params_type(params)
         self.input_processor.check_request(request_id, params, priority)
         if params.logits_processors:
@@ -136,14 +132,9 @@ class AsyncLLM:
         priority: int = 0,
         changed: asyncio.Event | None = None,
     ) -> RequestStream:
-        """Queue a request from `process_prompts` and `input_processor.process_params`. `changed`: see RequestStream.
-
-        Raises:
-            VLLMValidationError: the id is in use.
-            EngineDeadError: the engine is dead.
-        """
+        """Queue a request from `process_prompts` and `input_processor.process_params`; errors: the id is in use, the
+        engine is dead. `changed`: see RequestStream."""
         self._check_alive()
-        self._start_receiving()
         router = self._router
         if router is None:
             return self.replicas[0].add(request_id, processed, checked, priority, changed)
@@ -180,7 +171,6 @@ class AsyncLLM:
 
     async def check_health(self) -> None:
         """Raises EngineDeadError when the engine is dead."""
-        self._start_receiving()
         self._check_alive()
 
     @property
@@ -228,13 +218,12 @@ class AsyncLLM:
 
     async def _call(self, method: str, *arguments: Any) -> list[Any]:
         self._check_alive()
-        self._start_receiving()
         return await asyncio.gather(*(replica.core.call(method, *arguments) for replica in self.replicas))
 
     def _check_alive(self) -> None:
-        error = self.dead_error
-        if error is not None:
-            raise error
+        if self.dead_error is not None:
+            raise self.dead_error
+        self._start_receiving()
 
     def _start_receiving(self) -> None:
         if not self._receivers:

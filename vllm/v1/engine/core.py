@@ -122,8 +122,6 @@ class EngineCore:
         """End the workers."""
         self.executor.shutdown()
 
-    def collective_rpc(
-        self, method: str | Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> list[Any]:
+    def collective_rpc(self, method: str | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
         """See MultiprocExecutor.collective_rpc."""
         return self.executor.collective_rpc(method, args, kwargs)

@@ -19,22 +19,7 @@ import zmq
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
-from vllm.v1.engine.core_start import (
-    ABORT,
-    ADD,
-    CALL,
-    DEAD,
-    OUTPUTS,
-    READY,
-    REPLY,
-    STOP,
-    CoreProcessHandle,
-    CoreStart,
-    end_core,
-    kill_core,
-    start_core,
-    tell_core,
-)
+from vllm.v1.engine import core_start
 from vllm.v1.engine.serial import decode_outputs, encode_request
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 
@@ -83,7 +68,7 @@ class CoreClient:
     """
 
     def __init__(
-        self, config: VllmConfig, process: CoreProcessHandle | None = None, name: str = "the engine core"
+        self, config: VllmConfig, process: core_start.CoreProcessHandle | None = None, name: str = "the engine core"
     ) -> None:
         """Start the process; call `wait_until_ready` next. ValueError: a bad VLLM_ENGINE_HANG_TIMEOUT_S."""
         self._name = name
@@ -100,9 +85,10 @@ class CoreClient:
         self._hangs = False
         self.num_messages = 0
         self.dead_error: EngineDeadError | None = None
-        self._process = process or start_core()
+        self._process = process or core_start.start_core()
         self._finalizer = weakref.finalize(self, _close, self._process, self._folder)
-        tell_core(self._process, CoreStart(config, self._folder, self._address("input"), self._address("output")))
+        addresses = self._address("input"), self._address("output")
+        core_start.tell_core(self._process, core_start.CoreStart(config, self._folder, *addresses))
         self.num_blocks = 0
 
     @property
@@ -110,12 +96,10 @@ class CoreClient:
         return self._process.pid
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request."""
-        self._send(ADD, encode_request(request))
+        self._send(core_start.ADD, encode_request(request))
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
-        """Forget requests; ids that are not there are ignored."""
-        self._send(ABORT, msgspec.msgpack.encode(list(request_ids)))
+        self._send(core_start.ABORT, msgspec.msgpack.encode(list(request_ids)))
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the EngineCore between two steps; arguments and result are what msgpack can hold.
@@ -127,7 +111,7 @@ class CoreClient:
         number = next(self._call_numbers)
         self._calls[number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(CALL, msgspec.msgpack.encode((number, method, arguments)))
+            self._send(core_start.CALL, msgspec.msgpack.encode((number, method, arguments)))
             return await self._calls[number]
         finally:
             del self._calls[number]
@@ -161,8 +145,7 @@ class CoreClient:
         self._stop_receiving = stop
         loop.add_reader(descriptor, take)
         loop.call_soon(take)
-        if self._hang_seconds is not None:
-            self._look(loop, HangClock(self._hang_seconds), died, has_requests)
+        looking = asyncio.create_task(self._look_for_hang(died, has_requests))
         try:
             await died.wait()
             if failure is not None:
@@ -171,6 +154,7 @@ class CoreClient:
                 pass
             raise self._die()
         finally:
+            looking.cancel()
             if self._stop_receiving is not None:
                 stop()
 
@@ -178,7 +162,7 @@ class CoreClient:
         """Ask the process to end, without waiting; `close` waits."""
         if self._finalizer.alive and self._process.poll() is None:
             with contextlib.suppress(zmq.ZMQError):
-                self._to_core.send_multipart([STOP], flags=zmq.NOBLOCK)
+                self._to_core.send_multipart([core_start.STOP], flags=zmq.NOBLOCK)
 
     def close(self) -> None:
         """End the process: ask it to stop, then kill it."""
@@ -202,14 +186,11 @@ class CoreClient:
         except zmq.Again:
             return False
         self.num_messages += 1
-        self._handle([frame.buffer for frame in message], handle)
-        return True
-
-    def _handle(self, frames: list[memoryview], handle: OutputHandler) -> None:
+        frames = [frame.buffer for frame in message]
         kind = bytes(frames[0])
-        if kind == OUTPUTS:
+        if kind == core_start.OUTPUTS:
             handle(*decode_outputs(frames[1:]))
-        elif kind == REPLY:
+        elif kind == core_start.REPLY:
             number, succeeded, result = msgspec.msgpack.decode(frames[1])
             future = self._calls.get(number)
             if future is not None and not future.done():
@@ -217,8 +198,9 @@ class CoreClient:
                     future.set_result(result)
                 else:
                     future.set_exception(RuntimeError(result))
-        elif kind == DEAD:
+        elif kind == core_start.DEAD:
             self._cause = bytes(frames[1]).decode()
+        return True
 
     def _send(self, kind: bytes, data: bytes) -> None:
         if self.dead_error is not None:
@@ -227,17 +209,15 @@ class CoreClient:
         with contextlib.suppress(zmq.Again):
             self._to_core.send_multipart([kind, data], zmq.NOBLOCK)
 
-    def _look(
-        self, loop: asyncio.AbstractEventLoop, clock: HangClock, died: asyncio.Event, has_requests: Callable[[], bool]
-    ) -> None:
-        """Check at regular times whether the core hangs; then kill it and set `died`."""
-        if self._stop_receiving is None:
+    async def _look_for_hang(self, died: asyncio.Event, has_requests: Callable[[], bool]) -> None:
+        """Wait until the core hangs; then kill it and set `died`."""
+        if self._hang_seconds is None:
             return
-        if not clock.look(self.num_messages, has_requests()):
-            loop.call_later(clock.seconds_between_looks, self._look, loop, clock, died, has_requests)
-            return
+        clock = HangClock(self._hang_seconds)
+        while not clock.look(self.num_messages, has_requests()):
+            await asyncio.sleep(clock.seconds_between_looks)
         self._hangs = True
-        kill_core(self._process)
+        core_start.kill_core(self._process)
         # Without waiting for its end, which a device driver may delay.
         died.set()
 
@@ -274,7 +254,7 @@ class CoreClient:
                 return
             if not is_ready and self._from_core.poll(100):
                 kind, data = self._from_core.recv_multipart()
-                is_ready = kind == READY
+                is_ready = kind == core_start.READY
                 if is_ready:
                     self.num_blocks = msgspec.msgpack.decode(data)["num_blocks"]
                 else:
@@ -292,6 +272,6 @@ class CoreClient:
         return f"ipc://{self._folder}/{name}"
 
 
-def _close(process: CoreProcessHandle, folder: str) -> None:
-    end_core(process)
+def _close(process: core_start.CoreProcessHandle, folder: str) -> None:
+    core_start.end_core(process)
     shutil.rmtree(folder, ignore_errors=True)

@@ -149,12 +149,6 @@ def _end_with_parent(folder: str) -> None:
     os._exit(1)
 
 
-def _share_cores(num_replicas: int) -> None:
-    """Compute with this replica's share of one engine's threads, unless the user sets OMP_NUM_THREADS."""
-    if num_replicas > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(torch.get_num_threads() // num_replicas, 1))
-
-
 def main() -> int:
     """Run a core with the configuration from stdin; the process's exit status."""
     try:
@@ -163,5 +157,7 @@ def main() -> int:
         # The parent ended, or needs no core.
         return 1
     threading.Thread(target=_end_with_parent, args=(start.folder,), daemon=True).start()
-    _share_cores(start.config.parallel_config.data_parallel_size)
+    num_replicas = start.config.parallel_config.data_parallel_size
+    if num_replicas > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(torch.get_num_threads() // num_replicas, 1))
     return CoreProcess(start).run()

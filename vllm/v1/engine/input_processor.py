@@ -41,13 +41,6 @@ class ProcessedPrompt:
     cache_salt: str | None
 
 
-@dataclass
-class _ParsedPrompt:
-    text: str | None = None
-    token_ids: list[int] | None = None  # None: still to be tokenised
-    cache_salt: str | None = None
-
-
 class InputProcessor:
     """Turns prompts and parameters into valid ones, or raises VLLMValidationError before anything is queued."""
 
@@ -78,24 +71,24 @@ class InputProcessor:
         for i, prompt in enumerate(prompts):
             with _naming(i, len(prompts)):
                 parsed.append(self._parse(prompt))
-        texts = [prompt for prompt in parsed if prompt.token_ids is None]
+        texts = [text or "" for text, token_ids, _ in parsed if token_ids is None]
+        encoded: Iterator[list[int]] = iter(())
         if texts:
             if self.tokenizer is None:
                 message = "a text prompt needs a tokenizer, and skip_tokenizer_init left it out; pass prompt_token_ids"
-                raise VLLMValidationError(message, "prompt", texts[0].text)
-            encoded = self.tokenizer.encode_batch([prompt.text or "" for prompt in texts], add_special_tokens)
-            for prompt, token_ids in zip(texts, encoded, strict=True):
-                prompt.token_ids = token_ids
+                raise VLLMValidationError(message, "prompt", texts[0])
+            encoded = iter(self.tokenizer.encode_batch(texts, add_special_tokens))
         result = []
-        for i, prompt in enumerate(parsed):
-            token_ids = prompt.token_ids or []
+        for i, (text, token_ids, cache_salt) in enumerate(parsed):
+            if token_ids is None:
+                token_ids = next(encoded)
             with _naming(i, len(prompts)):
                 room = 1
                 if params is not None:
                     token_ids = self._truncate(token_ids, params[i])
                     room = 0 if params[i].max_tokens == 0 else 1
                 self._check_length(token_ids, room)
-            result.append(ProcessedPrompt(prompt.text, token_ids, prompt.cache_salt))
+            result.append(ProcessedPrompt(text, token_ids, cache_salt))
         return result
 
     def process_params(self, params: SamplingParams, prompt_len: int) -> SamplingParams:
@@ -141,25 +134,20 @@ class InputProcessor:
             message = f"priority {priority} needs scheduling_policy='priority', and this engine's is {self._policy!r}"
             raise VLLMValidationError(message, "priority", priority)
 
-    def core_request(
-        self, request_id: str, prompt: ProcessedPrompt, params: SamplingParams, arrival_time: float, priority: int
-    ) -> EngineCoreRequest:
-        """What the engine core takes for one sequence. `arrival_time`: seconds on the monotonic clock."""
-        return EngineCoreRequest(
-            request_id=request_id,
-            prompt_token_ids=prompt.token_ids,
-            sampling_params=params,
-            eos_token_ids=self.eos_token_ids,
-            arrival_time=arrival_time,
-            priority=priority,
-            cache_salt=prompt.cache_salt,
-        )
+    def core_requests(
+        self, children: list[tuple[str, SamplingParams]], prompt: ProcessedPrompt, arrival_time: float, priority: int
+    ) -> Iterator[EngineCoreRequest]:
+        """A request for each (core id, parameters). `arrival_time`: seconds on the monotonic clock."""
+        ids, salt = prompt.token_ids, prompt.cache_salt
+        for core_id, params in children:
+            yield EngineCoreRequest(core_id, ids, params, self.eos_token_ids, arrival_time, priority, salt)
 
-    def _parse(self, prompt: Any) -> _ParsedPrompt:
+    def _parse(self, prompt: Any) -> tuple[str | None, list[int] | None, str | None]:
+        """(text, token ids, cache salt); without ids, the text is to be tokenised."""
         if isinstance(prompt, str):
-            return _ParsedPrompt(_check_text(prompt))
+            return _check_text(prompt), None, None
         if not isinstance(prompt, Mapping):
-            return _ParsedPrompt(token_ids=self._check_ids(prompt))
+            return None, self._check_ids(prompt), None
         unknown = sorted(set(prompt) - _PROMPT_KEYS)
         if unknown:
             message = f"unknown prompt field {unknown[0]!r}; known: {', '.join(sorted(_PROMPT_KEYS))}"
@@ -168,8 +156,8 @@ class InputProcessor:
         if salt is not None and not isinstance(salt, str):
             raise wrong_type("cache_salt", salt, "a string")
         if ids is None:
-            return _ParsedPrompt(_check_text(text), None, salt)
-        return _ParsedPrompt(text, self._check_ids(ids), salt)
+            return _check_text(text), None, salt
+        return text, self._check_ids(ids), salt
 
     def _check_ids(self, ids: Any) -> list[int]:
         name, vocab_size = "prompt_token_ids", self.model_config.vocab_size

@@ -214,7 +214,7 @@ class LabelScorer:
             error=error,
         )
 
-    def _gather(self, outputs: Sequence[RequestOutput]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _gather(self, outputs: Sequence[RequestOutput]) -> list[np.ndarray]:
         """Logprob, logit (float32) and rank (int32) of every edge."""
         readings = [
             part
@@ -224,11 +224,8 @@ class LabelScorer:
         ]
         # The order of entries is that of the requests, the prompt's own token first: the order of the edges' numbers.
         assert np.array_equal(np.concatenate([part.token_ids for part in readings]), self._edge_tokens)
-        return (
-            np.concatenate([part.logprobs for part in readings]),
-            np.concatenate([part.logits for part in readings]),
-            np.concatenate([part.ranks for part in readings]),
-        )
+        names = ("logprobs", "logits", "ranks")
+        return [np.concatenate([getattr(part, name) for part in readings]) for name in names]
 
 
 def _softmax(logprobs: np.ndarray) -> np.ndarray:

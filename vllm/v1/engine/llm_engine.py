@@ -65,15 +65,14 @@ class LLMEngine:
     ) -> None:
         """Queue requests that went through the input processor; all of them, or, on an error, none."""
         now = time.monotonic() if arrival_time is None else arrival_time
-        priorities = [0] * len(prompts) if priorities is None else priorities
+        priorities = priorities or [0] * len(prompts)
         added: list[str] = []
         try:
             for request_id, prompt, own, priority in zip(request_ids, prompts, params, priorities, strict=True):
                 self.input_processor.check_request(request_id, own, priority)
                 children = self.output_processor.add_request(request_id, prompt.text, prompt.token_ids, own, now)
                 added.append(request_id)
-                for child_id, child in children:
-                    request = self.input_processor.core_request(child_id, prompt, child, now, priority)
+                for request in self.input_processor.core_requests(children, prompt, now, priority):
                     self.engine_core.add_request(request)
         except BaseException:
             self.abort_request(added)
@@ -111,8 +110,6 @@ class LLMEngine:
         """Forget all cached blocks; False (and nothing done) while requests run."""
         return self.engine_core.reset_prefix_cache()
 
-    def collective_rpc(
-        self, method: str | Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> list[Any]:
+    def collective_rpc(self, method: str | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
         """Call a method of every worker; one result a worker."""
         return self.engine_core.collective_rpc(method, args, kwargs)

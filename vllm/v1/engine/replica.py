@@ -55,8 +55,7 @@ class Replica:
         stream = RequestStream(request_id, checked.output_kind is RequestOutputKind.DELTA, changed)
         self.streams[request_id] = stream
         try:
-            for child_id, child_params in children:
-                request = self._input_processor.core_request(child_id, processed, child_params, now, priority)
+            for request in self._input_processor.core_requests(children, processed, now, priority):
                 self.core.add_request(request)
         except BaseException:
             self.abort([request_id])

@@ -133,9 +133,7 @@ class MultiprocExecutor:
                 raise dead from error
             raise
 
-    def collective_rpc(
-        self, method: str | Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> list[Any]:
+    def collective_rpc(self, method: str | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
         """Call a method of every worker by name, or a function with the worker as its first argument; one result a
         worker, in the order of ranks.
 

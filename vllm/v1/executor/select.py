@@ -27,9 +27,7 @@ class UniProcExecutor:
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         return self.worker.execute_model(scheduler_output)
 
-    def collective_rpc(
-        self, method: str | Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> list[Any]:
+    def collective_rpc(self, method: str | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
         return [call_worker(self.worker, method, args, kwargs or {})]
 
     def check_health(self) -> None:

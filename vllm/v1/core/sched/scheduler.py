@@ -11,7 +11,7 @@ from vllm.config import CacheConfig, SchedulerConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
-from vllm.v1.core.sched.request_queue import FCFSQueue, PriorityQueue
+from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -64,7 +64,8 @@ class Scheduler:
             cache_config.shares_parts_of_blocks,
         )
         self.requests: dict[str, Request] = {}
-        self.waiting = PriorityQueue() if scheduler_config.policy == "priority" else FCFSQueue()
+        self._by_priority = scheduler_config.policy == "priority"
+        self.waiting = RequestQueue(self._by_priority)
         self.running: list[Request] = []
         self.num_preemptions = 0
         self.num_ended = 0  # requests that ended, for any reason
@@ -124,27 +125,24 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Counts for logs and metrics."""
-        cache = self.kv.stats
         return SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
             kv_cache_usage=self.kv.usage,
-            num_prefix_queried_tokens=cache.num_queried_tokens,
-            num_prefix_hit_tokens=cache.num_hit_tokens,
             num_preemptions=self.num_preemptions,
-            num_swapped_out_blocks=cache.num_swapped_out_blocks,
-            num_swapped_in_blocks=cache.num_swapped_in_blocks,
             host_cache_usage=0.0 if self.kv.host is None else self.kv.host.usage,
+            **vars(self.kv.stats),
         )
 
     def schedule(self) -> SchedulerOutput:
         """Choose the next step. Its tokens count as computed from now on."""
         step = SchedulerOutput([], CachedRequestData(), {}, 0, self._finished_req_ids, [])
         self._finished_req_ids = []
+        self.kv.begin_step(step)
         self._schedule_running(step)
         if not step.preempted_req_ids:
             self._admit_waiting(step)
-        self.kv.finish_step(step)
+        self.kv.finish_step()
         return step
 
     def _schedule_running(self, step: SchedulerOutput) -> None:
@@ -167,7 +165,7 @@ class Scheduler:
                 num_new = budget
             added = grow(request, num_new)
             if added is None:
-                victim = max(running, key=Request.sort_key) if self.config.policy == "priority" else running[-1]
+                victim = max(running, key=Request.sort_key) if self._by_priority else running[-1]
                 position = running.index(victim)
                 budget += self._preempt(victim, step)
                 if position < index:
@@ -198,7 +196,7 @@ class Scheduler:
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.put_back(victim)
+        self.waiting.add(victim)
         step.preempted_req_ids.append(request_id)
         return num_scheduled
 
