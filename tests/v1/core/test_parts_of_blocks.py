@@ -127,7 +127,8 @@ def test_a_running_request_that_fills_a_block_lends_it():
     scheduler.add_request(make_request("r0", PREFIX, max_tokens=9))
     for _ in range(4):
         run_step(scheduler, runner)
-    said = scheduler.requests["r0"].output_token_ids
+    request = scheduler.requests["r0"]
+    said = request.token_ids[request.num_prompt_tokens :]
     seen: Counter = Counter()
     scheduler.add_request(make_request("r1", [*PREFIX, said[0], 6, 6], max_tokens=2))
     run_step(scheduler, runner, seen)

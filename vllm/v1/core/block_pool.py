@@ -17,11 +17,8 @@ def extend_block_hashes(request: Request, block_size: int) -> list[bytes]:
 
 
 def hash_full_blocks(token_ids: list[int], block_size: int, cache_salt: str | None, known: list[bytes]) -> list[bytes]:
-    """Content hashes of all full blocks, in order; `known`, the leading ones, is extended in place and returned.
-
-    A block's hash covers its tokens and, through the preceding hash as the key, everything before them. 16 bytes of
-    BLAKE2b, so that an attacker cannot construct collisions.
-    """
+    """Content hashes of all full blocks, in order; `known`, the leading ones, is extended in place. A hash covers the
+    block's tokens and, by its key, all before them; it is 16 bytes of BLAKE2b, against constructed collisions."""
     num_full = len(token_ids) // block_size
     if len(known) < num_full:
         parent = known[-1] if known else root_hash(cache_salt)
@@ -41,13 +38,11 @@ def root_hash(salt: str | None) -> bytes:
 class BlockPool:
     """Blocks 0 .. num_blocks - 1, by reference count.
 
-    A free block may still hold content (evictable): it can be taken back by its hash until it is allocated again.
-    Blocks without content are allocated first (latest freed first, so that memory never touched stays untouched), then
+    A free block may still hold content (evictable): it can be found by its hash until it is allocated again. Blocks
+    without content are allocated first (latest freed first, so that memory never touched stays untouched), then
     evictable ones, least recently used first; with `max_evictable_blocks` (None = no limit) of these, the oldest comes
-    before a block that was never allocated.
-
-    `on_evict` is called with each block whose content is evicted, and the content's hash. The block holds the content
-    until the step being scheduled writes there.
+    before a block that was never allocated. `on_evict` gets each evicted block and its hash; the block holds the
+    content until the step being scheduled writes there.
     """
 
     def __init__(
@@ -75,11 +70,6 @@ class BlockPool:
     def num_free(self) -> int:
         """Blocks without an owner."""
         return len(self._uncached) + len(self._evictable)
-
-    @property
-    def num_cached(self) -> int:
-        """Blocks that can be found by content."""
-        return len(self._block_of)
 
     def find(self, content_hash: bytes) -> int | None:
         """The block that holds this content, if any."""

@@ -6,11 +6,8 @@ from collections import OrderedDict
 
 
 class OffloadPool:
-    """Host blocks 0 .. num_blocks - 1 by content hash; the least recently used one is evicted first.
-
-    A step's copies to the host run before its copies from there, those of one direction in any order. So a block that
-    the step being scheduled copies to or from keeps its content until that step is complete.
-    """
+    """Host blocks 0 .. num_blocks - 1 by content hash; the least recently used one is evicted first. A step's copies to
+    the host precede those from there; so a block that the step being scheduled copies to or from is not evicted."""
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:

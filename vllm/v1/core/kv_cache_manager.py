@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from vllm.config import CacheConfig
 from vllm.v1.core.block_pool import BlockPool, extend_block_hashes, root_hash
 from vllm.v1.core.cpu_offload import OffloadPool
 from vllm.v1.core.partial_block_index import PartialBlockIndex
@@ -26,7 +27,6 @@ class CachedPrefix(NamedTuple):
     """The cached beginning of a request."""
 
     blocks: list[int | None]  # whole blocks on the device; None: on the host only
-    on_host: list[bytes]  # content hashes of the latter, in order
     num_tokens: int = 0  # in the whole blocks and in the part of one
     part_of: int | None = None  # block to copy the tokens beyond the whole blocks from
     shared_with: str | None = None  # instead of part_of: request that computes them in the step being scheduled
@@ -37,28 +37,20 @@ class KVCacheManager:
 
     Full blocks are registered by content when they are scheduled, not after the step: within a step every layer writes
     all keys and values before any attention reads, so a request admitted later in the same step may share them.
-    `forget_step` undoes that.
-
     Where the cached prefix ends inside a block, the request gets a copy of a block that begins with the same tokens, if
     an earlier step wrote one. If the same step computes such a block from its beginning, the common tokens are written
     to both. With host blocks (CPU offload), evicted content is copied to the host and found there.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        enable_caching: bool,
-        max_idle_tokens: int | None = None,
-        num_host_blocks: int = 0,
-        shares_parts: bool = True,
-    ) -> None:
-        self.block_size = block_size
-        self.enable_caching = enable_caching
-        self.host = OffloadPool(num_host_blocks) if enable_caching and num_host_blocks else None
-        max_evictable_blocks = None if max_idle_tokens is None else max_idle_tokens // block_size
-        self.pool = BlockPool(num_blocks, max_evictable_blocks, None if self.host is None else self._evicted)
-        self._shares_parts = shares_parts
+    def __init__(self, config: CacheConfig) -> None:
+        if config.num_blocks is None:
+            raise ValueError("num_blocks must be set before the scheduler is built")
+        self.block_size = config.block_size
+        self.enable_caching = config.enable_prefix_caching
+        self.host = OffloadPool(config.num_host_blocks) if self.enable_caching and config.num_host_blocks else None
+        max_evictable = None if config.max_idle_tokens is None else config.max_idle_tokens // config.block_size
+        self.pool = BlockPool(config.num_blocks, max_evictable, None if self.host is None else self._evicted)
+        self._shares_parts = self.enable_caching and config.shares_parts_of_blocks
         self._step: SchedulerOutput  # the step being scheduled, which gets the copies
         # Blocks that the step will have written up to these tokens: (request, index among its blocks, block, tokens).
         self._unwritten: list[tuple[Request, int, int, list[int]]] = []
@@ -82,10 +74,9 @@ class KVCacheManager:
         """The longest cached prefix without the last token, whose logits are needed. Where prompt positions are still
         to be read, it ends before the first block without hidden states (blocks on the host have none)."""
         if not self.enable_caching:
-            return CachedPrefix([], [])
+            return CachedPrefix([])
         limit = (request.num_tokens - 1) // self.block_size
         blocks: list[int | None] = []
-        on_host: list[bytes] = []
         first_row, host = request.next_prompt_row, self.host
         for content_hash in extend_block_hashes(request, self.block_size)[:limit]:
             block_id = self.pool.find(content_hash)
@@ -94,23 +85,19 @@ class KVCacheManager:
             is_read = first_row is not None and first_row < (len(blocks) + 1) * self.block_size
             if is_read and (block_id is None or not self.pool.has_hidden(block_id)):
                 break
-            if block_id is None:
-                on_host.append(content_hash)
             blocks.append(block_id)
         num_whole = len(blocks) * self.block_size
         if self._shares_parts:
             (written, num_written), (unwritten, num_unwritten) = self._find_parts(request, len(blocks))
             if num_unwritten > num_written:
-                owner = self._owners[unwritten]
-                return CachedPrefix(blocks, on_host, num_whole + num_unwritten, shared_with=owner)
+                return CachedPrefix(blocks, num_whole + num_unwritten, shared_with=self._owners[unwritten])
             if num_written:
-                return CachedPrefix(blocks, on_host, num_whole + num_written, part_of=written)
-        return CachedPrefix(blocks, on_host, num_whole)
+                return CachedPrefix(blocks, num_whole + num_written, part_of=written)
+        return CachedPrefix(blocks, num_whole)
 
     def _find_parts(self, request: Request, index: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The best blocks for the beginning of the request's block `index`, with the numbers of common tokens: one that
-        is written, and one that the step will write. Excludes positions still to be read: hidden states are not
-        copied."""
+        """(block, number of common tokens) of the best block for the beginning of the request's block `index`: of those
+        written, and of those to be written by the step. Not beyond a position to be read: it needs hidden states."""
         start = index * self.block_size
         end = min(start + self.block_size, request.num_tokens - 1)
         if request.next_prompt_row is not None:
@@ -135,12 +122,13 @@ class KVCacheManager:
         if num_missing > self.pool.num_free - taken_back:
             return False
         self.pool.share(on_device)
-        if prefix.on_host:
-            self._blocks[request.request_id] = self._swap_in(prefix, num_missing)
+        if len(on_device) < num_cached:
+            blocks = self._swap_in(request, prefix.blocks, num_missing)
         else:
-            self._blocks[request.request_id] = on_device + self.pool.allocate(num_missing)
+            blocks = on_device + self.pool.allocate(num_missing)
+        self._blocks[request.request_id] = blocks
         if prefix.part_of is not None:
-            own = self._blocks[request.request_id][num_cached]
+            own = blocks[num_cached]
             # The block may have been free, and just been allocated for its own copy.
             if own != prefix.part_of:
                 self._step.block_copies.append((prefix.part_of, own))
@@ -150,13 +138,12 @@ class KVCacheManager:
             self._step.shared_tokens.append(shared)
         request.hidden_from = request.next_prompt_row
         self._num_registered[request.request_id] = num_cached
-        if self.enable_caching:
-            # After a preemption the prefix is the request's own work, not a cache hit.
-            if request.num_preemptions == 0:
-                self.stats.num_prefix_queried_tokens += request.num_tokens
-                self.stats.num_prefix_hit_tokens += prefix.num_tokens
-            self._register(request, num_tokens, prefix.num_tokens)
-            self._note(request, num_tokens // self.block_size, num_tokens, prefix.num_tokens)
+        # After a preemption the prefix is the request's own work, not a cache hit.
+        if self.enable_caching and request.num_preemptions == 0:
+            self.stats.num_prefix_queried_tokens += request.num_tokens
+            self.stats.num_prefix_hit_tokens += prefix.num_tokens
+        self._register(request, num_tokens, prefix.num_tokens)
+        self._note(request, num_tokens // self.block_size, num_tokens, prefix.num_tokens)
         return True
 
     def grow(self, request: Request, num_new_tokens: int) -> list[int] | None:
@@ -171,9 +158,8 @@ class KVCacheManager:
             return None
         added = self.pool.allocate(missing) if missing > 0 else []
         blocks += added
-        if self.enable_caching and num_tokens // self.block_size > self._num_registered[request.request_id]:
-            self._register(request, num_tokens, request.num_computed_tokens)
-        if self.enable_caching and num_new_tokens > 1:
+        self._register(request, num_tokens, request.num_computed_tokens)
+        if num_new_tokens > 1:
             self._note(request, num_tokens // self.block_size, num_tokens, request.num_computed_tokens)
         return added
 
@@ -185,8 +171,7 @@ class KVCacheManager:
     def register_known(self, request: Request) -> None:
         """Register full blocks of tokens that became known after a step had begun to compute them."""
         num_known = min(request.num_computed_tokens, len(request.token_ids))
-        if self.enable_caching and num_known // self.block_size > self._num_registered[request.request_id]:
-            self._register(request, num_known, num_known)
+        self._register(request, num_known, num_known)
 
     def forget_step(self, request: Request, num_computed_before: int) -> None:
         """Unregister the blocks that a step begun at `num_computed_before` was to fill: it did not write them."""
@@ -247,18 +232,19 @@ class KVCacheManager:
         if host_block is not None:
             self._step.swap_out.append((block_id, host_block))
 
-    def _swap_in(self, prefix: CachedPrefix, num_missing: int) -> list[int]:
+    def _swap_in(self, request: Request, cached: list[int | None], num_missing: int) -> list[int]:
         """The request's blocks: those on the device and `num_missing` new ones, the first of them for swap-in."""
         assert self.host is not None
+        prefix = list(zip(cached, request.block_hashes, strict=False))
         # The end of a prefix is useful to the fewest requests, so it is to be evicted first.
-        for content_hash in reversed(prefix.on_host):
-            self.host.use(content_hash)
+        for block_id, content_hash in reversed(prefix):
+            if block_id is None:
+                self.host.use(content_hash)
         new = iter(self.pool.allocate(num_missing))
         blocks = []
-        on_host = iter(prefix.on_host)
-        for block_id in prefix.blocks:
+        for block_id, content_hash in prefix:
             if block_id is None:
-                content_hash, block_id = next(on_host), next(new)
+                block_id = next(new)
                 host_block = self.host.find(content_hash)
                 assert host_block is not None
                 self._step.swap_in.append((host_block, block_id))
@@ -268,10 +254,13 @@ class KVCacheManager:
 
     def _register(self, request: Request, num_tokens: int, begin: int) -> None:
         """Register the request's full blocks up to `num_tokens`; the step computes it from `begin`."""
+        first, full = self._num_registered[request.request_id], num_tokens // self.block_size
+        if not self.enable_caching or full <= first:
+            return
         hashes = extend_block_hashes(request, self.block_size)
         blocks = self._blocks[request.request_id]
-        full = min(num_tokens // self.block_size, len(hashes))
-        for index in range(self._num_registered[request.request_id], full):
+        full = min(full, len(hashes))
+        for index in range(first, full):
             self.pool.register(blocks[index], hashes[index], request.keeps_hidden(index, self.block_size))
             self._note(request, index, (index + 1) * self.block_size, begin)
         self._num_registered[request.request_id] = full
@@ -279,8 +268,8 @@ class KVCacheManager:
     def _note(self, request: Request, index: int, end: int, begin: int) -> None:
         """The step, which computes from `begin`, fills the request's block `index` up to the token `end`."""
         start = index * self.block_size
-        token_ids = request.token_ids[start:end]
-        if not self._shares_parts or not token_ids:
+        token_ids = request.token_ids[start:end] if self._shares_parts else []
+        if not token_ids:
             return
         block_id = self._blocks[request.request_id][index]
         self._unwritten.append((request, index, block_id, token_ids))

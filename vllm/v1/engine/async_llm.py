@@ -45,7 +45,6 @@ class AsyncLLM:
             meanwhile: called with the tokenizer while the cores load the model.
 
         Raises:
-            ValueError: a bad VLLM_ENGINE_HANG_TIMEOUT_S.
             EngineDeadError: a core could not start; the message has the cause.
         """
         self.vllm_config = config

@@ -1,7 +1,4 @@
-"""Beam search over one prompt as a state machine over ids and logprobs.
-
-The caller (a loop over the engine, a server's coroutine) turns each query into one reading of the next token.
-"""
+"""Beam search over one prompt as a state machine over ids and logprobs; the caller reads each query's next token."""
 
 from __future__ import annotations
 
@@ -18,32 +15,20 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A sequence that is still growing.
+    """A sequence that is still growing."""
 
-    Attributes:
-        token_ids: the generated tokens.
-        cum_logprob: sum of their logprobs.
-        path: for each of them, the index of the query whose reading it comes from, among its step's queries.
-    """
-
-    token_ids: list[int]
+    token_ids: list[int]  # generated
     cum_logprob: float
-    path: list[int]
+    path: list[int]  # for each token, the index of the query that it comes from, among its step's queries
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis(Beam):
-    """A sequence that has ended, the token that ended it included.
+    """A sequence that has ended, the token that ended it included."""
 
-    Attributes:
-        score: its beam_search_score.
-        finish_reason: "stop" or "length".
-        stop_reason: the stop token id that ended it; None for an end-of-sequence token and for "length".
-    """
-
-    score: float
-    finish_reason: str
-    stop_reason: int | None
+    score: float  # its beam_search_score
+    finish_reason: str  # "stop" or "length"
+    stop_reason: int | None  # the stop token id; None for an end-of-sequence token and for "length"
 
 
 class BeamSearch:
@@ -56,17 +41,10 @@ class BeamSearch:
 
     - early_stopping=True: at once;
     - False: as soon as the best beam, scored at its present length, does not exceed the worst hypothesis;
-    - "never": the same, but with a positive length_penalty the beam is scored at the greatest length, which bounds
-      what it can still reach.
+    - "never": the same, but with a positive length_penalty the beam is scored at the greatest length, an upper bound.
 
     One beam is greedy search: its first hypothesis is the result. Fewer than `width` hypotheses are found only where
-    fewer sequences have a probability above 0.
-
-    Args:
-        width: number of beams and of hypotheses kept.
-        max_tokens: most tokens that a hypothesis has; at least 1.
-        eos_token_ids: these end a hypothesis without a stop_reason; `stop_token_ids` with themselves as stop_reason.
-        length_penalty: exponent of the length that a cumulative logprob is divided by.
+    fewer sequences have a probability above 0. max_tokens is at least 1.
     """
 
     def __init__(
@@ -108,12 +86,8 @@ class BeamSearch:
         return list(self._ended)
 
     def advance(self, candidates: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Take one step.
-
-        Args:
-            candidates: for each query (ValueError otherwise) its most likely tokens, in any order: integer ids [C] and
-                their logprobs [C], with C at least `num_candidates` or the vocabulary. -inf rules a token out.
-        """
+        """Take one step with each query's most likely tokens, in any order: integer ids [C] and logprobs [C], with C at
+        least `num_candidates` or the vocabulary. -inf excludes a token. ValueError: not one entry a query."""
         ranked = self._ranked(candidates)
         self._num_steps += 1
         is_last = self._num_steps == self._max_tokens

@@ -31,20 +31,15 @@ class EngineCore:
         self._in_flight: tuple[StepInFlight, PendingStep] | None = None
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request; VLLMValidationError: it can never fit in the KV cache."""
+        """Queue a request; errors as Scheduler.add_request."""
         self.scheduler.add_request(Request(**vars(request)))
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """Forget requests; ids that are not there are ignored."""
         self.scheduler.abort_requests(request_ids)
 
     def step(self) -> list[EngineCoreOutput]:
         """Run one step of the batch; with async_scheduling begin the one after it before waiting for its results.
-
-        Raises:
-            EngineDeadError: a rank of a tensor-parallel group failed, and with it the engine.
-            Exception: the single worker failed; the step's requests are ended, their blocks freed.
-        """
+        Raises the worker's error, after ending the step's requests; EngineDeadError: a rank of several failed."""
         if self._runs_ahead:
             return self._step_ahead()
         scheduler_output = self.scheduler.schedule()
@@ -94,7 +89,6 @@ class EngineCore:
         return dispatch(self.scheduler, scheduler_output), pending
 
     def has_unfinished_requests(self) -> bool:
-        """Whether any request is waiting or running."""
         return self.scheduler.has_unfinished_requests()
 
     def stats(self) -> dict[str, Any]:
@@ -111,15 +105,12 @@ class EngineCore:
         }
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; False when requests are running."""
         return self.scheduler.reset_prefix_cache()
 
     def check_health(self) -> None:
-        """Raises EngineDeadError when a worker has failed."""
         self.executor.check_health()
 
     def shutdown(self) -> None:
-        """End the workers."""
         self.executor.shutdown()
 
     def collective_rpc(self, method: str | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:

@@ -32,11 +32,7 @@ _NUM_LOOKS = 20
 class HangClock:
     """Decides when a core hangs: it has requests, and has sent nothing for `timeout_seconds` (plus up to a tenth).
 
-    It counts looks instead of reading a clock: while this process is stopped or its loop is busy, the core's messages
-    are not taken, and only one look passes.
-
-    Attributes:
-        seconds_between_looks: how often to call `look`.
+    Counts looks instead of reading a clock: while this process is stopped or its loop is busy, it takes no messages.
     """
 
     def __init__(self, timeout_seconds: float) -> None:
@@ -55,17 +51,8 @@ class HangClock:
 
 
 class CoreClient:
-    """A running core process; it ends with `close`, or with this process. Send from the event loop of `receive`.
-
-    Args:
-        process: one that `start_core` started, which this client ends; None = start one.
-        name: the core's name in errors.
-
-    Attributes:
-        num_blocks: KV blocks, once it is ready.
-        num_messages: messages that it has sent; one after every step.
-        dead_error: why it is dead, if it is.
-    """
+    """A core process (`process`, or a new one), which ends with `close` or with this process. Its `name` is for errors;
+    `num_blocks` of KV cache are known once it is ready. Send from the event loop of `receive`."""
 
     def __init__(
         self, config: VllmConfig, process: core_start.CoreProcessHandle | None = None, name: str = "the engine core"
@@ -83,7 +70,7 @@ class CoreClient:
         self._stop_receiving: Callable[[], None] | None = None
         self._cause: str | None = None
         self._hangs = False
-        self.num_messages = 0
+        self.num_messages = 0  # received; the core sends one after every step
         self.dead_error: EngineDeadError | None = None
         self._process = process or core_start.start_core()
         self._finalizer = weakref.finalize(self, _close, self._process, self._folder)
@@ -103,11 +90,7 @@ class CoreClient:
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the EngineCore between two steps; arguments and result are what msgpack can hold.
-
-        Raises:
-            RuntimeError: the method raised; the message has its error.
-            EngineDeadError: the core died.
-        """
+        RuntimeError: the method raised; EngineDeadError: the core died."""
         number = next(self._call_numbers)
         self._calls[number] = asyncio.get_running_loop().create_future()
         try:

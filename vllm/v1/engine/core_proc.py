@@ -1,8 +1,5 @@
-"""The engine core in a process of its own, started by core_start.py.
-
-Its configuration and addresses come pickled through stdin, which stays open as long as the parent lives. Messages are
-multipart; the first frame is their kind.
-"""
+"""The engine core in a process of its own. Its CoreStart comes pickled through stdin, which stays open as long as the
+parent lives; messages are multipart, their kind first."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import shutil
 import sys
 import threading
 import traceback
-from typing import Any
 
 import msgspec
 import torch
@@ -29,9 +25,7 @@ from vllm.v1.messages import EngineCoreOutput
 logger = init_logger(__name__)
 
 _HEALTH_CHECK_MS = 1000
-
-_MAX_FAILED_STEPS = 3
-"""Failed steps in a row that end the engine: the fault is then not a request's."""
+_MAX_FAILED_STEPS = 3  # in a row; the fault is then the engine's, not a request's
 
 
 class CoreProcess:
@@ -104,16 +98,11 @@ class CoreProcess:
                 self._send_outputs([])
         elif kind == CALL:
             number, method, arguments = msgspec.msgpack.decode(frames[0])
-            self._send(REPLY, msgspec.msgpack.encode((number, *self._call(method, arguments))))
-
-    def _call(self, method: str, arguments: list[Any]) -> tuple[bool, Any]:
-        """(True, result) or (False, message)."""
-        try:
-            result = getattr(self._core, method)(*arguments)
-            msgspec.msgpack.encode(result)
-            return True, result
-        except Exception as error:
-            return False, f"{type(error).__name__}: {error}"
+            try:
+                reply = msgspec.msgpack.encode((number, True, getattr(self._core, method)(*arguments)))
+            except Exception as error:
+                reply = msgspec.msgpack.encode((number, False, f"{type(error).__name__}: {error}"))
+            self._send(REPLY, reply)
 
     def _step(self) -> None:
         requests = self._core.scheduler.requests

@@ -1,7 +1,5 @@
-"""Starts and ends the engine core's process; names the messages between the two processes.
-
-Has only light imports: the process is started before its parent imports what takes time, and imports it meanwhile.
-"""
+"""Starts and ends the engine core's process; names the messages. Has only light imports: the process is started first,
+so that it and its parent import the rest at the same time."""
 
 from __future__ import annotations
 
@@ -26,10 +24,6 @@ CoreProcessHandle = subprocess.Popen[bytes]
 
 _END_SECONDS = 1.0
 
-_DEFAULTS = {"GOMP_SPINCOUNT": "10000"}
-"""Environment of the core. OpenMP's threads spin while they wait for one another, by default for some 16 ms; where
-another process has taken a core, every operator waits that long (4 instead of 48 tokens a second)."""
-
 
 @dataclass(frozen=True)
 class CoreStart:
@@ -44,7 +38,10 @@ class CoreStart:
 def start_core() -> CoreProcessHandle:
     """A core process that imports what it needs and waits for `tell_core`. It ends with this process."""
     # A fresh interpreter rather than a fork or a spawn: no thread is copied, and no main module is run again.
-    environment = {**_DEFAULTS, **os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    # OpenMP's threads spin while they wait for one another, by default for some 16 ms; where another process has taken a
+    # core, every operator waits that long (4 instead of 48 tokens a second).
+    spinning = {"GOMP_SPINCOUNT": "10000"}
+    environment = {**spinning, **os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return subprocess.Popen([sys.executable, "-m", "vllm.v1.engine"], stdin=subprocess.PIPE, env=environment)
 
 

@@ -21,12 +21,8 @@ class Detokenizer:
         self._hold_back = max(map(len, self._stop), default=1) - 1 if not params.include_stop_str_in_output else 0
 
     def update(self, new_token_ids: list[int], stopped_by_token: bool) -> str | None:
-        """Take new ids, in order; returns the stop string that ended the text, if one did.
-
-        Args:
-            stopped_by_token: the last id is the end-of-sequence or a stop id, whose text is not part of the output
-                unless include_stop_str_in_output.
-        """
+        """Take new ids; returns the stop string that ended the text, if one did. `stopped_by_token`: the last id is a
+        stop id, whose text is excluded unless include_stop_str_in_output."""
         ids = new_token_ids
         if stopped_by_token and ids and not self._params.include_stop_str_in_output:
             ids = ids[:-1]

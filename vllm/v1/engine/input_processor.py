@@ -53,17 +53,12 @@ class InputProcessor:
     def process_prompts(
         self, prompts: Sequence[Any], params: Sequence[SamplingParams] | None = None, *, add_special_tokens: bool = True
     ) -> list[ProcessedPrompt]:
-        """Tokenise texts in one batch, check ids.
+        """Tokenise texts in one batch, check ids and lengths.
 
         Args:
             prompts: strings, lists of ids, or TextPrompt / TokensPrompt dicts.
             params: one a prompt, for truncate_prompt_tokens and for whether room for output is needed; None = no
                 truncation, room for a token.
-            add_special_tokens: tokenise texts with what the tokenizer puts around one, such as <s>.
-
-        Raises:
-            VLLMValidationError: a prompt of another shape, an empty one, ids outside the vocabulary, or one with no
-                room left for output.
         """
         for own in params or ():
             check_params_type(own)
@@ -92,11 +87,7 @@ class InputProcessor:
         return result
 
     def process_params(self, params: SamplingParams, prompt_len: int) -> SamplingParams:
-        """A validated copy with the engine's defaults filled in and max_tokens set.
-
-        Raises:
-            VLLMValidationError: a value that this model or engine cannot honour.
-        """
+        """A validated copy with the engine's defaults filled in and max_tokens set."""
         check_params_type(params)
         config = self.model_config
         params.verify(config.vocab_size, config.max_logprobs, config.max_logprob_token_ids)

@@ -1,10 +1,4 @@
-"""Scores of labels after a prompt: the requests that read them, and the sums of their readings.
-
-The labels' token ids form a trie. A label's logprob is the sum over its path's edges, and the edges out of one node
-are read from one row of logits. So a request is needed for every node with children but no grandchildren: it appends
-the node's tokens to the prompt, its prompt readings give the nodes before, its next position the node itself. A node
-of several paths is read by the first request; the others find the prompt in the prefix cache.
-"""
+"""Scores of labels after a prompt: the requests that read them, and the sums of their readings."""
 
 from __future__ import annotations
 
@@ -37,12 +31,8 @@ class Label:
 
 
 def encode_labels(labels: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str = "labels") -> list[Label]:
-    """Labels from a list of texts, of token ids, or of lists of token ids. `name`: the user's field.
-
-    Raises:
-        VLLMValidationError: no labels, one without a token, ids outside the vocabulary, a text without a tokenizer,
-            or two labels of the same tokens.
-    """
+    """Labels from a list of texts, token ids, or lists of token ids; at least one, distinct, none without a token.
+    `name`: the user's field."""
     elements = labels.tolist() if hasattr(labels, "tolist") else labels
     if isinstance(elements, (str, bytes)) or not isinstance(elements, Sequence):
         raise wrong_type(name, labels, "a list of strings or of token ids")
@@ -89,17 +79,14 @@ class _Node:
     ends_label: bool = False
 
 
-@dataclass(frozen=True)
-class _Branch:
-    """One request for a prompt: the path to a node without grandchildren."""
-
-    token_ids: list[int]  # after the prompt's
-    params: SamplingParams  # prompt_logprob_start counts from the prompt's last token
-
-
 class LabelScorer:
     """The labels of one call, from `encode_labels`: requests for a prompt, scores from their outputs.
-    `max_model_len`: longest sequence that can be computed, in tokens."""
+
+    The labels' token ids form a trie. A label's logprob is the sum over its path's edges, and the edges out of one node
+    are read from one row of logits. So a request is needed for every node with children but no grandchildren: it
+    appends the node's tokens to the prompt, its prompt readings give the nodes before, its next position the node
+    itself. A node of several paths is read by the first request; the others find the prompt in the prefix cache.
+    """
 
     def __init__(self, labels: Sequence[Label], max_model_len: int) -> None:
         self._labels = list(labels)
@@ -108,7 +95,9 @@ class LabelScorer:
         self._max_model_len = max_model_len
         self._longest = max(self._labels, key=lambda label: len(label.token_ids))
         paths = self._build_paths()
-        self._branches: list[_Branch] = []
+        # The requests for a prompt: token ids to append to it, and parameters whose prompt_logprob_start counts from
+        # its last token.
+        self._branches: list[tuple[list[int], SamplingParams]] = []
         self._edge_tokens: list[int] = []  # in the order in which the branches' readings come
         for label, path in zip(self._labels, paths, strict=True):
             self._add_branch(label.token_ids[:-1], path)
@@ -157,7 +146,7 @@ class LabelScorer:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        self._branches.append(_Branch(token_ids, params))
+        self._branches.append((token_ids, params))
 
     def check_prompts(self, prompts: Sequence[ProcessedPrompt]) -> None:
         """Raises VLLMValidationError when a prompt leaves no room for the longest label."""
@@ -184,11 +173,11 @@ class LabelScorer:
         """What to queue for a prompt, in this order; ready for the engine core, as the caps on ids do not apply."""
         last_row = len(prompt.token_ids) - 1
         result = []
-        for branch in self._branches:
-            params = branch.params.clone()
+        for token_ids, shared_params in self._branches:
+            params = shared_params.clone()
             if params.prompt_logprob_start is not None:
                 params.prompt_logprob_start += last_row
-            result.append((ProcessedPrompt(None, prompt.token_ids + branch.token_ids, prompt.cache_salt), params))
+            result.append((ProcessedPrompt(None, prompt.token_ids + token_ids, prompt.cache_salt), params))
         return result
 
     def scores(self, prompt: ProcessedPrompt, outputs: Sequence[RequestOutput]) -> LabelScores:

@@ -79,11 +79,8 @@ class LLMEngine:
             raise
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; returns the outputs that are due by each request's output_kind.
-
-        Raises:
-            Exception: the model's step failed. Its requests are gone; the others may go on.
-        """
+        """Run one step; returns the outputs that are due by each request's output_kind. After an error in the model's
+        step its requests are gone; the others may go on."""
         try:
             outputs = self.engine_core.step()
         except BaseException:

@@ -10,11 +10,7 @@ from vllm.sampling_params import SamplingParams
 
 
 class LogprobsProcessor:
-    """The readings of one sequence so far, for requests whose `num_logprobs` is not None.
-
-    Attributes:
-        cumulative_logprob: the sum of the generated tokens' logprobs; 0 where none is sampled.
-    """
+    """The readings of one sequence so far, for requests whose `num_logprobs` is not None."""
 
     def __init__(self, params: SamplingParams, decode: TokenDecoder | None) -> None:
         self._has_sampled = params.max_tokens != 0
@@ -28,7 +24,7 @@ class LogprobsProcessor:
             has_entropy=params.logprob_entropy,
         )
         self._readings = self._empty()
-        self.cumulative_logprob = 0.0
+        self.cumulative_logprob = 0.0  # of the sampled tokens
 
     def append(self, rows: list[LogprobsRow]) -> None:
         """Add a row for each newly generated token, or, with max_tokens=0, that of the next position."""

@@ -89,33 +89,22 @@ class _Sequence:
         return completion
 
 
+@dataclass
 class _RequestState:
     """A user's request: one or more sequences."""
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt: str | None,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        arrival_time: float,
-        sequences: list[_Sequence],
-        prompt_logprobs: PromptLogprobsProcessor | None,
-    ) -> None:
-        self.request_id = request_id
-        self.prompt = prompt
-        self.prompt_token_ids = prompt_token_ids
-        self.output_kind = params.output_kind
-        self.num_best = params.n if params.num_sequences > params.n else None
-        self.n = params.n
-        self.shows_logprobs = params.num_logprobs is not None
-        self.metrics = RequestMetrics(arrival_time)
-        self.sequences = sequences
-        self.num_running = len(sequences)
-        self.prompt_logprobs = prompt_logprobs
-        self.num_cached_tokens = 0
-        self.changed: dict[_Sequence, None] = {}  # sequences that changed since the last output, in that order
-        self._prompt_logprobs_sent = False
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    metrics: RequestMetrics
+    sequences: list[_Sequence]
+    num_running: int  # of the sequences
+    num_best: int | None = None  # of the sequences to return; None: all
+    prompt_logprobs: PromptLogprobsProcessor | None = None
+    prompt_logprobs_sent: bool = False
+    num_cached_tokens: int = 0
+    changed: dict[_Sequence, None] = field(default_factory=dict)  # since the last output, in that order
 
     @property
     def finished(self) -> bool:
@@ -127,10 +116,10 @@ class _RequestState:
             self.metrics.finished_time = time.monotonic()
         elif self._must_wait():
             return None
-        delta = self.output_kind is RequestOutputKind.DELTA
+        delta = self.params.output_kind is RequestOutputKind.DELTA
         prompt_logprobs = None
-        if self.prompt_logprobs is not None and not (delta and self._prompt_logprobs_sent):
-            self._prompt_logprobs_sent = True
+        if self.prompt_logprobs is not None and not (delta and self.prompt_logprobs_sent):
+            self.prompt_logprobs_sent = True
             prompt_logprobs = self.prompt_logprobs.readings
         return RequestOutput(
             request_id=self.request_id,
@@ -144,7 +133,7 @@ class _RequestState:
         )
 
     def _must_wait(self) -> bool:
-        if self.output_kind is RequestOutputKind.FINAL_ONLY or self.num_best is not None:
+        if self.params.output_kind is RequestOutputKind.FINAL_ONLY or self.num_best is not None:
             return True
         # Another sequence may be ahead of the one that reads the prompt, which the cache may have to hold back.
         is_reading = self.prompt_logprobs is not None and self.sequences[0].finish_reason is None
@@ -157,7 +146,7 @@ class _RequestState:
             return [sequence.completion(delta) for sequence in (changed if delta else self.sequences)]
         best = sorted(self.sequences, key=lambda sequence: -sequence.cumulative_logprob)[: self.num_best]
         outputs = [replace(sequence.completion(delta), index=index) for index, sequence in enumerate(best)]
-        if not self.shows_logprobs:
+        if self.params.num_logprobs is None:
             outputs = [replace(output, logprobs=None) for output in outputs]
         return outputs
 
@@ -179,11 +168,7 @@ class OutputProcessor:
         params: SamplingParams,
         arrival_time: float,
     ) -> list[tuple[str, SamplingParams]]:
-        """Register a request; returns the (core id, parameters) of each sequence to queue.
-
-        Raises:
-            VLLMValidationError: the id is in use, or is the inner name of an unfinished request's sample.
-        """
+        """Register a request; returns (core id, parameters) of each sequence. VLLMValidationError: an id is in use."""
         if params.num_sequences == 1:
             children = [(request_id, params)]
         else:
@@ -193,11 +178,13 @@ class OutputProcessor:
             raise id_in_use_error(taken[0] if taken else request_id, request_id)
         tokenizer = self._tokenizer if params.detokenize else None
         sequences = [_Sequence(core_id, index, child, tokenizer) for index, (core_id, child) in enumerate(children)]
-        prompt_logprobs = None
+        metrics = RequestMetrics(arrival_time)
+        state = _RequestState(request_id, prompt, prompt_token_ids, params, metrics, sequences, len(sequences))
+        if params.num_sequences > params.n:
+            state.num_best = params.n
         if params.reads_prompt:
             decode = None if tokenizer is None else tokenizer.decode_tokens
-            prompt_logprobs = PromptLogprobsProcessor(params, len(prompt_token_ids), decode)
-        state = _RequestState(request_id, prompt, prompt_token_ids, params, arrival_time, sequences, prompt_logprobs)
+            state.prompt_logprobs = PromptLogprobsProcessor(params, len(prompt_token_ids), decode)
         self._requests[request_id] = state
         for sequence in sequences:
             self._by_core_id[sequence.core_id] = (state, sequence)
@@ -257,7 +244,7 @@ class OutputProcessor:
                 del self._requests[request_id]
                 result.ended.append(request_id)
                 if self._metrics is not None:
-                    self._metrics.observe_request(state.n, max(len(each.token_ids) for each in state.sequences))
+                    self._metrics.observe_request(state.params.n, max(len(each.token_ids) for each in state.sequences))
         return result
 
     def abort_requests(self, request_ids: Iterable[str], reason: str = "abort") -> list[str]:

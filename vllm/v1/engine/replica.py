@@ -18,17 +18,12 @@ from vllm.v1.metrics.engine_metrics import EngineMetrics
 
 
 class Replica:
-    """A ready engine core and the state of its requests. Belongs to one event loop.
-
-    Attributes:
-        stats: the core's counts (see EngineCore.stats) as of its last step; empty before the first.
-        streams: by request id.
-    """
+    """A ready engine core and the state of its requests. Belongs to one event loop."""
 
     def __init__(self, core: CoreClient, input_processor: InputProcessor) -> None:
         self.core = core
         self.metrics = EngineMetrics(input_processor.model_config.max_model_len)
-        self.stats: dict[str, Any] = {}
+        self.stats: dict[str, Any] = {}  # EngineCore.stats as of the last step; empty before the first
         self.output_processor = OutputProcessor(input_processor.tokenizer, self.metrics)
         self.streams: dict[str, RequestStream] = {}
         self._input_processor = input_processor

@@ -1,14 +1,4 @@
-"""Chooses the replica of the model that a request goes to: the one where its first token is due soonest.
-
-Costs are counted in tokens to compute. A replica's load is the work left for its requests; a prompt adds what the
-replica's prefix cache lacks of it. So a request follows its prefix until that replica's load exceeds the others' by the
-cost of computing the prefix again.
-
-That alone could keep a replica idle for good: with few requests of one long prefix the loads never differ by as much as
-the prefix is long. So what requests wait for a prefix while a replica is idle is credited to that replica; once the
-credit pays for the prefill, it is done there (the ski-rental rule: recomputation never exceeds the waiting time). A
-replica with other work earns no credit, as a prefill there would delay that work.
-"""
+"""Chooses the replica of the model that a request goes to: the one where its first token is due soonest."""
 
 from __future__ import annotations
 
@@ -18,11 +8,8 @@ from dataclasses import dataclass
 
 from vllm.v1.core.block_pool import hash_full_blocks
 
-GENERATED_TOKENS = 128
-"""Expected length of a generation, where max_tokens allows it."""
-
-MAX_KNOWN_BLOCKS = 100_000
-"""Of each replica: some 15 MB. Prefixes in caches larger than this are forgotten too early."""
+GENERATED_TOKENS = 128  # expected length of a generation, where max_tokens allows it
+MAX_KNOWN_BLOCKS = 100_000  # of each replica: some 15 MB; prefixes in larger caches are forgotten too early
 
 
 @dataclass(slots=True)
@@ -61,10 +48,14 @@ class _Replica:
 class ReplicaRouter:
     """Chooses replicas and keeps their loads. Belongs to one thread.
 
-    Args:
-        num_blocks: of each replica's KV cache.
-        block_size: tokens a block.
-        caches_prefixes: whether the replicas have a prefix cache; without, the least loaded one is chosen.
+    Costs are counted in tokens to compute. A replica's load is the work left for its requests; a prompt adds what the
+    replica's prefix cache lacks of it. So a request follows its prefix until that replica's load exceeds the others' by
+    the cost of computing the prefix again.
+
+    That alone could keep a replica idle for good: with few requests of one long prefix the loads never differ by as
+    much as the prefix is long. So what requests wait for a prefix while a replica is idle is credited to that replica;
+    once the credit pays for the prefill, it is done there (the ski-rental rule: recomputation never exceeds the waiting
+    time). A replica with other work earns no credit, as a prefill there would delay that work.
     """
 
     def __init__(self, num_blocks: Sequence[int], block_size: int, caches_prefixes: bool = True) -> None:

@@ -8,12 +8,9 @@ from vllm.outputs import RequestOutput
 
 
 class RequestStream:
-    """The outputs of one request, in order; ends after the finished one, or when the request is aborted.
-
-    Args:
-        keeps_all: keep outputs until they are taken (deltas); False = the newest one only.
-        changed: set when an output has come and at the end; several streams may share it. None = one of its own.
-    """
+    """The outputs of one request, in order; ends after the finished one, or when the request is aborted. Without
+    `keeps_all` (deltas) a slow reader gets the newest output only. `changed` (which streams may share) is set with each
+    output and at the end."""
 
     def __init__(self, request_id: str, keeps_all: bool, changed: asyncio.Event | None = None) -> None:
         self.request_id = request_id

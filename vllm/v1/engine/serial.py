@@ -1,7 +1,5 @@
-"""Requests and outputs of the engine core as bytes, between two processes of one machine.
-
-All is msgpack but readings: a step's table, or else its arrays, travel as frames of their own, once for all requests.
-"""
+"""Requests and outputs of the engine core as bytes for another process: msgpack, and a step's readings (its table, or
+else its arrays) as frames of their own, once for all requests."""
 
 from __future__ import annotations
 

@@ -32,9 +32,6 @@ _NUM_THREADS = torch.get_num_threads()  # before any engine reduced it
 _STOP_SECONDS = 5.0
 _ENDING_SECONDS = 1.0
 
-# As in core_start.py: OpenMP threads that spin while they wait take the cores from other processes.
-_ENVIRONMENT = {"GOMP_SPINCOUNT": "10000"}
-
 
 class LocalWorker:
     """A WorkerHandle of a process on this machine."""
@@ -45,7 +42,7 @@ class LocalWorker:
         # A fresh interpreter rather than a fork or a spawn: no thread is copied, and no main module is run again.
         environment = {
             "OMP_NUM_THREADS": str(_threads_per_rank(start.config.parallel_config)),
-            **_ENVIRONMENT,
+            "GOMP_SPINCOUNT": "10000",  # see core_start.py
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
@@ -83,10 +80,6 @@ class MultiprocExecutor:
     Attributes:
         worker, group: rank 0's worker and communicator.
         num_blocks, num_host_blocks: KV blocks on the device and on the host that every rank has.
-
-    Raises:
-        ValueError: a worker refused the configuration, the model or the memory.
-        EngineDeadError: a worker's process ended.
     """
 
     host = "127.0.0.1"  # this machine's address, where the ranks meet
@@ -118,11 +111,8 @@ class MultiprocExecutor:
             raise
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step on every rank; all compute the same tokens. Returns rank 0's output.
-
-        Raises:
-            EngineDeadError: a rank failed, now or before.
-        """
+        """Run one step on every rank; all compute the same tokens. Returns rank 0's output. EngineDeadError: a rank
+        failed, now or before."""
         self._monitor.check()
         try:
             self._monitor.send(STEP, pickle.dumps(("execute_model", (sendable(scheduler_output),), {})))
@@ -176,7 +166,9 @@ class MultiprocExecutor:
             links[:] = make_links(world_size)
         self._links = links[0]
         store = (self.host, store_port)
-        config = _without_classes(config)
+        # Custom logits processors may be classes of the user's script; the other ranks need only their number.
+        stand_ins = (_OnRankZero,) * len(config.model_config.logits_processors)
+        config = replace(config, model_config=replace(config.model_config, logits_processors=stand_ins))
         return [
             LocalWorker(WorkerStart(config, rank, world_size, store, self.host, os.getpid(), links[rank]))
             for rank in range(1, world_size)
@@ -188,13 +180,6 @@ class _OnRankZero:
 
     def __call__(self, *args: Any) -> Any:
         raise RuntimeError("a request's logits_processors run on rank 0")
-
-
-def _without_classes(config: VllmConfig) -> VllmConfig:
-    """The config without the custom logits processors, which may be classes of the user's script; the other ranks need
-    only their number."""
-    stand_ins = (_OnRankZero,) * len(config.model_config.logits_processors)
-    return replace(config, model_config=replace(config.model_config, logits_processors=stand_ins))
 
 
 def sendable(step: SchedulerOutput) -> SchedulerOutput:

@@ -39,11 +39,7 @@ class RayExecutor(MultiprocExecutor):
     """A MultiprocExecutor whose further workers are actors of a Ray cluster (the one that this process is connected to,
     else that of RAY_ADDRESS, else a new one on this machine), on as few nodes as can hold them, this one first. A
     placement group keeps a bundle for each rank: one GPU, or as many CPUs as there is room for.
-
-    Raises:
-        ConnectionError: there is no cluster at RAY_ADDRESS.
-        ValueError: the cluster has no room; also as MultiprocExecutor.
-        EngineDeadError: an actor died, or did not start in time.
+    ConnectionError: no cluster at RAY_ADDRESS; ValueError: no room there.
     """
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
@@ -94,11 +90,7 @@ class RayExecutor(MultiprocExecutor):
 
 
 class RayWorker:
-    """A worker in an actor; see WorkerHandle.
-
-    Attributes:
-        done: what the actor's only call gives when it is over.
-    """
+    """A WorkerHandle of an actor."""
 
     connection: Connection
 
@@ -112,10 +104,9 @@ class RayWorker:
     ) -> None:
         self.rank = start.rank
         place = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=start.rank)
-        environment = {name: os.environ[name] for name in os.environ if name.startswith("VLLM_")}
-        if "OMP_NUM_THREADS" in os.environ:
-            # Otherwise Ray sets it to the bundle's CPUs.
-            environment["OMP_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
+        # Ray sets OMP_NUM_THREADS to the bundle's CPUs unless it is given.
+        names = [name for name in os.environ if name.startswith("VLLM_") or name == "OMP_NUM_THREADS"]
+        environment = {name: os.environ[name] for name in names}
         self._actor = _WorkerActor.options(  # type: ignore[attr-defined]
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0),

@@ -62,15 +62,8 @@ class _Fault:
 
 class WorkerMonitor:
     """A thread that receives the workers' messages. The first fault ends all workers: their connections close, so a
-    rank that waits for them in a collective gets an error.
-
-    Args:
-        handles: the running workers.
-        timeout_seconds: how long a rank may compute between two collectives.
-
-    Attributes:
-        group: rank 0's communicator, once there is one.
-    """
+    rank that waits for them in a collective gets an error. `group` is rank 0's communicator, once there is one;
+    `timeout_seconds` limits the time that a rank computes between two collectives."""
 
     def __init__(self, handles: Sequence[WorkerHandle], timeout_seconds: float) -> None:
         self.group = ALONE
@@ -107,12 +100,8 @@ class WorkerMonitor:
         return EngineDeadError(self._failure)
 
     def replies(self) -> list[Any]:
-        """The workers' results of the last call, in the order of ranks.
-
-        Raises:
-            EngineDeadError: a rank has failed.
-            RuntimeError: a worker's call raised; the message has its traceback.
-        """
+        """The workers' results of the last call, in the order of ranks. EngineDeadError: a rank has failed;
+        RuntimeError: a worker's call raised, with the traceback."""
         results: list[Any] = []
         raised: list[str] = []
         for watched in self._watched.values():

@@ -1,8 +1,5 @@
-"""The process of a worker of rank 1 or above, which runs the calls of rank 0's executor.
-
-On their connection the executor sends calls, each a byte (STEP, CALL, STOP) and the pickled (method, args, kwargs). The
-worker sends pickled tuples that begin with one of HELLO ... FAILED.
-"""
+"""The process of a worker of rank 1 or above, which runs the calls of rank 0's executor: a byte (STEP, CALL, STOP) and
+the pickled (method, args, kwargs). It sends pickled tuples that begin with one of HELLO ... FAILED."""
 
 from __future__ import annotations
 
@@ -38,22 +35,15 @@ _SHOW_STACK_AFTER_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """The first message to a worker.
-
-    Attributes:
-        store: host and port of the store through which the ranks connect.
-        address: of the worker's machine, where it listens for other ranks.
-        parent_pid: the process with which it ends, if that is on its machine.
-        links: shared memory between the ranks, in place of the store.
-    """
+    """The first message to a worker."""
 
     config: VllmConfig
     rank: int
     world_size: int
-    store: tuple[str, int]
-    address: str
-    parent_pid: int | None
-    links: Links | None = None
+    store: tuple[str, int]  # host and port of the store through which the ranks connect
+    address: str  # of the worker's machine, where it listens for other ranks
+    parent_pid: int | None  # the process with which it ends, if that is on its machine
+    links: Links | None = None  # shared memory between the ranks, in place of the store
 
 
 @dataclass(frozen=True)
@@ -117,21 +107,17 @@ class WorkerProcess:
 
     def _obey(self, worker: Worker, message: bytes) -> None:
         self._call_began = time.monotonic()
-        if message[:1] == STEP:
-            self._call(worker, message)
-        else:
-            try:
-                self._send(RESULT, self._call(worker, message))
-            except PeerLostError:
+        is_step = message[:1] == STEP
+        try:
+            method, args, kwargs = pickle.loads(memoryview(message)[1:])
+            result = call_worker(worker, method, args, kwargs)
+            if not is_step:
+                self._send(RESULT, result)
+        except Exception as error:
+            if is_step or isinstance(error, PeerLostError):
                 raise
-            except Exception:
-                self._send(RAISED, traceback.format_exc())
+            self._send(RAISED, traceback.format_exc())
         self._call_began = None
-
-    @staticmethod
-    def _call(worker: Worker, message: bytes) -> Any:
-        method, args, kwargs = pickle.loads(memoryview(message)[1:])
-        return call_worker(worker, method, args, kwargs)
 
     def _beat(self, clock: Callable[[], float], thread_id: int) -> None:
         while True:
@@ -155,16 +141,6 @@ class WorkerProcess:
             self._connection.send_bytes(data)
 
 
-def _run(connection: Connection, start: bytes) -> int:
-    try:
-        process = WorkerProcess(connection, pickle.loads(start))
-    except Exception:
-        # For example a class of the user's main script, which is not imported here.
-        connection.send_bytes(pickle.dumps((FAILED, traceback.format_exc(), False)))
-        return 1
-    return process.run()
-
-
 def main() -> None:
     """Run the worker whose connection's descriptor is the first argument."""
     # Ctrl-C goes to the whole process group; the parent decides when to stop.
@@ -173,7 +149,14 @@ def main() -> None:
     status = 1
     # Without a first message, the parent has gone.
     with contextlib.suppress(EOFError, OSError):
-        status = _run(connection, connection.recv_bytes())
+        message = connection.recv_bytes()
+        try:
+            process = WorkerProcess(connection, pickle.loads(message))
+        except Exception:
+            # For example a class of the user's main script, which is not imported here.
+            connection.send_bytes(pickle.dumps((FAILED, traceback.format_exc(), False)))
+        else:
+            status = process.run()
     sys.stdout.flush()
     sys.stderr.flush()
     # Neither a library's thread nor connected ranks may keep the process alive.

@@ -1,9 +1,4 @@
-"""What an engine has done since it started: counts, and distributions of times and lengths.
-
-Times of a step are the core's, so that a late event loop does not distort them; those that a client sees (time to first
-token, the whole request) end when the event loop receives the outputs. All are on the monotonic clock, which the
-processes of a machine share.
-"""
+"""What an engine has done since it started: counts, and distributions of times and lengths."""
 
 from __future__ import annotations
 
@@ -73,7 +68,9 @@ class EngineMetrics:
     """Counters and histograms of one engine; `registry` holds them, without labels for the model and the replica.
 
     A request for several sequences counts once for each of them, except in `request_longest_sequence` and
-    `request_num_sequences`. Belongs to one thread.
+    `request_num_sequences`. Times of a step are the core's, so that a late event loop does not distort them; those that
+    a client sees (to the first token, of the whole request) end when the event loop receives the outputs. All are on
+    the monotonic clock, which the processes of a machine share. Belongs to one thread.
     """
 
     def __init__(self, max_model_len: int) -> None:
@@ -85,17 +82,11 @@ class EngineMetrics:
         def histogram(name: str, help_text: str, bounds: Sequence[float]) -> Histogram:
             return Histogram(f"vllm:{name}", help_text, buckets=bounds, registry=self.registry)
 
-        self.num_prompt_tokens = counter(
-            "prompt_tokens", "Prompt tokens of requests whose prompt is done, cached ones included"
-        )
+        self.num_prompt_tokens = counter("prompt_tokens", "Prompt tokens of completed prompts, cached ones included")
         self.num_cached_prompt_tokens = counter("prompt_tokens_cached", "Those of them that came from the prefix cache")
         self.num_generated_tokens = counter("generation_tokens", "Tokens generated")
-        self.num_rows_read = counter(
-            "logprob_rows_read", "Positions, of prompts and generated, that were read for logprobs"
-        )
-        self.num_token_ids_read = counter(
-            "logprob_token_ids_read", "Requested token ids read, one for each id and position"
-        )
+        self.num_rows_read = counter("logprob_rows_read", "Prompt and generated positions read for logprobs")
+        self.num_token_ids_read = counter("logprob_token_ids_read", "Token ids read, one for each id and position")
         self.num_finished = counter("request_success", "Sequences that ended, by reason", "finished_reason")
         for reason in FINISH_REASONS:
             self.num_finished.labels(reason)  # exported from the start
@@ -111,18 +102,14 @@ class EngineMetrics:
         )
         self.e2e_latency = histogram("e2e_request_latency_seconds", "From arrival to the last token", REQUEST_SECONDS)
         self.queue_time = histogram("request_queue_time_seconds", "From arrival to the first step", REQUEST_SECONDS)
-        self.prefill_time = histogram(
-            "request_prefill_time_seconds", "From the first step to the first token", REQUEST_SECONDS
-        )
+        self.prefill_time = histogram("request_prefill_time_seconds", "From first step to first token", REQUEST_SECONDS)
         self.decode_time = histogram("request_decode_time_seconds", "From the first token to the last", REQUEST_SECONDS)
         self.inference_time = histogram(
-            "request_inference_time_seconds", "From the first step to the last token", REQUEST_SECONDS
+            "request_inference_time_seconds", "From first step to last token", REQUEST_SECONDS
         )
         self.request_prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of a sequence", tokens)
         self.request_computed_prompt_tokens = histogram(
-            "request_prefill_kv_computed_tokens",
-            "Prompt tokens of a sequence that the prefix cache did not have",
-            tokens,
+            "request_prefill_kv_computed_tokens", "Uncached prompt tokens of a sequence", tokens
         )
         self.request_generated_tokens = histogram("request_generation_tokens", "Generated tokens of a sequence", tokens)
         self.request_longest_sequence = histogram(

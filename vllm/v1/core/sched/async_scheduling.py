@@ -1,9 +1,5 @@
-"""Steps that begin while the one before them runs, before its tokens are known.
-
-A request that draws a token in a step in flight counts it as pending: the next step computes it and draws the one after
-it. If the token ended the request, the next step's result for it is discarded. A step that needs more than the number
-of tokens waits: see `can_schedule_ahead`.
-"""
+"""Steps that begin while the one before them runs, before its tokens are known: these are pending, and the next step
+computes them. If such a token ended its request, the next step's result for the request is discarded."""
 
 from __future__ import annotations
 

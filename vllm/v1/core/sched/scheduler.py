@@ -39,15 +39,9 @@ class Scheduler:
     steps, always the last one admitted, comes after the decodes), then admits waiting ones while slots, budget and
     blocks last. No request is admitted in a step that preempts one: so no request shares a block that a preempted one
     registered in the same step. A preempted request starts again, with what the cache still has of it.
-
-    Raises:
-        ValueError: cache_config.num_blocks is not set, or chunked prefill is off and a prompt of max_model_len does
-            not fit in a step.
     """
 
     def __init__(self, scheduler_config: SchedulerConfig, cache_config: CacheConfig, max_model_len: int) -> None:
-        if cache_config.num_blocks is None:
-            raise ValueError("num_blocks must be set before the scheduler is built")
         if not scheduler_config.enable_chunked_prefill and scheduler_config.max_num_batched_tokens < max_model_len:
             raise ValueError(
                 f"max_num_batched_tokens must be at least max_model_len={max_model_len} when chunked prefill "
@@ -55,14 +49,7 @@ class Scheduler:
             )
         self.config = scheduler_config
         self.max_model_len = max_model_len
-        self.kv = KVCacheManager(
-            cache_config.num_blocks,
-            cache_config.block_size,
-            cache_config.enable_prefix_caching,
-            cache_config.max_idle_tokens,
-            cache_config.num_host_blocks,
-            cache_config.shares_parts_of_blocks,
-        )
+        self.kv = KVCacheManager(cache_config)
         self.requests: dict[str, Request] = {}
         self._by_priority = scheduler_config.policy == "priority"
         self.waiting = RequestQueue(self._by_priority)
@@ -73,12 +60,8 @@ class Scheduler:
         self._arrivals = itertools.count()
 
     def add_request(self, request: Request) -> None:
-        """Queue a request.
-
-        Raises:
-            ValueError: the id is in use, or the prompt is empty or longer than max_model_len.
-            VLLMValidationError: the prompt and max_tokens together need more blocks than the pool has.
-        """
+        """Queue a request. ValueError: the id is in use, the prompt is empty or longer than max_model_len, or
+        (VLLMValidationError) the prompt and max_tokens together need more blocks than the pool has."""
         if request.request_id in self.requests:
             raise ValueError(f"request_id {request.request_id!r} is in use by an unfinished request")
         if not 0 < request.num_tokens < self.max_model_len + 1:
