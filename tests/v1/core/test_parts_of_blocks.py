@@ -155,9 +155,9 @@ class TestSiblings:
         assert partial_blocks.find(b"p", [1, 2]) == (1, 1)
         partial_blocks.discard(1)
         partial_blocks.discard(1)
-        assert partial_blocks.find(b"p", [1]) == (-1, 0) and len(partial_blocks) == 1
+        assert partial_blocks.find(b"p", [1]) == (-1, 0) and len(partial_blocks._group_of) == 1
         partial_blocks.clear()
-        assert partial_blocks.find(b"q", [5]) == (-1, 0) and not len(partial_blocks)
+        assert partial_blocks.find(b"q", [5]) == (-1, 0) and not partial_blocks._group_of
 
     @pytest.mark.parametrize("number", [15, 16, 100])
     def test_of_many_the_latest_are_compared(self, number: int):

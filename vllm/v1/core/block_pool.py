@@ -123,8 +123,7 @@ class BlockPool:
                     self._uncached.append(block_id)
 
     def register(self, block_id: int, content_hash: bytes, has_hidden: bool = False) -> None:
-        """Cache an owned block by its content. A second block of equal content stays unregistered, unless it has hidden
-        states and the first has none."""
+        """Cache an owned block. A second one of equal content is ignored, unless only it has hidden states."""
         first = self._block_of.get(content_hash)
         if first is not None and first != block_id and has_hidden and first not in self._with_hidden:
             self.unregister(first)

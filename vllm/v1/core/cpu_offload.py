@@ -32,8 +32,7 @@ class OffloadPool:
         self._of_this_step.add(content_hash)
 
     def store(self, content_hash: bytes) -> int | None:
-        """The block that this content is to be copied to; None when it is cached already, or this step uses all
-        blocks."""
+        """The block to copy this content to; None: it is cached already, or this step uses all blocks."""
         if content_hash in self._block_of:
             self.use(content_hash)
             return None

@@ -112,8 +112,7 @@ class KVCacheManager:
         return request.block_hashes[index - 1] if index else root_hash(request.cache_salt)
 
     def admit(self, request: Request, prefix: CachedPrefix, num_new_tokens: int) -> bool:
-        """Give a new request its cached prefix and blocks for `num_new_tokens` more; False, and nothing done, when too
-        few are free."""
+        """Give a request its cached prefix and blocks for `num_new_tokens` more; False: too few are free."""
         num_cached = len(prefix.blocks)
         on_device = [block_id for block_id in prefix.blocks if block_id is not None]
         num_tokens = prefix.num_tokens + num_new_tokens

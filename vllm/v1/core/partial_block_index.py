@@ -16,9 +16,6 @@ class PartialBlockIndex:
         self._groups: dict[tuple[bytes, int], dict[int, array[int]]] = {}
         self._group_of: dict[int, tuple[bytes, int]] = {}
 
-    def __len__(self) -> int:
-        return len(self._group_of)
-
     def add(self, block_id: int, parent: bytes, token_ids: Sequence[int]) -> None:
         """The block holds these tokens (not empty), after content of the hash `parent`."""
         self.discard(block_id)

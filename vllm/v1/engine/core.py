@@ -114,5 +114,4 @@ class EngineCore:
         self.executor.shutdown()
 
     def collective_rpc(self, method: str | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
-        """See MultiprocExecutor.collective_rpc."""
         return self.executor.collective_rpc(method, args, kwargs)

@@ -89,8 +89,7 @@ class CoreClient:
         self._send(core_start.ABORT, msgspec.msgpack.encode(list(request_ids)))
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the EngineCore between two steps; arguments and result are what msgpack can hold.
-        RuntimeError: the method raised; EngineDeadError: the core died."""
+        """Call a method of the EngineCore, over msgpack. RuntimeError: the method raised."""
         number = next(self._call_numbers)
         self._calls[number] = asyncio.get_running_loop().create_future()
         try:

@@ -7,8 +7,7 @@ from vllm.tokenizers.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """The text of one sequence. Text that may be the start of a stop string is held back from streams until it cannot
-    be one."""
+    """The text of one sequence. What may be the start of a stop string is held back from streams."""
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._stream = tokenizer.decode_stream(params.skip_special_tokens, params.spaces_between_special_tokens)

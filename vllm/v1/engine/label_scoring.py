@@ -31,8 +31,7 @@ class Label:
 
 
 def encode_labels(labels: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str = "labels") -> list[Label]:
-    """Labels from a list of texts, token ids, or lists of token ids; at least one, distinct, none without a token.
-    `name`: the user's field."""
+    """Labels, distinct and not empty, from a list of texts, token ids or lists of them. `name`: the user's field."""
     elements = labels.tolist() if hasattr(labels, "tolist") else labels
     if isinstance(elements, (str, bytes)) or not isinstance(elements, Sequence):
         raise wrong_type(name, labels, "a list of strings or of token ids")

@@ -79,8 +79,7 @@ class LLMEngine:
             raise
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; returns the outputs that are due by each request's output_kind. After an error in the model's
-        step its requests are gone; the others may go on."""
+        """Run one step; returns the outputs due by output_kind. After an error only the step's requests are gone."""
         try:
             outputs = self.engine_core.step()
         except BaseException:

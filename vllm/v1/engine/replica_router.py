@@ -69,11 +69,6 @@ class ReplicaRouter:
         return request_id in self._requests
 
     @property
-    def num_known_blocks(self) -> list[int]:
-        """Blocks that each replica's prefix cache should hold."""
-        return [len(replica.known) for replica in self._replicas]
-
-    @property
     def loads(self) -> list[int]:
         """Each replica's load in tokens: prompts without their known prefixes until the first token, and the expected
         generations until the request's end."""

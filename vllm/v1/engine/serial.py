@@ -25,8 +25,7 @@ _DEFAULTS = {item.name: getattr(_DEFAULT_PARAMS, item.name) for item in fields(S
 
 
 def encode_request(request: EngineCoreRequest) -> bytes:
-    """A request, with the parameters that differ from their defaults; VLLMValidationError: `extra_args` (the only
-    unchecked field) hold what msgpack cannot."""
+    """A request, of its parameters those not at their defaults; VLLMValidationError: unserialisable `extra_args`."""
     values = {
         **vars(request),
         "eos_token_ids": sorted(request.eos_token_ids),

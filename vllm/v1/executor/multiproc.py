@@ -52,7 +52,6 @@ class LocalWorker:
         theirs.close()
         if start.links is not None:
             start.links.close()
-        self.pid = self._process.pid
         # A worker that died at once is noticed when it is waited for.
         with contextlib.suppress(BrokenPipeError):
             self.connection.send_bytes(pickle.dumps(start))
@@ -111,8 +110,7 @@ class MultiprocExecutor:
             raise
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step on every rank; all compute the same tokens. Returns rank 0's output. EngineDeadError: a rank
-        failed, now or before."""
+        """Run one step on every rank; returns rank 0's output. EngineDeadError: a rank failed, now or before."""
         self._monitor.check()
         try:
             self._monitor.send(STEP, pickle.dumps(("execute_model", (sendable(scheduler_output),), {})))

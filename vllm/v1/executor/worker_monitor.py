@@ -100,8 +100,7 @@ class WorkerMonitor:
         return EngineDeadError(self._failure)
 
     def replies(self) -> list[Any]:
-        """The workers' results of the last call, in the order of ranks. EngineDeadError: a rank has failed;
-        RuntimeError: a worker's call raised, with the traceback."""
+        """The workers' results of the last call, in the order of ranks. RuntimeError: a call raised (the traceback)."""
         results: list[Any] = []
         raised: list[str] = []
         for watched in self._watched.values():
@@ -114,8 +113,7 @@ class WorkerMonitor:
         return results
 
     def discard_replies(self) -> None:
-        """The last call raised on rank 0, and most likely on the others. A worker that does not answer in time waits
-        for rank 0: then all are ended."""
+        """Take the replies to a call that raised on rank 0. If a worker sends none, it waits: all are ended."""
         deadline = time.monotonic() + _WORD_SECONDS
         for watched in self._watched.values():
             try:

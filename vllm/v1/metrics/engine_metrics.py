@@ -92,21 +92,19 @@ class EngineMetrics:
             self.num_finished.labels(reason)  # exported from the start
         tokens = token_bounds(max_model_len)
         self.time_to_first_token = histogram(
-            "time_to_first_token_seconds", "From arrival to the first token or reading", FIRST_TOKEN_SECONDS
+            "time_to_first_token_seconds", "Arrival to first token or reading", FIRST_TOKEN_SECONDS
         )
         self.inter_token_latency = histogram(
-            "inter_token_latency_seconds", "Between two tokens of a sequence", TOKEN_SECONDS
+            "inter_token_latency_seconds", "Between tokens of a sequence", TOKEN_SECONDS
         )
         self.time_per_output_token = histogram(
             "request_time_per_output_token_seconds", "A sequence's mean time of a further token", TOKEN_SECONDS
         )
-        self.e2e_latency = histogram("e2e_request_latency_seconds", "From arrival to the last token", REQUEST_SECONDS)
-        self.queue_time = histogram("request_queue_time_seconds", "From arrival to the first step", REQUEST_SECONDS)
-        self.prefill_time = histogram("request_prefill_time_seconds", "From first step to first token", REQUEST_SECONDS)
-        self.decode_time = histogram("request_decode_time_seconds", "From the first token to the last", REQUEST_SECONDS)
-        self.inference_time = histogram(
-            "request_inference_time_seconds", "From first step to last token", REQUEST_SECONDS
-        )
+        self.e2e_latency = histogram("e2e_request_latency_seconds", "Arrival to last token", REQUEST_SECONDS)
+        self.queue_time = histogram("request_queue_time_seconds", "Arrival to first step", REQUEST_SECONDS)
+        self.prefill_time = histogram("request_prefill_time_seconds", "First step to first token", REQUEST_SECONDS)
+        self.decode_time = histogram("request_decode_time_seconds", "First token to last token", REQUEST_SECONDS)
+        self.inference_time = histogram("request_inference_time_seconds", "First step to last token", REQUEST_SECONDS)
         self.request_prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of a sequence", tokens)
         self.request_computed_prompt_tokens = histogram(
             "request_prefill_kv_computed_tokens", "Uncached prompt tokens of a sequence", tokens
@@ -128,8 +126,7 @@ class EngineMetrics:
         return SequenceRecord(arrival_time, num_prompt_tokens, params.max_tokens, num_token_ids)
 
     def observe_step(self, news: Sequence[News], step_time: float, now: float) -> None:
-        """Count a step that ended at `step_time` and whose outputs were received at `now`. `news`: at most one entry a
-        sequence."""
+        """Count a step that ended at `step_time` and was received at `now`. `news`: at most one entry a sequence."""
         gaps: dict[float, int] = {}  # by the time of the last token, which is the same for most sequences of a step
         num_generated = num_computed = num_rows = num_token_ids = 0
         for record, output, finish_reason in news:

@@ -32,8 +32,7 @@ _COLLECTIVES = ("all_reduce", "all_gather", "gather", "broadcast")
 
 
 class EngineCollector(Collector):
-    """The metrics of an engine, of this process and of the replicas' processes, as of the last steps whose outputs have
-    come. It never waits for the engine."""
+    """The metrics of an engine and its processes, as of the last steps whose outputs have come: it never waits."""
 
     def __init__(self, engine: AsyncLLM, model_name: str) -> None:
         self._engine = engine

@@ -32,8 +32,8 @@ class StepInFlight:
 
 
 def can_schedule_ahead(scheduler: Scheduler) -> bool:
-    """Whether a step can be scheduled while another one is in flight: no request needs unknown tokens on the host, and
-    none has to be preempted, for which all its tokens must be known."""
+    """Whether a step can be scheduled while another one is in flight: no request needs unknown tokens on the host, or
+    would be preempted, for which all its tokens must be known."""
     if any(request.num_pending_tokens and request.needs_known_tokens for request in scheduler.running):
         return False
     kv, budget = scheduler.kv, scheduler.config.max_num_batched_tokens
