@@ -38,14 +38,11 @@ class AsyncLLM:
         core_processes: Sequence[CoreProcessHandle] = (),
         meanwhile: Callable[[Tokenizer | None], None] | None = None,
     ) -> None:
-        """Start the engine cores and wait until they are ready.
+        """Start the engine cores and wait until they are ready; EngineDeadError: one could not start, with the cause.
 
         Args:
             core_processes: data_parallel_size processes that `start_core` started; none = start them.
             meanwhile: called with the tokenizer while the cores load the model.
-
-        Raises:
-            EngineDeadError: a core could not start; the message has the cause.
         """
         self.vllm_config = config
         self.model_config = config.model_config

@@ -218,7 +218,7 @@ class CoreClient:
             return f"{self._name} hangs: with requests to work on it finished no step for {limit}, and was killed"
         status = self._process.poll()
         ending = f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
-        cause = self._cause.strip().splitlines()[-1] if self._cause else "it left no word"
+        cause = self._cause.strip().splitlines()[-1] if self._cause else "it sent no error"
         return f"{self._name}'s process ended with {ending}: {cause}"
 
     def _watch(self, loop: asyncio.AbstractEventLoop, died: asyncio.Event) -> None:

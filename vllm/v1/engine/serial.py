@@ -26,16 +26,16 @@ _DEFAULTS = {item.name: getattr(_DEFAULT_PARAMS, item.name) for item in fields(S
 
 def encode_request(request: EngineCoreRequest) -> bytes:
     """A request, of its parameters those not at their defaults; VLLMValidationError: unserialisable `extra_args`."""
-    values = {
-        **vars(request),
-        "eos_token_ids": sorted(request.eos_token_ids),
-        "sampling_params": _encode_params(request.sampling_params),
-    }
+    params = request.sampling_params
+    changed = {name: value for name, default in _DEFAULTS.items() if (value := getattr(params, name)) != default}
+    if "output_kind" in changed:
+        changed["output_kind"] = params.output_kind.value
+    values = {**vars(request), "eos_token_ids": sorted(request.eos_token_ids), "sampling_params": changed}
     try:
         return _encoder.encode(values)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         message = f"extra_args cannot be sent to the engine's process: {error}"
-        raise VLLMValidationError(message, "extra_args", request.sampling_params.extra_args) from None
+        raise VLLMValidationError(message, "extra_args", params.extra_args) from None
 
 
 def decode_request(data: Frame) -> EngineCoreRequest:
@@ -49,13 +49,6 @@ def decode_request(data: Frame) -> EngineCoreRequest:
     params = values["sampling_params"] = _DEFAULT_PARAMS.clone()
     vars(params).update(changed)
     return EngineCoreRequest(**values)
-
-
-def _encode_params(params: SamplingParams) -> dict[str, Any]:
-    changed = {name: value for name, default in _DEFAULTS.items() if (value := getattr(params, name)) != default}
-    if "output_kind" in changed:
-        changed["output_kind"] = params.output_kind.value
-    return changed
 
 
 def encode_outputs(outputs: Sequence[EngineCoreOutput], extra: Any = None) -> list[Frame]:
