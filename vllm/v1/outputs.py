@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -50,8 +50,11 @@ class LogprobsTensors(NamedTuple):
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> LogprobsTensors:
         """The same with `move` applied to what `tolists` reads."""
         names = ("logprob_token_ids", "logprobs", "logits", "ranks", "lse", "entropy", "table")
-        tensors = {name: getattr(self, name) for name in names}
-        return self._replace(**{name: move(tensor) for name, tensor in tensors.items() if tensor is not None})
+        changed: dict[str, Any] = {}
+        for name in names:
+            tensor = getattr(self, name)
+            changed[name] = None if tensor is None else move(tensor)
+        return self._replace(**changed)
 
     def tolists(self) -> LogprobsLists:
         """The same readings as numpy arrays on the host."""

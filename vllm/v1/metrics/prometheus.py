@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -49,7 +50,7 @@ class EngineCollector(Collector):
             _add(families, replica.metrics.registry.collect(), labels)
         _add(families, ProcessCollector(registry=None).collect(), {})
         for index, pid in enumerate(self._engine.core_pids):
-            process = ProcessCollector("vllm_engine_core", pid=lambda pid=pid: pid, registry=None)
+            process = ProcessCollector("vllm_engine_core", pid=partial(int, pid), registry=None)
             _add(families, process.collect(), {"engine": str(index)})
         return iter(families.values())
 
