@@ -50,10 +50,8 @@ class LogprobsTensors(NamedTuple):
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> LogprobsTensors:
         """The same with `move` applied to what `tolists` reads."""
         names = ("logprob_token_ids", "logprobs", "logits", "ranks", "lse", "entropy", "table")
-        changed: dict[str, Any] = {}
-        for name in names:
-            tensor = getattr(self, name)
-            changed[name] = None if tensor is None else move(tensor)
+        tensors = ((name, getattr(self, name)) for name in names)
+        changed: dict[str, Any] = {name: move(tensor) for name, tensor in tensors if tensor is not None}
         return self._replace(**changed)
 
     def tolists(self) -> LogprobsLists:
