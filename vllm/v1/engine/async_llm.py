@@ -1,4 +1,4 @@
-"""The engine for an event loop: requests go in, streams of outputs come back, the cores work in their own processes."""
+"""The engine for an event loop: requests in, streams of outputs back, the cores in processes of their own."""
 
 from __future__ import annotations
 
@@ -23,17 +23,13 @@ from vllm.v1.engine.replica_router import ReplicaRouter
 from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.messages import EngineCoreOutput
 
-# Texts longer than this are tokenised in a thread, so that the loop goes on meanwhile.
-_LONG_TEXT = 4096
+_LONG_TEXT = 4096  # characters; more are tokenised in a thread, so that the loop goes on meanwhile
 
 
 class AsyncLLM:
     """Generates for requests that come at any time. All methods but the constructor and `shutdown` belong to one event
-    loop.
-
-    Attributes:
-        replicas: of the model, data_parallel_size of them. When one of them dies, the engine is dead: it takes no
-            further requests. Those that the others work on go on to their ends.
+    loop. When one of the `replicas` (data_parallel_size of them) dies, the engine is dead: it takes no further
+    requests, but the other replicas finish theirs.
     """
 
     def __init__(
@@ -42,16 +38,11 @@ class AsyncLLM:
         core_processes: Sequence[CoreProcessHandle] = (),
         meanwhile: Callable[[Tokenizer | None], None] | None = None,
     ) -> None:
-        """Start the engine cores' processes and wait until they are ready.
+        """Start the engine cores and wait until they are ready; EngineDeadError: one could not start, with the cause.
 
         Args:
-            config: the engine's.
-            core_processes: data_parallel_size of them that `start_core` started; none = start them.
+            core_processes: data_parallel_size processes that `start_core` started; none = start them.
             meanwhile: called with the tokenizer while the cores load the model.
-
-        Raises:
-            ValueError: VLLM_ENGINE_HANG_TIMEOUT_S is no such time.
-            EngineDeadError: one could not start; the message has the cause.
         """
         self.vllm_config = config
         self.model_config = config.model_config
@@ -69,32 +60,20 @@ class AsyncLLM:
         self.replicas = [Replica(core, self.input_processor) for core in cores]
         self._router: ReplicaRouter | None = None
         if len(cores) > 1:
-            cache = config.cache_config
-            self._router = ReplicaRouter(
-                [core.num_blocks for core in cores], cache.block_size, cache.enable_prefix_caching
-            )
+            cache, num_blocks = config.cache_config, [core.num_blocks for core in cores]
+            self._router = ReplicaRouter(num_blocks, cache.block_size, cache.enable_prefix_caching)
         self._receivers: list[asyncio.Task[None]] = []
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
-        """Build the configuration and the engine.
-
-        Raises:
-            ValueError: an argument that cannot be honoured.
-            EngineDeadError: the core could not start.
-        """
+        """Build the configuration and the engine; errors as the constructor's, and ValueError for bad arguments."""
         return cls(engine_args.create_engine_config())
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Generate for one prompt; yields outputs as `sampling_params.output_kind` wants them. Leaving the iteration
-        early, by whatever way, aborts the request.
-
-        Raises:
-            VLLMValidationError: see `add_request`.
-            EngineDeadError: the engine is dead, or dies meanwhile.
-        """
+        """Yield the outputs of one prompt, by `sampling_params.output_kind`. Leaving the iteration early aborts the
+        request. Arguments and errors as for `add_request`; EngineDeadError also when the engine dies meanwhile."""
         stream = await self.add_request(request_id, prompt, sampling_params, priority=priority)
         finished = False
         try:
@@ -112,8 +91,7 @@ class AsyncLLM:
 
         Args:
             request_id: a name that no unfinished request has.
-            prompt: a string, a list of ids, a TextPrompt / TokensPrompt dict, or what the input processor made of one.
-            params: what to do with it.
+            prompt: a string, a list of ids, a TextPrompt / TokensPrompt dict, or a ProcessedPrompt.
             priority: lower runs earlier under the "priority" policy.
 
         Raises:
@@ -121,15 +99,11 @@ class AsyncLLM:
             EngineDeadError: the engine is dead.
         """
         self._check_alive()
-        self._start_receiving()
         check_params_type(params)
         self.input_processor.check_request(request_id, params, priority)
         if params.logits_processors:
-            raise VLLMValidationError(
-                "logits_processors are functions, which cannot be sent to the engine's process; load a custom logits "
-                "processor instead",
-                parameter="logits_processors",
-            )
+            message = "logits_processors cannot be sent to the engine's process; load a custom logits processor instead"
+            raise VLLMValidationError(message, "logits_processors")
         if isinstance(prompt, ProcessedPrompt):
             processed = prompt
         else:
@@ -140,11 +114,7 @@ class AsyncLLM:
     async def process_prompts(
         self, prompts: Sequence[Any], params: Sequence[SamplingParams], *, add_special_tokens: bool = True
     ) -> list[ProcessedPrompt]:
-        """Tokenise and check prompts; long texts in a thread, so that the loop goes on meanwhile.
-
-        Raises:
-            VLLMValidationError: see InputProcessor.process_prompts.
-        """
+        """InputProcessor.process_prompts, for long texts in a thread."""
         process = self.input_processor.process_prompts
         if sum(len(_text_of(prompt)) for prompt in prompts) > _LONG_TEXT:
             return await asyncio.to_thread(process, prompts, params, add_special_tokens=add_special_tokens)
@@ -158,28 +128,22 @@ class AsyncLLM:
         priority: int = 0,
         changed: asyncio.Event | None = None,
     ) -> RequestStream:
-        """Queue a request whose parts are known to be good.
-
-        Args:
-            request_id: a name that no unfinished request has.
-            processed: from `process_prompts`.
-            checked: from `input_processor.process_params`, or of the same quality.
-            priority: lower runs earlier under the "priority" policy.
-            changed: see RequestStream.
-
-        Raises:
-            VLLMValidationError: the id is in use.
-            EngineDeadError: the engine is dead.
-        """
+        """Queue a request from `process_prompts` and `input_processor.process_params`; errors: the id is in use, the
+        engine is dead. `changed`: see RequestStream."""
         self._check_alive()
-        self._start_receiving()
-        if self._router is None:
+        router = self._router
+        if router is None:
             return self.replicas[0].add(request_id, processed, checked, priority, changed)
-        replica = self.replicas[self._route(self._router, request_id, processed, checked)]
+        if request_id in router:
+            raise id_in_use_error(request_id, request_id)
+        assert checked.max_tokens is not None, "the input processor sets max_tokens"
+        index = router.route(
+            request_id, processed.token_ids, processed.cache_salt, checked.num_sequences, checked.max_tokens
+        )
         try:
-            return replica.add(request_id, processed, checked, priority, changed)
+            return self.replicas[index].add(request_id, processed, checked, priority, changed)
         except BaseException:
-            self._router.end([request_id])
+            router.end([request_id])
             raise
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
@@ -197,47 +161,39 @@ class AsyncLLM:
         return all(await self._call("reset_prefix_cache"))
 
     async def collective_rpc(self, method: str, args: tuple = (), kwargs: dict[str, Any] | None = None) -> list[Any]:
-        """Call a method of every worker of every replica by name; arguments and results are what msgpack can hold."""
+        """Call a method of every worker of every replica; arguments and results are what msgpack can hold."""
         results = await self._call("collective_rpc", method, args, kwargs)
         return [each for replica in results for each in replica]
 
     async def check_health(self) -> None:
-        """
-        Raises:
-            EngineDeadError: the engine is dead.
-        """
-        self._start_receiving()
+        """Raises EngineDeadError when the engine is dead."""
         self._check_alive()
 
     @property
     def errored(self) -> bool:
-        """Whether the engine is dead."""
         return self.dead_error is not None
 
     @property
     def dead_error(self) -> EngineDeadError | None:
-        """Why, if it is."""
-        for replica in self.replicas:
-            if replica.core.dead_error is not None:
-                return replica.core.dead_error
-        return None
+        """Why the engine is dead; None: it is not."""
+        errors = (replica.core.dead_error for replica in self.replicas)
+        return next((error for error in errors if error is not None), None)
 
     @property
     def num_unfinished_requests(self) -> int:
-        """Requests whose last output has not been produced."""
         return sum(replica.output_processor.num_unfinished_requests for replica in self.replicas)
 
     @property
     def num_unfinished_sequences(self) -> int:
-        """The same in sequences, of which a request may have several."""
+        """In sequences, of which a request may have several."""
         return sum(replica.num_unfinished_sequences for replica in self.replicas)
 
     async def wait_dead(self) -> EngineDeadError:
-        """Wait until the engine is dead; says why."""
+        """Wait until the engine is dead; returns the cause."""
         self._start_receiving()
         done, _ = await asyncio.wait(self._receivers, return_when=asyncio.FIRST_COMPLETED)
         for receiver in done:
-            receiver.result()  # raises what else ended it
+            receiver.result()  # raises any other error that ended it
         assert self.dead_error is not None
         return self.dead_error
 
@@ -247,7 +203,7 @@ class AsyncLLM:
         return [replica.core.pid for replica in self.replicas]
 
     def shutdown(self) -> None:
-        """End the cores' processes. Streams that are open get EngineDeadError."""
+        """End the cores' processes; open streams get EngineDeadError."""
         for receiver in self._receivers:
             receiver.cancel()
         _close_cores([replica.core for replica in self.replicas])
@@ -257,26 +213,13 @@ class AsyncLLM:
             self._fail(replica, replica.core.dead_error)
 
     async def _call(self, method: str, *arguments: Any) -> list[Any]:
-        """One result a replica."""
         self._check_alive()
-        self._start_receiving()
         return await asyncio.gather(*(replica.core.call(method, *arguments) for replica in self.replicas))
 
     def _check_alive(self) -> None:
-        error = self.dead_error
-        if error is not None:
-            raise error
-
-    def _route(
-        self, router: ReplicaRouter, request_id: str, processed: ProcessedPrompt, checked: SamplingParams
-    ) -> int:
-        """The number of the replica that the request is to go to."""
-        if request_id in router:
-            raise id_in_use_error(request_id, request_id)
-        assert checked.max_tokens is not None, "the input processor sets max_tokens"
-        return router.route(
-            request_id, processed.token_ids, processed.cache_salt, checked.num_sequences, checked.max_tokens
-        )
+        if self.dead_error is not None:
+            raise self.dead_error
+        self._start_receiving()
 
     def _start_receiving(self) -> None:
         if not self._receivers:
@@ -289,7 +232,6 @@ class AsyncLLM:
             self._fail(replica, error)
 
     def _take(self, replica: Replica, outputs: list[EngineCoreOutput], stats: dict[str, Any]) -> None:
-        """Hand a step's outputs to their streams."""
         processed = replica.take(outputs, stats)
         if self._router is not None:
             self._router.begin(processed.begun)
@@ -302,7 +244,7 @@ class AsyncLLM:
 
 
 def _start_cores(config: VllmConfig, processes: Sequence[CoreProcessHandle]) -> list[CoreClient]:
-    """A core for each replica, all of them about to begin."""
+    """A core for each replica, not ready yet."""
     parallel = config.parallel_config
     num_replicas = parallel.data_parallel_size
     cores = []
@@ -314,7 +256,7 @@ def _start_cores(config: VllmConfig, processes: Sequence[CoreProcessHandle]) -> 
 
 
 def _close_cores(cores: Sequence[CoreClient]) -> None:
-    """End them side by side."""
+    """End the cores in parallel."""
     for core in cores:
         core.ask_to_stop()
     for core in cores:
@@ -322,6 +264,6 @@ def _close_cores(cores: Sequence[CoreClient]) -> None:
 
 
 def _text_of(prompt: Any) -> str:
-    """The text that is to be tokenised, if there is one."""
+    """The prompt's text if it is to be tokenised, else empty."""
     text = prompt.get("prompt") if isinstance(prompt, dict) and "prompt_token_ids" not in prompt else prompt
     return text if isinstance(text, str) else ""

@@ -1,52 +1,44 @@
-"""Which executor an engine gets."""
+"""Chooses the executor of an engine: one worker in this process, or one a rank."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.distributed.communicator import Communicator
 from vllm.utils.ray_utils import import_ray_for
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.multiproc import MultiprocExecutor
-from vllm.v1.executor.uniproc import UniProcExecutor
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.worker.worker import Worker
+from vllm.v1.worker.worker import Worker, call_worker
 
 
-class Executor(Protocol):
-    """The calls that the engine core makes on workers: see MultiprocExecutor.
+class UniProcExecutor:
+    """One worker in the caller's process; attributes and methods as MultiprocExecutor."""
 
-    Attributes:
-        worker: rank 0's.
-        group: rank 0's.
-        num_blocks: KV blocks that every rank has.
-        num_host_blocks: blocks of host memory that every rank has for them.
-    """
+    def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
+        self.worker = Worker(config)
+        self.group = self.worker.group
+        self.worker.load_model(use_tqdm)
+        self.num_blocks = self.worker.determine_num_blocks()
+        self.num_host_blocks = self.worker.determine_num_host_blocks()
+        self.worker.initialize_kv_cache(self.num_blocks, self.num_host_blocks)
 
-    worker: Worker
-    group: Communicator
-    num_blocks: int
-    num_host_blocks: int
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        return self.worker.execute_model(scheduler_output)
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput: ...
+    def collective_rpc(self, method: str | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
+        return [call_worker(self.worker, method, args, kwargs or {})]
 
-    def collective_rpc(
-        self, method: str | Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> list[Any]: ...
+    def check_health(self) -> None:
+        pass
 
-    def check_health(self) -> None: ...
-
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        pass
 
 
-def make_executor(config: VllmConfig, use_tqdm: bool = False) -> Executor:
-    """The executor that `config` asks for, its model loaded.
-
-    Raises:
-        ImportError: it asks for Ray, which is not installed.
-    """
+def make_executor(config: VllmConfig, use_tqdm: bool = False) -> UniProcExecutor | MultiprocExecutor:
+    """The executor that `config` asks for, with the model loaded; ImportError: it needs Ray, which is not installed."""
     if config.parallel_config.tensor_parallel_size == 1:
         return UniProcExecutor(config, use_tqdm)
     if config.parallel_config.distributed_executor_backend == "ray":
