@@ -203,9 +203,7 @@ def _warnings(
 
 
 def _summary(
-    args: argparse.Namespace,
-    results: dict[tuple[str, int, str], dict[str, Any]],
-    about: dict[str, dict[str, Any]],
+    args: argparse.Namespace, results: dict[tuple[str, int, str], dict[str, Any]], about: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     rows = [
         {

@@ -64,11 +64,7 @@ class TransformersAdapter:
             batch = order[start : start + SCORE_BATCH]
             ids, mask = _left_padded([work.prompts[i] for i in batch])
             logits = self._model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=_positions(mask),
-                use_cache=False,
-                logits_to_keep=1,
+                input_ids=ids, attention_mask=mask, position_ids=_positions(mask), use_cache=False, logits_to_keep=1
             ).logits[:, -1]
             if work.full_vocabulary:
                 every = torch.log_softmax(logits.float(), -1).numpy()

@@ -93,10 +93,7 @@ def _cost_of_ids(setting: Setting, models: _Models) -> dict[str, Any]:
             seconds[kind].append(_generate(llm, models.prompts(batch), sizes.max_tokens, **kinds[kind]))
     ratio = statistics.median(ids / plain for ids, plain in zip(seconds["ids"], seconds["plain"], strict=True))
     work = f"{batch} sequences, {sizes.num_ids} ids at each token against none"
-    return {
-        "seconds": seconds,
-        "rows": [make_row("decode_ids", work, ratio, 1.01, "x", at_least=False)],
-    }
+    return {"seconds": seconds, "rows": [make_row("decode_ids", work, ratio, 1.01, "x", at_least=False)]}
 
 
 def _against_transformers(setting: Setting, models: _Models, batch: int) -> dict[str, Any]:

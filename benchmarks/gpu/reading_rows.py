@@ -39,11 +39,7 @@ def _readings(setting: Setting, name: str) -> dict[str, Any]:
 
     with force("triton"):
         seconds = time_in_turns(
-            {
-                "kernel": on_each(token_readings),
-                "torch": on_each(_read_with_torch),
-                "passes": on_each(_read_in_passes),
-            },
+            {"kernel": on_each(token_readings), "torch": on_each(_read_with_torch), "passes": on_each(_read_in_passes)},
             setting.device,
             sizes.repeats,
         )

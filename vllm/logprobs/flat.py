@@ -35,8 +35,8 @@ class FlatLogprobs(Sequence[Position]):
 
     The E entries of all P positions follow each other: position i is the slice `start_indices[i]:end_indices[i]` (int64
     [P]) of `token_ids` (int32), `logprobs`, `logits` (float32) and `ranks` (int32), all [E]. `lse` (log-sum-exp of the
-    logits) and `entropy` (nats, NaN unless `logprob_entropy` requested it) are float32 [P]. A token that is both sampled
-    and requested is one entry. `select(ids)` gives rectangular arrays.
+    logits) and `entropy` (nats, NaN unless `logprob_entropy` requested it) are float32 [P]. A token that is sampled and
+    requested is one entry. `select(ids)` gives rectangular arrays.
     """
 
     def __init__(

@@ -89,10 +89,7 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def decode(
-        self,
-        ids: Sequence[int],
-        skip_special_tokens: bool = True,
-        spaces_between_special_tokens: bool = True,
+        self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
     ) -> str:
         """Text of a sequence of ids; incomplete characters become U+FFFD.
 
@@ -349,10 +346,7 @@ class _RedecodingStream:
 
 
 def get_tokenizer(
-    path: str | Path,
-    tokenizer_mode: str = "auto",
-    trust_remote_code: bool = False,
-    revision: str | None = None,
+    path: str | Path, tokenizer_mode: str = "auto", trust_remote_code: bool = False, revision: str | None = None
 ) -> Tokenizer:
     """Load a tokenizer.
 
