@@ -1,19 +1,17 @@
-"""What reading over slices of the vocabulary saves against gathering the logits, on ranks that are processes.
+"""Readings over slices of the vocabulary against gathered logits, in time and bytes.
 
     python benchmarks/tp_readings.py                          # 2 ranks, 64 rows of 151,936 logits, 20 ids each
     python benchmarks/tp_readings.py --batches 1,8,64 --ids 2
 
-Greedy decoding: every rank has a slice of each row's logits, and is to know the token; rank 0 is to have the readings
-of the ids. `slices` reduces on every rank and moves the results, as the engine does. `gather` moves the logits to rank
-0, which reads whole rows and tells the others the tokens. Both ways take turns; the times are rank 0's, medians of the
-repeats. Ranks are connected by gloo over 127.0.0.1, and by memory that they share. Prints a markdown table; the last
-line of stdout is everything as JSON.
+A greedy step: every rank has a slice of each row's logits and needs the token; rank 0 needs the readings of the ids.
+`slices` reduces on every rank, as the engine does; `gather` sends the logits to rank 0, which broadcasts the tokens.
+Times are rank 0's, medians of alternating repeats, over gloo on 127.0.0.1 and over shared memory. Prints a markdown
+table and JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import statistics
 import time
@@ -23,7 +21,7 @@ from multiprocessing.queues import Queue
 from typing import Any
 
 import torch
-from common import add_counts, describe_machine, make_parser, usable_cores
+from common import add_counts, make_parser, print_result, usable_cores
 from report import markdown_table, number
 from torch import Tensor
 
@@ -35,30 +33,25 @@ from vllm.v1.worker.gpu.sample.vocab import WHOLE
 from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
 
 _HOST = "127.0.0.1"
-HEAD = (
-    "ranks connected by",
-    "rows",
-    "slices, ms",
-    "gather, ms",
-    "times faster",
-    "slices, B",
-    "gather, B",
-    "times fewer",
-)
+HEAD = "ranks connected by|rows|slices, ms|gather, ms|times faster|slices, B|gather, B|times fewer".split("|")
 
 
 def main() -> None:
     """Measure every connection, print."""
-    args = _parse_args()
+    parser = make_parser("Readings over slices of the vocabulary against a gather of logits.", model=False)
+    add_counts(parser, ranks=(2, "processes"), vocab_size=(151936, ""), ids=(20, "ids read of each row"))
+    add_counts(parser, repeats=(20, "measured steps of each way"))
+    parser.add_argument("--batches", default="1,8,64", help="rows a step (default: %(default)s)")
+    args = parser.parse_args()
+    args.batches = [int(each) for each in args.batches.split(",")]
     records = [record for name in ("gloo", "shared memory") for record in measure(name, args)]
-    result = {"machine": describe_machine(), **vars(args), "connections": records}
     print(markdown_table(HEAD, [table_line(record) for record in records], 1))
-    print(json.dumps(result))
+    print_result(**vars(args), connections=records)
 
 
 def measure(connection: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Start the ranks and come back with rank 0's records, one a batch."""
-    # A fork hands the descriptors of the shared memory on, and nothing has been computed here that it could disturb.
+    """Rank 0's records, one a batch."""
+    # A fork inherits the shared memory's descriptors; no threads have been started here.
     context = multiprocessing.get_context("fork")
     store, links = host_store(_HOST, args.ranks), make_links(args.ranks)
     records: Queue[dict[str, Any]] = context.Queue()
@@ -97,7 +90,7 @@ def _run_rank(
 
 
 def compare(group: Communicator, num_rows: int, vocab_size: int, num_ids: int, repeats: int) -> dict[str, Any]:
-    """Both ways, in turns: milliseconds (median) and bytes a step of one rank."""
+    """Both ways in turns: median milliseconds and bytes a step of one rank."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(num_rows, vocab_size, generator=generator)
     ids = torch.randint(vocab_size, (num_rows, num_ids), generator=generator, dtype=torch.int32)
@@ -117,7 +110,7 @@ def compare(group: Communicator, num_rows: int, vocab_size: int, num_ids: int, r
     num_bytes = dict.fromkeys(ways, 0)
     for _ in range(repeats):
         for way, read in ways.items():
-            group.all_reduce(torch.zeros(1))  # begin together
+            group.all_reduce(torch.zeros(1))  # a barrier
             before, began = group.num_bytes.total(), time.perf_counter()
             read()
             seconds[way].append(time.perf_counter() - began)
@@ -130,13 +123,13 @@ def compare(group: Communicator, num_rows: int, vocab_size: int, num_ids: int, r
 
 
 def read_slices(group: Communicator, part: Tensor, vocab_size: int, ids: Tensor) -> Readings:
-    """As the sampler reads greedy rows."""
+    """As the sampler does for greedy rows."""
     columns = torch.nn.functional.pad(ids, (1, 0))
     return vocab_of(vocab_size, group).read(part, columns, 0, None)
 
 
 def gather_and_read(group: Communicator, part: Tensor, vocab_size: int, ids: Tensor) -> Readings | None:
-    """Rank 0 reads; the others get the tokens."""
+    """Rank 0 reads whole rows and broadcasts the tokens."""
     ranges = split_vocab(vocab_size, group.world_size)
     widest = max(map(len, ranges))
     parts = group.gather(torch.nn.functional.pad(part, (0, widest - part.shape[1])) if part.shape[1] < widest else part)
@@ -154,21 +147,8 @@ def table_line(record: dict[str, Any]) -> list[str]:
     """One line under HEAD."""
     slices, gather = (record["milliseconds"][way] for way in ("slices", "gather"))
     few, many = (record["bytes"][way] for way in ("slices", "gather"))
-    numbers = (slices, gather, gather / slices)
-    return [
-        record["connection"], str(record["rows"]), *map(number, numbers), f"{few:,}", f"{many:,}", number(many / few)
-    ]  # fmt: skip
-
-
-def _parse_args() -> argparse.Namespace:
-    parser = make_parser("Readings over slices of the vocabulary against a gather of logits.", model=False)
-    add_counts(parser, ranks=(2, "processes"), vocab_size=(151936, ""), ids=(20, "ids read of each row"))
-    add_counts(parser, repeats=(20, "measured steps of each way"))
-    parser.add_argument(
-        "--batches", type=lambda text: list(map(int, text.split(","))), default=[1, 8, 64],
-        help="rows a step, separated by commas (default: 1,8,64)",
-    )  # fmt: skip
-    return parser.parse_args()
+    times = map(number, (slices, gather, gather / slices))
+    return [record["connection"], str(record["rows"]), *times, f"{few:,}", f"{many:,}", number(many / few)]
 
 
 if __name__ == "__main__":
