@@ -1,7 +1,7 @@
 """transformers in an efficient use.
 
-Scoring: left-padded batches of similar lengths, logits of the last position only; a shared prefix is computed once, with its
-keys and values repeated for every batch. Decoding: `generate` on one batch, readings in a logits processor.
+Scoring: left-padded batches of similar lengths, logits of the last position only; a shared prefix is computed once and
+its keys and values are repeated for every batch. Decoding: `generate` on one batch, readings in a logits processor.
 """
 
 from __future__ import annotations
