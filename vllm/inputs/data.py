@@ -1,4 +1,4 @@
-"""The shapes a prompt may have."""
+"""Prompt types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing_extensions import NotRequired
 
 
 class TextPrompt(TypedDict):
-    """A prompt as text; `cache_salt` keeps its cached prefix from being shared with other salts."""
+    """A prompt as text; a cached prefix is shared only between equal `cache_salt`s."""
 
     prompt: str
     cache_salt: NotRequired[str]

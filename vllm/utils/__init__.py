@@ -1,1 +1,1 @@
-"""Helpers that know nothing of the engine."""
+"""Helpers without dependence on the engine."""
