@@ -1,4 +1,4 @@
-"""The server's application: its routes, its errors, its schema."""
+"""The FastAPI application: routes, error handlers, schema."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
 def build_app(state: ServerState) -> FastAPI:
-    """The application over an engine that runs."""
+    """The application over a running engine."""
     app = FastAPI(title="vLLM", version=__version__)
     app.state.server = state
     for router in _ROUTERS:
@@ -45,8 +45,8 @@ def build_app(state: ServerState) -> FastAPI:
     for kind in (ApiError, VLLMValidationError, EngineDeadError):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
-    for gone in (ClientDisconnected, ClientDisconnect):
-        app.add_exception_handler(gone, _answer_nobody)
+    for kind in (ClientDisconnected, ClientDisconnect):
+        app.add_exception_handler(kind, _answer_disconnect)
     middleware.install(app, state)
     openapi.document(app, state.model_names, has_keys=bool(state.args.api_key or envs.api_keys()))
     return app
@@ -57,29 +57,28 @@ def _answer_error(request: Request, error: Exception) -> Response:
 
 
 def _answer_http_exception(request: Request, error: Exception) -> Response:
-    """What the framework refuses before any endpoint is asked."""
+    """Errors of the framework, raised before any endpoint runs."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
-    if error.status_code == 404:
-        answer = ApiError(404, f"there is no route {request.url.path}", code="not_found")
-    elif error.status_code == 405:
+    status, path = error.status_code, request.url.path
+    if status == 404:
+        answer = ApiError(404, f"there is no route {path}", code="not_found")
+    elif status == 405:
         headers["Allow"] = ", ".join(_methods(request))
-        answer = ApiError(
-            405, f"{request.url.path} takes {headers['Allow']}, not {request.method}", code="method_not_allowed"
-        )
+        answer = ApiError(405, f"{path} takes {headers['Allow']}, not {request.method}", code="method_not_allowed")
     else:
-        answer = ApiError(error.status_code, str(error.detail), code="http_error")
+        answer = ApiError(status, str(error.detail), code="http_error")
     response = answer.response()
     response.headers.update(headers)
     return response
 
 
-def _answer_nobody(request: Request, error: Exception) -> Response:
+def _answer_disconnect(request: Request, error: Exception) -> Response:
     return Response(status_code=middleware.CLIENT_CLOSED_REQUEST)
 
 
 def _methods(request: Request) -> list[str]:
-    """Those that the path takes. Several routes may have one path: the framework names the methods of the first."""
+    """All methods of the path. Where several routes share one path, the framework lists those of the first only."""
     scopes = [{**request.scope, "method": method} for method in _METHODS]
     routes = request.app.routes
     return [each["method"] for each in scopes if any(route.matches(each)[0] is Match.FULL for route in routes)]

@@ -1,4 +1,4 @@
-"""The description of the API at /openapi.json: what FastAPI makes of the routes, made complete."""
+"""/openapi.json: FastAPI's description of the routes, completed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _BEARER = "bearer"
 
 
 def document(app: FastAPI, model_names: list[str], has_keys: bool) -> None:
-    """Let `app.openapi` describe what the routes do themselves: read bodies, refuse them, ask for a key.
+    """Make `app.openapi` describe what the routes do themselves: parse and check bodies, check API keys.
 
     Args:
         app: with all its routes.
-        model_names: what requests may give as `model`.
+        model_names: accepted values of `model`.
         has_keys: clients must show an API key.
     """
     make_schema = app.openapi
@@ -53,7 +53,7 @@ def _complete(schema: dict[str, Any], model_names: list[str], has_keys: bool) ->
         field = components["schemas"][model.__name__]["properties"]["model"]
         own = next(each for each in field.get("anyOf", [field]) if each["type"] == "string")
         own["enum"] = model_names
-    # No route answers so: request_body.py checks the bodies, and a path is always a text.
+    # FastAPI's own errors never occur: request_body.py checks the bodies, and path parameters are strings.
     for name in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(name, None)
     if has_keys:

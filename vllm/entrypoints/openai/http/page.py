@@ -1,4 +1,4 @@
-"""GET /: the page, and the files it is made of."""
+"""GET /: the page and its static files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,10 @@ _FOLDER = Path(__file__).parents[1] / "static"
 _INDEX = "index.html"
 _MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
-# No other host, no script but our files, and no markup made from a text.
-_CONTENT_SECURITY_POLICY = "; ".join(
-    (
-        "default-src 'self'",
-        "object-src 'none'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'self'",
-        "require-trusted-types-for 'script'",
-    )
+# No other host, no script but our files, no markup made from text.
+_CONTENT_SECURITY_POLICY = (
+    "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'; "
+    "require-trusted-types-for 'script'"
 )
 
 
@@ -57,11 +51,7 @@ async def page(request: Request) -> Response:
 
 @router.get("/static/{name}")
 async def page_file(name: str, request: Request) -> Response:
-    """A style sheet, a module or an image of the page.
-
-    Raises:
-        ApiError: there is none of that name.
-    """
+    """A style sheet, a module or an image of the page."""
     file = _files().get(name)
     if file is None or name == _INDEX:
         raise ApiError(404, f"there is no route {request.url.path}", code="not_found")
@@ -70,7 +60,7 @@ async def page_file(name: str, request: Request) -> Response:
 
 def _answer(file: _File, request: Request) -> Response:
     headers = {
-        # Asked for again each time, sent again only when the server has another version.
+        # Revalidated on each use, so that a new version shows at once.
         "Cache-Control": "no-cache",
         "ETag": file.etag,
         "Content-Security-Policy": _CONTENT_SECURITY_POLICY,

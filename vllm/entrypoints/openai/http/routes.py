@@ -1,4 +1,4 @@
-"""What the endpoints' declarations share: the schema of their bodies, and of their errors."""
+"""Declarations of endpoints: schemas of bodies and errors, and how bodies are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Model = TypeVar("Model", bound=RequestModel)
 SCHEMA_REF = "#/components/schemas/"
 REQUEST_MODELS: list[type[RequestModel]] = []
 CHUNK_MODELS: list[type[ResponseModel]] = []
-"""Those of `takes`, for the schema's components."""
+"""Models given to `takes`, for the components of /openapi.json."""
 
 _ERRORS = {
     400: "A field is missing, unknown, of a wrong type, out of range, or cannot be honoured; `param` names it",
@@ -33,19 +33,17 @@ _ERRORS = {
 
 
 class RequestRoute(APIRoute):
-    """A route whose endpoint takes the request and nothing else, and returns a Response. What the framework does for
-    other signatures, resolving parameters and encoding results, costs as much as such an endpoint."""
+    """A route whose endpoint takes only the request and returns a Response. It skips FastAPI's parameter resolution and
+    result encoding, which cost as much as a small endpoint."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """See APIRoute."""
         return self.endpoint
 
 
 def takes(
     model: type[RequestModel], answer: Any, chunk: type[ResponseModel] | None = None, **options: Any
 ) -> dict[str, Any]:
-    """Arguments of a route whose body is `model` and whose answer is described by `answer`, and each event of a
-    streamed one by `chunk`."""
+    """Arguments of a route: the models of its body, of its answer, and of each event of a streamed answer."""
     REQUEST_MODELS.append(model)
     content = {}
     if chunk is not None:
@@ -65,24 +63,17 @@ def _event(chunk: type[ResponseModel]) -> dict[str, Any]:
     data = {
         "type": "string",
         "description": "A chunk; or an error; or, as the last, [DONE].",
-        "anyOf": [
-            {"const": "[DONE]"},
-            {"contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}},
-        ],
+        "anyOf": [{"const": "[DONE]"}, {"contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}],
     }
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def error_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Descriptions of answers with these statuses."""
+    """OpenAPI descriptions of errors with these statuses."""
     return {status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in statuses}
 
 
 async def body_of(request: Request, model: type[Model]) -> Model:
-    """The request's body.
-
-    Raises:
-        ApiError: see read_body.
-    """
+    """The request's body, under the server's limits; see read_body."""
     args = server_state(request).args
     return await read_body(request, model, int(args.max_body_mib * 2**20), args.ignore_unknown_fields)

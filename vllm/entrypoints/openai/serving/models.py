@@ -91,7 +91,7 @@ async def health(request: Request) -> Response:
 @router.get("/load", responses={200: {"model": LoadResponse}}, response_model=None)
 async def load(request: Request) -> Response:
     """How many requests are being answered."""
-    return json_response({"server_load": server_state(request).num_in_flight})
+    return json_response({"server_load": len(server_state(request).in_flight)})
 
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:
