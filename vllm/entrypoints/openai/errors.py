@@ -35,7 +35,12 @@ class ApiError(Exception):
     """
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None, retry_after: int | None = None
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status

@@ -1,6 +1,6 @@
-"""Rows of a thousand entries and more, up to the whole vocabulary, written as JSON.
+"""Rows of readings as JSON text, from a single entry to the whole vocabulary.
 
-What an entry says of its token alone is written once and remembered; the numbers are written a column at a time.
+What depends on the token alone is encoded once and cached; the numbers are encoded by columns.
 """
 
 from __future__ import annotations
@@ -11,36 +11,31 @@ import msgspec
 import numpy as np
 
 from vllm.entrypoints.openai.rendering.token_texts import TokenNames, id_name
-from vllm.entrypoints.openai.rendering.turns import ENTRIES_A_TURN, turn
-from vllm.entrypoints.openai.rendering.written_json import Written
+from vllm.entrypoints.openai.rendering.written_json import ENTRIES_PER_TURN, Written, turn
 
-WIDE = 1024
-"""Rows with more entries are written by this module."""
-
-Heads = Callable[[list[int]], list[bytes]]
+Row = msgspec.Raw | Written
 
 
-async def classic_row(token_ids: np.ndarray, logprobs: np.ndarray, chosen: str, names: TokenNames) -> Written:
-    """{text: logprob}. The first entry has the text `chosen` as its key; of others with the same text the first one
-    keeps it, and the rest go by their ids.
+async def classic_row(token_ids: np.ndarray, logprobs: np.ndarray, chosen: str, names: TokenNames) -> Row:
+    """{text: logprob}. Of entries with equal texts, the first one keeps the text and the others go by their ids.
 
     Args:
         token_ids: int32 [E].
         logprobs: float32 [E].
-        chosen: the first entry's key.
+        chosen: the text of the first entry.
         names: how tokens are shown.
     """
-    seen: set[str] = set()
+    seen: set[bytes] = set()
 
     def heads(ids: list[int]) -> list[bytes]:
-        texts, keys = names.texts(ids), names.heads(ids, _classic_head)
+        keys = names.heads(ids, _classic_head)
         if not seen:
-            texts[0], keys[0] = chosen, _key(chosen)
-        for index, text in enumerate(texts):
-            if text in seen:
+            keys[0] = _key(chosen)
+        for index, key in enumerate(keys):
+            if key in seen:
                 keys[index] = _key(id_name(ids[index]))
             else:
-                seen.add(text)
+                seen.add(key)
         return keys
 
     return await _write(b"{", heads, b"%b%b", token_ids, [logprobs], b"}")
@@ -48,18 +43,20 @@ async def classic_row(token_ids: np.ndarray, logprobs: np.ndarray, chosen: str, 
 
 async def chat_row(
     token_ids: np.ndarray, logprobs: np.ndarray, ranks: np.ndarray, logits: np.ndarray, names: TokenNames
-) -> Written:
+) -> Row:
     """[{token, bytes, token_id, logprob, rank, logit}]; arrays [E]."""
     form = b'%b%b,"rank":%b,"logit":%b}'
-    return await _write(b"[", _heads(names, _chat_head), form, token_ids, [logprobs, ranks, logits], b"]")
+    columns = [logprobs, ranks, logits]
+    return await _write(b"[", lambda ids: names.heads(ids, _chat_head), form, token_ids, columns, b"]")
 
 
 async def prompt_row(
     token_ids: np.ndarray, logprobs: np.ndarray, ranks: np.ndarray, logits: np.ndarray, names: TokenNames
-) -> Written:
+) -> Row:
     """{token id: {decoded_token, logprob, rank, logit}}; arrays [E]."""
     form = b'%b%b,"rank":%b,"logit":%b}'
-    return await _write(b"{", _heads(names, _prompt_head), form, token_ids, [logprobs, ranks, logits], b"}")
+    columns = [logprobs, ranks, logits]
+    return await _write(b"{", lambda ids: names.heads(ids, _prompt_head), form, token_ids, columns, b"}")
 
 
 async def readings_row(
@@ -70,11 +67,11 @@ async def readings_row(
     probabilities: np.ndarray,
     labels: dict[int, str],
     names: TokenNames,
-) -> Written:
+) -> Row:
     """{token id: {token, label, logprob, logit, rank, probability}}, null for what is not finite; arrays [E]."""
+    shown = {token_id: msgspec.json.encode(label) for token_id, label in labels.items()}
 
     def heads(ids: list[int]) -> list[bytes]:
-        shown = {token_id: _text(label) for token_id, label in labels.items()}
         known = names.heads(ids, _reading_head)
         return [b'%b%b,"logprob":' % (head, shown.get(own, b"null")) for own, head in zip(ids, known, strict=True)]
 
@@ -83,29 +80,27 @@ async def readings_row(
 
 
 async def _write(
-    opening: bytes, heads: Heads, form: bytes, token_ids: np.ndarray, columns: Sequence[np.ndarray], closing: bytes
-) -> Written:
+    opening: bytes,
+    heads: Callable[[list[int]], list[bytes]],
+    form: bytes,
+    token_ids: np.ndarray,
+    columns: Sequence[np.ndarray],
+    closing: bytes,
+) -> Row:
     parts = [opening]
-    for start in range(0, len(token_ids), ENTRIES_A_TURN):
-        await turn()
-        span = slice(start, start + ENTRIES_A_TURN)
+    for start in range(0, len(token_ids), ENTRIES_PER_TURN):
+        if start:
+            await turn()
+        span = slice(start, start + ENTRIES_PER_TURN)
         numbers = (msgspec.json.encode(column[span].tolist())[1:-1].split(b",") for column in columns)
-        rows = zip(heads(token_ids[span].tolist()), *numbers, strict=True)
-        parts.append((b"," if start else b"") + b",".join([form % row for row in rows]))
+        entries = zip(heads(token_ids[span].tolist()), *numbers, strict=True)
+        parts.append((b"," if start else b"") + b",".join([form % entry for entry in entries]))
     parts.append(closing)
-    return Written(parts)
-
-
-def _heads(names: TokenNames, write: Callable[[int, str, list[int] | None], bytes]) -> Heads:
-    return lambda ids: names.heads(ids, write)
-
-
-def _text(text: str) -> bytes:
-    return msgspec.json.encode(text)
+    return Written(parts) if len(parts) > 3 else msgspec.Raw(b"".join(parts))
 
 
 def _key(text: str) -> bytes:
-    return _text(text) + b":"
+    return msgspec.json.encode(text) + b":"
 
 
 def _classic_head(token_id: int, text: str, token_bytes: list[int] | None) -> bytes:
@@ -118,8 +113,8 @@ def _chat_head(token_id: int, text: str, token_bytes: list[int] | None) -> bytes
 
 
 def _prompt_head(token_id: int, text: str, token_bytes: list[int] | None) -> bytes:
-    return b'"%d":{"decoded_token":%b,"logprob":' % (token_id, _text(text))
+    return b'"%d":{"decoded_token":%b,"logprob":' % (token_id, msgspec.json.encode(text))
 
 
 def _reading_head(token_id: int, text: str, token_bytes: list[int] | None) -> bytes:
-    return b'"%d":{"token":%b,"label":' % (token_id, _text(text))
+    return b'"%d":{"token":%b,"label":' % (token_id, msgspec.json.encode(text))
