@@ -13,7 +13,6 @@ from vllm.entrypoints.openai.errors import ApiError, as_api_error
 from vllm.entrypoints.openai.http import middleware, openapi, page
 from vllm.entrypoints.openai.serving import chat as serving_chat
 from vllm.entrypoints.openai.serving import completion as serving_completion
-from vllm.entrypoints.openai.serving import metrics as serving_metrics
 from vllm.entrypoints.openai.serving import models as serving_models
 from vllm.entrypoints.openai.serving import scoring as serving_scoring
 from vllm.entrypoints.openai.serving import tokenization as serving_tokenization
@@ -27,7 +26,6 @@ _ROUTERS = (
     serving_chat.router,
     serving_scoring.router,
     serving_tokenization.router,
-    serving_metrics.router,
     serving_models.router,
 )
 

@@ -190,7 +190,7 @@ async def _answered(state: ServerState) -> None:
 
 
 class _Signals:
-    """Handles SIGINT and SIGTERM. The first one stops the server; a further one cuts requests short, or ends the process
+    """Handles SIGINT and SIGTERM. The first stops the server; a further one cuts requests short, or ends the process
     once they are.
 
     Attributes:

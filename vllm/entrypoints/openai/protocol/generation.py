@@ -223,7 +223,7 @@ class ChoiceFields(ResponseModel):
 
 class CompletionLogprobs(ResponseModel):
     """OpenAI's classic shape. `tokens` concatenated are the text: a token that completes no character is empty, and the
-    one that completes it has it whole. Keys of `top_logprobs` are texts, or token_id:N where another token has the text."""
+    one that completes it has it whole. Keys of `top_logprobs` are texts, or token_id:N where another token has it."""
 
     text_offset: list[int]
     tokens: list[str]

@@ -1,4 +1,4 @@
-"""How an endpoint that generates answers: from queued prompts to JSON, or to a stream of it."""
+"""Answers of generation endpoints, whole or streamed."""
 
 from __future__ import annotations
 
@@ -15,36 +15,31 @@ from vllm.outputs import RequestOutput
 
 
 class Answer(Protocol):
-    """One request's way from its body to its answer."""
+    """A generation request on its way from body to answer."""
 
     async def submit(self) -> Submission:
         """Check everything and queue it."""
 
     async def whole(self, outputs: list[RequestOutput], request: Request) -> Any:
-        """The answer from the finished output of each prompt."""
+        """The answer, from the finished output of each prompt."""
 
     def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer as it comes."""
+        """The events of a streamed answer."""
 
 
 async def respond(request: Request, answer: Answer, stream: bool) -> Response:
-    """Generate and answer, while the client is there.
-
-    Args:
-        request: whose body has been read.
-        answer: what it asks for.
-        stream: send chunks as they come.
+    """Generate and answer; aborts when the client disconnects.
 
     Raises:
         ApiError, VLLMValidationError, EngineDeadError: the request cannot be honoured, or the model failed on it.
-        ClientDisconnected: nobody waits any more.
+        ClientDisconnected: the client went first.
     """
     if stream:
         submission = await while_connected(request, answer.submit())
         return EventStream(answer.chunks(submission, request), submission.abort)
-    return PartsResponse(await while_connected(request, _whole(request, answer)))
 
+    async def whole() -> Any:
+        submission = await answer.submit()
+        return await answer.whole(await submission.results(), request)
 
-async def _whole(request: Request, answer: Answer) -> Any:
-    submission = await answer.submit()
-    return await answer.whole(await submission.results(), request)
+    return PartsResponse(await while_connected(request, whole()))

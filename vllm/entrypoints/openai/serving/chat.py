@@ -19,12 +19,13 @@ from vllm.entrypoints.openai.protocol.generation import (
     ChatCompletionRequest,
     ChatCompletionResponse,
 )
+from vllm.entrypoints.openai.protocol.tokenization import TokenizeRequest
 from vllm.entrypoints.openai.rendering.logprobs import chat_logprobs, prompt_logprobs
 from vllm.entrypoints.openai.rendering.readings import ReadingPlan
 from vllm.entrypoints.openai.serving.answers import respond
 from vllm.entrypoints.openai.serving.completion_choices import token_names
 from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of
-from vllm.entrypoints.openai.serving.sampling import named_as, process, sampling_params
+from vllm.entrypoints.openai.serving.sampling import named_as, queue_prompts, sampling_params
 from vllm.entrypoints.openai.serving.usage import StreamUsage, UsageCount
 from vllm.entrypoints.openai.state import ServerState, server_state
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -42,6 +43,20 @@ async def create_chat_completion(request: Request) -> Response:
     return await respond(request, answer, bool(body.stream))
 
 
+def render(state: ServerState, body: ChatCompletionRequest | TokenizeRequest) -> dict[str, Any]:
+    """The prompt of the request's conversation; see `render_conversations`."""
+    begins_answer = body.add_generation_prompt
+    (prompt,) = render_conversations(
+        body.messages,
+        state.tokenizer,
+        chat_template=state.chat_template_of(body.chat_template),
+        add_generation_prompt=not body.continue_final_message if begins_answer is None else begins_answer,
+        continue_final_message=bool(body.continue_final_message),
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    return dict(prompt)
+
+
 class ChatAnswer:
     """See `Answer`."""
 
@@ -52,25 +67,16 @@ class ChatAnswer:
         """
         self._body = body
         self._state = state
-        self._id = answer_id
         self._frame = {"id": answer_id, "created": int(time.time()), "model": body.model}
         self._names = token_names(body.return_tokens_as_token_ids, state)
         self._max_tokens_field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, self._max_tokens_field)
         if body.max_tokens not in (None, max_tokens):
-            raise ApiError(
-                400,
-                f"max_tokens={body.max_tokens} contradicts max_completion_tokens={max_tokens}, its newer name",
-                param="max_tokens",
-                code="invalid_value",
-            )
+            message = f"max_tokens={body.max_tokens} contradicts max_completion_tokens={max_tokens}, its newer name"
+            raise ApiError(400, message, "max_tokens", "invalid_value")
         if body.top_logprobs and not body.logprobs:
-            raise ApiError(
-                400,
-                f"top_logprobs={body.top_logprobs} needs logprobs=true",
-                param="top_logprobs",
-                code="invalid_value",
-            )
+            message = f"top_logprobs={body.top_logprobs} needs logprobs=true"
+            raise ApiError(400, message, "top_logprobs", "invalid_value")
         self._num_topk = (body.top_logprobs or 0) if body.logprobs else None
         shows_topk = max_tokens == 0 and self._num_topk is not None
         self._plan = ReadingPlan.of(body, state, shows_topk)
@@ -87,38 +93,24 @@ class ChatAnswer:
         """Render the conversation, check everything and queue it.
 
         Raises:
-            ApiError, VLLMValidationError, EngineDeadError: see `render_conversations`, `process` and Submission.queue.
+            ApiError, VLLMValidationError, EngineDeadError: see `render_conversations` and `queue_prompts`.
         """
-        # In a thread, as templates and their library may take their time.
+        # In a thread: templates and their library may be slow.
         with named_as({"messages": "chat_template"} if self._body.chat_template else {}):
-            prompt = await asyncio.to_thread(self._render)
+            prompt = await asyncio.to_thread(render, self._state, self._body)
         with named_as(self._own_names):
-            processed, checked = await process(
+            return await queue_prompts(
                 self._state,
                 self._body,
+                self._frame["id"],
                 [prompt],
                 self._params,
                 add_special_tokens=False,
                 prompt_field="messages",
                 max_tokens_field=self._max_tokens_field,
             )
-            return await Submission.queue(self._state, self._id, processed, checked, self._body.priority or 0)
-
-    def _render(self) -> dict[str, Any]:
-        body = self._body
-        begins_answer = body.add_generation_prompt
-        (prompt,) = render_conversations(
-            body.messages,
-            self._state.tokenizer,
-            chat_template=self._state.chat_template_of(body.chat_template),
-            add_generation_prompt=not body.continue_final_message if begins_answer is None else begins_answer,
-            continue_final_message=bool(body.continue_final_message),
-            chat_template_kwargs=body.chat_template_kwargs,
-        )
-        return dict(prompt)
 
     async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
-        """The answer from the conversation's finished output."""
         (output,) = outputs
         choices = []
         for completion in output.outputs:
@@ -135,7 +127,6 @@ class ChatAnswer:
         }
 
     async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer as it comes."""
         usage = StreamUsage(self._body.stream_options, request)
         frame = {**self._frame, "object": "chat.completion.chunk"}
         begun: set[int] = set()
@@ -150,16 +141,14 @@ class ChatAnswer:
                     is_first = completion.index not in begun
                     begun.add(completion.index)
                     role = {"role": "assistant"} if is_first else {}
-                    choice = {
-                        "delta": {**role, "content": completion.text},
-                        **await self._choice(completion, is_first),
-                    }
+                    delta = {**role, "content": completion.text}
+                    choice = {"delta": delta, **await self._choice(completion, is_first)}
                     yield {**frame, "choices": [choice], **once, **usage.so_far()}
         if usage.is_wanted_last:
             yield {**frame, "choices": [], "usage": usage.fields()}
 
     async def _choice(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:
-        """A choice's fields beside its text, for what `completion` adds."""
+        """Fields beside the text, for what `completion` adds to the choice."""
         readings = completion.logprobs
         logprobs = None
         if self._num_topk is not None or self._plan.engine_ids:

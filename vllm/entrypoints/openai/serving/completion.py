@@ -17,15 +17,14 @@ from vllm.entrypoints.openai.rendering.readings import ReadingPlan
 from vllm.entrypoints.openai.serving.answers import respond
 from vllm.entrypoints.openai.serving.completion_choices import CompletionPrompt, CompletionSequence, Shown
 from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of
-from vllm.entrypoints.openai.serving.sampling import named_as, process, sampling_params
+from vllm.entrypoints.openai.serving.sampling import named_as, queue_prompts, sampling_params
 from vllm.entrypoints.openai.serving.usage import StreamUsage, UsageCount
 from vllm.entrypoints.openai.state import ServerState, server_state
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.sampling_params import SamplingParams
 
 router = APIRouter(route_class=RequestRoute)
 
-# Of OpenAI's API, where the field is left out.
+# OpenAI's default.
 _DEFAULT_MAX_TOKENS = 16
 
 _OWN_NAMES = {"extra_args": "vllm_xargs", "prompt_token_ids": "prompt"}
@@ -42,10 +41,10 @@ async def create_completion(request: Request) -> Response:
 
 
 def _prompt_list(prompt: Any) -> list[Any]:
-    """One prompt or many, as a list. What they are is the input processor's business."""
+    """One prompt or many, as a list; the input processor checks them."""
     if isinstance(prompt, list):
         if not prompt:
-            raise ApiError(400, "prompt must not be empty", param="prompt", code="invalid_value")
+            raise ApiError(400, "prompt must not be empty", "prompt", "invalid_value")
         if isinstance(prompt[0], (str, list)):
             return prompt
     return [prompt]
@@ -61,32 +60,25 @@ class CompletionAnswer:
         """
         self._body = body
         self._state = state
-        self._id = answer_id
         self._frame = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": body.model}
         self._prompts = _prompt_list(body.prompt)
         state.check_count(len(self._prompts), "prompt")
-        self._max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        plan = ReadingPlan.of(body, state, shows_topk=self._max_tokens == 0 and body.logprobs is not None)
+        max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        plan = ReadingPlan.of(body, state, shows_topk=max_tokens == 0 and body.logprobs is not None)
         self._shown = Shown.of(body, state, plan)
-        self._params = self._sampling_params(plan)
-
-    def _sampling_params(self, plan: ReadingPlan) -> SamplingParams:
-        body = self._body
         own = body.logprobs or 0
         reads_echo = self._shown.echo and self._shown.logprobs
         if reads_echo and body.prompt_logprobs not in (None, own):
-            raise ApiError(
-                400,
-                f"echo shows the prompt with logprobs={own}, which prompt_logprobs={body.prompt_logprobs} contradicts",
-                param="prompt_logprobs",
-                code="invalid_value",
+            message = (
+                f"echo shows the prompt with logprobs={own}, which prompt_logprobs={body.prompt_logprobs} contradicts"
             )
+            raise ApiError(400, message, "prompt_logprobs", "invalid_value")
         with named_as(_OWN_NAMES):
-            return sampling_params(
+            self._params = sampling_params(
                 body,
-                self._state,
+                state,
                 plan,
-                max_tokens=self._max_tokens,
+                max_tokens=max_tokens,
                 logprobs=body.logprobs,
                 prompt_logprobs=own if reads_echo else None,
             )
@@ -95,20 +87,16 @@ class CompletionAnswer:
         """Check everything and queue it.
 
         Raises:
-            ApiError, VLLMValidationError, EngineDeadError: see `process` and Submission.queue.
+            ApiError, VLLMValidationError, EngineDeadError: see `queue_prompts`.
         """
+        body = self._body
+        special = body.add_special_tokens is not False
         with named_as(_OWN_NAMES):
-            processed, checked = await process(
-                self._state,
-                self._body,
-                self._prompts,
-                self._params,
-                add_special_tokens=self._body.add_special_tokens is not False,
+            return await queue_prompts(
+                self._state, body, self._frame["id"], self._prompts, self._params, add_special_tokens=special
             )
-            return await Submission.queue(self._state, self._id, processed, checked, self._body.priority or 0)
 
     async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
-        """The answer from the finished output of each prompt."""
         choices = []
         for index, output in enumerate(outputs):
             prompt = CompletionPrompt(self._shown, output)
@@ -119,7 +107,6 @@ class CompletionAnswer:
         return {**self._frame, "choices": choices, "labels": self._shown.plan.label_entries, "usage": usage}
 
     async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer as it comes."""
         usage = StreamUsage(self._body.stream_options, request)
         prompts: dict[int, CompletionPrompt] = {}
         sequences: dict[int, CompletionSequence] = {}

@@ -1,4 +1,4 @@
-"""The choices of /v1/completions: text, echo, logprobs and readings of each sequence, as they come."""
+"""The choices of /v1/completions: text, echo, logprobs and readings of each sequence."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from vllm.tokenizers.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Shown:
-    """What a request wants to see.
+    """What the request's choices show.
 
     Attributes:
         logprobs: choices have `logprobs`.
-        echo: the first text of a choice begins with the prompt.
+        echo: texts begin with the prompt.
         prompt_logprobs: choices have `prompt_logprobs`.
         token_ids: choices have `token_ids` and `prompt_token_ids`.
-        given_text: the prompt's text is what the client wrote, not a part of it.
-        skip_special_tokens: texts leave special tokens out.
+        given_text: the prompt's text is as the client wrote it, not truncated.
+        skip_special_tokens: texts omit special tokens.
     """
 
     plan: ReadingPlan
@@ -44,8 +44,7 @@ class Shown:
 
     @classmethod
     def of(cls, body: CompletionRequest, state: ServerState, plan: ReadingPlan) -> Shown:
-        """By the request's fields.
-
+        """
         Raises:
             ApiError: echo without a tokenizer.
         """
@@ -63,7 +62,7 @@ class Shown:
 
 
 def token_names(as_ids: bool | None, state: ServerState) -> TokenNames:
-    """How an answer shows tokens: as the request says, or else as the server does."""
+    """How an answer shows tokens: by the request's choice (`as_ids`), or else the server's."""
     return TokenNames(state.engine.tokenizer, state.args.return_tokens_as_token_ids if as_ids is None else as_ids)
 
 
@@ -84,7 +83,7 @@ class CompletionPrompt:
             self.text, self._pieces, self._offsets = split_text(shown.tokenizer, text, self.token_ids)
 
     async def fields(self) -> dict[str, Any]:
-        """What the first chunk of each choice shows of the prompt."""
+        """The prompt's fields in the first chunk of each choice."""
         fields: dict[str, Any] = {}
         if self._shown.token_ids:
             fields["prompt_token_ids"] = self.token_ids
@@ -93,7 +92,7 @@ class CompletionPrompt:
         return fields
 
     async def classic(self) -> ClassicLogprobs:
-        """The echoed tokens with their logprobs."""
+        """The echoed tokens' logprobs."""
         if self._classic is None:
             self._classic = await classic_prompt_logprobs(
                 self._readings, self._shown.names, self.token_ids, self._pieces, self._offsets
@@ -114,7 +113,7 @@ class CompletionSequence:
             self._pieces = TokenPieces(shown.tokenizer, len(prompt.text), shown.skip_special_tokens)
 
     async def fields(self, completion: CompletionOutput) -> dict[str, Any]:
-        """The choice's fields for what `completion` adds."""
+        """Fields for what `completion` adds to the choice."""
         shown, is_first = self._shown, self._is_first
         self._is_first = False
         echoed = self._prompt.text if is_first else ""

@@ -1,4 +1,4 @@
-"""The engine's requests that one HTTP request stands for, and their end when the client goes."""
+"""The engine requests of one HTTP request; they are aborted when the client disconnects."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Result = TypeVar("Result")
 
 
 class ClientDisconnected(Exception):
-    """Nobody is there to read the answer."""
+    """The client disconnected before its answer was ready."""
 
 
 class Submission:
-    """Queued requests, one a prompt."""
+    """Queued engine requests, one per prompt."""
 
     def __init__(self, state: ServerState) -> None:
         self._engine = state.engine
         self._streams: list[RequestStream] = []
-        self._changed = asyncio.Event()  # of any stream
+        self._changed = asyncio.Event()  # set by any stream
 
     @classmethod
     async def queue(
@@ -45,9 +45,9 @@ class Submission:
 
         Args:
             state: the server's.
-            request_id: of the HTTP request; only a part of the engine's ids, which clients cannot make collide.
+            request_id: of the HTTP request; engine ids extend it, so that clients cannot make them collide.
             prompts: from `engine.process_prompts`.
-            params: one a prompt, from `engine.input_processor.process_params`.
+            params: one per prompt, from `engine.input_processor.process_params`.
             priority: lower runs earlier.
 
         Raises:
@@ -63,17 +63,15 @@ class Submission:
         try:
             for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
                 core_id = f"{request_id}-{unique}-{index}"
-                submission._streams.append(
-                    await state.engine.add_checked(core_id, prompt, own, priority, submission._changed)
-                )
+                stream = await state.engine.add_checked(core_id, prompt, own, priority, submission._changed)
+                submission._streams.append(stream)
         except BaseException:
             await asyncio.shield(submission.abort())
             raise
         return submission
 
     async def results(self) -> list[RequestOutput]:
-        """The finished output of every prompt, in their order. All end when one fails, or when the caller is
-        cancelled.
+        """The finished output of every prompt, in order. All are aborted when one fails or the caller is cancelled.
 
         Raises:
             ApiError: the model failed on a prompt, or the server stops.
@@ -86,8 +84,7 @@ class Submission:
             raise
 
     async def events(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """(number of the prompt, output) of all prompts as they come. All end when one fails, or when the iteration is
-        left.
+        """(prompt index, output) of all prompts as they come. All are aborted when one fails or iteration ends early.
 
         Raises:
             ApiError, EngineDeadError: as `results`.
@@ -104,13 +101,13 @@ class Submission:
                             del unfinished[index]
                         yield index, output
                     if stream.is_ended and index in unfinished:
-                        stream.take()  # raises what ended it, if anything did
+                        stream.take()  # raises the error that ended it, if any
                         raise _stopped()
         finally:
             await asyncio.shield(self.abort())
 
     async def abort(self) -> None:
-        """End what is unfinished."""
+        """Abort unfinished requests."""
         await self._engine.abort([stream.request_id for stream in self._streams])
 
     async def _last(self, stream: RequestStream) -> RequestOutput:
@@ -134,20 +131,16 @@ def _check_errors(output: RequestOutput) -> None:
 
 
 def request_id_of(request: Request, prefix: str, given: str | None = None) -> str:
-    """The answer's id: what the body gives, else what the X-Request-Id header gives, else a new one."""
+    """The answer's id: from the body (`given`), else from the X-Request-Id header, else new."""
     name = given or getattr(request.state, "request_id", None) or uuid.uuid4().hex
     return f"{prefix}-{name}"
 
 
 async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of `work`, which is cancelled when the client goes.
-
-    Args:
-        request: whose body has been read.
-        work: a coroutine.
+    """The result of `work`, a coroutine, which is cancelled when the client disconnects. `request` has been read.
 
     Raises:
-        ClientDisconnected: the client went first.
+        ClientDisconnected: the client disconnected first.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -160,7 +153,7 @@ async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
         is_gone = True
         task.cancel()
 
-    # Only the watcher is a task of its own: work that is done at once costs no more than a call.
+    # Only the watcher is a task of its own: work that never waits costs no more than a call.
     watcher = asyncio.create_task(watch())
     try:
         return await work

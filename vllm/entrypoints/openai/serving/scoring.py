@@ -1,4 +1,4 @@
-"""POST /generative_scoring and /v1/score: how likely labels continue a query put together with each of many items."""
+"""POST /generative_scoring and /v1/score: the probabilities of labels after a query joined with items."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ router = APIRouter(route_class=RequestRoute)
 
 @router.post("/generative_scoring", **takes(GenerativeScoringRequest, GenerativeScoringResponse))
 async def generative_scoring(request: Request) -> Response:
-    """Score items by the probability of labels after the query and each of them."""
+    """Score items by the probabilities of labels after the query joined with each item."""
     state = server_state(request)
     body = await body_of(request, GenerativeScoringRequest)
     model = state.check_model(body.model)
@@ -117,7 +117,7 @@ def _label_fields(names: list[str], scores: LabelScores, probabilities: list[flo
 
 
 def _probabilities(scores: LabelScores, among_labels: bool) -> np.ndarray:
-    """float64 [labels]. Among themselves a single label would always have 1, which says nothing."""
+    """float64 [labels]. A single label has its true probability: among labels it would always be 1."""
     return scores.probabilities if among_labels and len(scores.logprobs) > 1 else np.exp(scores.logprobs)
 
 
