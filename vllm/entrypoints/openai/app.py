@@ -11,23 +11,11 @@ from starlette.routing import Match
 from vllm import envs
 from vllm.entrypoints.openai.errors import ApiError, as_api_error
 from vllm.entrypoints.openai.http import middleware, openapi, page
-from vllm.entrypoints.openai.serving import chat as serving_chat
-from vllm.entrypoints.openai.serving import completion as serving_completion
-from vllm.entrypoints.openai.serving import models as serving_models
-from vllm.entrypoints.openai.serving import scoring as serving_scoring
-from vllm.entrypoints.openai.serving import tokenization as serving_tokenization
+from vllm.entrypoints.openai.serving import chat, completion, models, scoring, tokenization
 from vllm.entrypoints.openai.serving.engine_requests import ClientDisconnected
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import EngineDeadError, VLLMValidationError
 from vllm.version import __version__
-
-_ROUTERS = (
-    serving_completion.router,
-    serving_chat.router,
-    serving_scoring.router,
-    serving_tokenization.router,
-    serving_models.router,
-)
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
@@ -36,8 +24,8 @@ def build_app(state: ServerState) -> FastAPI:
     """The application over a running engine."""
     app = FastAPI(title="vLLM", version=__version__)
     app.state.server = state
-    for router in _ROUTERS:
-        app.include_router(router)
+    for module in (completion, chat, scoring, tokenization, models):
+        app.include_router(module.router)
     if state.args.page:
         app.include_router(page.router)
     for kind in (ApiError, VLLMValidationError, EngineDeadError):

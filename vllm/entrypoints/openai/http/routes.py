@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
 from vllm.entrypoints.openai.http.request_body import read_body
 from vllm.entrypoints.openai.protocol.base import RequestModel, ResponseModel
 from vllm.entrypoints.openai.protocol.generation import ErrorResponse
-from vllm.entrypoints.openai.state import server_state
+from vllm.entrypoints.openai.state import ServerState, server_state
 
-Model = TypeVar("Model", bound=RequestModel)
+Endpoint = Callable[[Request, ServerState, Any], Awaitable[Response]]
 
 SCHEMA_REF = "#/components/schemas/"
 REQUEST_MODELS: list[type[RequestModel]] = []
 CHUNK_MODELS: list[type[ResponseModel]] = []
-"""Models given to `takes`, for the components of /openapi.json."""
+"""Models given to `post`, for the components of /openapi.json."""
 
 _ERRORS = {
     400: "A field is missing, unknown, of a wrong type, out of range, or cannot be honoured; `param` names it",
@@ -32,7 +32,7 @@ _ERRORS = {
 }
 
 
-class RequestRoute(APIRoute):
+class _RequestRoute(APIRoute):
     """A route whose endpoint takes only the request and returns a Response. It skips FastAPI's parameter resolution and
     result encoding, which cost as much as a small endpoint."""
 
@@ -40,22 +40,47 @@ class RequestRoute(APIRoute):
         return self.endpoint
 
 
-def takes(
-    model: type[RequestModel], answer: Any, chunk: type[ResponseModel] | None = None, **options: Any
-) -> dict[str, Any]:
-    """Arguments of a route: the models of its body, of its answer, and of each event of a streamed answer."""
+def post(
+    router: APIRouter, path: str, model: type[RequestModel], answer: Any, chunk: type[ResponseModel] | None = None
+) -> Callable[[Endpoint], Endpoint]:
+    """Decorator of an endpoint that gets the request, the server's state and the checked body.
+
+    Args:
+        router: where to add the route.
+        path: its path.
+        model: the body.
+        answer: the answer.
+        chunk: each event of a streamed answer.
+    """
     REQUEST_MODELS.append(model)
     content = {}
     if chunk is not None:
         CHUNK_MODELS.append(chunk)
         content["text/event-stream"] = {"schema": _event(chunk)}
-    body = {"required": True, "content": {"application/json": {"schema": {"$ref": SCHEMA_REF + model.__name__}}}}
-    return {
-        "openapi_extra": {"requestBody": body},
-        "responses": {200: {"model": answer, "content": content}, **error_answers(*_ERRORS)},
-        "response_model": None,
-        **options,
-    }
+    body_schema = {"schema": {"$ref": SCHEMA_REF + model.__name__}}
+
+    def add(function: Endpoint) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            state = server_state(request)
+            args = state.args
+            body = await read_body(request, model, int(args.max_body_mib * 2**20), args.ignore_unknown_fields)
+            state.check_model(body.model)  # type: ignore[attr-defined]
+            return await function(request, state, body)
+
+        router.add_api_route(
+            path,
+            endpoint,
+            methods=["POST"],
+            name=function.__name__,
+            description=function.__doc__,
+            route_class_override=_RequestRoute,
+            response_model=None,
+            responses={200: {"model": answer, "content": content}, **error_answers(*_ERRORS)},
+            openapi_extra={"requestBody": {"required": True, "content": {"application/json": body_schema}}},
+        )
+        return function
+
+    return add
 
 
 def _event(chunk: type[ResponseModel]) -> dict[str, Any]:
@@ -71,9 +96,3 @@ def _event(chunk: type[ResponseModel]) -> dict[str, Any]:
 def error_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """OpenAPI descriptions of errors with these statuses."""
     return {status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in statuses}
-
-
-async def body_of(request: Request, model: type[Model]) -> Model:
-    """The request's body, under the server's limits; see read_body."""
-    args = server_state(request).args
-    return await read_body(request, model, int(args.max_body_mib * 2**20), args.ignore_unknown_fields)

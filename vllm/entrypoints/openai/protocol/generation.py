@@ -22,6 +22,13 @@ from vllm.entrypoints.openai.protocol.base import (
 )
 from vllm.sampling_params import MAX_STOP_STRINGS, LogprobsMode
 
+__all__ = [
+    "ChatChoice", "ChatChunkChoice", "ChatCompletionChunk", "ChatCompletionRequest", "ChatCompletionResponse",
+    "ChatDelta", "ChatFields", "ChatLogprob", "ChatLogprobs", "ChatMessage", "ChatPositionLogprobs", "ChoiceFields",
+    "CompletionChoice", "CompletionLogprobs", "CompletionRequest", "CompletionResponse", "ErrorInfo", "ErrorResponse",
+    "GenerationFields", "PromptLogprob", "StreamOptions", "Usage",
+]  # fmt: skip
+
 
 def _check_prompt(prompt: Any) -> Any:
     if not isinstance(prompt, (str, list)):

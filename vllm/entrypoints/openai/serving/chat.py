@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from vllm.entrypoints.chat import render_conversations
 from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.http.routes import RequestRoute, body_of, takes
+from vllm.entrypoints.openai.http.routes import post
 from vllm.entrypoints.openai.protocol.generation import (
     ChatCompletionChunk,
     ChatCompletionRequest,
@@ -26,19 +26,18 @@ from vllm.entrypoints.openai.serving.answers import respond
 from vllm.entrypoints.openai.serving.completion_choices import token_names
 from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of
 from vllm.entrypoints.openai.serving.sampling import named_as, queue_prompts, sampling_params
-from vllm.entrypoints.openai.serving.usage import StreamUsage, UsageCount
-from vllm.entrypoints.openai.state import ServerState, server_state
+from vllm.entrypoints.openai.serving.usage import UsageCount
+from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import CompletionOutput, RequestOutput
 
-router = APIRouter(route_class=RequestRoute)
+router = APIRouter()
+
+_OWN_NAMES = {"logprobs": "top_logprobs", "prompt": "messages", "extra_args": "vllm_xargs"}
 
 
-@router.post("/v1/chat/completions", **takes(ChatCompletionRequest, ChatCompletionResponse, ChatCompletionChunk))
-async def create_chat_completion(request: Request) -> Response:
+@post(router, "/v1/chat/completions", ChatCompletionRequest, ChatCompletionResponse, ChatCompletionChunk)
+async def create_chat_completion(request: Request, state: ServerState, body: ChatCompletionRequest) -> Response:
     """Answer a conversation, and read the logprobs of chosen tokens."""
-    state = server_state(request)
-    body = await body_of(request, ChatCompletionRequest)
-    state.check_model(body.model)
     answer = ChatAnswer(body, state, request_id_of(request, "chatcmpl", body.request_id))
     return await respond(request, answer, bool(body.stream))
 
@@ -80,12 +79,7 @@ class ChatAnswer:
         self._num_topk = (body.top_logprobs or 0) if body.logprobs else None
         shows_topk = max_tokens == 0 and self._num_topk is not None
         self._plan = ReadingPlan.of(body, state, shows_topk)
-        self._own_names = {
-            "max_tokens": self._max_tokens_field,
-            "logprobs": "top_logprobs",
-            "prompt": "messages",
-            "extra_args": "vllm_xargs",
-        }
+        self._own_names = {**_OWN_NAMES, "max_tokens": self._max_tokens_field}
         with named_as(self._own_names):
             self._params = sampling_params(body, state, self._plan, max_tokens=max_tokens, logprobs=self._num_topk)
 
@@ -116,18 +110,19 @@ class ChatAnswer:
         for completion in output.outputs:
             message = {"role": "assistant", "content": completion.text, "refusal": None}
             choices.append({"message": message, **await self._choice(completion, is_first=True)})
-        usage = request.state.usage = UsageCount.of(outputs).fields()
+        usage = UsageCount(request)
+        usage.add(0, output)
         return {
             **self._frame,
             "object": "chat.completion",
             "choices": choices,
             "labels": self._plan.label_entries,
-            "usage": usage,
+            "usage": usage.fields(),
             **await self._prompt_fields(output),
         }
 
     async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
-        usage = StreamUsage(self._body.stream_options, request)
+        usage = UsageCount(request, self._body.stream_options)
         frame = {**self._frame, "object": "chat.completion.chunk"}
         begun: set[int] = set()
         async with aclosing(submission.events()) as events:

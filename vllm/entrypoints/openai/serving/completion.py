@@ -11,18 +11,18 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.http.routes import RequestRoute, body_of, takes
+from vllm.entrypoints.openai.http.routes import post
 from vllm.entrypoints.openai.protocol.generation import CompletionRequest, CompletionResponse
 from vllm.entrypoints.openai.rendering.readings import ReadingPlan
 from vllm.entrypoints.openai.serving.answers import respond
 from vllm.entrypoints.openai.serving.completion_choices import CompletionPrompt, CompletionSequence, Shown
 from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of
 from vllm.entrypoints.openai.serving.sampling import named_as, queue_prompts, sampling_params
-from vllm.entrypoints.openai.serving.usage import StreamUsage, UsageCount
-from vllm.entrypoints.openai.state import ServerState, server_state
+from vllm.entrypoints.openai.serving.usage import UsageCount
+from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import CompletionOutput, RequestOutput
 
-router = APIRouter(route_class=RequestRoute)
+router = APIRouter()
 
 # OpenAI's default.
 _DEFAULT_MAX_TOKENS = 16
@@ -30,12 +30,9 @@ _DEFAULT_MAX_TOKENS = 16
 _OWN_NAMES = {"extra_args": "vllm_xargs", "prompt_token_ids": "prompt"}
 
 
-@router.post("/v1/completions", **takes(CompletionRequest, CompletionResponse, CompletionResponse))
-async def create_completion(request: Request) -> Response:
+@post(router, "/v1/completions", CompletionRequest, CompletionResponse, CompletionResponse)
+async def create_completion(request: Request, state: ServerState, body: CompletionRequest) -> Response:
     """Continue one prompt or many, and read the logprobs of chosen tokens."""
-    state = server_state(request)
-    body = await body_of(request, CompletionRequest)
-    state.check_model(body.model)
     answer = CompletionAnswer(body, state, request_id_of(request, "cmpl", body.request_id))
     return await respond(request, answer, bool(body.stream))
 
@@ -98,16 +95,18 @@ class CompletionAnswer:
 
     async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
         choices = []
+        usage = UsageCount(request)
         for index, output in enumerate(outputs):
+            usage.add(index, output)
             prompt = CompletionPrompt(self._shown, output)
             for completion in output.outputs:
                 sequence = CompletionSequence(self._shown, prompt, self._number(index, completion))
                 choices.append(await sequence.fields(completion))
-        usage = request.state.usage = UsageCount.of(outputs).fields()
-        return {**self._frame, "choices": choices, "labels": self._shown.plan.label_entries, "usage": usage}
+        labels = self._shown.plan.label_entries
+        return {**self._frame, "choices": choices, "labels": labels, "usage": usage.fields()}
 
     async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
-        usage = StreamUsage(self._body.stream_options, request)
+        usage = UsageCount(request, self._body.stream_options)
         prompts: dict[int, CompletionPrompt] = {}
         sequences: dict[int, CompletionSequence] = {}
         labels = {"labels": self._shown.plan.label_entries} if self._shown.plan.labels else {}

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from vllm.entrypoints.openai.errors import ApiError, json_response
-from vllm.entrypoints.openai.http.routes import RequestRoute, body_of, error_answers, takes
+from vllm.entrypoints.openai.http.routes import error_answers, post
 from vllm.entrypoints.openai.protocol.tokenization import (
     MAX_TEXT_BYTES,
     DetokenizeRequest,
@@ -24,18 +24,15 @@ from vllm.entrypoints.openai.state import ServerState, server_state
 from vllm.exceptions import VLLMValidationError
 from vllm.utils.checks import MAX_LIST_LENGTH, check_encodable, check_id_sequence, check_vocabulary, wrong_type
 
-router = APIRouter(route_class=RequestRoute)
+router = APIRouter()
 
 # More characters or ids than this are processed in a thread, to keep the event loop responsive.
 _LARGE = 4096
 
 
-@router.post("/tokenize", **takes(TokenizeRequest, TokenizeResponse))
-async def tokenize(request: Request) -> Response:
+@post(router, "/tokenize", TokenizeRequest, TokenizeResponse)
+async def tokenize(request: Request, state: ServerState, body: TokenizeRequest) -> Response:
     """The token ids of a text, or of a conversation as the chat template writes it."""
-    state = server_state(request)
-    body = await body_of(request, TokenizeRequest)
-    state.check_model(body.model)
     if body.given_field() == "messages":
         _check_length("messages", body.messages)
         # Templates and their library may be slow.
@@ -48,12 +45,9 @@ async def tokenize(request: Request) -> Response:
     return _tokenize_text(state, body, text)
 
 
-@router.post("/detokenize", **takes(DetokenizeRequest, DetokenizeResponse))
-async def detokenize(request: Request) -> Response:
+@post(router, "/detokenize", DetokenizeRequest, DetokenizeResponse)
+async def detokenize(request: Request, state: ServerState, body: DetokenizeRequest) -> Response:
     """The text of token ids."""
-    state = server_state(request)
-    body = await body_of(request, DetokenizeRequest)
-    state.check_model(body.model)
     ids = body.tokens
     if not isinstance(ids, list):
         raise wrong_type("tokens", ids, "a list of token ids")
