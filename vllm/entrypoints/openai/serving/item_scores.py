@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.protocol.scoring import ScoringFields
 from vllm.entrypoints.openai.rendering.token_texts import id_name
 from vllm.entrypoints.openai.serving.engine_requests import Submission
-from vllm.entrypoints.openai.serving.scoring_prompts import PromptBuilder, ScoringPrompt
+from vllm.entrypoints.openai.serving.scoring_prompts import PromptBuilder
 from vllm.entrypoints.openai.serving.usage import cached_tokens_shown
 from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import LabelScores, RequestOutput
@@ -35,25 +34,6 @@ _ITEM_WORK = 16
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class ScoredItems:
-    """The result of a request, by item.
-
-    Attributes:
-        label_names: each label's text, as given or decoded.
-        prompts: one per item.
-        scores: one per item.
-        usage: the request's token counts.
-        is_large: making an answer of it is slow.
-    """
-
-    label_names: list[str]
-    prompts: list[ScoringPrompt]
-    scores: list[LabelScores]
-    usage: dict[str, Any]
-    is_large: bool
-
-
 async def score_items(state: ServerState, body: ScoringFields, request_id: str) -> ScoredItems:
     """Check everything, queue it and wait for the results.
 
@@ -61,17 +41,23 @@ async def score_items(state: ServerState, body: ScoringFields, request_id: str) 
         ApiError, VLLMValidationError: a field that cannot be honoured; nothing is queued then.
         ApiError, EngineDeadError: see Submission.
     """
-    items = _item_list(body.items)
+    items = body.items
+    if not isinstance(items, list):
+        raise wrong_type("items", items, "a list of texts or of lists of token ids")
+    if not items:
+        raise ApiError(400, "items must not be empty", "items", "invalid_value")
     state.check_count(len(items), "items")
     field = body.given_field()
     labels = getattr(body, field)
-    is_large = _size([body.query, *items, *(labels if isinstance(labels, list) else ())]) > _LARGE
-    plan = await in_thread_if(is_large, lambda: _Plan.of(state, body, items, field))
-    requests = await in_thread_if(plan.is_large, plan.requests)
+    parts = [body.query, *items, *(labels if isinstance(labels, list) else ())]
+    is_large = sum(len(part) if isinstance(part, (str, list)) else 1 for part in parts) > _LARGE
+    scored = await in_thread_if(is_large, lambda: ScoredItems(state, body, items, field))
+    requests = await in_thread_if(scored.is_large, scored.requests)
     prompts, params = zip(*requests, strict=True)
     submission = await Submission.queue(state, request_id, prompts, params, body.priority or 0)
     outputs = await submission.results()
-    return await in_thread_if(plan.is_large, lambda: plan.result(outputs))
+    await in_thread_if(scored.is_large, lambda: scored.finish(outputs))
+    return scored
 
 
 async def in_thread_if(condition: bool, function: Callable[[], Result]) -> Result:
@@ -79,23 +65,30 @@ async def in_thread_if(condition: bool, function: Callable[[], Result]) -> Resul
     return await asyncio.to_thread(function) if condition else function()
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A checked request."""
+class ScoredItems:
+    """A checked request, and its scores once it is finished; lists are in the order of the items.
 
-    label_names: list[str]
-    scorer: LabelScorer
-    prompts: list[ScoringPrompt]
-    processed: list[ProcessedPrompt]
-    is_large: bool
+    Attributes:
+        label_names: each label's text, as given or decoded.
+        prompts: one per item.
+        scores: one per item; empty before `finish`.
+        usage: the request's token counts; empty before `finish`.
+        is_large: processing this is slow.
+    """
 
-    @classmethod
-    def of(cls, state: ServerState, body: ScoringFields, items: list[Any], field: str) -> _Plan:
+    def __init__(self, state: ServerState, body: ScoringFields, items: list[Any], field: str) -> None:
         """`field`: the one that holds the labels."""
         config, tokenizer = state.engine.model_config, state.engine.tokenizer
         labels = _labels(state, getattr(body, field), field, len(items))
-        scorer = LabelScorer(labels, config.max_model_len)
-        _check_num_requests(state, scorer.num_requests * len(items), field)
+        self._scorer = scorer = LabelScorer(labels, config.max_model_len)
+        num_requests = scorer.num_requests * len(items)
+        # An error of its own: a full queue's error would say that trying again may help.
+        if num_requests > state.max_sequences:
+            message = (
+                f"these items with {field} of several tokens take {num_requests} sequences, more than the limit of "
+                f"{state.max_sequences} (--max-num-seqs and --max-num-queued-reqs together)"
+            )
+            raise ApiError(400, message, field, "too_many_sequences")
         builder = PromptBuilder(
             tokenizer,
             config.vocab_size,
@@ -105,39 +98,32 @@ class _Plan:
             max_total=MAX_TOKENS // scorer.num_requests,
             truncate_to=_truncated_len(body.truncate_prompt_tokens, scorer.max_prompt_len, config.max_model_len),
         )
-        prompts = builder.build(body.query, items)
-        processed = [ProcessedPrompt(None, prompt.token_ids, body.cache_salt) for prompt in prompts]
+        self.label_names = [_name(label, tokenizer) for label in labels]
+        self.prompts = builder.build(body.query, items)
+        self._processed = [ProcessedPrompt(None, prompt.token_ids, body.cache_salt) for prompt in self.prompts]
         num_readings = sum(len(label.token_ids) for label in labels)
-        is_large = len(items) * (_ITEM_WORK + num_readings) > _LARGE
-        return cls([_name(label, tokenizer) for label in labels], scorer, prompts, processed, is_large)
+        self.is_large = len(items) * (_ITEM_WORK + num_readings) > _LARGE
+        self.scores: list[LabelScores] = []
+        self.usage: dict[str, Any] = {}
 
     def requests(self) -> list[tuple[ProcessedPrompt, SamplingParams]]:
         """The engine's requests of all prompts."""
-        return [request for prompt in self.processed for request in self.scorer.requests(prompt)]
+        return [request for prompt in self._processed for request in self._scorer.requests(prompt)]
 
-    def result(self, outputs: list[RequestOutput]) -> ScoredItems:
-        """`outputs`: of `requests`, in order."""
-        each = self.scorer.num_requests
+    def finish(self, outputs: list[RequestOutput]) -> None:
+        """Set scores and usage from the outputs of `requests`."""
+        each = self._scorer.num_requests
         rows = [outputs[start : start + each] for start in range(0, len(outputs), each)]
-        scores = [self.scorer.scores(prompt, row) for prompt, row in zip(self.processed, rows, strict=True)]
+        self.scores = [self._scorer.scores(prompt, row) for prompt, row in zip(self._processed, rows, strict=True)]
         num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
         # Only the first: a prompt's further requests always find it in the cache.
         num_cached = sum(cached_tokens_shown(row[0]) for row in rows)
-        usage = {
+        self.usage = {
             "prompt_tokens": num_tokens,
             "completion_tokens": 0,
             "total_tokens": num_tokens,
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
-        return ScoredItems(self.label_names, self.prompts, scores, usage, self.is_large)
-
-
-def _item_list(items: Any) -> list[Any]:
-    if not isinstance(items, list):
-        raise wrong_type("items", items, "a list of texts or of lists of token ids")
-    if not items:
-        raise ApiError(400, "items must not be empty", "items", "invalid_value")
-    return items
 
 
 def _labels(state: ServerState, given: Any, field: str, num_items: int) -> list[Label]:
@@ -169,16 +155,6 @@ def _check_num_readings(field: str, num_tokens: int, num_items: int) -> None:
         raise ApiError(400, message, field, "too_many_readings")
 
 
-def _check_num_requests(state: ServerState, num_requests: int, field: str) -> None:
-    """Refuse, rather than as a full queue, what would never fit in the queue."""
-    if num_requests > state.max_sequences:
-        message = (
-            f"these items with {field} of several tokens take {num_requests} sequences, more than the limit of "
-            f"{state.max_sequences} (--max-num-seqs and --max-num-queued-reqs together)"
-        )
-        raise ApiError(400, message, field, "too_many_sequences")
-
-
 def _truncated_len(asked: int | None, max_prompt_len: int, max_model_len: int) -> int | None:
     if asked is None:
         return None
@@ -195,8 +171,3 @@ def _name(label: Label, tokenizer: Tokenizer | None) -> str:
     if len(label.token_ids) == 1:
         return tokenizer.decode_tokens(label.token_ids)[0]
     return tokenizer.decode(label.token_ids, skip_special_tokens=False)
-
-
-def _size(parts: list[Any]) -> int:
-    """Number of characters and ids."""
-    return sum(len(part) if isinstance(part, (str, list)) else 1 for part in parts)
