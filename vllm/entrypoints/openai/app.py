@@ -10,7 +10,7 @@ from starlette.routing import Match
 
 from vllm import envs
 from vllm.entrypoints.openai.errors import ApiError, as_api_error
-from vllm.entrypoints.openai.http import middleware, openapi, page
+from vllm.entrypoints.openai.http import middleware, page, routes
 from vllm.entrypoints.openai.serving import chat, completion, models, scoring, tokenization
 from vllm.entrypoints.openai.serving.engine_requests import ClientDisconnected
 from vllm.entrypoints.openai.state import ServerState
@@ -34,7 +34,7 @@ def build_app(state: ServerState) -> FastAPI:
     for kind in (ClientDisconnected, ClientDisconnect):
         app.add_exception_handler(kind, _answer_disconnect)
     middleware.install(app, state)
-    openapi.document(app, state.model_names, has_keys=bool(state.args.api_key or envs.api_keys()))
+    routes.document(app, state.model_names, has_keys=bool(state.args.api_key or envs.api_keys()))
     return app
 
 

@@ -82,8 +82,6 @@ def serve(
     """Load the model and serve it until a signal or the engine's death. Runs in the main thread only.
 
     Args:
-        config: the engine's.
-        args: the server's.
         chat_template: text of a template in place of the model's own.
         listener: from `bind`.
         core_processes: from `start_core`, one per replica.

@@ -25,8 +25,6 @@ class ServerState:
     """A running server.
 
     Attributes:
-        engine: the engine.
-        args: the server's own arguments.
         chat_template: text of a template in place of the model's own.
         created: when it started, in Unix seconds.
         draining: it is stopping and accepts no new work.
@@ -47,10 +45,7 @@ class ServerState:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """
-        Raises:
-            ApiError: skip_tokenizer_init left it out.
-        """
+        """Raises ApiError if skip_tokenizer_init left it out."""
         if self.engine.tokenizer is None:
             raise ApiError(400, "this server runs without a tokenizer: texts cannot be read or written")
         return self.engine.tokenizer
@@ -70,11 +65,8 @@ class ServerState:
         return max_running + self.args.max_num_queued_reqs
 
     def chat_template_of(self, given: str | None) -> str | None:
-        """The template in place of the model's own, if any: the request's (`given`), or the server's.
-
-        Raises:
-            ApiError: templates of requests are not trusted.
-        """
+        """The template in place of the model's own, if any: the request's (`given`; ApiError if not trusted), or the
+        server's."""
         if given is not None and not self.args.trust_request_chat_template:
             message = (
                 "chat_template: a template is a program, and this server runs those of requests only with "
@@ -84,11 +76,7 @@ class ServerState:
         return given or self.chat_template
 
     def check_model(self, name: str | None) -> str:
-        """The model's name as answers show it.
-
-        Raises:
-            ApiError: 404, there is no such model.
-        """
+        """The model's name as answers show it. Raises ApiError 404 if there is no such model."""
         names = self.model_names
         if name is not None and name not in names:
             message = f"there is no model {shown(name)} here; there is {', '.join(map(repr, names))}"
@@ -100,18 +88,12 @@ class ServerState:
         return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=STOPPING_RETRY_SECONDS)
 
     def check_accepting(self) -> None:
-        """
-        Raises:
-            ApiError: 503, the server is stopping.
-        """
+        """Raises ApiError 503 if the server is stopping."""
         if self.draining:
             raise self.stopping_error()
 
     def check_capacity(self, num_sequences: int) -> None:
-        """
-        Raises:
-            ApiError: 503, the server is stopping; 429, the queue is full; 400, more than it can ever hold.
-        """
+        """Raises ApiError: 503 if the server is stopping, 429 if the queue is full, 400 if it could never hold them."""
         self.check_accepting()
         limit = self.max_sequences
         if num_sequences > limit:
@@ -128,10 +110,7 @@ class ServerState:
             raise ApiError(429, message, code="overloaded", retry_after=RETRY_SECONDS)
 
     def check_count(self, count: int, name: str) -> None:
-        """
-        Raises:
-            ApiError: the field `name` has more entries than --max-prompts-per-request.
-        """
+        """Raises ApiError if the field `name` has more entries than --max-prompts-per-request."""
         limit = self.args.max_prompts_per_request
         if count > limit:
             message = f"{name} has {count} entries, more than the limit of {limit} (--max-prompts-per-request)"

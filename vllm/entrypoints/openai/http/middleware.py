@@ -64,18 +64,17 @@ class RequestTracker:
         self._app = app
         self._state = state
         self._log = log
-        self._line = _json_line if state.args.access_log_format == "json" else _text_line
-        self._root_path = state.args.root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         context = RequestContext(scope, receive, send, self._state)
-        if self._root_path:
-            scope["root_path"] = self._root_path
+        args = self._state.args
+        if args.root_path:
+            scope["root_path"] = args.root_path
             # By ASGI's rule the path includes the root path, whether the proxy removed it or not.
-            if not _is_below(scope["path"], self._root_path):
-                scope["path"] = self._root_path + scope["path"]
+            if not _is_below(scope["path"], args.root_path):
+                scope["path"] = args.root_path + scope["path"]
         try:
             await self._app(scope, context.receive, context.send)
         finally:
@@ -83,7 +82,7 @@ class RequestTracker:
             if self._log is not None:
                 level = logging.DEBUG if route_of(scope) in _QUIET_PATHS else logging.INFO
                 if self._log.isEnabledFor(level):
-                    self._log.log(level, "%s", self._line(context.record()))
+                    self._log.log(level, "%s", _line(context.record(), args.access_log_format))
 
 
 class RequestContext:
@@ -222,15 +221,13 @@ def access_logger(log_format: Literal["text", "json"]) -> logging.Logger:
     return found
 
 
-def _text_line(record: dict[str, Any]) -> str:
+def _line(record: dict[str, Any], log_format: Literal["text", "json"]) -> str:
+    if log_format == "json":
+        return json.dumps({"time": round(time.time(), 3), **record})
     line = "{client} {method} {path} {status} {ms} ms".format(**record)
     if record["prompt_tokens"] is not None:
         line += " prompt_tokens={prompt_tokens} completion_tokens={completion_tokens}".format(**record)
     return f"{line} id={record['request_id']}"
-
-
-def _json_line(record: dict[str, Any]) -> str:
-    return json.dumps({"time": round(time.time(), 3), **record})
 
 
 def _sane_id(text: str | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from fastapi import Request
@@ -15,8 +15,6 @@ from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.protocol.base import RequestModel, nested_model
 from vllm.exceptions import shown
 
-Model = TypeVar("Model", bound=RequestModel)
-
 # Invalid JSON is decoded a second time, for a better error, only up to this length.
 _SHORT_BODY = 2**20
 
@@ -24,21 +22,17 @@ _SHORT_BODY = 2**20
 _LONGEST_NAME = 64
 
 
-async def read_body(request: Request, model: type[Model], max_bytes: int, ignore_unknown: bool) -> Model:
-    """Read, decode and check a JSON body of at most `max_bytes`, whose unknown fields are errors or ignored.
+async def read_body(request: Request, model: type[RequestModel], max_bytes: int, ignore_unknown: bool) -> Any:
+    """The `model` that a JSON body of at most `max_bytes` describes; unknown fields are errors or ignored.
 
     Raises:
         ApiError: 415 another content type or a compressed body, 413 too long, 400 anything else.
     """
     _check_headers(request.headers.get("content-type"), request.headers.get("content-encoding"))
-    return parse(decode(await _read(request, max_bytes)), model, ignore_unknown)
+    return _parse(_decode(await _read(request, max_bytes)), model, ignore_unknown)
 
 
-def decode(data: bytes) -> Any:
-    """
-    Raises:
-        ApiError: not JSON.
-    """
+def _decode(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -52,13 +46,11 @@ def decode(data: bytes) -> Any:
         raise ApiError(400, f"the body is not valid JSON: {problem}", code="invalid_json") from None
 
 
-def parse(value: Any, model: type[Model], ignore_unknown: bool) -> Model:
-    """
-    Raises:
-        ApiError: a field is missing, of a wrong type, unknown, or not supported.
-    """
+def _parse(value: Any, model: type[RequestModel], ignore_unknown: bool) -> Any:
     if not isinstance(value, dict):
-        raise ApiError(400, f"the body must be a JSON object, got {_json_type(value)}", code="invalid_type")
+        kinds = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+        message = f"the body must be a JSON object, got {kinds.get(type(value), 'a number')}"
+        raise ApiError(400, message, code="invalid_type")
     # Before validation: a misspelt field explains a missing one.
     _check_names(value, model, ignore_unknown)
     try:
@@ -125,8 +117,3 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
-
-
-def _json_type(value: Any) -> str:
-    kinds = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    return kinds.get(type(value), "a number")

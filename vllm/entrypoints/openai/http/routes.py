@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
+from pydantic.json_schema import models_json_schema
 
 from vllm.entrypoints.openai.http.request_body import read_body
 from vllm.entrypoints.openai.protocol.base import RequestModel, ResponseModel
@@ -32,6 +33,16 @@ _ERRORS = {
 }
 
 
+def _header(description: str, **schema: Any) -> dict[str, Any]:
+    return {"description": description, "required": True, "schema": schema}
+
+
+_REQUEST_ID = {"X-Request-Id": _header("The request's, or a new one.", type="string")}
+_RETRY = {"Retry-After": _header("Seconds after which to try again.", type="integer", minimum=1)}
+_HEADERS = {"401": {"WWW-Authenticate": _header("Bearer", type="string")}, "429": _RETRY, "503": _RETRY}
+_BEARER = "bearer"
+
+
 class _RequestRoute(APIRoute):
     """A route whose endpoint takes only the request and returns a Response. It skips FastAPI's parameter resolution and
     result encoding, which cost as much as a small endpoint."""
@@ -43,15 +54,8 @@ class _RequestRoute(APIRoute):
 def post(
     router: APIRouter, path: str, model: type[RequestModel], answer: Any, chunk: type[ResponseModel] | None = None
 ) -> Callable[[Endpoint], Endpoint]:
-    """Decorator of an endpoint that gets the request, the server's state and the checked body.
-
-    Args:
-        router: where to add the route.
-        path: its path.
-        model: the body.
-        answer: the answer.
-        chunk: each event of a streamed answer.
-    """
+    """Decorator that adds an endpoint, called with the request, the server's state and the checked body. The schema
+    describes the body by `model`, the answer by `answer`, and each event of a streamed answer by `chunk`."""
     REQUEST_MODELS.append(model)
     content = {}
     if chunk is not None:
@@ -64,7 +68,7 @@ def post(
             state = server_state(request)
             args = state.args
             body = await read_body(request, model, int(args.max_body_mib * 2**20), args.ignore_unknown_fields)
-            state.check_model(body.model)  # type: ignore[attr-defined]
+            state.check_model(body.model)
             return await function(request, state, body)
 
         router.add_api_route(
@@ -96,3 +100,40 @@ def _event(chunk: type[ResponseModel]) -> dict[str, Any]:
 def error_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """OpenAPI descriptions of errors with these statuses."""
     return {status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in statuses}
+
+
+def document(app: FastAPI, model_names: list[str], has_keys: bool) -> None:
+    """Complete `app.openapi` of an application that has all its routes: bodies, names accepted as `model`, API keys."""
+    make_schema = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            _complete(make_schema(), model_names, has_keys)
+        assert app.openapi_schema is not None
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _complete(schema: dict[str, Any], model_names: list[str], has_keys: bool) -> None:
+    components = schema["components"]
+    models = [(model, "validation") for model in (*REQUEST_MODELS, *CHUNK_MODELS)]
+    _, definitions = models_json_schema(models, ref_template=SCHEMA_REF + "{model}")  # type: ignore[arg-type]
+    components["schemas"].update(definitions["$defs"])
+    for model in REQUEST_MODELS:
+        field = components["schemas"][model.__name__]["properties"]["model"]
+        own = next(each for each in field.get("anyOf", [field]) if each["type"] == "string")
+        own["enum"] = model_names
+    # FastAPI's own errors never occur: request_body.py checks the bodies, and path parameters are strings.
+    for name in ("HTTPValidationError", "ValidationError"):
+        components["schemas"].pop(name, None)
+    if has_keys:
+        components["securitySchemes"] = {_BEARER: {"type": "http", "scheme": "bearer"}}
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            answers = operation["responses"]
+            answers.pop("422", None)
+            for status, answer in answers.items():
+                answer["headers"] = {**_REQUEST_ID, **_HEADERS.get(status, {})}
+            if has_keys and "401" in answers:
+                operation["security"] = [{_BEARER: []}]

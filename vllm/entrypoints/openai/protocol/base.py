@@ -128,11 +128,7 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", json_schema_extra=_document, protected_namespaces=())
 
     def given_field(self) -> str:
-        """The name of the only given field of ONE_OF.
-
-        Raises:
-            ApiError: none or several are given.
-        """
+        """The only given field of ONE_OF. Raises ApiError if none or several are given."""
         given = [name for name in self.ONE_OF if getattr(self, name) is not None]
         if not given:
             raise ApiError(400, f"{' or '.join(self.ONE_OF)} is required", self.ONE_OF[0], "missing_field")

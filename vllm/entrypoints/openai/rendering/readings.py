@@ -37,11 +37,7 @@ class ReadingPlan:
 
     @classmethod
     def of(cls, request: ReadingFields, state: ServerState, shows_topk: bool) -> ReadingPlan:
-        """
-        Raises:
-            VLLMValidationError: ids outside the vocabulary, or too many.
-            ApiError: a label that is not one token.
-        """
+        """Raises VLLMValidationError for ids outside the vocabulary or too many, ApiError for a label of several."""
         config = state.engine.model_config
         ids = check_token_ids("logprob_token_ids", request.logprob_token_ids)
         labels = _label_tokens(request.labels, state)
@@ -74,7 +70,10 @@ class ReadingPlan:
         if self.token_ids or self.shows_topk:
             fields["readings"] = await self._readings(readings, names)
         if self.logits_indices:
-            values = fields["logits_values_per_token"] = self._logits(readings)
+            keys = list(map(str, self.logits_indices))
+            rows = readings.select(self.logits_indices).logits.tolist()
+            values = [dict(zip(keys, map(_number, row), strict=True)) for row in rows]
+            fields["logits_values_per_token"] = values
             if is_first and values:
                 fields["logits_values"] = values[0]
         return fields
@@ -98,11 +97,6 @@ class ReadingPlan:
                 }
             )
         return result
-
-    def _logits(self, readings: FlatLogprobs) -> list[dict[str, float | None]]:
-        logits = readings.select(self.logits_indices).logits.tolist()
-        keys = list(map(str, self.logits_indices))
-        return [dict(zip(keys, map(_number, row), strict=True)) for row in logits]
 
 
 def _label_tokens(labels: Any, state: ServerState) -> dict[int, str]:

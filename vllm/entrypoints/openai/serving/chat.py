@@ -20,11 +20,9 @@ from vllm.entrypoints.openai.protocol.generation import (
     ChatCompletionResponse,
 )
 from vllm.entrypoints.openai.protocol.tokenization import TokenizeRequest
-from vllm.entrypoints.openai.rendering.logprobs import chat_logprobs, prompt_logprobs
-from vllm.entrypoints.openai.rendering.readings import ReadingPlan
-from vllm.entrypoints.openai.serving.answers import respond
-from vllm.entrypoints.openai.serving.completion_choices import token_names
-from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of
+from vllm.entrypoints.openai.rendering.logprobs import chat_logprobs
+from vllm.entrypoints.openai.serving.completion_choices import ChoiceWriter
+from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, respond
 from vllm.entrypoints.openai.serving.sampling import named_as, queue_prompts, sampling_params
 from vllm.entrypoints.openai.serving.usage import UsageCount
 from vllm.entrypoints.openai.state import ServerState
@@ -60,14 +58,10 @@ class ChatAnswer:
     """See `Answer`."""
 
     def __init__(self, body: ChatCompletionRequest, state: ServerState, answer_id: str) -> None:
-        """
-        Raises:
-            ApiError, VLLMValidationError: a field that cannot be honoured.
-        """
+        """Raises ApiError or VLLMValidationError for a field that cannot be honoured."""
         self._body = body
         self._state = state
         self._frame = {"id": answer_id, "created": int(time.time()), "model": body.model}
-        self._names = token_names(body.return_tokens_as_token_ids, state)
         self._max_tokens_field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, self._max_tokens_field)
         if body.max_tokens not in (None, max_tokens):
@@ -78,17 +72,13 @@ class ChatAnswer:
             raise ApiError(400, message, "top_logprobs", "invalid_value")
         self._num_topk = (body.top_logprobs or 0) if body.logprobs else None
         shows_topk = max_tokens == 0 and self._num_topk is not None
-        self._plan = ReadingPlan.of(body, state, shows_topk)
+        self._writer = ChoiceWriter.of(body, state, shows_topk)
+        self._plan = self._writer.plan
         self._own_names = {**_OWN_NAMES, "max_tokens": self._max_tokens_field}
         with named_as(self._own_names):
             self._params = sampling_params(body, state, self._plan, max_tokens=max_tokens, logprobs=self._num_topk)
 
     async def submit(self) -> Submission:
-        """Render the conversation, check everything and queue it.
-
-        Raises:
-            ApiError, VLLMValidationError, EngineDeadError: see `render_conversations` and `queue_prompts`.
-        """
         # In a thread: templates and their library may be slow.
         with named_as({"messages": "chat_template"} if self._body.chat_template else {}):
             prompt = await asyncio.to_thread(render, self._state, self._body)
@@ -118,7 +108,7 @@ class ChatAnswer:
             "choices": choices,
             "labels": self._plan.label_entries,
             "usage": usage.fields(),
-            **await self._prompt_fields(output),
+            **await self._writer.prompt_fields(output),
         }
 
     async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
@@ -132,7 +122,7 @@ class ChatAnswer:
                     once: dict[str, Any] = {}
                     if not begun:
                         once = {"labels": self._plan.label_entries} if self._plan.labels else {}
-                        once.update(await self._prompt_fields(output))
+                        once.update(await self._writer.prompt_fields(output))
                     is_first = completion.index not in begun
                     begun.add(completion.index)
                     role = {"role": "assistant"} if is_first else {}
@@ -144,28 +134,11 @@ class ChatAnswer:
 
     async def _choice(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:
         """Fields beside the text, for what `completion` adds to the choice."""
-        readings = completion.logprobs
+        readings, ids = completion.logprobs, self._plan.engine_ids
         logprobs = None
-        if self._num_topk is not None or self._plan.engine_ids:
+        if self._num_topk is not None or ids:
             content: list[dict[str, Any]] = []
             if readings is not None and readings.has_sampled:
-                content = await chat_logprobs(readings, self._names, self._num_topk or 0, self._plan.engine_ids)
+                content = await chat_logprobs(readings, self._writer.names, self._num_topk or 0, ids)
             logprobs = {"content": content, "refusal": None}
-        fields: dict[str, Any] = {
-            "index": completion.index,
-            "logprobs": logprobs,
-            "finish_reason": completion.finish_reason,
-            "stop_reason": completion.stop_reason,
-        }
-        if self._body.return_token_ids:
-            fields["token_ids"] = completion.token_ids
-        return {**fields, **await self._plan.choice_fields(readings, self._names, is_first)}
-
-    async def _prompt_fields(self, output: RequestOutput) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        if self._body.return_token_ids:
-            fields["prompt_token_ids"] = output.prompt_token_ids
-        wanted = self._body.prompt_logprobs is not None or self._body.prompt_logprob_token_ids
-        if wanted and output.prompt_logprobs is not None:
-            fields["prompt_logprobs"] = await prompt_logprobs(output.prompt_logprobs, self._names)
-        return fields
+        return {"index": completion.index, "logprobs": logprobs, **await self._writer.fields(completion, is_first)}

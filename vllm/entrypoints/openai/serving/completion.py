@@ -13,10 +13,8 @@ from starlette.responses import Response
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.http.routes import post
 from vllm.entrypoints.openai.protocol.generation import CompletionRequest, CompletionResponse
-from vllm.entrypoints.openai.rendering.readings import ReadingPlan
-from vllm.entrypoints.openai.serving.answers import respond
-from vllm.entrypoints.openai.serving.completion_choices import CompletionPrompt, CompletionSequence, Shown
-from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of
+from vllm.entrypoints.openai.serving.completion_choices import ChoiceWriter, CompletionPrompt, CompletionSequence
+from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, respond
 from vllm.entrypoints.openai.serving.sampling import named_as, queue_prompts, sampling_params
 from vllm.entrypoints.openai.serving.usage import UsageCount
 from vllm.entrypoints.openai.state import ServerState
@@ -51,20 +49,18 @@ class CompletionAnswer:
     """See `Answer`."""
 
     def __init__(self, body: CompletionRequest, state: ServerState, answer_id: str) -> None:
-        """
-        Raises:
-            ApiError, VLLMValidationError: a field that cannot be honoured.
-        """
+        """Raises ApiError or VLLMValidationError for a field that cannot be honoured."""
         self._body = body
         self._state = state
         self._frame = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": body.model}
         self._prompts = _prompt_list(body.prompt)
         state.check_count(len(self._prompts), "prompt")
         max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        plan = ReadingPlan.of(body, state, shows_topk=max_tokens == 0 and body.logprobs is not None)
-        self._shown = Shown.of(body, state, plan)
+        self._writer = ChoiceWriter.of(body, state, shows_topk=max_tokens == 0 and body.logprobs is not None)
+        self._plan = plan = self._writer.plan
+        self._tokenizer = state.tokenizer if body.echo else state.engine.tokenizer
         own = body.logprobs or 0
-        reads_echo = self._shown.echo and self._shown.logprobs
+        reads_echo = body.echo and (body.logprobs is not None or plan.engine_ids)
         if reads_echo and body.prompt_logprobs not in (None, own):
             message = (
                 f"echo shows the prompt with logprobs={own}, which prompt_logprobs={body.prompt_logprobs} contradicts"
@@ -81,11 +77,6 @@ class CompletionAnswer:
             )
 
     async def submit(self) -> Submission:
-        """Check everything and queue it.
-
-        Raises:
-            ApiError, VLLMValidationError, EngineDeadError: see `queue_prompts`.
-        """
         body = self._body
         special = body.add_special_tokens is not False
         with named_as(_OWN_NAMES):
@@ -98,27 +89,27 @@ class CompletionAnswer:
         usage = UsageCount(request)
         for index, output in enumerate(outputs):
             usage.add(index, output)
-            prompt = CompletionPrompt(self._shown, output)
+            prompt = CompletionPrompt(self._body, self._writer, self._tokenizer, output)
             for completion in output.outputs:
-                sequence = CompletionSequence(self._shown, prompt, self._number(index, completion))
+                sequence = CompletionSequence(prompt, self._number(index, completion))
                 choices.append(await sequence.fields(completion))
-        labels = self._shown.plan.label_entries
+        labels = self._plan.label_entries
         return {**self._frame, "choices": choices, "labels": labels, "usage": usage.fields()}
 
     async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
         usage = UsageCount(request, self._body.stream_options)
         prompts: dict[int, CompletionPrompt] = {}
         sequences: dict[int, CompletionSequence] = {}
-        labels = {"labels": self._shown.plan.label_entries} if self._shown.plan.labels else {}
+        labels = {"labels": self._plan.label_entries} if self._plan.labels else {}
         async with aclosing(submission.events()) as events:
             async for index, output in events:
                 usage.add(index, output)
                 if index not in prompts:
-                    prompts[index] = CompletionPrompt(self._shown, output)
+                    prompts[index] = CompletionPrompt(self._body, self._writer, self._tokenizer, output)
                 for completion in output.outputs:
                     number = self._number(index, completion)
                     if number not in sequences:
-                        sequences[number] = CompletionSequence(self._shown, prompts[index], number)
+                        sequences[number] = CompletionSequence(prompts[index], number)
                     choice = await sequences[number].fields(completion)
                     yield {**self._frame, "choices": [choice], **labels, **usage.so_far()}
                     labels = {}

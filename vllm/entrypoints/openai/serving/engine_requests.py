@@ -6,11 +6,14 @@ import asyncio
 import sys
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
+from starlette.responses import Response
 
 from vllm.entrypoints.openai.errors import ApiError
+from vllm.entrypoints.openai.http.streaming import EventStream
+from vllm.entrypoints.openai.rendering.written_json import PartsResponse
 from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
@@ -46,8 +49,7 @@ class Submission:
         Args:
             state: the server's.
             request_id: of the HTTP request; engine ids extend it, so that clients cannot make them collide.
-            prompts: from `engine.process_prompts`.
-            params: one per prompt, from `engine.input_processor.process_params`.
+            prompts, params: one of each per prompt, from the engine's `process_prompts` and `process_params`.
             priority: lower runs earlier.
 
         Raises:
@@ -85,10 +87,7 @@ class Submission:
 
     async def events(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(prompt index, output) of all prompts as they come. All are aborted when one fails or iteration ends early.
-
-        Raises:
-            ApiError, EngineDeadError: as `results`.
-        """
+        Raises as `results`."""
         unfinished = dict(enumerate(self._streams))
         try:
             while unfinished:
@@ -165,3 +164,34 @@ async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
         raise ClientDisconnected from None
     finally:
         watcher.cancel()
+
+
+class Answer(Protocol):
+    """A generation request on its way from body to answer."""
+
+    async def submit(self) -> Submission:
+        """Check everything and queue it; see `queue_prompts` for errors."""
+
+    async def whole(self, outputs: list[RequestOutput], request: Request) -> Any:
+        """The answer, from the finished output of each prompt."""
+
+    def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
+        """The events of a streamed answer."""
+
+
+async def respond(request: Request, answer: Answer, stream: bool) -> Response:
+    """Generate and answer; aborts when the client disconnects.
+
+    Raises:
+        ApiError, VLLMValidationError, EngineDeadError: the request cannot be honoured, or the model failed on it.
+        ClientDisconnected: the client went first.
+    """
+    if stream:
+        submission = await while_connected(request, answer.submit())
+        return EventStream(answer.chunks(submission, request), submission.abort)
+
+    async def whole() -> Any:
+        submission = await answer.submit()
+        return await answer.whole(await submission.results(), request)
+
+    return PartsResponse(await while_connected(request, whole()))

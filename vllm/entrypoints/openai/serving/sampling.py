@@ -34,13 +34,8 @@ def sampling_params(
 ) -> SamplingParams:
     """The parameters of the request's prompts. Fields left out have the model's defaults, or else vLLM's.
 
-    Args:
-        max_tokens: None = as many as the context holds.
-        logprobs: top-k at generated positions; None = none.
-        prompt_logprobs: top-k at prompt positions, in place of the request's own field.
-
-    Raises:
-        VLLMValidationError: a value out of its range.
+    `logprobs` and `prompt_logprobs` are top-k at generated and prompt positions; without the latter, the request's own
+    field counts. Raises VLLMValidationError for a value out of its range.
     """
     fields: dict[str, Any] = dict(state.default_sampling_params)
     fields.update({name: value for name in _SAME if (value := getattr(request, name)) is not None})
@@ -72,8 +67,7 @@ async def queue_prompts(
 
     Args:
         add_special_tokens: see InputProcessor.process_prompts.
-        prompt_field: the request's field with the prompts, for errors.
-        max_tokens_field: the request's field for `params.max_tokens`.
+        prompt_field, max_tokens_field: the request's fields that errors name.
 
     Raises:
         VLLMValidationError: a prompt or parameter that cannot be honoured.
