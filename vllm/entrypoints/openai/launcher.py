@@ -88,7 +88,7 @@ def serve(
         check_signals: raises if a signal came before the server was ready.
 
     Returns:
-        The exit code: 0 after SIGTERM, 1 after the engine's death or an unexpected end, 128 + its number after a signal
+        The exit code: 0 after SIGTERM, 1 after the engine's death or an unexpected end, 128 + the number of a signal
         that cut requests short.
 
     Raises:
@@ -188,14 +188,8 @@ async def _answered(state: ServerState) -> None:
 
 
 class _Signals:
-    """Handles SIGINT and SIGTERM. The first stops the server; a further one cuts requests short, or ends the process
-    once they are.
-
-    Attributes:
-        received: signal numbers in order.
-        came: set by the first one.
-        hurries: the next one ends the process.
-    """
+    """Handles SIGINT and SIGTERM. The first sets `came` and stops the server; a further one cuts requests short, or ends
+    the process once they are (`hurries`)."""
 
     def __init__(self, core_pids: Sequence[int]) -> None:
         self.received: list[int] = []

@@ -51,29 +51,11 @@ class ServerState:
         return self.engine.tokenizer
 
     @property
-    def default_sampling_params(self) -> dict[str, Any]:
-        """The model's own defaults of sampling fields."""
-        if self.args.generation_config == "vllm":
-            return {}
-        return self.engine.model_config.hf_config.default_sampling_params
-
-    @property
     def max_sequences(self) -> int:
         """Limit of sequences that run on all replicas or wait."""
         config = self.engine.vllm_config
         max_running = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
         return max_running + self.args.max_num_queued_reqs
-
-    def chat_template_of(self, given: str | None) -> str | None:
-        """The template in place of the model's own, if any: the request's (`given`; ApiError if not trusted), or the
-        server's."""
-        if given is not None and not self.args.trust_request_chat_template:
-            message = (
-                "chat_template: a template is a program, and this server runs those of requests only with "
-                "--trust-request-chat-template"
-            )
-            raise ApiError(400, message, "chat_template", "unsupported_field")
-        return given or self.chat_template
 
     def check_model(self, name: str | None) -> str:
         """The model's name as answers show it. Raises ApiError 404 if there is no such model."""

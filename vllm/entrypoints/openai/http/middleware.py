@@ -93,8 +93,8 @@ class RequestContext:
         self._state = state
         self._began = time.monotonic()
         headers = Headers(scope=scope)
-        self.request_id = _sane_id(headers.get("x-request-id")) or uuid.uuid4().hex
-        scope.setdefault("state", {}).update(request_id=self.request_id, context=self)
+        self._request_id = _sane_id(headers.get("x-request-id")) or uuid.uuid4().hex
+        scope.setdefault("state", {}).update(request_id=self._request_id, context=self)
         self._awaits_permission = headers.get("expect", "").lower() == "100-continue"
         self._status = 500
         self.is_started = False
@@ -117,7 +117,7 @@ class RequestContext:
             self.is_started = True
             headers = MutableHeaders(scope=message)
             self.is_event_stream = headers.get("content-type", "").startswith("text/event-")
-            headers["X-Request-Id"] = self.request_id
+            headers["X-Request-Id"] = self._request_id
             # A client still waiting for "100 Continue" may send its body or not, so that the start of a next request
             # on the connection would be ambiguous. A stopping server sends its clients elsewhere.
             if self._awaits_permission or self._state.draining:
@@ -139,7 +139,7 @@ class RequestContext:
             "ms": round((time.monotonic() - self._began) * 1000, 1),
             "prompt_tokens": usage.get("prompt_tokens"),
             "completion_tokens": usage.get("completion_tokens"),
-            "request_id": self.request_id,
+            "request_id": self._request_id,
         }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -25,21 +24,14 @@ _CONTENT_SECURITY_POLICY = (
 )
 
 
-@dataclass(frozen=True)
-class _File:
-    content: bytes
-    media_type: str
-    etag: str
-
-
 @cache
-def _files() -> dict[str, _File]:
+def _files() -> dict[str, tuple[bytes, str, str]]:
+    """(content, media type, ETag) by name."""
     files = {}
     for path in _FOLDER.iterdir():
         if path.suffix in _MEDIA_TYPES:
             content = path.read_bytes()
-            etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-            files[path.name] = _File(content, _MEDIA_TYPES[path.suffix], etag)
+            files[path.name] = content, _MEDIA_TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     return files
 
 
@@ -58,16 +50,17 @@ async def page_file(name: str, request: Request) -> Response:
     return _answer(file, request)
 
 
-def _answer(file: _File, request: Request) -> Response:
+def _answer(file: tuple[bytes, str, str], request: Request) -> Response:
+    content, media_type, etag = file
     headers = {
         # Revalidated on each use, so that a new version shows at once.
         "Cache-Control": "no-cache",
-        "ETag": file.etag,
+        "ETag": etag,
         "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
     }
     known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
-    if file.etag in known or "*" in known:
+    if etag in known or "*" in known:
         return Response(status_code=304, headers=headers)
-    return Response(file.content, headers=headers, media_type=file.media_type)
+    return Response(content, headers=headers, media_type=media_type)

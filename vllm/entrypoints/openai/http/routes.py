@@ -106,16 +106,10 @@ def document(app: FastAPI, model_names: list[str], has_keys: bool) -> None:
     """Complete `app.openapi` of an application that has all its routes: bodies, names accepted as `model`, API keys."""
     make_schema = app.openapi
 
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            _complete(make_schema(), model_names, has_keys)
-        assert app.openapi_schema is not None
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
+    app.openapi = lambda: app.openapi_schema or _complete(make_schema(), model_names, has_keys)  # type: ignore[method-assign]
 
 
-def _complete(schema: dict[str, Any], model_names: list[str], has_keys: bool) -> None:
+def _complete(schema: dict[str, Any], model_names: list[str], has_keys: bool) -> dict[str, Any]:
     components = schema["components"]
     models = [(model, "validation") for model in (*REQUEST_MODELS, *CHUNK_MODELS)]
     _, definitions = models_json_schema(models, ref_template=SCHEMA_REF + "{model}")  # type: ignore[arg-type]
@@ -137,3 +131,4 @@ def _complete(schema: dict[str, Any], model_names: list[str], has_keys: bool) ->
                 answer["headers"] = {**_REQUEST_ID, **_HEADERS.get(status, {})}
             if has_keys and "401" in answers:
                 operation["security"] = [{_BEARER: []}]
+    return schema

@@ -26,11 +26,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, chunks: AsyncGenerator[Any, None], release: Callable[[], Awaitable[None]]) -> None:
-        """
-        Args:
-            chunks: one per event; see encode_parts.
-            release: frees what `chunks` reads from. Needed as closing a generator that never started runs no code.
-        """
+        """`release` frees what `chunks` reads from: closing a generator that never started runs none of its code."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks

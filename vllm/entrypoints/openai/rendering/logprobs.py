@@ -74,14 +74,8 @@ async def positions(readings: FlatLogprobs) -> AsyncGenerator[Position, None]:
 async def classic_logprobs(
     readings: FlatLogprobs, names: TokenNames, pieces: Sequence[str], offsets: Sequence[int]
 ) -> ClassicLogprobs:
-    """Completions' shape of consecutive positions.
-
-    Args:
-        readings: of P positions, each with its token first.
-        names: how tokens are shown.
-        pieces: each position's text [P].
-        offsets: where it begins [P].
-    """
+    """Completions' shape of P positions, each with its token first; `pieces` [P] are the tokens' texts, which begin at
+    `offsets` [P]."""
     result = ClassicLogprobs(text_offset=list(offsets))
     rest = iter(pieces)
     async for position in positions(readings):

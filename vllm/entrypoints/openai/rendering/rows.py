@@ -17,14 +17,8 @@ Row = msgspec.Raw | Written
 
 
 async def classic_row(token_ids: np.ndarray, logprobs: np.ndarray, chosen: str, names: TokenNames) -> Row:
-    """{text: logprob}. Of entries with equal texts, the first one keeps the text and the others go by their ids.
-
-    Args:
-        token_ids: int32 [E].
-        logprobs: float32 [E].
-        chosen: the text of the first entry.
-        names: how tokens are shown.
-    """
+    """{text: logprob}; arrays [E]. `chosen` is the first entry's text. Of entries with equal texts, the first one keeps
+    the text and the others go by their ids."""
     seen: set[bytes] = set()
 
     def heads(ids: list[int]) -> list[bytes]:

@@ -33,13 +33,10 @@ class TokenNames:
     def heads(self, token_ids: Sequence[int], write: HeadWriter) -> list[bytes]:
         """`write(id, text, bytes)` of each token, cached per module-level function `write` for the tokenizer's life."""
         known = self._heads.setdefault((write, self.as_ids), {})
-        found = list(map(known.get, token_ids))
-        if None in found:
-            for index, token_id in enumerate(token_ids):
-                if found[index] is None:
-                    (text,) = self.texts([token_id])
-                    found[index] = known[token_id] = write(token_id, text, self.bytes_of(token_id))
-        return found  # type: ignore[return-value]
+        for token_id in set(token_ids).difference(known):
+            (text,) = self.texts([token_id])
+            known[token_id] = write(token_id, text, self.bytes_of(token_id))
+        return [known[token_id] for token_id in token_ids]
 
 
 def id_name(token_id: int) -> str:

@@ -42,11 +42,17 @@ async def create_chat_completion(request: Request, state: ServerState, body: Cha
 
 def render(state: ServerState, body: ChatCompletionRequest | TokenizeRequest) -> dict[str, Any]:
     """The prompt of the request's conversation; see `render_conversations`."""
+    if body.chat_template is not None and not state.args.trust_request_chat_template:
+        message = (
+            "chat_template: a template is a program, and this server runs those of requests only with "
+            "--trust-request-chat-template"
+        )
+        raise ApiError(400, message, "chat_template", "unsupported_field")
     begins_answer = body.add_generation_prompt
     (prompt,) = render_conversations(
         body.messages,
         state.tokenizer,
-        chat_template=state.chat_template_of(body.chat_template),
+        chat_template=body.chat_template or state.chat_template,
         add_generation_prompt=not body.continue_final_message if begins_answer is None else begins_answer,
         continue_final_message=bool(body.continue_final_message),
         chat_template_kwargs=body.chat_template_kwargs,

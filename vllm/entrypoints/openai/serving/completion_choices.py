@@ -21,13 +21,7 @@ from vllm.tokenizers.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class ChoiceWriter:
-    """Makes the fields that completions' and chat's choices have in common.
-
-    Attributes:
-        body: the request, whose fields say what is shown.
-        plan: the tokens that it reads.
-        names: how tokens are shown.
-    """
+    """Makes the fields that choices of completions and chat share, as far as the request asks for them."""
 
     body: GenerationFields
     plan: ReadingPlan

@@ -66,14 +66,9 @@ async def in_thread_if(condition: bool, function: Callable[[], Result]) -> Resul
 
 
 class ScoredItems:
-    """A checked request, and its scores once it is finished; lists are in the order of the items.
+    """A checked request, and its scores and usage once it is finished; lists are in the order of the items.
 
-    Attributes:
-        label_names: each label's text, as given or decoded.
-        prompts: one per item.
-        scores: one per item; empty before `finish`.
-        usage: the request's token counts; empty before `finish`.
-        is_large: processing this is slow.
+    `label_names` are the labels' texts, as given or decoded. With `is_large`, processing this is slow.
     """
 
     def __init__(self, state: ServerState, body: ScoringFields, items: list[Any], field: str) -> None:
@@ -89,6 +84,12 @@ class ScoredItems:
                 f"{state.max_sequences} (--max-num-seqs and --max-num-queued-reqs together)"
             )
             raise ApiError(400, message, field, "too_many_sequences")
+        truncate_to = body.truncate_prompt_tokens
+        if truncate_to == -1:
+            truncate_to = scorer.max_prompt_len
+        elif truncate_to is not None:
+            check_integer("truncate_prompt_tokens", truncate_to, 1, config.max_model_len)
+            truncate_to = min(truncate_to, scorer.max_prompt_len)
         builder = PromptBuilder(
             tokenizer,
             config.vocab_size,
@@ -96,7 +97,7 @@ class ScoredItems:
             add_special_tokens=body.add_special_tokens is not False,
             max_len=scorer.max_prompt_len,
             max_total=MAX_TOKENS // scorer.num_requests,
-            truncate_to=_truncated_len(body.truncate_prompt_tokens, scorer.max_prompt_len, config.max_model_len),
+            truncate_to=truncate_to,
         )
         self.label_names = [_name(label, tokenizer) for label in labels]
         self.prompts = builder.build(body.query, items)
@@ -153,14 +154,6 @@ def _check_num_readings(field: str, num_tokens: int, num_items: int) -> None:
             f"more than the limit of {MAX_READINGS}"
         )
         raise ApiError(400, message, field, "too_many_readings")
-
-
-def _truncated_len(asked: int | None, max_prompt_len: int, max_model_len: int) -> int | None:
-    if asked is None:
-        return None
-    if asked == -1:
-        return max_prompt_len
-    return min(check_integer("truncate_prompt_tokens", asked, 1, max_model_len), max_prompt_len)
 
 
 def _name(label: Label, tokenizer: Tokenizer | None) -> str:

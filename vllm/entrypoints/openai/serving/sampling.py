@@ -37,7 +37,9 @@ def sampling_params(
     `logprobs` and `prompt_logprobs` are top-k at generated and prompt positions; without the latter, the request's own
     field counts. Raises VLLMValidationError for a value out of its range.
     """
-    fields: dict[str, Any] = dict(state.default_sampling_params)
+    fields: dict[str, Any] = {}
+    if state.args.generation_config != "vllm":
+        fields.update(state.engine.model_config.hf_config.default_sampling_params)
     fields.update({name: value for name in _SAME if (value := getattr(request, name)) is not None})
     if prompt_logprobs is not None:
         fields["prompt_logprobs"] = prompt_logprobs

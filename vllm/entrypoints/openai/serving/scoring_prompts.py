@@ -32,8 +32,6 @@ class PromptBuilder:
 
     Attributes:
         tokenizer: the model's; None = ids only.
-        vocab_size: limit of ids.
-        item_first: the query follows the item.
         add_special_tokens: add the tokenizer's special tokens on the sides where a prompt begins or ends with a text;
             never around ids.
         max_len: longest prompt, in tokens.
