@@ -27,10 +27,8 @@ class ApiError(Exception):
     """The answer to a request that fails.
 
     Attributes:
-        status: the HTTP status.
-        message: what is wrong, for a person.
+        message: what is wrong, for a person; `code`, for a program.
         param: the field at fault, as the client wrote it, or None.
-        code: what is wrong, for a program.
         retry_after: seconds after which the client may try again; None when that would not help.
     """
 

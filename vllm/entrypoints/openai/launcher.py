@@ -48,11 +48,8 @@ _ANSWER_SECONDS = 2.0
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet: connections are refused until the server is ready.
-
-    Raises:
-        OSError: no such address, or it is in use; the message names it.
-    """
+    """A bound socket that does not listen yet: connections are refused until the server is ready. Raises OSError, which
+    names the address, if there is none such or it is in use."""
     problem = f"--host {host} --port {port}"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -85,7 +82,7 @@ def serve(
         chat_template: text of a template in place of the model's own.
         listener: from `bind`.
         core_processes: from `start_core`, one per replica.
-        check_signals: raises if a signal came before the server was ready.
+        check_signals: raises if a signal came before the server was ready; so does this function.
 
     Returns:
         The exit code: 0 after SIGTERM, 1 after the engine's death or an unexpected end, 128 + the number of a signal
@@ -93,8 +90,6 @@ def serve(
 
     Raises:
         EngineDeadError: the engine could not start.
-        KeyboardInterrupt: SIGINT before the server was ready.
-        SystemExit: SIGTERM before that.
     """
     engine = AsyncLLM(config, core_processes, _prepare)
     try:
@@ -188,8 +183,8 @@ async def _answered(state: ServerState) -> None:
 
 
 class _Signals:
-    """Handles SIGINT and SIGTERM. The first sets `came` and stops the server; a further one cuts requests short, or ends
-    the process once they are (`hurries`)."""
+    """Handles SIGINT and SIGTERM. The first sets `came` and stops the server; a further one cuts requests short, or
+    ends the process once they are (`hurries`)."""
 
     def __init__(self, core_pids: Sequence[int]) -> None:
         self.received: list[int] = []

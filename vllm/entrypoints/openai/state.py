@@ -16,9 +16,6 @@ from vllm.exceptions import shown
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.async_llm import AsyncLLM
 
-RETRY_SECONDS = 1
-STOPPING_RETRY_SECONDS = 10
-
 
 @dataclass
 class ServerState:
@@ -67,7 +64,7 @@ class ServerState:
 
     def stopping_error(self) -> ApiError:
         """503, for requests that come after the server began to stop, or that it cancels."""
-        return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=STOPPING_RETRY_SECONDS)
+        return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=10)
 
     def check_accepting(self) -> None:
         """Raises ApiError 503 if the server is stopping."""
@@ -89,7 +86,7 @@ class ServerState:
                 f"too many requests: {num_sequences} more sequences would exceed the queue's limit of "
                 f"{self.args.max_num_queued_reqs} (--max-num-queued-reqs)"
             )
-            raise ApiError(429, message, code="overloaded", retry_after=RETRY_SECONDS)
+            raise ApiError(429, message, code="overloaded", retry_after=1)
 
     def check_count(self, count: int, name: str) -> None:
         """Raises ApiError if the field `name` has more entries than --max-prompts-per-request."""

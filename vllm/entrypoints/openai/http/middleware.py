@@ -97,10 +97,7 @@ class RequestContext:
         scope.setdefault("state", {}).update(request_id=self._request_id, context=self)
         self._awaits_permission = headers.get("expect", "").lower() == "100-continue"
         self._status = 500
-        self.is_started = False
-        self.is_complete = False
-        self.is_event_stream = False
-        self._client_left = False
+        self.is_started = self.is_complete = self.is_event_stream = self._client_left = False
 
     async def receive(self) -> Message:
         """ASGI's receive."""

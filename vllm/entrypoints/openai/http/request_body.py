@@ -23,11 +23,8 @@ _LONGEST_NAME = 64
 
 
 async def read_body(request: Request, model: type[RequestModel], max_bytes: int, ignore_unknown: bool) -> Any:
-    """The `model` that a JSON body of at most `max_bytes` describes; unknown fields are errors or ignored.
-
-    Raises:
-        ApiError: 415 another content type or a compressed body, 413 too long, 400 anything else.
-    """
+    """The `model` that a JSON body of at most `max_bytes` describes; unknown fields are errors or ignored. Raises
+    ApiError: 415 for another content type or a compressed body, 413 for a longer body, 400 otherwise."""
     _check_headers(request.headers.get("content-type"), request.headers.get("content-encoding"))
     return _parse(_decode(await _read(request, max_bytes)), model, ignore_unknown)
 

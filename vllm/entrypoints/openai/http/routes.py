@@ -40,7 +40,6 @@ def _header(description: str, **schema: Any) -> dict[str, Any]:
 _REQUEST_ID = {"X-Request-Id": _header("The request's, or a new one.", type="string")}
 _RETRY = {"Retry-After": _header("Seconds after which to try again.", type="integer", minimum=1)}
 _HEADERS = {"401": {"WWW-Authenticate": _header("Bearer", type="string")}, "429": _RETRY, "503": _RETRY}
-_BEARER = "bearer"
 
 
 class _RequestRoute(APIRoute):
@@ -122,7 +121,7 @@ def _complete(schema: dict[str, Any], model_names: list[str], has_keys: bool) ->
     for name in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(name, None)
     if has_keys:
-        components["securitySchemes"] = {_BEARER: {"type": "http", "scheme": "bearer"}}
+        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     for operations in schema["paths"].values():
         for operation in operations.values():
             answers = operation["responses"]
@@ -130,5 +129,5 @@ def _complete(schema: dict[str, Any], model_names: list[str], has_keys: bool) ->
             for status, answer in answers.items():
                 answer["headers"] = {**_REQUEST_ID, **_HEADERS.get(status, {})}
             if has_keys and "401" in answers:
-                operation["security"] = [{_BEARER: []}]
+                operation["security"] = [{"bearer": []}]
     return schema

@@ -118,8 +118,7 @@ class RequestModel(BaseModel):
     """A request's body. Types are strict: no string is a number, no bool an integer.
 
     read_body checks undeclared fields: ACCEPTED ones are ignored, REFUSED ones allow their neutral values only. Exactly
-    one of the fields ONE_OF must be given.
-    """
+    one field of ONE_OF must be given."""
 
     ACCEPTED: ClassVar[tuple[str, ...]] = ACCEPTED_FIELDS
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {}

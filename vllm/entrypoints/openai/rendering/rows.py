@@ -15,6 +15,8 @@ from vllm.entrypoints.openai.rendering.written_json import ENTRIES_PER_TURN, Wri
 
 Row = msgspec.Raw | Written
 
+_FORM = b'%b%b,"rank":%b,"logit":%b}'
+
 
 async def classic_row(token_ids: np.ndarray, logprobs: np.ndarray, chosen: str, names: TokenNames) -> Row:
     """{text: logprob}; arrays [E]. `chosen` is the first entry's text. Of entries with equal texts, the first one keeps
@@ -39,18 +41,16 @@ async def chat_row(
     token_ids: np.ndarray, logprobs: np.ndarray, ranks: np.ndarray, logits: np.ndarray, names: TokenNames
 ) -> Row:
     """[{token, bytes, token_id, logprob, rank, logit}]; arrays [E]."""
-    form = b'%b%b,"rank":%b,"logit":%b}'
     columns = [logprobs, ranks, logits]
-    return await _write(b"[", lambda ids: names.heads(ids, _chat_head), form, token_ids, columns, b"]")
+    return await _write(b"[", lambda ids: names.heads(ids, _chat_head), _FORM, token_ids, columns, b"]")
 
 
 async def prompt_row(
     token_ids: np.ndarray, logprobs: np.ndarray, ranks: np.ndarray, logits: np.ndarray, names: TokenNames
 ) -> Row:
     """{token id: {decoded_token, logprob, rank, logit}}; arrays [E]."""
-    form = b'%b%b,"rank":%b,"logit":%b}'
     columns = [logprobs, ranks, logits]
-    return await _write(b"{", lambda ids: names.heads(ids, _prompt_head), form, token_ids, columns, b"}")
+    return await _write(b"{", lambda ids: names.heads(ids, _prompt_head), _FORM, token_ids, columns, b"}")
 
 
 async def readings_row(

@@ -23,18 +23,14 @@ def _lock(loop: asyncio.AbstractEventLoop) -> asyncio.Lock:
 
 
 async def turn() -> None:
-    """Wait until the caller may work for a millisecond or two, up to its next await.
-
-    Only one caller per iteration of the event loop returns, so that pieces of several requests do not add up.
-    """
+    """Wait until the caller may work for a millisecond or two, up to its next await. Only one caller returns in each
+    iteration of the event loop, so that pieces of several requests do not add up."""
     async with _lock(asyncio.get_running_loop()):
         await asyncio.sleep(0)
 
 
 class Written:
     """A JSON value as text in parts, which are never copied together."""
-
-    __slots__ = ("parts",)
 
     def __init__(self, parts: list[bytes]) -> None:
         self.parts = parts

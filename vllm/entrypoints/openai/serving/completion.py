@@ -66,14 +66,10 @@ class CompletionAnswer:
                 f"echo shows the prompt with logprobs={own}, which prompt_logprobs={body.prompt_logprobs} contradicts"
             )
             raise ApiError(400, message, "prompt_logprobs", "invalid_value")
+        prompt_topk = own if reads_echo else None
         with named_as(_OWN_NAMES):
             self._params = sampling_params(
-                body,
-                state,
-                plan,
-                max_tokens=max_tokens,
-                logprobs=body.logprobs,
-                prompt_logprobs=own if reads_echo else None,
+                body, state, plan, max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=prompt_topk
             )
 
     async def submit(self) -> Submission:

@@ -47,10 +47,8 @@ class Submission:
         """Queue all prompts.
 
         Args:
-            state: the server's.
             request_id: of the HTTP request; engine ids extend it, so that clients cannot make them collide.
             prompts, params: one of each per prompt, from the engine's `process_prompts` and `process_params`.
-            priority: lower runs earlier.
 
         Raises:
             ApiError: 429 or 503, no room for them.
@@ -75,9 +73,7 @@ class Submission:
     async def results(self) -> list[RequestOutput]:
         """The finished output of every prompt, in order. All are aborted when one fails or the caller is cancelled.
 
-        Raises:
-            ApiError: the model failed on a prompt, or the server stops.
-            EngineDeadError: the engine died.
+        Raises ApiError if the model failed on a prompt or the server stops, EngineDeadError if the engine died.
         """
         try:
             return [await self._last(stream) for stream in self._streams]
@@ -86,8 +82,7 @@ class Submission:
             raise
 
     async def events(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """(prompt index, output) of all prompts as they come. All are aborted when one fails or iteration ends early.
-        Raises as `results`."""
+        """(prompt index, output) of all prompts as they come; aborts and raises as `results`."""
         unfinished = dict(enumerate(self._streams))
         try:
             while unfinished:
@@ -136,11 +131,8 @@ def request_id_of(request: Request, prefix: str, given: str | None = None) -> st
 
 
 async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of `work`, a coroutine, which is cancelled when the client disconnects. `request` has been read.
-
-    Raises:
-        ClientDisconnected: the client disconnected first.
-    """
+    """The result of `work`, which is cancelled when the client disconnects: ClientDisconnected. The request's body must
+    have been read."""
     task = asyncio.current_task()
     assert task is not None
     is_gone = False
@@ -180,12 +172,7 @@ class Answer(Protocol):
 
 
 async def respond(request: Request, answer: Answer, stream: bool) -> Response:
-    """Generate and answer; aborts when the client disconnects.
-
-    Raises:
-        ApiError, VLLMValidationError, EngineDeadError: the request cannot be honoured, or the model failed on it.
-        ClientDisconnected: the client went first.
-    """
+    """Generate and answer, whole or as events; aborts with ClientDisconnected when the client disconnects."""
     if stream:
         submission = await while_connected(request, answer.submit())
         return EventStream(answer.chunks(submission, request), submission.abort)

@@ -35,12 +35,8 @@ Result = TypeVar("Result")
 
 
 async def score_items(state: ServerState, body: ScoringFields, request_id: str) -> ScoredItems:
-    """Check everything, queue it and wait for the results.
-
-    Raises:
-        ApiError, VLLMValidationError: a field that cannot be honoured; nothing is queued then.
-        ApiError, EngineDeadError: see Submission.
-    """
+    """Check everything, queue it and wait for the results. Raises ApiError or VLLMValidationError for a field that
+    cannot be honoured, before anything is queued."""
     items = body.items
     if not isinstance(items, list):
         raise wrong_type("items", items, "a list of texts or of lists of token ids")

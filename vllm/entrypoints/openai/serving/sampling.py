@@ -65,11 +65,7 @@ async def queue_prompts(
     prompt_field: str = "prompt",
     max_tokens_field: str = "max_tokens",
 ) -> Submission:
-    """Tokenise, check and queue all prompts of a request.
-
-    Args:
-        add_special_tokens: see InputProcessor.process_prompts.
-        prompt_field, max_tokens_field: the request's fields that errors name.
+    """Tokenise, check and queue all prompts of a request. Errors name `prompt_field` and `max_tokens_field`.
 
     Raises:
         VLLMValidationError: a prompt or parameter that cannot be honoured.

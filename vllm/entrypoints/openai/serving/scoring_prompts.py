@@ -49,12 +49,8 @@ class PromptBuilder:
     truncate_to: int | None
 
     def build(self, query: Any, items: Sequence[Any]) -> list[ScoringPrompt]:
-        """One prompt per item; query and items are texts or lists of ids.
-
-        Raises:
-            VLLMValidationError: another type, or an id outside the vocabulary.
-            ApiError: an empty prompt, or too many tokens in a prompt, an item, or all prompts.
-        """
+        """One prompt per item; query and items are texts or lists of ids. Raises VLLMValidationError for other types
+        and ids outside the vocabulary, ApiError for no or too many tokens."""
         names = ["query", *(f"items[{index}]" for index in range(len(items)))]
         query_ids, *item_ids = self._encode(list(zip(names, [query, *items], strict=True)))
         before, after = self._special_tokens()
