@@ -105,7 +105,7 @@ class GenerativeScoringResponse(ResponseModel):
 class ScoringResponse(ResponseModel):
     """Lists are in the order of the items, inner ones in that of the labels."""
 
-    scores: list[list[float | None]] = Field(description="Probabilities, as apply_softmax wants them.")
+    scores: list[list[float | None]] = Field(description="Probabilities, as apply_softmax says.")
     logprobs: list[list[float | None]] = Field(description="Log of the labels' true probabilities.")
     ranks: list[list[int]] = Field(description="Of the labels' first tokens in the vocabulary.")
     label_mass: list[float | None] = Field(description="Probability that the prompt goes on with any of the labels.")

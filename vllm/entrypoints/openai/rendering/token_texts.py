@@ -73,8 +73,8 @@ class TokenPieces:
 
 
 def split_text(tokenizer: Tokenizer, text: str | None, token_ids: Sequence[int]) -> tuple[str, list[str], list[int]]:
-    """(text, pieces, offsets) of a whole text, as in TokenPieces; without `text` it is made from the tokens. Tokens with
-    no counterpart in the text, such as one that begins every text, have no width; a space only in tokens is left out."""
+    """(text, pieces, offsets) of a whole text, as in TokenPieces; without `text` it is made from the tokens. Those that
+    are not in the text, such as one that begins every text, have no width; a space only in a token is left out."""
     stream = tokenizer.decode_stream(skip_special_tokens=False)
     pieces = [stream.step([token_id]) for token_id in token_ids]
     if text is None:
