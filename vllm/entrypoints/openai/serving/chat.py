@@ -67,6 +67,7 @@ class ChatAnswer:
         """Raises ApiError or VLLMValidationError for a field that cannot be honoured."""
         self._body = body
         self._state = state
+        self._id = answer_id
         self._frame = {"id": answer_id, "created": int(time.time()), "model": body.model}
         self._max_tokens_field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, self._max_tokens_field)
@@ -92,7 +93,7 @@ class ChatAnswer:
             return await queue_prompts(
                 self._state,
                 self._body,
-                self._frame["id"],
+                self._id,
                 [prompt],
                 self._params,
                 add_special_tokens=False,

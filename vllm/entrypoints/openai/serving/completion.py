@@ -52,6 +52,7 @@ class CompletionAnswer:
         """Raises ApiError or VLLMValidationError for a field that cannot be honoured."""
         self._body = body
         self._state = state
+        self._id = answer_id
         self._frame = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": body.model}
         self._prompts = _prompt_list(body.prompt)
         state.check_count(len(self._prompts), "prompt")
@@ -77,7 +78,7 @@ class CompletionAnswer:
         special = body.add_special_tokens is not False
         with named_as(_OWN_NAMES):
             return await queue_prompts(
-                self._state, body, self._frame["id"], self._prompts, self._params, add_special_tokens=special
+                self._state, body, self._id, self._prompts, self._params, add_special_tokens=special
             )
 
     async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
