@@ -75,10 +75,15 @@ def check_token_ids(name: str, values: Any) -> list[int]:
     """Distinct non-negative Python ints in the order given, from any list of integers; None is an empty list."""
     if values is None:
         return []
+    return list(dict.fromkeys(check_id_sequence(name, values)))
+
+
+def check_id_sequence(name: str, values: Any) -> list[int]:
+    """The same with repeated ids kept, and None an error."""
     ids = [check_token_id(name, element) for element in check_list(name, values, "a list of integers")]
     if ids and min(ids) < 0:
         raise VLLMValidationError(f"{name} must not be negative, got {shown(min(ids))}", name, min(ids))
-    return list(dict.fromkeys(ids))
+    return ids
 
 
 def check_token_id_rows(name: str, values: Any) -> list[int] | list[list[int]]:
