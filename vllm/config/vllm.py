@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from vllm.config.cache import CacheConfig
 from vllm.config.device import DeviceConfig
 from vllm.config.model import ModelConfig
 from vllm.config.parallel import ParallelConfig
 from vllm.config.scheduler import SchedulerConfig
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -73,9 +73,7 @@ class LLM:
         priorities = list(priority) if priority is not None else [0] * len(prompt_list)
         if len(priorities) != len(prompt_list):
             raise VLLMValidationError(
-                f"priority has {len(priorities)} entries for {len(prompt_list)} prompts",
-                parameter="priority",
-                value=len(priorities),
+                f"priority has {len(priorities)} entries for {len(prompt_list)} prompts", "priority", len(priorities)
             )
         return self._generate(prompt_list, params_list, priorities, use_tqdm)
 
@@ -262,8 +260,7 @@ def _as_prompt_list(prompts: Any) -> list[Any]:
         prompts = prompts.tolist()
     if not isinstance(prompts, Sequence):
         raise VLLMValidationError(
-            f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}",
-            parameter="prompts",
+            f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}", "prompts"
         )
     if prompts and isinstance(prompts[0], Integral):
         return [prompts]
@@ -274,9 +271,7 @@ def _one_each(name: str, values: Any, count: int) -> list[Any]:
     if not isinstance(values, Sequence):
         return [values] * count
     if len(values) != count:
-        raise VLLMValidationError(
-            f"{name} has {len(values)} entries for {count} prompts", parameter=name, value=len(values)
-        )
+        raise VLLMValidationError(f"{name} has {len(values)} entries for {count} prompts", name, len(values))
     return list(values)
 
 
