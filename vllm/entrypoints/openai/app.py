@@ -33,8 +33,8 @@ def build_app(state: ServerState) -> FastAPI:
     for kind in (ApiError, VLLMValidationError, EngineDeadError):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
-    for kind in (ClientDisconnected, ClientDisconnect):
-        app.add_exception_handler(kind, _answer_disconnect)
+    for disconnect in (ClientDisconnected, ClientDisconnect):
+        app.add_exception_handler(disconnect, _answer_disconnect)
     middleware.install(app, state)
     routes.document(app, state.model_names, has_keys=bool(state.args.api_key or envs.api_keys()))
     return app

@@ -35,8 +35,9 @@ class Position(NamedTuple):
 
     def pick(self, indices: np.ndarray) -> Position:
         """The entries at `indices`."""
-        columns = (self.token_ids, self.logprobs, self.logits, self.ranks)
-        return Position(*(column[indices] for column in columns), self.lse, self.entropy)
+        columns = self.token_ids, self.logprobs, self.logits, self.ranks
+        token_ids, logprobs, logits, ranks = (column[indices] for column in columns)
+        return Position(token_ids, logprobs, logits, ranks, self.lse, self.entropy)
 
 
 class ClassicLogprobs(msgspec.Struct):
