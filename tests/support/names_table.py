@@ -140,8 +140,8 @@ def arguments_section() -> str:
         [
             "## Engine arguments",
             "",
-            "Of `LLM(...)`, `EngineArgs`, `AsyncEngineArgs` and, with hyphens, of `vllm serve`. Every argument takes its"
-            ' default and what asks for nothing: None, False, 0, "auto", an empty text or container.',
+            "Of `LLM(...)`, `EngineArgs`, `AsyncEngineArgs` and, with hyphens, of `vllm serve`. Every argument takes "
+            'its default and what asks for nothing: None, False, 0, "auto", an empty text or container.',
             "",
             f"There: {', '.join(f'`{name}`' for name in done)}.",
             "",
