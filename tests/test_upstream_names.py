@@ -7,6 +7,8 @@ import itertools
 import pytest
 from names_table import DOCUMENT, STATUSES, arguments_section, document, find, load, problem
 
+from vllm.version import __version__
+
 VERSION, NAMES = load()
 MODULES = {module: list(names) for module, names in itertools.groupby(NAMES, key=lambda name: name.module)}
 
@@ -35,7 +37,7 @@ def test_what_is_not_there_is_not_there():
 
 
 def test_the_table_is_sound():
-    assert VERSION == "0.33.0"
+    assert __version__.partition("+")[0] == VERSION
     assert len(NAMES) > 400
     assert len(set(map(str, NAMES))) == len(NAMES)
     assert len(MODULES) == len(list(itertools.groupby(NAMES, key=lambda name: name.module)))

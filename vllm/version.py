@@ -1,5 +1,4 @@
-"""The version of this package."""
+"""The version of this package: the upstream release whose interface it follows, then our own count."""
 
-__version__ = "0.1.0"
-__version_tuple__ = tuple(int(part) for part in __version__.partition("+")[0].split("."))
-"""Its numbers, without what stands after a plus sign."""
+__version__ = "0.33.0+logprobs.2"
+__version_tuple__ = (0, 33, 0, "logprobs.2")

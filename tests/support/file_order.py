@@ -23,7 +23,6 @@ _WITH_CLIENTS = (
     f"{_OPENAI}/test_clients_openai_errors.py",
     f"{_OPENAI}/test_clients_openai_chat.py",
     f"{_OPENAI}/test_clients_openai.py",
-    f"{_OPENAI}/test_clients_langchain.py",
     f"{_OPENAI}/test_clients_curl.py",
     f"{_OPENAI}/test_scoring_docs.py",
 )

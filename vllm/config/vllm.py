@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from vllm.config.cache import CacheConfig
 from vllm.config.device import DeviceConfig
 from vllm.config.model import ModelConfig
 from vllm.config.parallel import ParallelConfig
 from vllm.config.scheduler import SchedulerConfig
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -26,6 +23,8 @@ class VllmConfig:
     device_config: DeviceConfig = field(default_factory=DeviceConfig)
     torch_profiler_dir: str = ""
     """Where traces of start_profile go; "" = nowhere."""
+    weight_transfer_config: Any = None
+    """As given: trainers ask a server for it."""
 
     def __post_init__(self) -> None:
         self.parallel_config.check_divides(self.model_config.hf_config)

@@ -218,6 +218,7 @@ class EngineArgs(UpstreamArgs):
             parallel_config=parallel_config,
             device_config=DeviceConfig(device),
             torch_profiler_dir=self._profiler_dir(),
+            weight_transfer_config=self.weight_transfer_config,
         )
 
     def _profiler_dir(self) -> str:

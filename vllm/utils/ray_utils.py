@@ -18,7 +18,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise ImportError('Ray is not installed; the extra brings it: pip install "vllm-logprobs[ray]"') from None
+        raise ImportError('Ray is not installed: pip install "ray[data]>=2.60,<2.64"') from None
     return ray
 
 

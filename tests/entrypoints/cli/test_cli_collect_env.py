@@ -22,7 +22,7 @@ LIBRARY = Path(vllm.__file__).parent / "_cpu_ops.so"
 def test_json_and_text_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collect-env", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["vllm-logprobs"] == vllm.__version__
+    assert found["vllm"] == vllm.__version__
     assert found["python"] == platform.python_version()
     assert found["packages"]["torch"] == torch.__version__
     assert found["cpu"]["kernels_loaded"] == LIBRARY.exists()

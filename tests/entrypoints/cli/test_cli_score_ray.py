@@ -160,7 +160,7 @@ def test_refused_before_anything_starts(more: list[str], message: str, capsys: p
 def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["score", "a.jsonl", "--labels", "a", "b", "--backend", "ray"]) == 2
-    assert 'pip install "vllm-logprobs[ray]"' in capsys.readouterr().err
+    assert 'pip install "ray[data]' in capsys.readouterr().err
 
 
 def test_csv_cells(folder: Path) -> None:

@@ -37,7 +37,7 @@ def collect() -> dict[str, Any]:
     """Versions (None: not installed), CPU, CUDA devices, and the environment variables that begin with VLLM_. Values of
     variables that are named like secrets are left out."""
     return {
-        "vllm-logprobs": __version__,
+        "vllm": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in _PACKAGES} | {"torch": _torch_version()},

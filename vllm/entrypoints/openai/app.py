@@ -13,6 +13,7 @@ from vllm.entrypoints.openai.errors import ApiError, as_api_error
 from vllm.entrypoints.openai.http import middleware, openapi, page
 from vllm.entrypoints.openai.serving import chat as serving_chat
 from vllm.entrypoints.openai.serving import completion as serving_completion
+from vllm.entrypoints.openai.serving import development as serving_development
 from vllm.entrypoints.openai.serving import metrics as serving_metrics
 from vllm.entrypoints.openai.serving import models as serving_models
 from vllm.entrypoints.openai.serving import scoring as serving_scoring
@@ -42,6 +43,8 @@ def build_app(state: ServerState) -> FastAPI:
         app.include_router(router)
     if state.args.page:
         app.include_router(page.router)
+    if envs.VLLM_SERVER_DEV_MODE:
+        app.include_router(serving_development.router)
     for kind in (ApiError, VLLMValidationError, EngineDeadError):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)

@@ -45,6 +45,17 @@ class ServerArgs:
     access_log: bool = _arg(True, "log each request")
     access_log_format: Literal["text", "json"] = _arg("text", "how: a line to read, or one JSON object")
     page: bool = _arg(True, "serve the page at /")
+    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = _arg(
+        "info", "warning and what is above it leave the access log out"
+    )
+    enable_scale_out: bool = _arg(
+        False, "changes nothing here: upstream then serves /inference/v1/generate and the render routes, too"
+    )
+
+    @property
+    def logs_requests(self) -> bool:
+        """Whether there is an access log."""
+        return self.access_log and self.uvicorn_log_level in ("info", "debug", "trace")
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -53,7 +53,7 @@ def install(app: FastAPI, state: ServerState) -> None:
         allow_headers=["*"],
         expose_headers=["X-Request-Id", "Retry-After"],
     )
-    log = access_logger(args.access_log_format) if args.access_log else None
+    log = access_logger(args.access_log_format) if args.logs_requests else None
     app.add_middleware(RequestTracker, state=state, log=log)
 
 

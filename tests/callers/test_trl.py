@@ -1,0 +1,191 @@
+"""trl: GRPO with the engine in the trainer's process, and its client of the server that it starts.
+
+Its server cannot be given weights here: trl sends them over NCCL, and refuses to where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from live_server import ROOT
+
+trl = pytest.importorskip("trl")
+pytestmark = pytest.mark.filterwarnings("ignore:TRL currently supports vLLM versions", "ignore:`trl vllm-serve`")
+
+PROMPTS = ["the stop", "Hello there", "Say: the", "One, two,"]
+READ = [5, 90, 17, 201, 33, 64, 3]
+TOLERANCE = 1e-4
+"""Of a token's logprob, in nats."""
+
+_RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture
+def environment() -> Iterator[None]:
+    """The trainer says in it how processes find each other."""
+    before = {name: os.environ.get(name) for name in _RENDEZVOUS}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def trainer_of(folder: Path, output: Path, **options: Any) -> Any:
+    """A trainer whose reward is how often a letter stands in the answer: two steps of four answers."""
+    from datasets import Dataset
+
+    config = trl.GRPOConfig(
+        output_dir=str(output),
+        use_vllm=True,
+        vllm_mode="colocate",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        model_init_kwargs={"dtype": "float32"},
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=12,
+        max_steps=2,
+        learning_rate=1e-2,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        seed=1,
+        **options,
+    )
+    return trl.GRPOTrainer(
+        model=str(folder),
+        reward_funcs=lambda completions, **_: [float(len(set(text))) for text in completions],
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]),
+    )
+
+
+def readings(llm: Any) -> list[float]:
+    """Logprobs of READ's tokens, each after those before it, by the engine."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0)
+    (output,) = llm.generate([{"prompt_token_ids": READ}], params, use_tqdm=False)
+    return [row[token_id].logprob for token_id, row in zip(READ[1:], output.prompt_logprobs[1:], strict=True)]
+
+
+@torch.no_grad()
+def reference_readings(model: Any) -> list[float]:
+    logprobs = model(torch.tensor([READ])).logits[0].log_softmax(-1)
+    return [float(logprobs[place, token_id]) for place, token_id in enumerate(READ[1:])]
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("sleeps", [False, True], ids=["awake", "asleep between generations"])
+def test_grpo_trains_and_the_engine_follows(tiny_model: Path, tmp_path: Path, sleeps: bool) -> None:
+    trainer = trainer_of(tiny_model, tmp_path, vllm_enable_sleep_mode=sleeps)
+    before = reference_readings(trainer.model)
+    llm = trainer.vllm_generation.llm
+    if not sleeps:
+        assert readings(llm) == pytest.approx(before, abs=TOLERANCE)
+    trainer.train()
+
+    steps = [row for row in trainer.state.log_history if "loss" in row]
+    assert len(steps) == 2
+    for row in steps:  # the engine sampled with the weights that the step trains
+        assert row["sampling/sampling_logp_difference/max"] < TOLERANCE
+    assert any(row["grad_norm"] > 0 for row in steps)
+
+    trainer.vllm_generation.sync_weights()
+    if sleeps:
+        llm.wake_up(tags=["kv_cache"])
+    after = readings(llm)
+    assert after == pytest.approx(reference_readings(trainer.model), abs=TOLERANCE)
+    assert max(abs(new - old) for new, old in zip(after, before, strict=True)) > 100 * TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def client(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Of `trl vllm-serve`, as trl starts it."""
+    pytest.importorskip("requests")
+    from trl.generation.vllm_client import VLLMClient
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path_factory.mktemp("trl") / "log"
+    command = [sys.executable, "-m", "trl.scripts.vllm_serve", "--model", str(tiny_model), "--host", "127.0.0.1"]
+    path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    with log.open("w") as file:
+        server = subprocess.Popen(
+            [*command, "--port", str(port), "--dtype", "float32"], stdout=file, stderr=file, env=environment
+        )
+    try:
+        yield _connected(VLLMClient, f"http://127.0.0.1:{port}", server, log)
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _connected(make: Any, url: str, server: subprocess.Popen[bytes], log: Path) -> Any:
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            return make(base_url=url)
+        except ConnectionError:
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+
+
+def test_server_generates(client: Any, llm: Any) -> None:
+    from vllm import SamplingParams
+
+    ids = [llm.get_tokenizer().encode(prompt) for prompt in PROMPTS]
+    answer = client.generate(ids, n=2, temperature=0.0, max_tokens=6, logprobs=1)
+    outputs = llm.generate(
+        [{"prompt_token_ids": each} for each in ids],
+        SamplingParams(temperature=0, max_tokens=6, logprobs=0),
+        use_tqdm=False,
+    )
+    assert answer["prompt_ids"] == ids
+    assert answer["completion_ids"] == [o.outputs[0].token_ids for o in outputs for _ in range(2)]
+    assert all(len(rows) == len(own) for rows, own in zip(answer["logprobs"], answer["completion_ids"], strict=True))
+
+
+def test_server_answers_chats(client: Any, llm: Any) -> None:
+    conversations = [[{"role": "user", "content": prompt}] for prompt in PROMPTS[:2]]
+    answer = client.chat(conversations, temperature=1.0, max_tokens=4, generation_kwargs={"seed": 3})
+    template = llm.get_tokenizer().apply_chat_template
+    rendered = [template(each, add_generation_prompt=True, return_dict=False) for each in conversations]
+    assert answer["prompt_ids"] == rendered
+    assert all(1 <= len(ids) <= 4 for ids in answer["completion_ids"])
+
+
+def test_server_reads_sequences(client: Any, reference: Any) -> None:
+    answer = client.get_sequence_logprobs([READ], [1], top_logprobs=100)
+    own = [row[0] for row in answer["actual_logprobs"][0]]
+    expected = reference_readings(reference)
+    listed = [(got, want) for got, want in zip(own, expected, strict=True) if got > -math.inf]
+    assert listed
+    assert all(got == pytest.approx(want, abs=TOLERANCE) for got, want in listed)
+    assert all(len(row) == 100 and row == sorted(row, reverse=True) for row in answer["logprobs"][0])
+
+
+def test_server_tells_the_trainer_what_it_asks(client: Any) -> None:
+    info = client.get_server_info()
+    assert info["model_config"]["logprobs_mode"] == "processed_logprobs"
+    assert info["weight_transfer_config"]["backend"] == "nccl"
+    assert client.get_world_size() == 1
+    client.reset_prefix_cache()

@@ -1,0 +1,98 @@
+"""Routes for who owns the server: there with VLLM_SERVER_DEV_MODE=1, and only then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from asgi import AppThread, make_engine
+from tiny_llm import make_tiny_model
+
+ROUTES = [
+    ("GET", "/server_info"),
+    ("GET", "/get_world_size"),
+    ("POST", "/reset_prefix_cache"),
+    ("POST", "/sleep"),
+    ("POST", "/wake_up"),
+    ("GET", "/is_sleeping"),
+    ("POST", "/collective_rpc"),
+    ("POST", "/update_weights"),
+]
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppThread]:
+    engine = make_engine(
+        make_tiny_model(tmp_path_factory.mktemp("tiny")),
+        logprobs_mode="processed_logprobs",
+        weight_transfer_config={"backend": "nccl"},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_SERVER_DEV_MODE", "1")
+        with AppThread(engine) as thread:
+            yield thread
+
+
+def answer(app: AppThread, method: str, url: str, **options: object) -> object:
+    response = app.request(method, url, **options)
+    assert response.status_code == 200, response.text
+    return response.json() if response.content else None
+
+
+def test_only_in_development(app: AppThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_SERVER_DEV_MODE")
+    other = AppThread(app.engine)
+    for method, url in ROUTES:
+        assert other.request(method, url).status_code == 404, url
+    assert not {url for _, url in ROUTES} & set(app.request("GET", "/openapi.json").json()["paths"])
+
+
+def test_what_it_is_made_of(app: AppThread) -> None:
+    config = answer(app, "GET", "/server_info?config_format=json")["vllm_config"]
+    assert config["model_config"]["logprobs_mode"] == "processed_logprobs"
+    assert config["weight_transfer_config"] == {"backend": "nccl"}
+    assert "processed_logprobs" in answer(app, "GET", "/server_info")["vllm_config"]
+    assert answer(app, "GET", "/get_world_size") == {"world_size": 1}
+    error = app.request("GET", "/server_info?config_format=xml").json()["error"]
+    assert error["param"] == "config_format"
+
+
+def test_the_prefix_cache(app: AppThread) -> None:
+    prompt = list(range(3, 60))
+    first, second = (app.post("/v1/completions", prompt=prompt, max_tokens=1)["usage"] for _ in range(2))
+    assert answer(app, "POST", "/reset_prefix_cache") == {"success": True}
+    third = app.post("/v1/completions", prompt=prompt, max_tokens=1)["usage"]
+    cached = [(each.get("prompt_tokens_details") or {}).get("cached_tokens", 0) for each in (first, second, third)]
+    assert cached[0] == cached[2] == 0
+
+
+def test_sleep(app: AppThread) -> None:
+    prompt = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0}
+    before = app.post("/v1/completions", **prompt)["choices"]
+    assert answer(app, "POST", "/sleep?level=1") is None
+    assert answer(app, "GET", "/is_sleeping") == {"is_sleeping": True}
+    answer(app, "POST", "/wake_up?tags=weights")
+    assert answer(app, "GET", "/is_sleeping") == {"is_sleeping": True}
+    answer(app, "POST", "/wake_up?tags=kv_cache")
+    assert answer(app, "GET", "/is_sleeping") == {"is_sleeping": False}
+    assert app.post("/v1/completions", **prompt)["choices"] == before
+    assert app.request("POST", "/sleep?level=7").json()["error"]["param"] == "level"
+
+
+def test_pauses(app: AppThread) -> None:
+    answer(app, "POST", "/pause?mode=wait&clear_cache=false")
+    assert answer(app, "GET", "/is_paused") == {"is_paused": True}
+    answer(app, "POST", "/resume")
+    assert answer(app, "GET", "/is_paused") == {"is_paused": False}
+    assert app.request("POST", "/pause?clear_cache=perhaps").json()["error"]["param"] == "clear_cache"
+
+
+def test_workers(app: AppThread) -> None:
+    assert answer(app, "POST", "/collective_rpc", json={"method": "can_schedule_ahead"})["results"][0] in (True, False)
+    assert app.request("POST", "/collective_rpc", json={}).json()["error"]["param"] == "method"
+
+
+def test_weights_are_refused(app: AppThread) -> None:
+    response = app.request("POST", "/init_weight_transfer_engine", json={"init_info": {}})
+    assert response.status_code == 400
+    assert "receives no weights over NCCL" in response.json()["error"]["message"]
