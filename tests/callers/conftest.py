@@ -35,15 +35,21 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def server_environment() -> dict[str, str]:
+    """Variables of a server whose log says where it listens: trl, once imported, turns logs off."""
+    return {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "INFO"}
+
+
+@pytest.fixture(scope="session")
 def llm(tiny_model: Path) -> LLM:
     """It, offline."""
     return LLM(str(tiny_model), max_logprobs=-1)
 
 
 @pytest.fixture(scope="session")
-def server(tiny_model: Path) -> Iterator[LiveServer]:
+def server(tiny_model: Path, server_environment: dict[str, str]) -> Iterator[LiveServer]:
     """It, served as "tiny"."""
-    with LiveServer(tiny_model, env={"OMP_NUM_THREADS": "1"}) as server:
+    with LiveServer(tiny_model, env=server_environment) as server:
         yield server
 
 

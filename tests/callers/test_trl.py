@@ -143,7 +143,7 @@ def _connected(make: Any, url: str, server: subprocess.Popen[bytes], log: Path) 
     while True:
         try:
             return make(base_url=url)
-        except ConnectionError:
+        except OSError:  # requests has a ConnectionError of its own
             assert server.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
