@@ -28,8 +28,8 @@ _TOKENIZER = {
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model's folder: 256 tokens of context, float32."""
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
+    """The model's folder: 1024 tokens of context, float32."""
+    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
     (folder / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER))
     return folder
 
