@@ -15,10 +15,9 @@ ROOT = Path(__file__).parents[1]
 # From the bottom up. A module imports what stands before it, and its own entry; the first prefix that matches a module
 # from the end of the list is its entry.
 ORDER = """
-    env_table envs version logger exceptions utils logprobs sequence lora structured_params beam_search
-    sampling_limits sampling_params
-    pooling_params tasks inputs pooling_outputs outputs transformers_utils multimodal plugins platforms usage config
-    tokenizers transformers_utils.tokenizer transformers_utils.tokenizers reasoning tool_parsers
+    env_table envs version logger exceptions utils logprobs sequence lora structured_params beam_search sampling_limits
+    sampling_params pooling_params tasks inputs pooling_outputs outputs transformers_utils multimodal plugins platforms
+    usage config tokenizers transformers_utils.tokenizer transformers_utils.tokenizers reasoning tool_parsers
     ops distributed attention model_executor
     v1 v1.request v1.outputs v1.messages v1.core v1.sample v1.worker v1.executor
     engine.upstream_args engine.arg_utils v1.metrics.engine_metrics v1.engine v1.metrics engine

@@ -10,16 +10,20 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: E402
+
 TABLE = ROOT / "tests" / "data" / "upstream_names.txt"
 DOCUMENT = ROOT / "docs" / "migration.md"
 BEGIN, END = "<!-- made by tests/support/names_table.py -->", "<!-- made: end -->"
 STATUSES = ("done", "refused", "partly", "absent")
-_ROW = re.compile(r"(?P<name>[\w.]+)(?:\((?P<parameters>[\w, ]*)\))?(?: : (?P<status>\w+)(?:: (?P<why>.+))?)?")
+_ROW = re.compile(r"(?P<name>[\w.]+)(?:\((?P<parameters>[\w*, ]*)\))?(?: : (?P<status>\w+)(?:: (?P<why>.+))?)?")
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Name:
     Attributes:
         module: upstream's path of the module.
         name: of a function, a class or a value in it; with a dot, of a method.
-        parameters: what it takes, in order; None where that is not compared.
+        parameters: what it takes, in order, or after a "*" by name; None where that is not compared.
         status: one of STATUSES.
         why: what to do instead, or why it is as it is.
     """
@@ -83,14 +87,15 @@ def problem(name: Name) -> str | None:
         return "is not there"
     if name.parameters is None:
         return None
+    wanted = tuple(each for each in name.parameters if each != "*")
     own = list(inspect.signature(found).parameters.values())
     if any(each.kind is each.VAR_KEYWORD for each in own):
         return None
-    lacking = [each for each in name.parameters if each not in {parameter.name for parameter in own}]
+    lacking = [each for each in wanted if each not in {parameter.name for parameter in own}]
     if lacking:
         return f"lacks {', '.join(f'`{each}`' for each in lacking)}"
-    order = [parameter.name for parameter in own if parameter.name in name.parameters]
-    return None if tuple(order) == name.parameters else f"has another order of arguments: {', '.join(order)}"
+    order = tuple(parameter.name for parameter in own if parameter.name in wanted)
+    return None if order == wanted or "*" in name.parameters else f"has another order of arguments: {', '.join(order)}"
 
 
 def names_section() -> str:
@@ -123,7 +128,34 @@ def names_section() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-SECTIONS: list[Callable[[], str]] = [names_section]
+def arguments_section() -> str:
+    """The engine's arguments, by what becomes of a value that is not neutral."""
+    items = fields(AsyncEngineArgs)
+    done = [item.name for item in items if "why" not in item.metadata]
+    refused, unused = (
+        _by_reason(item for item in items if "why" in item.metadata and item.metadata["refused"] is is_refused)
+        for is_refused in (True, False)
+    )
+    return "\n".join(
+        [
+            "## Engine arguments",
+            "",
+            "Of `LLM(...)`, `EngineArgs`, `AsyncEngineArgs` and, with hyphens, of `vllm serve`. Every argument takes "
+            'its default and what asks for nothing: None, False, 0, "auto", an empty text or container.',
+            "",
+            f"There: {', '.join(f'`{name}`' for name in done)}.",
+            "",
+            "### Refused at another value",
+            "",
+            *_table(("arguments", "why, and what to do instead"), refused),
+            "### Without effect, and a warning, at another value",
+            "",
+            *_table(("arguments", "why"), unused),
+        ]
+    )
+
+
+SECTIONS: list[Callable[[], str]] = [arguments_section, names_section]
 """What is made of code and put between the marks of the document, in this order."""
 
 
@@ -147,6 +179,13 @@ def _grouped(names: Iterable[Name], key: Callable[[Name], str], *, short: bool =
     return [(group, ", ".join(members)) for group, members in groups.items()]
 
 
+def _by_reason(items: Iterable[Field[Any]]) -> list[tuple[str, str]]:
+    groups: dict[str, list[str]] = {}
+    for item in items:
+        groups.setdefault(item.metadata["why"], []).append(f"`{item.name}`")
+    return [(", ".join(names), why) for why, names in groups.items()]
+
+
 def _turned(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(second, first) for first, second in rows]
 
@@ -156,5 +195,4 @@ def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     DOCUMENT.write_text(document(), encoding="utf-8")

@@ -148,18 +148,25 @@ class StatelessProcessGroup:
             RuntimeError: one did not come in time.
         """
         key = self._next("barrier")
-        self.store.add(key, 1)
         deadline = time.monotonic() + timeout
-        while self.store.add(key, 0) < self.world_size:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"not all of {self.world_size} ranks came to the barrier in {timeout} s")
-            time.sleep(0.001)
+        self.store.add(f"{key}/come", 1)
+        self._wait_for(f"{key}/come", self.world_size, deadline)
+        self.store.add(f"{key}/gone", 1)
+        if self.rank == 0:
+            # It may end next, and the store with it: the others must need it no more.
+            self._wait_for(f"{key}/gone", self.world_size, deadline)
 
     def expire_data(self) -> None:
         """Forget values that nobody came for in time."""
         oldest = time.monotonic() - self.data_expiration_seconds
         while self._sent and self._sent[0][0] < oldest:
             self.store.delete_key(self._sent.pop(0)[1])
+
+    def _wait_for(self, key: str, count: int, deadline: float) -> None:
+        while self.store.add(key, 0) < count:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not all of {self.world_size} ranks came to the barrier in time")
+            time.sleep(0.001)
 
     def _next(self, name: str) -> str:
         count = self._counts[name] = self._counts.get(name, -1) + 1
@@ -168,5 +175,5 @@ class StatelessProcessGroup:
     def _put(self, name: str, obj: Any) -> None:
         self.expire_data()
         key = self._next(name)
-        self.store.set(key, pickle.dumps(obj))
+        self.store.set(key, pickle.dumps(obj))  # type: ignore[arg-type]
         self._sent.append((time.monotonic(), key))

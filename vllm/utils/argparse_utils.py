@@ -50,7 +50,7 @@ class SortedHelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDe
 
     def add_arguments(self, actions: Any) -> None:
         """See argparse."""
-        super().add_arguments(sorted(actions, key=lambda action: action.option_strings))
+        super().add_arguments(sorted(actions, key=lambda action: tuple(action.option_strings)))
 
 
 class EnableDisableAction(argparse.BooleanOptionalAction):

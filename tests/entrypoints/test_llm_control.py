@@ -1,0 +1,211 @@
+"""What callers of LLM do beside generating, by upstream's names and arguments."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from models_util import random_prompts
+from tiny_llm import make_tiny_llm, make_tiny_model
+
+from vllm import LLM, EngineArgs, SamplingParams
+from vllm.exceptions import VLLMValidationError
+from vllm.lora.request import LoRARequest
+
+GREEDY = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+
+
+class Extension:
+    """Methods for workers."""
+
+    def rank_and(self, value):
+        return self.rank, value, type(self.get_model()).__name__
+
+
+class Hiding:
+    """A method that workers have themselves."""
+
+    def execute_model(self):
+        raise AssertionError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    return make_tiny_llm(folder, worker_extension_cls=Extension)
+
+
+def tokens(outputs):
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_arguments_at_their_neutral_values(llm):
+    plain = tokens(llm.generate(["ab", "cd"], GREEDY))
+    assert plain == tokens(
+        llm.generate(
+            [{"prompt": "ab", "multi_modal_data": {}}, {"prompt": "cd", "mm_processor_kwargs": None}],
+            [GREEDY, GREEDY],
+            use_tqdm=False,
+            lora_request=[None, None],
+            priority=0,
+            tokenization_kwargs={},
+            mm_processor_kwargs={},
+        )
+    )
+    ids = [llm.get_tokenizer().encode(text) for text in ("ab", "cd")]
+    assert tokens(llm.generate(prompt_token_ids=ids, sampling_params=GREEDY)) == plain
+    assert tokens(llm.generate(None, GREEDY, prompt_token_ids=ids)) == plain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"lora_request": LoRARequest("a", 1, "b")}, "lora_request is not supported"),
+        ({"lora_request": [None, LoRARequest("a", 1, "b")]}, "lora_request is not supported"),
+        ({"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs is not supported"),
+        ({"tokenization_kwargs": {"max_length": 3}}, "truncate_prompt_tokens"),
+        ({"prompt_token_ids": [1]}, "two ways"),
+    ],
+)
+def test_arguments_that_ask_for_more(llm, arguments, problem):
+    with pytest.raises(VLLMValidationError, match=problem):
+        llm.generate(["ab", "cd"], GREEDY, **arguments)
+
+
+def test_tokenization_without_special_tokens(llm):
+    (output,) = llm.generate("ab", GREEDY, tokenization_kwargs={"add_special_tokens": False})
+    assert output.prompt_token_ids == llm.get_tokenizer().encode("ab", add_special_tokens=False)
+
+
+def test_what_was_enqueued_comes_in_order(llm):
+    first = llm.enqueue(["ab", "cd"], GREEDY)
+    second = llm.enqueue("ef", SamplingParams(max_tokens=1, temperature=0))
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.request_id for output in outputs] == [*first, *second]
+    assert tokens(outputs)[:2] == tokens(llm.generate(["ab", "cd"], GREEDY))
+    assert llm.wait_for_completion() == []
+
+
+def test_sampling_defaults_are_the_models(folder, tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.0, "max_new_tokens": 4}')
+    llm = make_tiny_llm(folder, generation_config=str(tmp_path))
+    params = llm.get_default_sampling_params()
+    assert (params.temperature, params.max_tokens) == (0.0, 4)
+    explicit = SamplingParams(temperature=0, max_tokens=4)
+    assert tokens(llm.generate(["ab", "cd"])) == tokens(llm.generate(["ab", "cd"], explicit))
+
+
+def test_calls_of_workers(llm):
+    assert llm.collective_rpc("rank_and", args=(3,)) == [(0, 3, "LlamaForCausalLM")]
+    assert llm.collective_rpc("rank_and", 5.0, (), {"value": 4}) == [(0, 4, "LlamaForCausalLM")]
+    assert llm.apply_model(lambda model: type(model).__name__) == ["LlamaForCausalLM"]
+    assert llm.get_world_size() == 1
+
+
+@pytest.mark.parametrize(
+    ("extension", "problem"),
+    [("no.such.module.Class", "worker_extension_cls"), ("text", "worker_extension_cls"), (Hiding, "execute_model")],
+)
+def test_bad_extensions(folder, extension, problem):
+    with pytest.raises(ValueError, match=problem):
+        make_tiny_llm(folder, worker_extension_cls=extension)
+
+
+def test_a_profile_is_a_trace_file(folder, tmp_path):
+    llm = make_tiny_llm(folder, profiler_config={"profiler": "torch", "torch_profiler_dir": str(tmp_path)})
+    llm.start_profile("mine")
+    llm.generate("ab", GREEDY)
+    llm.stop_profile()
+    (trace,) = tmp_path.iterdir()
+    assert trace.name.startswith("mine-rank0")
+    assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+
+
+def test_a_profile_needs_a_folder(llm, monkeypatch):
+    monkeypatch.delenv("VLLM_TORCH_PROFILER_DIR", raising=False)
+    with pytest.raises(ValueError, match="torch_profiler_dir"):
+        llm.start_profile()
+    with pytest.raises(VLLMValidationError, match="max_iterations"):
+        llm.start_profile(max_iterations=3)
+
+
+@pytest.mark.parametrize("method", ["encode", "embed", "classify", "reward", "score"])
+def test_pooling_is_refused(llm, method):
+    with pytest.raises(ValueError, match=rf"LLM.{method}\(\) is for pooling models"):
+        getattr(llm, method)("ab")
+
+
+def test_from_engine_args(folder, llm):
+    other = LLM.from_engine_args(EngineArgs(model=str(folder), dtype="float32", max_model_len=128))
+    assert tokens(other.generate("ab", GREEDY)) == tokens(llm.generate("ab", GREEDY))
+
+
+def test_a_request_may_leave_the_prefix_cache_alone(folder):
+    llm = make_tiny_llm(folder)
+    (prompt,) = random_prompts(200, (60,))
+    again = SamplingParams(max_tokens=1, temperature=0)
+    leaving = SamplingParams(max_tokens=1, temperature=0, skip_reading_prefix_cache=True)
+    cached = [llm.generate(prompt, params)[0].num_cached_tokens for params in (again, again, leaving, again)]
+    assert cached[0] == cached[2] == 0
+    assert min(cached[1], cached[3]) >= 48
+
+
+def test_reset_of_running_requests(folder):
+    llm = make_tiny_llm(folder)
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    wanted = tokens(llm.generate("abc", params))
+    llm.llm_engine.add_request("a", "abc", params)
+    for _ in range(4):
+        llm.llm_engine.step()
+    assert not llm.reset_prefix_cache()
+    assert llm.reset_prefix_cache(reset_running_requests=True)
+    outputs = []
+    while llm.llm_engine.has_unfinished_requests():
+        outputs = llm.llm_engine.step()
+    assert tokens(outputs) == wanted
+
+
+_TORCHRUN = """
+import sys
+from vllm import LLM, SamplingParams
+llm = LLM(sys.argv[1], dtype="float32", max_model_len=128, tensor_parallel_size=2,
+          distributed_executor_backend="external_launcher")
+params = SamplingParams(max_tokens=8, temperature=0.7, ignore_eos=True, logprob_token_ids=[3])
+print([output.outputs[0].token_ids for output in llm.generate(["abc", "de"], params, use_tqdm=False)])
+"""
+
+
+def test_torchruns_processes_make_one_engine(folder, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(_TORCHRUN)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
+    done = subprocess.run(
+        [*command, "--master-port=0", str(script), str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("[[")]
+    alone = make_tiny_llm(folder)
+    params = SamplingParams(max_tokens=8, temperature=0.7, ignore_eos=True, logprob_token_ids=[3])
+    wanted = str(tokens(alone.generate(["abc", "de"], params)))
+    assert lines == [wanted, wanted]
+
+
+def test_an_external_launcher_must_be_there(folder, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ValueError, match="torchrun"):
+        make_tiny_llm(folder, tensor_parallel_size=2, distributed_executor_backend="external_launcher")
+    # One process alone needs nobody to meet.
+    make_tiny_llm(folder, distributed_executor_backend="external_launcher")
