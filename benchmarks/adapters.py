@@ -1,8 +1,6 @@
-"""The engines that can do the work, each behind one interface; which settings its environment needs.
+"""One interface to all engines, and the environment variables that they need.
 
-An adapter's `run` does a Workload and returns float32 readings [prompts, positions, read_ids] (None where
-nothing was asked for). Engines are imported late: each lives in an environment of its own, and its import
-belongs to the start-up row.
+Engines are imported late: each has its own environment, and its import counts as start-up.
 """
 
 from __future__ import annotations
@@ -27,57 +25,43 @@ class Adapter(Protocol):
     notes: dict[str, str]
 
     def run(self, work: Workload) -> np.ndarray | None:
-        """Do the work; the readings, or None."""
+        """Do the work: float32 readings [prompts, positions, read_ids]; None if none were requested."""
 
     def score_text(self) -> list[float]:
-        """Logprobs of LABEL_IDS after STARTUP_PROMPT, given as text."""
+        """Logprobs of LABEL_IDS after the text STARTUP_PROMPT."""
 
 
 def prepare_process(options: EngineOptions) -> None:
-    """Pin this process, and set what must be set before the engine's libraries are imported; of the environment, what
-    the caller has set stays."""
+    """Pin this process and set the environment variables that the engine's imports read, unless they are set."""
     os.sched_setaffinity(0, options.cores)
     os.environ.setdefault("OMP_NUM_THREADS", str(len(options.cores)))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if options.kind == "ours":
-        # The checkout that this file belongs to, installed or not.
         sys.path.insert(0, str(_HERE.parent))
     elif options.kind == "upstream":
-        # It starts `python -m vllm...`, which from this checkout's root would be this package.
+        # It starts `python -m vllm...`, which in this checkout's root would be this package.
         os.chdir(tempfile.gettempdir())
-        # Its default leaves one core to a process that only waits.
+        # Its default leaves one core unused.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, options.cores)))
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-        # It gives its own start up otherwise where it takes ten minutes, as on a busy machine.
+        # Its own limit is ten minutes, too little on a busy machine.
         os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", "3600")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
 def make_adapter(options: EngineOptions) -> Adapter:
-    """Load an engine.
-
-    Raises:
-        SystemExit: the environment holds another engine than the one named, or a peer got no model.
-    """
+    """Load an engine; SystemExit if the environment has another one, or a peer has no model."""
     if options.kind != "ours" and options.model is None:
         raise SystemExit(f"{options.kind} needs --model")
-    adapter = _adapter_class(options.kind)
-    # Libraries try to import one called `kernels`, which must not be the script here.
+    adapter: Callable[[EngineOptions], Adapter] = VllmAdapter
+    if options.kind == "transformers":
+        from transformers_adapter import TransformersAdapter as adapter
+    elif options.kind == "llama.cpp":
+        from llama_cpp_adapter import LlamaCppAdapter as adapter
+    # Libraries try to import a module `kernels`, which must not be the script here.
     sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != _HERE]
     return adapter(options)
-
-
-def _adapter_class(kind: str) -> Callable[[EngineOptions], Adapter]:
-    if kind == "transformers":
-        from transformers_adapter import TransformersAdapter
-
-        return TransformersAdapter
-    if kind == "llama.cpp":
-        from llama_cpp_adapter import LlamaCppAdapter
-
-        return LlamaCppAdapter
-    return VllmAdapter
 
 
 class VllmAdapter:
@@ -95,20 +79,18 @@ class VllmAdapter:
         self.version = vllm.__version__
         self.notes = {} if self._ours else {"fullvocab": "flat_logprobs, its array form"}
         self._params = vllm.SamplingParams
-        chosen = {
-            "model": options.model,
-            "quantization": options.quantization,
-            "enforce_eager": options.enforce_eager or None,
-        }
-        given = {name: value for name, value in chosen.items() if value is not None}
+        chosen = {"model": options.model, "quantization": options.quantization}
+        given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        if options.enforce_eager:
+            given["enforce_eager"] = True
         self.llm = vllm.LLM(**given, dtype=options.dtype, max_logprobs=-1)
 
     def run(self, work: Workload) -> np.ndarray | None:
-        """See Adapter."""
-        outputs = self.llm.generate(
-            [{"prompt_token_ids": ids} for ids in work.prompts], self.sampling_params(work), use_tqdm=False
-        )
-        _check_lengths([len(output.outputs[0].token_ids) for output in outputs], work)
+        prompts = [{"prompt_token_ids": ids} for ids in work.prompts]
+        outputs = self.llm.generate(prompts, self.sampling_params(work), use_tqdm=False)
+        lengths = {len(output.outputs[0].token_ids) for output in outputs}
+        if lengths != {work.max_tokens}:
+            raise RuntimeError(f"asked for {work.max_tokens} tokens a prompt, got {sorted(lengths)}")
         if work.reads_prompt:
             return np.array([[[self._mean_of_prompt(output)]] for output in outputs], np.float32)
         if not work.read_ids:
@@ -116,19 +98,17 @@ class VllmAdapter:
         return np.array([self._read(output.outputs[0].logprobs, work.read_ids) for output in outputs], np.float32)
 
     def score_text(self) -> list[float]:
-        """See Adapter."""
         params = self._params(temperature=0.0, max_tokens=1, logprob_token_ids=list(LABEL_IDS))
         (output,) = self.llm.generate([STARTUP_PROMPT], params, use_tqdm=False)
         return [output.outputs[0].logprobs[0][i].logprob for i in LABEL_IDS]
 
     def sampling_params(self, work: Workload) -> Any:
-        """What the engine is asked for."""
+        """The work's parameters."""
         wanted: dict[str, Any] = {}
         if work.full_vocabulary:
             wanted["logprobs"] = -1
             if not self._ours:
-                # Arrays instead of an object an entry: upstream's faster form.
-                wanted["flat_logprobs"] = True
+                wanted["flat_logprobs"] = True  # upstream's faster form: arrays
         elif work.reads_prompt:
             wanted["prompt_logprobs"] = 0
         elif work.read_ids:
@@ -145,8 +125,3 @@ class VllmAdapter:
         if self._ours:
             return logprobs.select(ids).logprobs
         return [[position[i].logprob for i in ids] for position in logprobs]
-
-
-def _check_lengths(lengths: list[int], work: Workload) -> None:
-    if set(lengths) != {work.max_tokens}:
-        raise RuntimeError(f"asked for {work.max_tokens} tokens a prompt, got {sorted(set(lengths))}")

@@ -1,18 +1,15 @@
-"""What the API server's process costs beside the engine core: its CPU time per request and per token.
+"""CPU time of the API server's process per request and per token.
 
     python benchmarks/api_cost.py      # about a minute
 
-The server is this checkout's, with its real core process around a scripted engine: every step gives each request a
-token, and the readings that it asked for, without a model. The load is that of serving.py, from this process: 64
-requests in flight. CPU time is that of the server's process with all its threads, as the kernel counts it, so that
-other processes disturb it little. The last line of stdout is the result as JSON.
+The core process runs a scripted engine without a model: each step gives every request a token and its readings. The
+load is that of serving.py, from this process, with 64 requests in flight. Prints a table and JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import re
@@ -25,23 +22,21 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
-from common import add_counts, describe_machine, make_parser
+from common import add_counts, make_parser, print_result, some_of
 
 from vllm.entrypoints.cli.bench.load import Call, run_load
 from vllm.utils.server_client import ServerClient
 
 CONCURRENCY = 64
 DECODED = 64
-STEP_SECONDS = 0.04
-"""A step takes at least so long: the server and the client are done with one before the next."""
-
-# Number of requests, and what is counted.
+STEP_SECONDS = 0.04  # minimum, so that the server and the client complete one step before the next
+# Number of requests, and the unit of cost.
 CASES = {"score": (512, "request"), "stream": (128, "token"), "whole": (128, "token")}
 _TOKENS = range(300, 364)
 
 
 class ScriptedCore:
-    """What core_proc.py takes for an EngineCore; it is its own scheduler."""
+    """Replaces EngineCore in core_proc.py; it is its own scheduler."""
 
     def __init__(self, config: Any) -> None:
         self.executor = SimpleNamespace(num_blocks=4096)
@@ -51,31 +46,26 @@ class ScriptedCore:
         self._due = 0.0
 
     def add_request(self, request: Any) -> None:
-        """Queue a request."""
         self.requests[request.request_id] = request
         self._num_generated[request.request_id] = 0
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """Forget requests."""
         for request_id in request_ids:
             self.requests.pop(request_id, None)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether there are requests."""
         return bool(self.requests)
 
     def has_request(self, request_id: str) -> bool:
-        """Whether a request is unfinished."""
         return request_id in self.requests
 
     def check_health(self) -> None:
-        """No worker can have died."""
+        pass
 
     def shutdown(self) -> None:
-        """Nothing to end."""
+        pass
 
     def stats(self) -> dict[str, Any]:
-        """As EngineCore.stats."""
         return {"num_running": len(self.requests), "time": time.monotonic()}
 
     def step(self) -> list[Any]:
@@ -101,7 +91,7 @@ class ScriptedCore:
         return outputs
 
     def _readings(self, readers: list[Any]) -> Any:
-        """A row of LogprobsLists a request: the token itself, the likeliest ones, the ids asked for."""
+        """A row a request: the token, the top-k, the requested ids."""
         import numpy as np
 
         from vllm.logprobs.lists import LogprobsLists
@@ -119,13 +109,13 @@ class ScriptedCore:
 
 
 def main() -> None:
-    """Start the server, load it, print a table and the JSON line."""
+    """Start the server, load it, print a table and JSON."""
     args = _parse_args()
     if args.role is not None:
         sys.exit({"server": _serve, "core": _be_core}[args.role](args))
     command = [sys.executable, __file__, "--role", "server"]
     command += ["--model", args.model] if args.model else []
-    # It says at this level where it listens.
+    # At this level it logs its URL.
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": "INFO"}
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
@@ -134,10 +124,9 @@ def main() -> None:
         server.send_signal(signal.SIGTERM)
         server.wait()
     for name, row in result.items():
-        print(
-            f"{name:7} {row['server_us']:8.1f} us of the server, {row['client_us']:7.1f} us of the client {row['per']}"
-        )
-    print(json.dumps({"benchmark": "api_cost", "concurrency": CONCURRENCY, "machine": describe_machine(), **result}))
+        server_us, client_us = f"{row['server_us']:8.1f} us of the server", f"{row['client_us']:7.1f} us of the client"
+        print(f"{name:7} {server_us}, {client_us} {row['per']}")
+    print_result(benchmark="api_cost", concurrency=CONCURRENCY, **result)
 
 
 async def _measure(url: str, pid: int, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -181,8 +170,7 @@ def _calls(case: str, number: int, draw: random.Random) -> list[Call]:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """CPU time of all threads of a process, in the kernel's nanoseconds."""
-    # Linux's clock id of another process's CPU time, as clock_getcpuclockid(3) gives it.
+    # The clock id of another process's CPU time on Linux, as from clock_getcpuclockid(3).
     return time.clock_gettime((~pid << 3) | 2)
 
 
@@ -198,7 +186,7 @@ def _url(server: subprocess.Popen[str]) -> str:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    """Be the server, over a scripted core."""
+    """Run the server with a scripted core."""
     from vllm import AsyncEngineArgs
     from vllm.entrypoints.openai.launcher import bind, serve
     from vllm.entrypoints.openai.server_args import ServerArgs
@@ -223,12 +211,12 @@ def _be_core(args: argparse.Namespace) -> int:
 def _parse_args() -> argparse.Namespace:
     parser = make_parser("CPU time of the API server's process; of the model only the tokenizer is used.")
     add_counts(parser, repeats=(3, "measured runs a case"))
-    parser.add_argument("--cases", default=",".join(CASES), help="default: %(default)s")
+    names = f"some of {','.join(CASES)}"
+    parser.add_argument("--cases", type=some_of(CASES, "case"), default=list(CASES), help=names)
     parser.add_argument("--role", choices=("server", "core"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    args.cases = args.cases.split(",")
-    if set(args.cases) - set(CASES) or args.repeats < 1:
-        parser.error(f"cases are {', '.join(CASES)}, and repeats at least 1")
+    if args.repeats < 1:
+        parser.error(f"--repeats must be at least 1, got {args.repeats}")
     return args
 
 

@@ -1,13 +1,12 @@
-"""How fast a row could be: the time of its matrix products alone, and that of reading its weights alone.
+"""Lower bounds of a row's time: its matrix products alone, and the reading of its weights and cache alone.
 
-    python bounds.py SHAPE PRODUCTS       # as compare.py calls it: JSON in, the rates as JSON out
+    python bounds.py SHAPE PRODUCTS       # called by compare.py: JSON in, the rates as JSON out
 
-What is counted (`count_work`) is exact for the row's prompts: every distinct prompt token goes through every layer
-once, except that in the last layer only keys and values are needed of tokens whose logits nobody reads; the head sees
-the read rows alone; each further token of a sequence is one row of a step of all sequences. What is measured
-(`Rates`) is the fastest of our packed kernels and oneDNN's, matrix by matrix, with as many rows as the engine's step
-has, over distinct weights for all layers as in a real step, so that no weight is in a cache that would not hold it
-there either. On a CPU where oneDNN packs no bfloat16, its products in float32 stand in.
+`count_work` is exact for the row's prompts: every distinct prompt token passes every layer once, except that only read
+rows need more than keys and values in the last layer; the head computes the read rows; each further token is one row of
+a step of all sequences. `Rates` are those of the fastest of our packed kernels and oneDNN's for each matrix, with as
+many rows as the engine's step, over distinct weights for all layers, so that caches hold no more than in a real step.
+Where oneDNN cannot pack bfloat16, its float32 products are measured.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+from unittest import mock
 
-import common  # noqa: F401  # the package on the path
+from common import seconds_of
 from workloads import Workload
 
 # Tokens of a prefill step, and rows of a tile of logits, as the engine has them by default.
@@ -31,13 +31,12 @@ HEAD_ROWS = 256
 
 _WEIGHT_BYTES = 2
 _LAYERED = ("qkv", "o", "gate_up", "down")
-# A kernel that the engine has not: the weights take twice the memory.
-_FLOAT32 = "onednn_float32"
+_FLOAT32 = "onednn_float32"  # not used by the engine: its weights take twice the memory
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes that decide a model's matrix products, under their names of config.json."""
+    """The sizes of a model's matrix products, named as in config.json."""
 
     num_hidden_layers: int
     hidden_size: int
@@ -59,24 +58,22 @@ class ModelShape:
         }
 
     def cache_bytes_per_token(self) -> int:
-        """Keys and values of a token in all layers, bfloat16."""
+        """Keys and values in all layers, bfloat16."""
         return 2 * _WEIGHT_BYTES * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
 
 class Product(NamedTuple):
-    """A weight's product with `rows` rows, a power of two near what the engine's steps have; `head` has one weight, the
-    others one for each layer."""
+    """A product with `rows` rows, a power of two near those of the engine's steps."""
 
     matrix: str
     rows: int
 
 
 class Work(NamedTuple):
-    """What a row must compute and read.
+    """The work of a row of the tables.
 
     Attributes:
-        rows: rows that each product is done for in all, summed over the layers; divided by the product's own rows,
-            the number of its calls, which need not be whole.
+        rows: rows computed with each product, summed over the layers.
         cache_bytes: keys and values that decoding reads.
     """
 
@@ -85,7 +82,7 @@ class Work(NamedTuple):
 
 
 def count_work(work: Workload, shape: ModelShape) -> Work:
-    """The products of a row's work and the cache it reads, counted from its prompts."""
+    """The products and cache reads of a row, counted from its prompts."""
     num_prompts = len(work.prompts)
     tokens = sum(map(len, work.prompts)) - work.shared * (num_prompts - 1)
     read = tokens if work.reads_prompt else num_prompts
@@ -109,16 +106,16 @@ def count_work(work: Workload, shape: ModelShape) -> Work:
 
 
 def _power_of_two(rows: float) -> int:
-    """The nearest one: few sizes to measure, for rates that change slowly with the rows."""
+    """The nearest one, as rates change slowly with the rows."""
     return 2 ** round(math.log2(rows))
 
 
 class Rates(NamedTuple):
-    """What the machine can do.
+    """Rates of the machine.
 
     Attributes:
-        seconds: of one call of each product with one layer's weight, by the faster kernel.
-        kernels: which one that was.
+        seconds: of one call of each product with one layer's weight, by the fastest kernel.
+        kernels: that kernel.
         read_bytes_per_second: of memory as large as the model's weights, on all cores.
     """
 
@@ -137,19 +134,19 @@ class Rates(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """Seconds that the row's products take alone, and that reading its weights and cache takes alone."""
+    """Seconds of the row's products alone, and of reading its weights and cache alone."""
 
     gemm: float
     memory: float
 
     @property
     def seconds(self) -> float:
-        """No engine that computes the row with these kernels is faster."""
+        """The lower bound with these kernels."""
         return max(self.gemm, self.memory)
 
 
 def make_bound(work: Work, shape: ModelShape, rates: Rates) -> Bound:
-    """The counts times the rates."""
+    """Counts times rates."""
     calls = {product: rows / product.rows for product, rows in work.rows.items()}
     matrices = shape.matrices()
     weight_bytes = sum(
@@ -180,10 +177,7 @@ def rates_from_json(fields: dict[str, Any]) -> Rates:
 
 
 def measure_rates(shape: ModelShape, products: list[Product], sweeps: int = 3) -> Rates:
-    """Time the products on this process's cores, and the reading of memory; the best of several sweeps.
-
-    A sweep calls every layer's products in the order of a step, each layer's with weights of its own.
-    """
+    """The rates on this process's cores, the best of several sweeps over all layers in the order of a step."""
     import torch
 
     seconds: dict[Product, float] = {}
@@ -201,32 +195,24 @@ def measure_rates(shape: ModelShape, products: list[Product], sweeps: int = 3) -
 
 
 def measure_read_rate(num_bytes: int, repeats: int = 10) -> float:
-    """Bytes a second that all of torch's threads read together from memory of that size; the best of several ways
-    and repeats."""
+    """Bytes a second that torch's threads read from memory of that size; the best of several operations and repeats."""
     import torch
 
     numbers = torch.ones(num_bytes // 4)
     ways: list[Callable[[], object]] = [numbers.sum, numbers.max, lambda: torch.dot(numbers, numbers)]
-    return 4 * len(numbers) / min(_timed(way) for way in ways for _ in range(repeats))
-
-
-def _timed(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
+    return 4 * len(numbers) / min(seconds_of(way) for way in ways for _ in range(repeats))
 
 
 def available_kernels() -> list[str]:
-    """The kernels that bfloat16 products may be computed by here, as VLLM_CPU_GEMM names them; "plain" without any."""
-    from vllm.ops.loaded import cpu_kernel_isa
-    from vllm.ops.onednn import onednn_lacks
+    """The values of VLLM_CPU_GEMM whose kernels run here; "plain" if there is none."""
+    from vllm.ops.cpu_kernels import cpu_kernel_isa, onednn_lacks
 
     level = cpu_kernel_isa()
-    found = [] if level is None else ["panels"]
+    found = [] if level is None else ["packed_f32"]
     if level in ("avx512_bf16", "avx512_fp16"):
-        found.append("pairs")
+        found.append("packed_bf16_dot")
     if level == "avx512_fp16":
-        found.append("halves")
+        found.append("packed_fp16")
     if level is not None and onednn_lacks() is None:
         found.append("onednn")
     return found or ["plain"]
@@ -241,8 +227,8 @@ def _bounding_kernels() -> list[str]:
 
 
 def pack_as(weight: Any, kernel: str, float_out: bool = False, gated: bool = False) -> Any:
-    """The weight [N, K] packed as VLLM_CPU_GEMM=kernel would, or not packed where it is "plain". The result's layout is
-    another one where the kernel is none for products that are wanted in float32."""
+    """The weight [N, K] packed as with VLLM_CPU_GEMM=kernel, or unpacked for "plain". The layout differs if the kernel
+    cannot give the required float32 result."""
     import torch
 
     from vllm.ops import packed_linear
@@ -252,19 +238,12 @@ def pack_as(weight: Any, kernel: str, float_out: bool = False, gated: bool = Fal
     if kernel == _FLOAT32:
         wide = torch.ops.mkldnn._reorder_linear_weight(weight.float())
         return packed_linear.PackedLinear(wide, None, "onednn", tuple(weight.shape))
-    before = os.environ.get("VLLM_CPU_GEMM")
-    os.environ["VLLM_CPU_GEMM"] = kernel
-    try:
+    with mock.patch.dict(os.environ, VLLM_CPU_GEMM=kernel):
         return packed_linear.pack_linear(weight, None, float_out, gated)
-    finally:
-        if before is None:
-            del os.environ["VLLM_CPU_GEMM"]
-        else:
-            os.environ["VLLM_CPU_GEMM"] = before
 
 
 def _time_products(shape: ModelShape, products: list[Product], kernel: str, sweeps: int) -> dict[Product, float]:
-    """Of the products that this kernel is for: some do not give the head's in float32."""
+    """Seconds of the products that this kernel supports; some cannot compute the head's in float32."""
     import torch
 
     from vllm.ops.packed_linear import packed_linear
@@ -284,7 +263,7 @@ def _time_products(shape: ModelShape, products: list[Product], kernel: str, swee
     for rows in sorted({product.rows for product in products}):
         wanted = {product.matrix for product in products if product.rows == rows} & {*_LAYERED, *head}
         inputs = {name: torch.randn(rows, matrices[name][1], dtype=dtype) for name in wanted}
-        for _ in range(sweeps + 1):  # the first makes oneDNN's kernels; it is never the fastest
+        for _ in range(sweeps + 1):  # the first creates oneDNN's kernels and is never the fastest
             spent = dict.fromkeys(wanted, 0.0)
             for weights in (*layers, head):
                 for name in wanted & weights.keys():

@@ -1,43 +1,42 @@
-"""What the scripts share: this checkout's package on the path, their flags, the machine that they ran on."""
+"""Shared by the scripts: the package's path, flags, the description of the machine, JSON output."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# The package of the checkout that this file belongs to, installed or not.
+# This checkout's package, installed or not.
 sys.path.insert(0, str(ROOT))
 
 _ISA_FLAGS = "avx2 fma avx512f avx512_vnni avx512_bf16 avx512_fp16 amx_bf16 asimd sve bf16".split()
 
 
 def describe_machine() -> dict[str, object]:
-    """{"cpu": model name, "cores": processors this process may use, "isa": instruction sets that matter}."""
-    info = _cpuinfo()
+    """{"cpu": model name, "cores": processors this process may use, "isa": relevant instruction sets}."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().split("\n\n", 1)[0].splitlines() if path.exists() else []
+    info = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     flags = info.get("flags", info.get("Features", "")).split()
-    return {
-        "cpu": info.get("model name") or platform.processor() or platform.machine(),
-        "cores": usable_cores(),
-        "isa": [flag for flag in _ISA_FLAGS if flag in flags],
-    }
+    name = info.get("model name") or platform.processor() or platform.machine()
+    return {"cpu": name, "cores": usable_cores(), "isa": [flag for flag in _ISA_FLAGS if flag in flags]}
 
 
 def usable_cores() -> int:
     """Processors that this process may be scheduled on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def use_all_cores() -> None:
-    """Let OpenMP use every core, unless the environment says otherwise. Called before torch is imported."""
+    """Let OpenMP use every core unless OMP_NUM_THREADS is set. Call before torch is imported."""
     os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
 
 
@@ -46,8 +45,25 @@ def utc_now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def say(text: str) -> None:
+    """Print progress to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_result(**fields: object) -> None:
+    """Print a result and the machine as one line of JSON."""
+    print(json.dumps({**fields, "machine": describe_machine()}), flush=True)
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Wall-clock seconds of one call."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
 def make_parser(question: str, model: bool = True, dtype: bool = False) -> argparse.ArgumentParser:
-    """A script's parser, with --model and --dtype where asked for."""
+    """A parser, with --model and --dtype if requested."""
     parser = argparse.ArgumentParser(description=question)
     if model:
         parser.add_argument("--model", help="folder or .gguf file; default: the embedded model")
@@ -57,14 +73,14 @@ def make_parser(question: str, model: bool = True, dtype: bool = False) -> argpa
 
 
 def add_counts(parser: argparse.ArgumentParser, **flags: tuple[int, str]) -> None:
-    """Add flags that take a whole number: name -> (default, help)."""
+    """Add integer flags: name -> (default, help)."""
     for name, (default, text) in flags.items():
         text = f"{text} (default: %(default)s)" if text else "default: %(default)s"
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=text)
 
 
 def some_of(known: Iterable[str], what: str) -> Callable[[str], list[str]]:
-    """argparse type: names of `known` with commas between them; an error calls one of them `what`."""
+    """argparse type: comma-separated names out of `known`; `what` names one in errors."""
 
     def names(text: str) -> list[str]:
         found = text.split(",")
@@ -77,18 +93,9 @@ def some_of(known: Iterable[str], what: str) -> Callable[[str], list[str]]:
 
 
 def status_kib(pid: int) -> dict[str, int]:
-    """The fields in KiB of /proc/PID/status; none where the process has gone. Linux only."""
+    """The KiB fields of /proc/PID/status; empty if the process has ended. Linux only."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return {}
     return {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
-
-
-def _cpuinfo() -> dict[str, str]:
-    path = Path("/proc/cpuinfo")
-    if not path.exists():
-        return {}
-    first = path.read_text().split("\n\n", 1)[0]
-    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
-    return {name.strip(): value.strip() for name, value in pairs}

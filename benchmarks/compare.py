@@ -1,12 +1,12 @@
 """Engines side by side, in one run on one machine: the same work, the same cores, in turns.
 
-    python benchmarks/compare.py --quick                              # does it run here? a minute
+    python benchmarks/compare.py --quick                              # a minute, to try it out
     python benchmarks/compare.py                                      # this package alone, embedded model
     python benchmarks/compare.py --model FOLDER --upstream ENVIRONMENT --transformers --profile
     python benchmarks/compare.py --from results/compare.json --docs   # tables of an earlier run
 
-Writes compare.json, compare.md, compare.svg and the engines' logs to --output, the tables to stdout.
-benchmarks/README.md says what the rows are, docs/performance.md how each figure is obtained.
+Writes compare.json, compare.md, compare.svg and the engines' logs to --output, the tables to stdout. Definitions of the
+rows: benchmarks/README.md; method: docs/performance.md.
 """
 
 from __future__ import annotations
@@ -23,27 +23,26 @@ from pathlib import Path
 from typing import Any
 
 from bounds import ModelShape, Rates, count_work, make_bound, rates_from_json, rates_to_json
-from chart import draw
-from common import describe_machine, some_of, utc_now
+from common import describe_machine, say, some_of, utc_now
 from engines import Engine, find_python
-from report import DOCUMENT, find_warnings, make_tables, write_section
-from turns import Turns, say
+from report import DOCUMENT, draw_chart, find_warnings, make_tables, write_section
+from turns import Turns
 from workloads import ROWS, WORK_ROWS, EngineOptions, make_workload
 
 _HERE = Path(__file__).resolve().parent
 
 
 def main() -> None:
-    """Measure, or read what was measured, and report."""
+    """Measure, or read a result, and report."""
     args = _parse_args()
-    # So that the engines' processes are ended, too.
+    # An exception, so that the engines' processes are ended, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     result = json.loads(args.read.read_text(encoding="utf-8")) if args.read else measure(args)
     _report(result, args)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """The whole run; see report.py for the result."""
+    """The result, as report.py describes it."""
     engines = _engines(args)
     args.output.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -56,9 +55,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             turns.measure_row(row, args.repeats)
         if "peak_memory" in args.rows:
             turns.add_peak_memory()
-        pairs = turns.pair("ours", "decode64", "decode64_ids", args.pairs) if _has_pair(rows) else []
+        has_pair = {"decode64", "decode64_ids"} <= set(rows)
+        pairs = turns.pair("ours", "decode64", "decode64_ids", args.pairs) if has_pair else []
         if rates and args.scale == 1:
-            # Once more: a rate that the machine reached at either end is one that it can reach.
+            # Measured at both ends of the run; the better rate is one that the machine can reach.
             rates = rates.best_of(_rates(shape, rows, args))
     profile = _profile(args) if args.profile else None
     return {
@@ -97,10 +97,6 @@ def _engines(args: argparse.Namespace) -> list[Engine]:
     return engines
 
 
-def _has_pair(rows: list[str]) -> bool:
-    return {"decode64", "decode64_ids"} <= set(rows)
-
-
 def _rates(shape: ModelShape, rows: list[str], args: argparse.Namespace) -> Rates:
     say("rates of the machine")
     works = [count_work(make_workload(row, i, args.scale), shape) for row in rows for i in range(args.repeats)]
@@ -116,7 +112,7 @@ def _bounds(row: str, shape: ModelShape, rates: Rates, args: argparse.Namespace)
 
 
 def _profile(args: argparse.Namespace) -> dict[str, Any]:
-    """A step of each row that has one; of int8, a step of `score`."""
+    """A step of each row of STEPS; of int8, a step of `score`."""
     from profile_step import STEPS
 
     say("profile")
@@ -130,7 +126,7 @@ def _profile(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run_here(command: list[str], args: argparse.Namespace) -> str:
-    """stdout of a script of ours on the chosen cores."""
+    """stdout of a script on the chosen cores."""
     ran = subprocess.run(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
@@ -153,7 +149,7 @@ def _report(result: dict[str, Any], args: argparse.Namespace) -> None:
         (args.output / "compare.md").write_text(tables + "\n", encoding="utf-8")
     chart = (DOCUMENT.parent if args.docs else args.output) / "compare.svg"
     chart.parent.mkdir(parents=True, exist_ok=True)
-    if not draw(result, chart):
+    if not draw_chart(result, chart):
         say("no chart: it takes matplotlib and a peer to compare with")
     elif args.docs:
         tables += "\n\n![How many times faster, row by row](compare.svg)"
@@ -162,7 +158,7 @@ def _report(result: dict[str, Any], args: argparse.Namespace) -> None:
 
 
 def _write_document(result: dict[str, Any], tables: str) -> None:
-    """Put this result into the sections that it is about."""
+    """Put the result into docs/performance.md."""
     from profile_step import make_table
 
     machine = result["machine"]
@@ -174,7 +170,7 @@ def _write_document(result: dict[str, Any], tables: str) -> None:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """The command line, files and folders by their names alone: where they lie is the machine's own affair."""
+    """The command line with paths reduced to names."""
     paths = {args.model, args.gguf, args.upstream, args.llama_cpp, str(args.output)}
     words = [Path(word).name if word in paths else word for word in sys.argv[1:]]
     return shlex.join(["python", "benchmarks/compare.py", *words])

@@ -1,10 +1,9 @@
-"""The process that holds one engine. `engines.py` starts it, in the engine's own environment, and asks.
+"""The process of one engine, started by `engines.py` in the engine's environment.
 
     python engine_process.py OPTIONS          # OPTIONS: the fields of EngineOptions, as JSON
 
-It loads the engine, scores one text, and says so in a line of JSON on stdout. Then it answers each line of stdin,
-{"row": ..., "repeat": ..., "scale": ...}, by one of stdout, {"seconds": ..., ...} or {"error": ...}; it ends with
-stdin. Between two questions it only waits.
+It loads the engine, scores one text and prints a line of JSON. Then it answers each line of stdin, {"row": ...,
+"repeat": ..., "scale": ...}, with a line {"seconds": ..., ...} or {"error": ...}, until stdin ends.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any, TextIO
 
 def main() -> None:
     """Load, score, answer."""
-    # Here, as processes that the engine spawns import this file again, without this folder on their path.
+    # Imported here, as processes that the engine spawns import this file without this folder on their path.
     from adapters import make_adapter, prepare_process
     from workloads import EngineOptions, make_workload
 
@@ -36,13 +35,13 @@ def main() -> None:
         try:
             answer = _measure(adapter, make_workload(**json.loads(line)))
         except Exception:
-            # Of one row alone: an engine that lacks memory for it may do the others.
+            # Only this row: an engine without enough memory for it may do the others.
             answer = {"error": traceback.format_exc(limit=-4)[-1000:]}
         _say(answers, answer)
 
 
 def _take_stdout() -> TextIO:
-    """The answers' stream. What the engine itself writes to stdout goes to stderr."""
+    """A stream to stdout, whose descriptor becomes stderr for the engine's own output."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return answers
@@ -64,15 +63,9 @@ def _measure(adapter: Any, work: Any) -> dict[str, Any]:
 def _model_shape(adapter: Any) -> dict[str, int]:
     config = adapter.llm.llm_engine.model_config.hf_config
     names = (
-        "num_hidden_layers",
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "vocab_size",
+        "num_hidden_layers hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size"
     )
-    return {name: int(getattr(config, name)) for name in names}
+    return {name: int(getattr(config, name)) for name in names.split()}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Engines as processes: each in its own environment, alive and waiting while the others work."""
+"""Engines as processes, each in its own environment, and their processor time and memory. Linux only."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from process_tree import cpu_seconds, peak_mib, reset_peak
+from common import status_kib
 from workloads import EngineOptions
 
 _PROGRAM = Path(__file__).resolve().parent / "engine_process.py"
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class EngineError(RuntimeError):
@@ -25,13 +26,7 @@ class EngineError(RuntimeError):
 
 @dataclass(frozen=True)
 class Engine:
-    """One column of the tables.
-
-    Attributes:
-        name: as the tables call it.
-        python: interpreter of its environment.
-        options: what its process is started with.
-    """
+    """An engine to start: its name in the tables, its environment's interpreter, its options."""
 
     name: str
     python: str
@@ -39,29 +34,24 @@ class Engine:
 
 
 class EngineProcess:
-    """A started engine. Used as a context manager, it ends with the context.
+    """A started engine, which ends with its context.
 
     Attributes:
-        engine: what was started.
-        startup_seconds: from before the process was made until its first score was here.
-        hello: its first message: version, notes, the first score, ours' model shape.
+        startup_seconds: from the start of the process until its first score.
+        hello: its first message: version, notes, the first score, our model's shape.
     """
 
     def __init__(self, engine: Engine, logs: Path) -> None:
-        """Start it and wait for its first score.
-
-        Args:
-            engine: what to start.
-            logs: folder that what it says on the way goes to, in a file of its name.
+        """Start it, with a log in the folder `logs`, and wait for its first score.
 
         Raises:
-            EngineError: it ended without a score; the message has the end of its log.
+            EngineError: it ended without a score; with the end of its log.
         """
         self.engine = engine
         self._log = logs / f"{engine.name}.log"
         environment = dict(os.environ)
         if engine.options.kind != "ours":
-            # A path to this checkout would make its vllm that of every environment.
+            # A path to this checkout would replace the environment's own vllm.
             environment.pop("PYTHONPATH", None)
         began = time.perf_counter()
         with self._log.open("w") as log:
@@ -72,8 +62,7 @@ class EngineProcess:
                 stderr=log,
                 text=True,
                 env=environment,
-                # A group of its own: what the engine starts ends with it.
-                start_new_session=True,
+                start_new_session=True,  # so that its children can be ended with it
             )
         try:
             self.hello = self._answer()
@@ -83,10 +72,8 @@ class EngineProcess:
         self.startup_seconds = time.perf_counter() - began
 
     def measure(self, row: str, repeat: int, scale: float) -> dict[str, Any]:
-        """Do a row's work once.
-
-        Returns:
-            seconds, amount, unit, check and digest as the process says; cpu_seconds and peak_mib of its tree.
+        """Do a row's work once: the process's seconds, amount, unit, check and digest; cpu_seconds and peak_mib of its
+        tree.
 
         Raises:
             EngineError: the row failed, or the process ended.
@@ -105,16 +92,16 @@ class EngineProcess:
         return {**answer, **spent}
 
     def cpu_seconds(self) -> float:
-        """Processor time of the process and all that it started, so far."""
+        """Processor time so far, with its descendants'."""
         return cpu_seconds(self._process.pid)
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the process runs."""
         return self._process.poll() is None
 
     def close(self, timeout: float = 30.0) -> None:
-        """End the process and all that it started: its input's end tells it, a signal does after `timeout` seconds."""
+        """End the process by closing its stdin, after `timeout` seconds by a signal; then its descendants."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -155,5 +142,50 @@ def find_python(environment: str) -> str:
     python = path / "bin" / "python" if path.is_dir() else path
     if not os.access(python, os.X_OK):
         raise ValueError(f"no python in {environment!r}: give a virtual environment's folder, or an interpreter")
-    # Not resolved: a virtual environment is where its link to the interpreter lies.
+    # Not resolved: a virtual environment is found by the link to its interpreter.
     return str(python.absolute())
+
+
+def process_tree(pid: int) -> list[int]:
+    """The process and its living descendants."""
+    found, queue = [], [pid]
+    while queue:
+        parent = queue.pop()
+        found.append(parent)
+        with contextlib.suppress(OSError):
+            for thread in Path(f"/proc/{parent}/task").iterdir():
+                queue += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of the tree's living processes and of the ended children that they waited for."""
+    total = 0
+    for member in process_tree(pid):
+        with contextlib.suppress(OSError):
+            # After the name, which may contain spaces: fields 14 to 17 are utime, stime, cutime, cstime.
+            fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
+            total += sum(map(int, fields[11:15]))
+    return total / _TICKS_PER_SECOND
+
+
+def reset_peak(pid: int) -> None:
+    """Reset the peak memory of each process of the tree."""
+    for member in process_tree(pid):
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{member}/clear_refs").write_text("5")
+
+
+def peak_mib(pid: int) -> float:
+    """Peak memory of the tree in MiB: the peak of its largest process and the anonymous memory of the others, as file
+    mappings are mostly shared libraries. Exact for one process, a lower bound for several."""
+    peaks, own = [], []
+    for member in process_tree(pid):
+        status = status_kib(member)
+        if "VmHWM" in status:
+            peaks.append(status["VmHWM"])
+            own.append(status["RssAnon"])
+    if not peaks:
+        return 0.0
+    largest = max(range(len(peaks)), key=peaks.__getitem__)
+    return (peaks[largest] + sum(own) - own[largest]) / 1024

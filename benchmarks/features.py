@@ -1,12 +1,12 @@
-"""What each feature of the sampler costs those who use it, and those who do not.
+"""Cost of each feature of the sampler, for requests with and without it.
 
     python benchmarks/features.py                        # the embedded model
     python benchmarks/features.py --features penalties,bad_words
 
-64 sequences decode; a JSON line a feature gives the median time of the sampler in a step (microseconds) when nobody
-uses the feature, when one of the 64 does, and when all do. "nobody" is measured again beside each feature, in turns
-with the others, so that a drifting machine does not show as a cost. The feature `loaded_processor` is a custom logits
-processor that the engine has loaded and no request uses; there, "one" and "all" are requests that it acts on.
+64 sequences decode; a JSON line a feature gives the median time of the sampler in a step (microseconds) when none, one
+and all of them use the feature. "none" is measured in turns with the others for each feature, so that drift of the
+machine does not show as a cost. `loaded_processor` is a custom logits processor that the engine has loaded, with "one"
+and "all" of the requests changed by it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
-from common import add_counts, make_parser
+from common import add_counts, make_parser, some_of
 
 NUM_SEQUENCES = 64
 _IDS = list(range(1000, 1020))
@@ -28,7 +29,7 @@ def _penalise(output_ids: list[int], logits: Any) -> Any:
     return logits
 
 
-# Fields of the requests that use a feature.
+# Feature -> fields of the requests that use it.
 FEATURES: dict[str, dict[str, Any]] = {
     "logprob_token_ids": {"logprob_token_ids": _IDS},
     "logprobs": {"logprobs": 5},
@@ -49,7 +50,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 class _Timed:
-    """A sampler that notes how long each call takes."""
+    """A sampler that records the time of each call."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -66,11 +67,10 @@ class _Timed:
 
 
 class _Engine:
-    def __init__(self, model: str | None, dtype: str, processors: list[Any] | None = None) -> None:
+    def __init__(self, model: str | None, dtype: str, processors: list[Any] | None) -> None:
         from vllm import LLM
 
         self.llm = LLM(model, dtype=dtype, max_model_len=512, logits_processors=processors)
-        self.vocab_size = self.llm.llm_engine.model_config.vocab_size
 
         def wrap(worker: Any) -> _Timed:
             worker.model_runner.sampler = _Timed(worker.model_runner.sampler)
@@ -86,7 +86,7 @@ class _Engine:
         users = {**plain, **fields}
         users["min_tokens"] = min(users.get("min_tokens", 0), num_steps)
         params = [SamplingParams(**plain)] * (NUM_SEQUENCES - num_users)
-        # In the middle, where rows that are treated alike do not stand together.
+        # In the middle, so that the rows without the feature are not contiguous.
         middle = len(params) // 2
         params[middle:middle] = [SamplingParams(**users)] * num_users
         prompts = [[100 + index, 7, 8, 9] for index in range(NUM_SEQUENCES)]
@@ -98,13 +98,12 @@ class _Engine:
 def measure(engine: Callable[[bool], _Engine], feature: str, num_steps: int, repeats: int) -> dict[str, Any]:
     """One feature's line."""
     with_processor = feature == "loaded_processor"
-    times: dict[str, list[float]] = {"nobody": [], "one": [], "all": []}
+    users = {"none": 0, "one": 1, "all": NUM_SEQUENCES}
+    times: dict[str, list[float]] = {name: [] for name in users}
     for _ in range(repeats):
-        for who, num_users in (("nobody", 0), ("one", 1), ("all", NUM_SEQUENCES)):
-            # Without a user, the loaded processor is the cost itself.
-            own = engine(with_processor)
-            times[who] += own.step_times(FEATURES[feature], num_users, num_steps)
-    medians = {who: round(statistics.median(values)) for who, values in times.items()}
+        for name, count in users.items():
+            times[name] += engine(with_processor).step_times(FEATURES[feature], count, num_steps)
+    medians = {name: round(statistics.median(values)) for name, values in times.items()}
     if with_processor:
         plain = [value for _ in range(repeats) for value in engine(False).step_times({}, 0, num_steps)]
         medians["not_loaded"] = round(statistics.median(plain))
@@ -139,22 +138,18 @@ def _make_processor() -> type:
 def main() -> None:
     """Measure the features that were asked for."""
     parser = make_parser("What each feature of the sampler costs.", dtype=True)
-    parser.add_argument("--features", default=",".join(FEATURES), help="some of %(default)s")
+    names = f"some of {','.join(FEATURES)}"
+    parser.add_argument("--features", type=some_of(FEATURES, "feature"), default=list(FEATURES), help=names)
     add_counts(parser, steps=(12, "decode steps a run"), repeats=(2, "runs of each"))
     args = parser.parse_args()
-    unknown = set(args.features.split(",")) - set(FEATURES)
-    if unknown:
-        parser.error(f"unknown feature {min(unknown)!r}; known: {', '.join(FEATURES)}")
-    engines: dict[bool, _Engine] = {}
 
+    @cache
     def engine(with_processor: bool) -> _Engine:
-        if with_processor not in engines:
-            processors = [_make_processor()] if with_processor else None
-            engines[with_processor] = _Engine(args.model, args.dtype, processors)
-            engines[with_processor].step_times({}, 0, args.steps)  # warm
-        return engines[with_processor]
+        made = _Engine(args.model, args.dtype, [_make_processor()] if with_processor else None)
+        made.step_times({}, 0, args.steps)  # warm-up
+        return made
 
-    for feature in args.features.split(","):
+    for feature in args.features:
         print(json.dumps(measure(engine, feature, args.steps, args.repeats)), flush=True)
 
 

@@ -1,17 +1,17 @@
-"""Everything about the CUDA path that needs a GPU, in one command of under eight minutes.
+"""All checks and measurements of the CUDA path, in one command of under eight minutes.
 
     python benchmarks/gpu_check.py                                  # on a machine with a CUDA device: make gpu-check
-    python benchmarks/gpu_check.py --device cpu --scale tiny        # the same code anywhere, to try it out
+    python benchmarks/gpu_check.py --device cpu --scale tiny        # the same code on any machine
     python benchmarks/gpu_check.py --from results/gpu_check.json --docs
 
 Runs the tests marked `gpu`; holds every Triton kernel to float64 on fresh random inputs; measures what the card copies
 and multiplies a second; and fills the table of docs/performance.md, ratios of measurements of this very run. Needs
 torch, triton, transformers and pytest, and no installation: it runs from a checkout.
 
-Each part is a process of its own (benchmarks/gpu/), with its share of the time; a case that fails, hangs or brings the
-device down leaves its traceback, and the rest goes on. --output holds every figure after each case. The last line of
-stdout is the result as JSON; the exit status is 1 when something failed or was not run, with --strict also when a row
-misses its target.
+Each part runs in its own process (benchmarks/gpu/), with its share of the time; a case that fails, hangs or makes the
+device unusable leaves its traceback, and the rest continues. --output has every figure after each case. The last line
+of stdout is the result as JSON; the exit status is 1 after a failure or if something was not run, with --strict also if
+a row misses its target.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from gpu.supervise import ROOT, START, run_part
 from gpu.tables import failures, make_section, make_table, missed
 from report import write_section
 
-# Parts in their order, each with the share of the budget that it may take; what one leaves is the next ones'.
+# Parts in their order, each with its share of the budget; unused time is left to the next ones.
 _SHARES = {"card": 0.1, "kernels": 0.35, "readings": 0.1, "attention": 0.1, "engine": 0.35}
 PARTS = ("tests", *_SHARES)
 
 
 def main() -> int:
-    """Measure, or read what was measured, and report."""
+    """Measure, or read a result, and report."""
     args = _parse_args()
-    # So that what it started is ended, too.
+    # An exception, so that the processes that it started are ended, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     result = json.loads(args.read.read_text(encoding="utf-8")) if args.read else _run(args)
     print(make_table(result))
@@ -76,7 +76,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        # Beside the tests only what is not timed.
+        # Only untimed cases run beside the tests.
         order = sorted(args.parts, key=("card", "tests", *_SHARES).index)
         tests: Suite | None = None
         for index, part in enumerate(order):
@@ -111,7 +111,7 @@ def _environment(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """The command line; where the output lies is the machine's own affair."""
+    """The command line with the output's path reduced to its name."""
     words = [args.output.name if word == str(args.output) else word for word in sys.argv[1:]]
     return shlex.join(["python", "benchmarks/gpu_check.py", *words])
 

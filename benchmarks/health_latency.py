@@ -1,11 +1,11 @@
-"""How long /health takes to answer while the server works: full-vocabulary answers and a wide decode.
+"""Latency of /health while the server answers with full vocabularies and decodes many streams.
 
     python benchmarks/health_latency.py                    # 20 s on the embedded model
     python benchmarks/health_latency.py --full-vocab 16 --seconds 60
 
-Three processes: the server, a client that makes the load and looks at nothing it gets, and this one, which asks for
-/health at fixed times and counts from them: an answer that is late cannot hide the ones after it. Prints the
-percentiles in milliseconds without and with the load, then one JSON line.
+Three processes: the server, a client that makes the load and discards the answers, and this one, which requests /health
+at fixed times and measures from these, so that a late answer does not hide later ones. Prints percentiles in
+milliseconds without and with the load, then JSON.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ import sys
 import time
 from urllib.parse import urlsplit
 
-from common import add_counts, describe_machine, make_parser
+from common import add_counts, make_parser, print_result
 from servers import serve_for_probes
 
 from vllm.utils.server_client import ServerClient
 
-_SETTLING_SECONDS = 5.0
-"""A server that has just become ready still loads what only some requests need."""
-
+_SETTLING_SECONDS = 5.0  # a server that has just become ready still imports modules in the background
 _IDLE_SECONDS = 3.0
 _DECODE_TOKENS = 256
 
@@ -42,7 +40,7 @@ def main() -> None:
         load = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--load", server.url], stdout=subprocess.PIPE)
         try:
             assert load.stdout is not None
-            load.stdout.readline()  # the first answers are there
+            load.stdout.readline()  # each request has an answer
             busy = asyncio.run(_probe(server.url, args.seconds, args.interval))
         finally:
             load.terminate()
@@ -51,7 +49,7 @@ def main() -> None:
     for name, row in rows.items():
         print(f"{name:5}" + "".join(f"  {key} {value:8.1f}" for key, value in row.items()))
     work = {"full_vocab": args.full_vocab, "positions": args.positions, "decode": args.decode, "probes": len(busy)}
-    print(json.dumps({**work, **rows, "start_seconds": round(server.start_seconds, 2), "machine": describe_machine()}))
+    print_result(**work, **rows, start_seconds=round(server.start_seconds, 2))
 
 
 async def _probe(url: str, seconds: float, interval: float) -> list[float]:
@@ -80,18 +78,14 @@ def _percentiles(values: list[float]) -> dict[str, float]:
 
 
 async def _load(url: str, full_vocab: int, positions: int, decode: int) -> None:
-    """Keep the server at work until killed; say so once each kind of request has been answered."""
+    """Load the server until killed; print a line once every request has had an answer."""
     common = {"model": "model", "temperature": 0, "ignore_eos": True}
     template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     talk = [{"role": "user", "content": "Once upon a time"}]
     whole = {**common, "max_tokens": positions}
-    kinds = [
-        ("/v1/completions", {**whole, "prompt": "The capital of France is", "logprobs": -1}),
-        (
-            "/v1/chat/completions",
-            {**whole, "logprobs": True, "top_logprobs": -1, "messages": talk, "chat_template": template},
-        ),
-    ]
+    chat = {**whole, "logprobs": True, "top_logprobs": -1, "messages": talk, "chat_template": template}
+    text = {**whole, "prompt": "The capital of France is", "logprobs": -1}
+    kinds = [("/v1/completions", text), ("/v1/chat/completions", chat)]
     answered = [asyncio.Event() for _ in range(full_vocab + decode)]
 
     async def repeat(number: int, path: str, body: dict) -> None:

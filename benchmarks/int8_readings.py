@@ -1,18 +1,16 @@
-"""What `quantization="int8"` does to readings, beside what bfloat16 does to them.
+"""Effect of `quantization="int8"` on readings, with that of bfloat16 for scale.
 
     python benchmarks/int8_readings.py                       # the embedded model, 200 prompts
     python benchmarks/int8_readings.py --model FOLDER
 
-Short texts are judged by their next token: every prompt reads the logprobs of a few labels. A JSON line a pair of
-engines gives the median, the 99th percentile and the greatest of |difference| over all readings, and the share of
-prompts whose likeliest label is the same. What rounds a weight moves the few labels of all prompts alike, so these are
-a matter of luck, too; "vocabulary_median" and "vocabulary_p99" are of every 49th token instead. `bfloat16` against
-`float32` is the scale: what rounding alone does. The last line has all of them.
+Every prompt reads the logprobs of a few labels. A JSON line a pair of engines gives the median, the 99th percentile and
+the maximum of |difference|, and the share of prompts with the same likeliest label. A rounded weight shifts the few
+labels of all prompts alike, so that these vary with the choice of labels; "vocabulary_*" are of every 49th token. The
+last line has all of them.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import random
@@ -38,7 +36,7 @@ _FRAMES = (
     "Classify as positive, negative or neutral.\nText: {}\nClass:",
 )
 
-# Name of an engine -> its fields; pairs compared: (name, against).
+# Name of an engine -> its arguments; pairs compared: (name, against).
 ENGINES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
@@ -50,7 +48,11 @@ PAIRS = (("bfloat16", "float32"), ("int8", "bfloat16"), ("int8", "float32"), ("i
 
 def main() -> None:
     """Read with each engine, compare."""
-    args = _parse_args()
+    parser = make_parser("What int8 does to readings, beside what bfloat16 does.")
+    parser.add_argument("--prompts", type=int, default=200, help="default: %(default)s")
+    args = parser.parse_args()
+    if not 1 <= args.prompts <= 10000:
+        parser.error(f"--prompts must be in [1, 10000], got {args.prompts}")
     prompts = make_prompts(args.prompts)
     readings = {name: _read(args.model, prompts, fields) for name, fields in ENGINES.items()}
     results = [_compare(name, against, readings) for name, against in PAIRS]
@@ -70,8 +72,7 @@ def make_prompts(count: int) -> list[str]:
 
 
 def _read(model: str | None, prompts: list[str], fields: dict[str, Any]) -> np.ndarray:
-    """float32 [prompts, labels + others]: logprobs of the labels' first tokens, and of tokens from all over the
-    vocabulary."""
+    """float32 [prompts, labels + others]: logprobs of the labels' first tokens, then of every 49th token."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(model, max_logprob_token_ids=-1, **fields)
@@ -87,30 +88,18 @@ def _read(model: str | None, prompts: list[str], fields: dict[str, Any]) -> np.n
 
 
 def _compare(name: str, against: str, readings: dict[str, np.ndarray]) -> dict[str, Any]:
-    one, other = readings[name][:, : len(LABELS)], readings[against][:, : len(LABELS)]
-    difference = np.abs(one - other)
-    everywhere = np.abs(readings[name][:, len(LABELS) :] - readings[against][:, len(LABELS) :])
-    return {
-        "engine": name,
-        "against": against,
-        "median": round(float(np.median(difference)), 4),
-        "p99": round(float(np.quantile(difference, 0.99)), 4),
-        "max": round(float(difference.max()), 4),
-        "vocabulary_median": round(float(np.median(everywhere)), 4),
-        "vocabulary_p99": round(float(np.quantile(everywhere, 0.99)), 4),
-        "same_label": round(float((one.argmax(1) == other.argmax(1)).mean()), 4),
-        "prompts": len(one),
-        "labels": len(LABELS),
+    (one, one_all), (other, other_all) = (np.split(readings[each], [len(LABELS)], axis=1) for each in (name, against))
+    difference, everywhere = np.abs(one - other), np.abs(one_all - other_all)
+    figures = {
+        "median": np.median(difference),
+        "p99": np.quantile(difference, 0.99),
+        "max": difference.max(),
+        "vocabulary_median": np.median(everywhere),
+        "vocabulary_p99": np.quantile(everywhere, 0.99),
+        "same_label": (one.argmax(1) == other.argmax(1)).mean(),
     }
-
-
-def _parse_args() -> argparse.Namespace:
-    parser = make_parser("What int8 does to readings, beside what bfloat16 does.")
-    parser.add_argument("--prompts", type=int, default=200, help="default: %(default)s")
-    args = parser.parse_args()
-    if not 1 <= args.prompts <= 10000:
-        parser.error(f"--prompts must be in [1, 10000], got {args.prompts}")
-    return args
+    rounded = {key: round(float(value), 4) for key, value in figures.items()}
+    return {"engine": name, "against": against, **rounded, "prompts": len(one), "labels": len(LABELS)}
 
 
 if __name__ == "__main__":

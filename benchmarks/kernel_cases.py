@@ -1,4 +1,4 @@
-"""The calls that kernels.py measures: every kernel in the shapes of a model, with what a call computes and moves."""
+"""The calls that kernels.py measures: every kernel in the shapes of a model."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.int8_linear import Int8Linear, int8_linear, pack_int8_linear
 from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
-from vllm.ops.packed_linear import packed_linear
-from vllm.ops.packed_rows import packed_embedding, take_packed_rows
+from vllm.ops.packed_linear import packed_embedding, packed_linear, take_packed_rows
 from vllm.ops.paged_attention import paged_attention
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
-from vllm.ops.rotary import rotary_embedding_
-from vllm.ops.rotary_and_cache import rotary_and_cache_
+from vllm.ops.rotary import rotary_and_cache_, rotary_embedding_
 from vllm.ops.silu_and_mul import silu_and_mul
 from vllm.ops.token_readings import token_readings
 from vllm.ops.top_p import keep_top_p_
@@ -35,15 +33,12 @@ MODELS = {
     "0.6B": ModelShape(28, 1024, 3072, 16, 8, 128, 151936),
 }
 
-# Rows of a step: one sequence, a batch of them, a prefill.
-ROWS = (1, 64, 1024)
-# Rows of logits, and ids read in each.
+ROWS = (1, 64, 1024)  # of a step: one sequence, a batch, a prefill
 LOGITS_ROWS = (1, 64)
-NUM_IDS = 20
-
+NUM_IDS = 20  # ids read in a row of logits
 _BLOCK_SIZE = 16
 _EPS = 1e-5
-# What no cache of a core holds: inputs that a model would find in memory are as many copies as make up this.
+# More than a cache holds: weights are copied to this size in all, so that they come from memory as in a model.
 _COLD_BYTES = 256 * 2**20
 
 
@@ -52,18 +47,17 @@ class Case:
     """One call to time.
 
     Attributes:
-        kernel: one of KERNELS.
         label: the shape.
-        call: the operation; which backend of it runs is the caller's choice.
+        call: the operation, run by the forced backend.
         num_bytes: that it must read and write.
-        flops: of its multiplications and additions, where they are what it is for; else 0.
-        reference: in place of `call` where the reference is another call.
-        reset: to be called before each call, untimed.
+        flops: multiplications and additions, for kernels that are bound by them; else 0.
+        reference: replaces `call` for the reference backend.
+        reset: called before each call, untimed.
+        touched: bytes that consecutive calls touch; 0 = num_bytes.
         integers: the multiplications are those of quantization="int8".
-        working_set: bytes that calls touch in turn; num_bytes when 0 was given.
+        kernel: one of KERNELS; set by `make_cases`.
     """
 
-    kernel: str
     label: str
     call: Callable[[], object]
     num_bytes: int
@@ -72,18 +66,19 @@ class Case:
     reset: Callable[[], object] | None = None
     touched: int = 0
     integers: bool = False
+    kernel: str = ""
 
     @property
     def working_set(self) -> int:
-        """Bytes that decide which memory the call reads from."""
+        """Bytes that decide which level of memory the call reads from."""
         return self.touched or self.num_bytes
 
 
 def make_cases(shape: ModelShape, kernels: Sequence[str]) -> Iterator[Case]:
-    """The cases of those kernels, one after another: each one's inputs are let go before the next one's are made."""
+    """The cases of those kernels, made one at a time, as their inputs are large."""
     for kernel in kernels:
         torch.manual_seed(0)
-        yield from KERNELS[kernel](shape)
+        yield from (replace(case, kernel=kernel) for case in KERNELS[kernel](shape))
 
 
 def _linear(shape: ModelShape) -> Iterator[Case]:
@@ -100,7 +95,6 @@ def _linear(shape: ModelShape) -> Iterator[Case]:
             for rows in LOGITS_ROWS if matrix == "head" else ROWS:
                 x = _random(rows, inner)
                 yield Case(
-                    "linear",
                     f"{matrix} {rows}x{inner}x{columns} {kernel}{' gated' if gated else ''}",
                     lambda x=x, packed=packed, float_out=float_out: packed_linear(x, next(packed), float_out),
                     num_bytes + 2 * rows * (inner + columns // (2 if gated else 1)),
@@ -127,7 +121,6 @@ def _linear_int8(shape: ModelShape) -> Iterator[Case]:
         for rows in LOGITS_ROWS if matrix == "head" else ROWS:
             x = _random(rows, inner)
             yield Case(
-                "linear_int8",
                 f"{matrix} {rows}x{inner}x{columns}{' gated' if gated else ''}",
                 lambda x=x, weights=weights: int8_linear(x, next(weights)),
                 num_bytes + 2 * rows * (inner + columns // (2 if gated else 1)),
@@ -144,12 +137,11 @@ def _plain_int8_linear(x: Tensor, plain: Int8Linear, gated: bool) -> Tensor:
 
 
 def _packed_rows(shape: ModelShape) -> Iterator[Case]:
-    packed = pack_as(_random(shape.vocab_size, shape.hidden_size), "panels")
+    packed = pack_as(_random(shape.vocab_size, shape.hidden_size), "packed_f32")
     plain = pack_as(_random(shape.vocab_size, shape.hidden_size), "plain")
     for count in (NUM_IDS, 1000):
         rows = torch.randperm(shape.vocab_size)[:count]
         yield Case(
-            "packed_rows",
             f"{count} of {shape.vocab_size}x{shape.hidden_size}",
             partial(take_packed_rows, packed, rows),
             2 * 2 * count * shape.hidden_size,
@@ -163,19 +155,15 @@ def _rms_norm(shape: ModelShape) -> Iterator[Case]:
     for rows in ROWS:
         x = _random(rows, shape.hidden_size)
         label = f"{rows}x{shape.hidden_size}"
-        yield Case("rms_norm", label, partial(rms_norm, x, weight, _EPS), 2 * 2 * x.numel())
+        yield Case(label, partial(rms_norm, x, weight, _EPS), 2 * 2 * x.numel())
 
 
 def _fused_add_rms_norm(shape: ModelShape) -> Iterator[Case]:
     weight = _random(shape.hidden_size)
     for rows in ROWS:
         x, residual = _random(rows, shape.hidden_size), _random(rows, shape.hidden_size)
-        yield Case(
-            "fused_add_rms_norm",
-            f"{rows}x{shape.hidden_size}",
-            partial(fused_add_rms_norm_, x, residual, weight, _EPS),
-            4 * 2 * x.numel(),
-        )
+        call = partial(fused_add_rms_norm_, x, residual, weight, _EPS)
+        yield Case(f"{rows}x{shape.hidden_size}", call, 4 * 2 * x.numel())
 
 
 def _rotary(shape: ModelShape) -> Iterator[Case]:
@@ -184,35 +172,31 @@ def _rotary(shape: ModelShape) -> Iterator[Case]:
     for rows in ROWS:
         q, k, _ = _qkv(shape, rows)
         positions = torch.randint(0, 8192, (rows,))
-        yield Case(
-            "rotary",
-            f"{rows} tokens",
-            partial(rotary_embedding_, positions, q, k, table),
-            2 * 2 * (q.numel() + k.numel()) + 4 * rows * shape.head_dim,
-        )
+        num_bytes = 2 * 2 * (q.numel() + k.numel()) + 4 * rows * shape.head_dim
+        yield Case(f"{rows} tokens", partial(rotary_embedding_, positions, q, k, table), num_bytes)
 
 
 def _embedding(shape: ModelShape) -> Iterator[Case]:
     vocab_size, hidden_size = shape.vocab_size, shape.hidden_size
     weight = _random(vocab_size, hidden_size)
-    packed = pack_as(weight, "panels", float_out=True)
+    packed = pack_as(weight, "packed_f32", float_out=True)
     for rows in ROWS:
         ids = torch.randint(0, vocab_size, (rows,), dtype=torch.int32)
         label, num_bytes = f"{rows} of {vocab_size}x{hidden_size}", 2 * 2 * rows * hidden_size
-        yield Case("embedding", label, partial(embedding, ids, weight), num_bytes, touched=weight.nbytes)
+        yield Case(label, partial(embedding, ids, weight), num_bytes, touched=weight.nbytes)
         call, reference = partial(packed_embedding, ids, packed), partial(F.embedding, ids, weight)
-        yield Case("embedding", f"{label} packed", call, num_bytes, reference=reference, touched=weight.nbytes)
+        yield Case(f"{label} packed", call, num_bytes, reference=reference, touched=weight.nbytes)
 
 
 def _silu_and_mul(shape: ModelShape) -> Iterator[Case]:
     for rows in ROWS:
         x = _random(rows, 2 * shape.intermediate_size)
         label = f"{rows}x{2 * shape.intermediate_size}"
-        yield Case("silu_and_mul", label, partial(silu_and_mul, x), 2 * (x.numel() + x.numel() // 2))
+        yield Case(label, partial(silu_and_mul, x), 2 * (x.numel() + x.numel() // 2))
 
 
 def _slots(tokens: int) -> Tensor:
-    """Of a prompt's tokens in blocks in no order; or, of a batch's, one in each block."""
+    """Slots of a prompt in blocks in random order; for a batch, one slot in each block."""
     offsets = torch.arange(_BLOCK_SIZE if tokens == ROWS[-1] else 1)
     return (torch.randperm(1024)[:, None] * _BLOCK_SIZE + offsets).flatten()[:tokens]
 
@@ -222,12 +206,7 @@ def _write_cache(shape: ModelShape) -> Iterator[Case]:
     for rows in ROWS:
         _, k, v = _qkv(shape, rows)
         slots = _slots(rows)
-        yield Case(
-            "write_cache",
-            f"{rows} tokens",
-            partial(reshape_and_cache_, k, v, *caches, slots),
-            2 * 2 * (k.numel() + v.numel()),
-        )
+        yield Case(f"{rows} tokens", partial(reshape_and_cache_, k, v, *caches, slots), 2 * 2 * (k.numel() + v.numel()))
 
 
 def _rotary_and_cache(shape: ModelShape) -> Iterator[Case]:
@@ -236,38 +215,32 @@ def _rotary_and_cache(shape: ModelShape) -> Iterator[Case]:
     for rows in ROWS:
         q, k, v = _qkv(shape, rows)
         positions, slots = torch.randint(0, 8192, (rows,)), _slots(rows)
-        yield Case(
-            "rotary_and_cache",
-            f"{rows} tokens",
-            partial(rotary_and_cache_, positions, q, k, v, table, *caches, slots),
-            2 * 2 * (q.numel() + k.numel() + v.numel()) + 4 * rows * shape.head_dim,
-        )
+        num_bytes = 2 * 2 * (q.numel() + k.numel() + v.numel()) + 4 * rows * shape.head_dim
+        yield Case(f"{rows} tokens", partial(rotary_and_cache_, positions, q, k, v, table, *caches, slots), num_bytes)
 
 
 def _attention_decode(shape: ModelShape) -> Iterator[Case]:
-    yield from (_attention(shape, "attention_decode", [(1, length)] * rows) for rows, length in _DECODES)
+    yield from (_attention(shape, [(1, length)] * rows) for rows, length in _DECODES)
 
 
 def _attention_prefill(shape: ModelShape) -> Iterator[Case]:
-    yield from (_attention(shape, "attention_prefill", [(length, length)] * rows) for rows, length in _PREFILLS)
+    yield from (_attention(shape, [(length, length)] * rows) for rows, length in _PREFILLS)
 
 
 def _attention_shared(shape: ModelShape) -> Iterator[Case]:
     for rows, queries, shared in _SHARED:
-        yield _attention(shape, "attention_shared", [(queries, shared + queries)] * rows, shared)
+        yield _attention(shape, [(queries, shared + queries)] * rows, shared)
 
 
 # (sequences, tokens of each).
 _DECODES = ((1, 1024), (64, 64), (64, 1024))
 _PREFILLS = ((50, 40), (1, 1000))
-# (sequences, queries of each, tokens before them that all have in common).
+# (sequences, queries of each, preceding tokens in common).
 _SHARED = ((100, 20, 448), (64, 1, 1024))
 
 
-def _attention(shape: ModelShape, kernel: str, lengths: list[tuple[int, int]], shared: int = 0) -> Case:
-    """Of (queries, tokens) for each sequence, the first `shared` tokens in the same blocks. A decoding query is bound
-    by the keys and values that it reads, shared ones once, a prompt by its products of queries with keys and of weights
-    with values."""
+def _attention(shape: ModelShape, lengths: list[tuple[int, int]], shared: int = 0) -> Case:
+    """(queries, tokens) for each sequence, the first `shared` tokens in common blocks."""
     blocks = [-(-tokens // _BLOCK_SIZE) for _, tokens in lengths]
     k_cache, v_cache = _caches(shape, sum(blocks))
     free = torch.randperm(sum(blocks), dtype=torch.int32).split(blocks)
@@ -281,7 +254,6 @@ def _attention(shape: ModelShape, kernel: str, lengths: list[tuple[int, int]], s
     distinct = sum(tokens for _, tokens in lengths) - shared * (len(lengths) - 1)
     cached = distinct * shape.num_key_value_heads * shape.head_dim
     return Case(
-        kernel,
         f"{len(lengths)} sequences of {lengths[0][1]} tokens{f', {shared} shared' if shared else ''}",
         lambda: paged_attention(q, k_cache, v_cache, table, starts, seq_lens, shape.head_dim**-0.5),
         2 * (2 * cached + 2 * q.numel()),
@@ -294,10 +266,7 @@ def _token_readings(shape: ModelShape) -> Iterator[Case]:
         logits = torch.randn(rows, shape.vocab_size)
         ids = torch.randint(0, shape.vocab_size, (rows, NUM_IDS), dtype=torch.int32)
         yield Case(
-            "token_readings",
-            f"{NUM_IDS} ids of {rows}x{shape.vocab_size}",
-            partial(token_readings, logits, ids),
-            4 * logits.numel(),
+            f"{NUM_IDS} ids of {rows}x{shape.vocab_size}", partial(token_readings, logits, ids), 4 * logits.numel()
         )
 
 
@@ -305,10 +274,7 @@ def _count_above(shape: ModelShape) -> Iterator[Case]:
     for rows in LOGITS_ROWS:
         logits, values = torch.randn(rows, shape.vocab_size), torch.randn(rows, NUM_IDS)
         yield Case(
-            "count_above",
-            f"{NUM_IDS} values in {rows}x{shape.vocab_size}",
-            partial(count_above, logits, values),
-            4 * logits.numel(),
+            f"{NUM_IDS} values in {rows}x{shape.vocab_size}", partial(count_above, logits, values), 4 * logits.numel()
         )
 
 
@@ -316,7 +282,7 @@ def _topk(shape: ModelShape) -> Iterator[Case]:
     for rows in LOGITS_ROWS:
         logits = torch.randn(rows, shape.vocab_size)
         label = f"{NUM_IDS} of {rows}x{shape.vocab_size}"
-        yield Case("topk", label, partial(topk, logits, NUM_IDS), 4 * logits.numel())
+        yield Case(label, partial(topk, logits, NUM_IDS), 4 * logits.numel())
 
 
 def _top_p(shape: ModelShape) -> Iterator[Case]:
@@ -324,7 +290,6 @@ def _top_p(shape: ModelShape) -> Iterator[Case]:
         source = 3 * torch.randn(rows, shape.vocab_size)
         logits, share = source.clone(), torch.full((rows,), 0.9)
         yield Case(
-            "top_p",
             f"0.9 of {rows}x{shape.vocab_size}",
             partial(keep_top_p_, logits, share),
             2 * 4 * logits.numel(),
@@ -338,7 +303,7 @@ def _gumbel_sample(shape: ModelShape) -> Iterator[Case]:
         slots = torch.arange(rows)
         arguments = (torch.ones(rows), slots * 7919, slots, slots.to(torch.int32))
         label = f"{rows}x{shape.vocab_size}"
-        yield Case("gumbel_sample", label, partial(gumbel_sample, logits, *arguments), 4 * logits.numel())
+        yield Case(label, partial(gumbel_sample, logits, *arguments), 4 * logits.numel())
 
 
 def _fill_token_ids(shape: ModelShape) -> Iterator[Case]:
@@ -348,7 +313,6 @@ def _fill_token_ids(shape: ModelShape) -> Iterator[Case]:
         slots = torch.arange(rows, dtype=torch.int32)
         counts = torch.full((rows,), NUM_IDS, dtype=torch.int32)
         yield Case(
-            "fill_token_ids",
             f"{rows}x{NUM_IDS}",
             lambda columns=columns, slots=slots, counts=counts: fill_logprob_token_ids(
                 columns, 1, slots, lists, slots % 8, counts
@@ -373,24 +337,9 @@ def _caches(shape: ModelShape, num_blocks: int) -> tuple[Tensor, Tensor]:
     return _random(*size), _random(*size)
 
 
-KERNELS: dict[str, Callable[[ModelShape], Iterator[Case]]] = {
-    "linear": _linear,
-    "linear_int8": _linear_int8,
-    "packed_rows": _packed_rows,
-    "rms_norm": _rms_norm,
-    "fused_add_rms_norm": _fused_add_rms_norm,
-    "rotary": _rotary,
-    "embedding": _embedding,
-    "silu_and_mul": _silu_and_mul,
-    "write_cache": _write_cache,
-    "rotary_and_cache": _rotary_and_cache,
-    "attention_prefill": _attention_prefill,
-    "attention_decode": _attention_decode,
-    "attention_shared": _attention_shared,
-    "token_readings": _token_readings,
-    "count_above": _count_above,
-    "topk": _topk,
-    "top_p": _top_p,
-    "gumbel_sample": _gumbel_sample,
-    "fill_token_ids": _fill_token_ids,
-}
+_CASES = (
+    _linear, _linear_int8, _packed_rows, _rms_norm, _fused_add_rms_norm, _rotary, _embedding, _silu_and_mul,
+    _write_cache, _rotary_and_cache, _attention_prefill, _attention_decode, _attention_shared,
+    _token_readings, _count_above, _topk, _top_p, _gumbel_sample, _fill_token_ids,
+)  # fmt: skip
+KERNELS: dict[str, Callable[[ModelShape], Iterator[Case]]] = {each.__name__.removeprefix("_"): each for each in _CASES}

@@ -1,27 +1,23 @@
-"""Every C++ kernel against its PyTorch reference, and against what the machine can do.
+"""Every C++ kernel against its PyTorch reference and against the machine's limits.
 
     python benchmarks/kernels.py                                # all kernels, both models' shapes
     python benchmarks/kernels.py --kernels linear,topk --models SmolLM2-135M
 
-A kernel that reads and writes is compared with the bandwidth of reading as many bytes as it moves; one that
-multiplies with the fastest large product measured, of bfloat16 or with 8-bit weights as its own. All are measured here,
-with the same threads. Inputs of a call are not those of the call before it where a model's would not be either: weights
-and caches come from memory.
-Prints a markdown table; the last line of stdout is everything as JSON.
+The limit of a kernel is the measured bandwidth of reading as many bytes as it moves, or the rate of the fastest large
+product with the same threads and type of weights. Weights and caches come from memory, as in a model. Prints a markdown
+table and JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
-from common import describe_machine, some_of, usable_cores
+from common import add_counts, describe_machine, say, seconds_of, some_of, usable_cores
 from kernel_cases import KERNELS, MODELS, Case, make_cases
 from report import markdown_table, number, write_section
 
@@ -31,7 +27,7 @@ _BATCH_SECONDS = 0.03
 
 
 def main() -> None:
-    """Measure, print, put into the docs if asked."""
+    """Measure and report."""
     args = _parse_args()
     if cpu_ops() is None:
         raise SystemExit("the CPU kernels are not built: python setup.py build_ext --inplace")
@@ -40,7 +36,7 @@ def main() -> None:
         for model in args.models:
             for case in make_cases(MODELS[model], args.kernels):
                 records.append({"model": model, **measure(case, args.threads, args.batches)})
-                print(f"{model} {case.kernel} {case.label}", file=sys.stderr, flush=True)
+                say(f"{model} {case.kernel} {case.label}")
     result = {"machine": describe_machine(), "threads": args.threads, "kernels": records}
     table = make_table(records, args.threads)
     print(table)
@@ -51,8 +47,8 @@ def main() -> None:
 
 
 def measure(case: Case, threads: int, batches: int) -> dict[str, Any]:
-    """Seconds of one call: the kernel with one thread and with all, the reference with all; and the kernel's rate as
-    a share of the machine's."""
+    """Seconds of one call of the kernel with one thread and with all, of the reference with all; the kernel's share
+    of the machine's limit."""
     fields: dict[str, Any] = {"kernel": case.kernel, "case": case.label, "flops": case.flops, "bytes": case.num_bytes}
     for name, count in (("one_thread", 1), ("all_threads", threads)):
         torch.set_num_threads(count)
@@ -66,26 +62,22 @@ def measure(case: Case, threads: int, batches: int) -> dict[str, Any]:
 
 
 def time_call(call: Callable[[], object], reset: Callable[[], object] | None, batches: int) -> float:
-    """Seconds of one call: the mean of the best of several batches. `reset` goes before each call, untimed."""
+    """Seconds of one call: the mean of the best of several batches. `reset` is called before each call, untimed."""
 
     def once() -> float:
         if reset is not None:
             reset()
-        began = time.perf_counter()
-        call()
-        return time.perf_counter() - began
+        return seconds_of(call)
 
     count = max(1, round(_BATCH_SECONDS / max(1e-6, min(once() for _ in range(3)))))
     if reset is not None:
         return min(sum(once() for _ in range(count)) for _ in range(batches)) / count
 
-    def batch() -> float:
-        began = time.perf_counter()
+    def batch() -> None:
         for _ in range(count):
             call()
-        return time.perf_counter() - began
 
-    return min(batch() for _ in range(batches)) / count
+    return min(seconds_of(batch) for _ in range(batches)) / count
 
 
 def make_table(records: list[dict[str, Any]], threads: int) -> str:
@@ -115,7 +107,7 @@ def _rate(record: dict[str, Any]) -> str:
 
 
 def _machine_seconds(case: Case, threads: int) -> float:
-    """The longer of what the case's multiplications and what its memory traffic take alone."""
+    """The longer of the times of the case's multiplications alone and of its memory traffic alone."""
     moving = case.num_bytes / _read_rate(_power_of_two(case.working_set), threads)
     return max(moving, case.flops / _gemm_rate(threads, case.integers))
 
@@ -130,7 +122,7 @@ def _read_rate(num_bytes: int, threads: int) -> float:
 
 @cache
 def _gemm_rate(threads: int, integers: bool) -> float:
-    """Operations a second of a large product, by the fastest kernel there is: of bfloat16, or with 8-bit weights."""
+    """Operations a second of a large product by the fastest kernel, of bfloat16 or with 8-bit weights."""
     from bounds import available_kernels, pack_as
 
     from vllm.ops.int8_linear import int8_linear, pack_int8_linear
@@ -150,22 +142,16 @@ def _gemm_rate(threads: int, integers: bool) -> float:
 
 
 def _power_of_two(size: int) -> int:
-    """At least a page, at most what no cache holds."""
+    """Between a page and more than any cache."""
     return 2 ** min(29, max(12, (size - 1).bit_length()))
 
 
 def _parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="C++ kernels against their references and the machine.")
-    parser.add_argument(
-        "--kernels", type=some_of(KERNELS, "kernel"), default=list(KERNELS), help=f"some of {','.join(KERNELS)}"
-    )
-    parser.add_argument(
-        "--models", type=some_of(MODELS, "model"), default=list(MODELS), help=f"some of {','.join(MODELS)}"
-    )
-    parser.add_argument("--threads", type=int, default=usable_cores(), help="default: all usable cores")
-    parser.add_argument(
-        "--batches", type=int, default=5, help="batches of calls, the best counts (default: %(default)s)"
-    )
+    for what, known in {"kernel": KERNELS, "model": MODELS}.items():
+        names = f"some of {','.join(known)}"
+        parser.add_argument(f"--{what}s", type=some_of(known, what), default=list(known), help=names)
+    add_counts(parser, threads=(usable_cores(), ""), batches=(5, "batches of calls, the best counts"))
     parser.add_argument("--docs", action="store_true", help="put the table into docs/performance.md")
     args = parser.parse_args()
     for name in ("threads", "batches"):

@@ -1,9 +1,8 @@
-"""llama.cpp, used as somebody who knows it well would, through the C interface that llama_cpp binds.
+"""llama.cpp in an efficient use of its C interface, through llama_cpp.
 
     ENVIRONMENT/bin/python benchmarks/llama_cpp_adapter.py IN.gguf OUT.gguf     # the same weights in bfloat16
 
-Prompts go in batches of many sequences with the logits of the wanted tokens only. Sequences of their own keep their
-caches apart; those of a shared prefix share one cache, in which the prefix is computed once.
+Batches of many sequences, with logits of the read tokens only; a shared prefix is computed once in a common cache.
 """
 
 from __future__ import annotations
@@ -43,14 +42,13 @@ class LlamaCppAdapter:
             "prompt_logprobs": f"one prompt at a time, {PROMPT_ROWS} positions at once",
         }
         self._threads = len(options.cores)
-        # Kept: the library calls it for as long as it lives.
+        # Referenced here, as the library keeps calling it.
         self._quiet = llama_cpp.llama_log_callback(lambda *_: None)
         llama_cpp.llama_log_set(self._quiet, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         assert options.model is not None
-        self._model = llama_cpp.llama_model_load_from_file(
-            options.model.encode(), llama_cpp.llama_model_default_params()
-        )
+        defaults = llama_cpp.llama_model_default_params()
+        self._model = llama_cpp.llama_model_load_from_file(options.model.encode(), defaults)
         if not self._model:
             raise SystemExit(f"llama.cpp cannot load {options.model}")
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
@@ -59,7 +57,6 @@ class LlamaCppAdapter:
         self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
 
     def run(self, work: Workload) -> np.ndarray | None:
-        """See Adapter."""
         if work.max_tokens > 1:
             return self._generate(work)
         if work.reads_prompt:
@@ -67,7 +64,6 @@ class LlamaCppAdapter:
         return self._score(work)
 
     def score_text(self) -> list[float]:
-        """See Adapter."""
         text = STARTUP_PROMPT.encode()
         ids = (llama_cpp.llama_token * len(text))()
         count = llama_cpp.llama_tokenize(self._vocab, text, len(text), ids, len(text), True, False)
@@ -79,7 +75,7 @@ class LlamaCppAdapter:
         memory = llama_cpp.llama_get_memory(context)
         readings = np.empty((len(work.prompts), 1, len(work.read_ids)), np.float32)
         if work.shared:
-            # Sequence 0 is the prefix alone, which every group's sequences share.
+            # Sequence 0 is the prefix.
             self._decode(context, list(_entries(work.prompts[0][: work.shared], 0, 0, wants_last=False)))
         first = 1 if work.shared else 0
         for group in _groups(work, SEQUENCES - first):
@@ -152,7 +148,7 @@ class LlamaCppAdapter:
         return np.ctypeslib.as_array(llama_cpp.llama_get_logits(context), (wanted, self._vocab_size))
 
     def _context(self, sequences: int, tokens: int, shared: bool) -> Any:
-        """A context for so many sequences with so many tokens in all, which share a cache or have one each."""
+        """A context for `sequences` with `tokens` in all, with a common cache if `shared`."""
         rounded = -(-tokens // (256 * sequences)) * 256 * sequences
         key = (sequences, rounded, shared)
         if key not in self._contexts:
@@ -180,7 +176,7 @@ def _entries(tokens: list[int], start: int, sequence: int, wants_last: bool) -> 
 
 
 def _groups(work: Workload, most: int) -> Iterator[list[int]]:
-    """Numbers of prompts that fit in a batch together."""
+    """Indices of prompts that fit into a batch."""
     group: list[int] = []
     tokens = 0
     for index, prompt in enumerate(work.prompts):

@@ -1,21 +1,20 @@
-"""What it takes to look one token up where the whole vocabulary was read: by index, and from the arrays.
+"""Cost of looking one token up in whole-vocabulary readings: by index, as a dict, and with `select`.
 
     python benchmarks/lookups.py                                    # the embedded model, 32 prompts
     python benchmarks/lookups.py --model FOLDER --prompts 8
 
-Each way gets fresh outputs of the same prompts in every round, since a look at one leaves its arrays put together. The
-last line of stdout is the result as JSON: the median of the rounds in milliseconds, all prompts together.
+Every way gets fresh outputs in every round, as the first access builds the arrays. Prints medians over the rounds, in
+milliseconds for all prompts, and JSON.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
-from common import add_counts, describe_machine, make_parser, use_all_cores
+from common import add_counts, make_parser, print_result, use_all_cores
 from workloads import LABEL_IDS, make_workload
 
 WAYS: dict[str, Callable[[Any], Any]] = {
@@ -26,8 +25,8 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 
 def main() -> None:
-    """Measure, print a line for people and one for programs."""
-    parser = make_parser("time single lookups in whole-vocabulary readings")
+    """Measure, print text and JSON."""
+    parser = make_parser("Time of single lookups in whole-vocabulary readings.")
     add_counts(parser, prompts=(32, ""), rounds=(5, ""))
     args = parser.parse_args()
     use_all_cores()
@@ -49,7 +48,7 @@ def main() -> None:
                 seconds[way].append(spent)
     milliseconds = {way: round(1e3 * statistics.median(each), 2) for way, each in seconds.items()}
     print(f"{len(prompts)} prompts: " + ", ".join(f"{way} {value} ms" for way, value in milliseconds.items()))
-    print(json.dumps({"prompts": len(prompts), "milliseconds": milliseconds, "machine": describe_machine()}))
+    print_result(prompts=len(prompts), milliseconds=milliseconds)
 
 
 if __name__ == "__main__":

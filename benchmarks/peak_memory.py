@@ -1,17 +1,15 @@
-"""Peak memory of reading a whole long prompt over a large vocabulary, above what the loaded model takes.
+"""Peak memory of reading a long prompt over a large vocabulary, above that of the loaded model.
 
     python benchmarks/peak_memory.py                              # 8,192 tokens x 151,936 entries
     python benchmarks/peak_memory.py --tokens 2048 --vocab 50000
 
-The model has random weights and few layers: what is measured (logits, readings, kept hidden states, keys and values,
-activations) does not depend on their values. Runs in a subprocess of its own; prints one JSON line. Linux only: the
-peak is the kernel's (VmHWM), reset when the model is loaded.
+The model is small and random: logits, readings, hidden states, keys, values and activations do not depend on its
+weights. Measures in a subprocess; prints one JSON line. Linux only: the peak is VmHWM, reset once the model is loaded.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -19,16 +17,20 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import add_counts, describe_machine, make_parser, status_kib, use_all_cores
+from common import add_counts, make_parser, print_result, status_kib, use_all_cores
 
 _LAYERS, _HIDDEN = 4, 512
 
 
 def main() -> None:
     """Make the model, measure in a fresh process, print its line."""
-    args = _parse_args()
+    parser = make_parser("Peak memory of prompt readings, above the model's.", model=False)
+    add_counts(parser, tokens=(8192, "prompt length"), vocab=(151936, "vocabulary"))
+    add_counts(parser, ids=(20, "ids read at every position"), top_k=(5, "top-k entries a position"))
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    args = parser.parse_args()
     if args.folder:
-        print(json.dumps(_measure(args)), flush=True)
+        _measure(args)
         return
     with tempfile.TemporaryDirectory() as folder:
         _make_model(Path(folder), args.vocab, args.tokens)
@@ -43,20 +45,13 @@ def _make_model(folder: Path, vocab_size: int, max_position: int) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=_HIDDEN,
-        intermediate_size=2 * _HIDDEN,
-        num_hidden_layers=_LAYERS,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        max_position_embeddings=max_position,
-        tie_word_embeddings=True,
-    )
+    sizes = {"hidden_size": _HIDDEN, "intermediate_size": 2 * _HIDDEN, "num_hidden_layers": _LAYERS}
+    sizes |= {"num_attention_heads": 8, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=vocab_size, max_position_embeddings=max_position, tie_word_embeddings=True, **sizes)
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
-def _measure(args: argparse.Namespace) -> dict[str, object]:
+def _measure(args: argparse.Namespace) -> None:
     use_all_cores()
     import numpy as np
 
@@ -67,7 +62,7 @@ def _measure(args: argparse.Namespace) -> dict[str, object]:
     prompt = rng.integers(0, args.vocab, args.tokens).tolist()
     ids = rng.choice(args.vocab, args.ids, replace=False).tolist()
     params = SamplingParams(max_tokens=0, prompt_logprobs=args.top_k, prompt_logprob_token_ids=ids)
-    # Threads, scratch memory and one short request belong to the loaded engine.
+    # Threads, scratch memory and one short request count as the loaded engine.
     llm.generate([prompt[:64]], params, use_tqdm=False)
     Path("/proc/self/clear_refs").write_text("5")
     before = status_kib(os.getpid())["VmRSS"]
@@ -75,26 +70,16 @@ def _measure(args: argparse.Namespace) -> dict[str, object]:
     (output,) = llm.generate([prompt], params, use_tqdm=False)
     readings = output.prompt_logprobs
     assert len(readings) == args.tokens and np.isfinite(readings.logprobs).all()
-    seconds = time.perf_counter() - began
-    return {
-        "tokens": args.tokens,
-        "vocab": args.vocab,
-        "ids": args.ids,
-        "top_k": args.top_k,
-        "model_mib": round(before / 1024),
-        "peak_above_mib": round((status_kib(os.getpid())["VmHWM"] - before) / 1024),
-        "all_logits_mib": round(4 * args.tokens * args.vocab / 2**20),
-        "seconds": round(seconds, 2),
-        "machine": describe_machine(),
-    }
-
-
-def _parse_args() -> argparse.Namespace:
-    parser = make_parser("Peak memory of prompt readings, above the model's.", model=False)
-    add_counts(parser, tokens=(8192, "prompt length"), vocab=(151936, "vocabulary"))
-    add_counts(parser, ids=(20, "ids read at every position"), top_k=(5, "top-k entries a position"))
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    print_result(
+        tokens=args.tokens,
+        vocab=args.vocab,
+        ids=args.ids,
+        top_k=args.top_k,
+        model_mib=round(before / 1024),
+        peak_above_mib=round((status_kib(os.getpid())["VmHWM"] - before) / 1024),
+        all_logits_mib=round(4 * args.tokens * args.vocab / 2**20),
+        seconds=round(time.perf_counter() - began, 2),
+    )
 
 
 if __name__ == "__main__":

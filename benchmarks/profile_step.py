@@ -1,14 +1,12 @@
-"""Where the time of one step goes, operation by operation.
+"""The time of one step by operation.
 
     python benchmarks/profile_step.py                      # the embedded model
     python benchmarks/profile_step.py --model FOLDER --rows decode64
     python benchmarks/profile_step.py --checkout OLDER --docs before      # another revision, built in its folder
 
-Steps are timed twice, on other prompts each time: plainly, and under torch's profiler by a second engine that replays
-no recorded steps (`enforce_eager`), as a replay is one operation. Operations and shares are of the profiled step; what
-the operations leave of it is Python, whatever else runs between them, and about a microsecond an operation for the
-profiler itself.
-Prints markdown tables; the last line of stdout is all of it as JSON.
+Steps are timed without the profiler, and under torch's profiler by a second engine with `enforce_eager`, as a replayed
+step is one operation. Shares are of the profiled step; the rest is Python and about a microsecond an operation for the
+profiler. Prints markdown tables and JSON.
 """
 
 from __future__ import annotations
@@ -25,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from adapters import VllmAdapter, make_adapter, prepare_process
-from common import some_of
+from common import make_parser, some_of
 from report import markdown_table, write_section
 from workloads import EngineOptions, make_workload
 
-# Of each row: steps to let pass, and steps to look at. Scoring fills some five steps, a shared prefix's three, of which
-# the first computes it; decoding does the prompts first.
+# Of each row: steps to skip and steps to measure. Scoring takes about five steps, a shared prefix three, the first of
+# which computes it; decoding begins with the prompts.
 STEPS = {
     "score": (1, 3),
     "score_prefix": (1, 1),
@@ -62,15 +60,8 @@ def main() -> None:
 
 
 def profile_row(adapter: VllmAdapter, eager: VllmAdapter, row: str, scale: float) -> dict[str, Any]:
-    """Profile a row of STEPS.
-
-    Args:
-        eager: the engine whose steps are profiled.
-
-    Returns:
-        {"steps": how many were timed, "milliseconds" and "profiled_milliseconds" of one, "operations": [{"name",
-        "calls", "microseconds"}]}, of one step under the profiler, dearest first, then what they leave of it.
-    """
+    """Profile a row of STEPS on `eager`: {"steps": number, "milliseconds" and "profiled_milliseconds" of one,
+    "operations": [{"name", "calls", "microseconds"}] of one, the most expensive first, the rest last}."""
     from torch.profiler import ProfilerActivity, profile
 
     skipped, count = STEPS[row]
@@ -99,7 +90,7 @@ def profile_row(adapter: VllmAdapter, eager: VllmAdapter, row: str, scale: float
 
 
 def make_table(profile: dict[str, Any]) -> str:
-    """A table a row of work: calls, microseconds and share of each operation in one step."""
+    """A table for each row: calls, microseconds and share of each operation in one step."""
     parts = []
     for row, step in profile.items():
         *operations, rest = step["operations"]
@@ -125,7 +116,7 @@ def make_table(profile: dict[str, Any]) -> str:
 def _run_steps(
     adapter: VllmAdapter, row: str, repeat: int, scale: float, skipped: int, count: int, profiler: Any = None
 ) -> list[float]:
-    """Seconds of each step that was looked at; the work is done to its end."""
+    """Seconds of each measured step; the work is done to its end."""
     work = make_workload(row, repeat, scale)
     engine, params = adapter.llm.llm_engine, adapter.sampling_params(work)
     for number, prompt in enumerate(work.prompts):
@@ -144,26 +135,23 @@ def _run_steps(
     if profiler is not None:
         profiler.stop()
     if not seconds:
-        raise SystemExit(f"{row}: all work was done in {skipped} steps, none is left to look at; take a larger --scale")
+        raise SystemExit(f"{row}: all work was done in the {skipped} skipped steps; use a larger --scale")
     while engine.has_unfinished_requests():
         engine.step()
     return seconds
 
 
 def _label(name: str, shapes: list[Any]) -> str:
-    """The operation's name; of products, with the shapes of their factors."""
+    """The operation's name, with the factors' shapes for products."""
     if "linear" not in name and not name.endswith("mm"):
         return name
     return " ".join([name, *(str(shape) for shape in shapes[:2] if shape)])
 
 
 def _parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Where the time of one step goes, operation by operation.")
-    parser.add_argument("--model", help="folder or .gguf; default: the embedded model")
-    parser.add_argument(
-        "--rows", type=some_of(STEPS, "row"), default=["decode64", "score"], help=f"some of {','.join(STEPS)}"
-    )
-    parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
+    parser = make_parser("The time of one step by operation.", dtype=True)
+    rows = f"some of {','.join(STEPS)}"
+    parser.add_argument("--rows", type=some_of(STEPS, "row"), default=["decode64", "score"], help=rows)
     parser.add_argument("--quantization", help="quantized weights, such as int8")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the amount of work, for trying out")
     parser.add_argument("--checkout", type=Path, help="folder whose vllm is profiled; default: this one")

@@ -1,25 +1,23 @@
-"""What a cached prefix saves when a prompt's readings are asked for.
+"""Time that a cached prefix saves when a prompt's readings are requested.
 
     python benchmarks/prompt_readings.py                 # the embedded model, 8 prompts of 1,000 tokens
 
 Prints one JSON line a case, seconds for all prompts (best of the repeats):
 
-cold        nothing is cached
-plain       the prompts are cached by requests that read nothing: keys and values alone, so all is computed again
-read        the prompts are cached by requests that read them: keys, values and final hidden states
+no_readings nothing cached, nothing read: the model alone
+cold        nothing cached
+plain       prompts cached by requests without readings: keys and values only, so everything is computed again
+read        prompts cached by requests with readings: keys, values and final hidden states
 tail_plain  as `plain`, but only the last 20 positions are read (`prompt_logprob_start`)
-no_readings nothing is cached and nothing is read: the model alone
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import time
 from typing import Any
 
-from common import add_counts, describe_machine, make_parser
+from common import add_counts, make_parser, print_result
 
 CASES = ("no_readings", "cold", "plain", "read", "tail_plain")
 
@@ -28,7 +26,9 @@ def main() -> None:
     """Measure the cases in turns."""
     from vllm import LLM, SamplingParams
 
-    args = _parse_args()
+    parser = make_parser("What a cached prefix saves for prompt readings.", dtype=True)
+    add_counts(parser, prompts=(8, ""), tokens=(1000, "tokens a prompt"), repeats=(3, "measured runs a case"))
+    args = parser.parse_args()
     llm = LLM(args.model, dtype=args.dtype)
     vocab_size = llm.llm_engine.model_config.vocab_size
     plain = SamplingParams(temperature=0, max_tokens=1)
@@ -48,22 +48,14 @@ def main() -> None:
         for case in CASES:
             prompts = [[rng.randrange(3, vocab_size) for _ in range(args.tokens)] for _ in range(args.prompts)]
             llm.reset_prefix_cache()
-            if case in ("plain", "tail_plain"):
-                run(prompts, plain)
-            elif case == "read":
-                run(prompts, whole)
+            if case in ("plain", "tail_plain", "read"):
+                run(prompts, whole if case == "read" else plain)
             measured = run(prompts, {"no_readings": plain, "tail_plain": tail}.get(case, whole))
-            if repeat:  # the first round warms up
+            if repeat:  # the first round is a warm-up
                 seconds[case].append(measured)
-    for case in CASES:
-        fields = {"case": case, "seconds": round(min(seconds[case]), 3), "prompts": args.prompts, "tokens": args.tokens}
-        print(json.dumps({**fields, "dtype": args.dtype, "machine": describe_machine()}), flush=True)
-
-
-def _parse_args() -> argparse.Namespace:
-    parser = make_parser("What a cached prefix saves for prompt readings.", dtype=True)
-    add_counts(parser, prompts=(8, ""), tokens=(1000, "tokens a prompt"), repeats=(3, "measured runs a case"))
-    return parser.parse_args()
+    for case, values in seconds.items():
+        fields = {"prompts": args.prompts, "tokens": args.tokens, "dtype": args.dtype}
+        print_result(case=case, seconds=round(min(values), 3), **fields)
 
 
 if __name__ == "__main__":

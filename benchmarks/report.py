@@ -1,18 +1,17 @@
-"""From a comparison's results to tables: medians, spreads, ratios, targets, distances from the bounds.
+"""Tables and the chart of compare.py's JSON result, and the sections of docs/performance.md.
 
-A result is what compare.py writes as JSON:
-
-    engines   name -> {version, notes, threads}, ours first
-    rows      row -> {unit, engines: name -> {values, seconds, ...}}
-    bounds    row -> {gemm: seconds, memory: seconds}, one a repeat, of the same work
-    rates     what the bounds are made of: see bounds.rates_to_json
-    pairs     [seconds with ids / seconds without], one a pair of runs
-    idle      name -> share of a core that the engine took while others worked
-    failures  what could not be measured, in words
+engines   name -> {version, notes}, ours first
+rows      row -> {unit, engines: name -> {values, seconds, ...}}
+bounds    row -> {gemm: seconds, memory: seconds}, one a repeat
+rates     see bounds.rates_to_json
+pairs     [seconds with ids / seconds without], one a pair of runs
+idle      name -> share of a core while other engines worked
+failures  messages
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import Counter
@@ -26,7 +25,7 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 
 OURS = "ours"
 
-# How many times faster than upstream (for memory: how many times less) each row is to be.
+# The ratio to reach against upstream in each row.
 TARGETS = {
     "startup": 8.0,
     "score": 1.25,
@@ -38,22 +37,19 @@ TARGETS = {
     "prompt_logprobs": 2.0,
     "peak_memory": 2.0,
 }
-# The same for ours with int8 weights, against upstream's bfloat16.
+# Ours with int8 weights against upstream's bfloat16.
 INT8_TARGETS = {"score": 1.9, "decode1": 3.0}
 STARTUP_LIMIT_SECONDS = 4.0
 IDS_LIMIT = 1.02
 
-# Logits between 16 and 32 are multiples of 0.125 in bf16; a mean over few prompts may be off by two steps.
+# bfloat16 logits between 16 and 32 are multiples of 0.125; a mean over few prompts may be off by two steps.
 CHECK_TOLERANCE = 0.25
-# Below it an idle engine is one that sleeps, but for a timer now and then.
-IDLE_LIMIT = 0.02
-
-# Units of which less is better.
-_COSTS = ("s", "MiB")
+IDLE_LIMIT = 0.02  # share of a core that timers may take
+_COSTS = ("s", "MiB")  # units of which less is better
 
 
 class Summary(NamedTuple):
-    """Of one engine's repeats of a row."""
+    """One engine's repeats of a row."""
 
     median: float
     low: float
@@ -66,15 +62,13 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def ratio(ours: float, other: float, unit: str) -> float:
-    """How many times better `ours` is: above 1 it is the better one."""
+    """How many times better `ours` is."""
     return other / ours if unit in _COSTS else ours / other
 
 
 def target_of(engine: str, other: str, row: str) -> float | None:
-    """The ratio that `engine` is to reach against `other`; None = none was set.
-
-    Against transformers and llama.cpp it is to be ahead: 1, but for llama.cpp's start-up, which imports no torch.
-    """
+    """The ratio for `engine` to reach against `other`, if any: 1 against transformers and llama.cpp, except llama.cpp's
+    start-up, which does not import torch."""
     if other == "upstream":
         return (TARGETS if engine == OURS else INT8_TARGETS).get(row)
     if engine != OURS or other.startswith(OURS):
@@ -106,19 +100,16 @@ def ratios_table(result: dict[str, Any]) -> str:
     own = [name for name in result["engines"] if name.startswith(OURS)]
     others = [name for name in result["engines"] if not name.startswith(OURS)]
     lines = []
-    for row in _rows(result):
-        for engine in own:
-            for other in others:
-                line = _ratio_line(result, row, engine, other)
-                if line:
-                    lines.append(line)
-    return (
-        markdown_table(["row", "engine", "against", "ratio", "target", "reached"], lines, num_text=3) if lines else ""
-    )
+    for row, engine, other in itertools.product(_rows(result), own, others):
+        line = _ratio_line(result, row, engine, other)
+        if line:
+            lines.append(line)
+    head = ["row", "engine", "against", "ratio", "target", "reached"]
+    return markdown_table(head, lines, num_text=3) if lines else ""
 
 
 def bounds_table(result: dict[str, Any]) -> str:
-    """How near ours comes to the row's products alone and to its memory traffic alone."""
+    """Ours against the time of the row's products alone and of its memory traffic alone."""
     lines = []
     for row in _rows(result):
         bound, cell = result["bounds"].get(row), result["rows"][row]["engines"].get(OURS)
@@ -133,7 +124,7 @@ def bounds_table(result: dict[str, Any]) -> str:
 
 
 def kernels_line(result: dict[str, Any]) -> str:
-    """Which kernels were the fastest of the bounds' products, and of how many; empty without bounds."""
+    """The fastest kernels of the bounds' products, with counts; empty without bounds."""
     if not result.get("rates"):
         return ""
     counts = Counter(product["kernel"] for product in result["rates"]["products"])
@@ -141,8 +132,8 @@ def kernels_line(result: dict[str, Any]) -> str:
 
 
 def misses_table(result: dict[str, Any]) -> str:
-    """Of each row whose target against upstream is missed, the time that the target allows beside the products alone,
-    and what everything but products takes."""
+    """For each row that misses its target against upstream: the time beside the products that the target allows, and
+    that ours takes."""
     lines = []
     for row in _rows(result):
         bound, cells = result["bounds"].get(row), result["rows"][row]["engines"]
@@ -161,7 +152,7 @@ def misses_table(result: dict[str, Any]) -> str:
 
 
 def ids_line(result: dict[str, Any]) -> str:
-    """What 20 ids a position cost ours, from pairs of runs side by side; empty without pairs."""
+    """The cost of 20 ids a position for ours, from pairs of runs; empty without pairs."""
     if not result["pairs"]:
         return ""
     middle, low, high = summarize(result["pairs"])
@@ -173,7 +164,7 @@ def ids_line(result: dict[str, Any]) -> str:
 
 
 def find_warnings(result: dict[str, Any]) -> list[str]:
-    """Why figures may not be comparable: readings that disagree, engines that did not sleep, work scaled."""
+    """Why figures may not be comparable: different readings, engines that were not idle, scaled work."""
     warnings = []
     if result["scale"] != 1:
         warnings.append(f"work scaled by {result['scale']:g}: targets are for whole work")
@@ -190,11 +181,7 @@ def find_warnings(result: dict[str, Any]) -> list[str]:
 
 
 def replace_section(text: str, name: str, content: str) -> str:
-    """The document with everything between `<!-- begin NAME -->` and `<!-- end NAME -->` replaced.
-
-    Raises:
-        ValueError: the document does not have the two markers once each, in this order.
-    """
+    """The document with new content between `<!-- begin NAME -->` and `<!-- end NAME -->`, which must be there once."""
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise ValueError(f"the document must hold {begin!r} and then {end!r}, once each")
@@ -203,19 +190,19 @@ def replace_section(text: str, name: str, content: str) -> str:
 
 
 def write_section(name: str, content: str) -> None:
-    """Replace a section of docs/performance.md; see `replace_section`."""
+    """`replace_section` in docs/performance.md."""
     DOCUMENT.write_text(replace_section(DOCUMENT.read_text(encoding="utf-8"), name, content), encoding="utf-8")
 
 
 def number(value: float) -> str:
-    """Three digits or so."""
+    """About three digits."""
     if not value or not math.isfinite(value):
         return f"{value:g}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def markdown_table(head: Sequence[str], lines: Sequence[Sequence[str]], num_text: int) -> str:
-    """A table whose first `num_text` columns are text and the others numbers, to the right."""
+    """A table whose first `num_text` columns are text; the others are right-aligned."""
     rule = ["---"] * num_text + ["---:"] * (len(head) - num_text)
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *lines))
 
@@ -247,3 +234,52 @@ def _ratio_line(result: dict[str, Any], row: str, engine: str, other: str) -> li
         wanted += f", under {STARTUP_LIMIT_SECONDS:g} s"
         met = met and ours < STARTUP_LIMIT_SECONDS
     return [row, engine, other, f"{reached:.2f}x", wanted, "yes" if met else "no"]
+
+
+def draw_chart(result: dict[str, Any], path: Path) -> bool:
+    """Draw our ratios against each peer on a logarithmic axis, with the targets against upstream, in the format of the
+    path's suffix. False, and no file, without matplotlib or peers."""
+    others = [name for name in result["engines"] if not name.startswith(OURS)]
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    if not others:
+        return False
+    matplotlib.use("Agg")
+    # Makes the file reproducible.
+    matplotlib.rcParams["svg.hashsalt"] = "benchmarks"
+    from matplotlib import pyplot
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    rows = [row for row in ROWS if row in result["rows"] and OURS in result["rows"][row]["engines"]]
+    figure, axes = pyplot.subplots(figsize=(8, 1 + 0.25 * len(rows) * (len(others) + 1)), layout="constrained")
+    height = 0.8 / len(others)
+    for number, other in enumerate(others):
+        bars = [(place + number * height, _chart_ratio(result, row, other)) for place, row in enumerate(rows)]
+        places, ratios = zip(*((place, value) for place, value in bars if value is not None), strict=True)
+        drawn = axes.barh(places, [value - 1 for value in ratios], height, left=1, label=f"against {other}")
+        axes.bar_label(drawn, [f"{value:.2f}x" for value in ratios], padding=3, fontsize=8)
+    if "upstream" in others:
+        first = others.index("upstream") * height
+        axes.plot([TARGETS[row] for row in rows], [place + first for place in range(len(rows))], "k|", markersize=12)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.margins(x=0.15)
+    axes.set_yticks([place + (len(others) - 1) * height / 2 for place in range(len(rows))], rows)
+    axes.invert_yaxis()
+    axes.set_xlabel("times better than the other engine; a bar's mark is its target")
+    axes.legend(loc="lower right", fontsize=8)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(figure)
+    return True
+
+
+def _chart_ratio(result: dict[str, Any], row: str, other: str) -> float | None:
+    cells = result["rows"][row]
+    if other not in cells["engines"]:
+        return None
+    ours, peer = (summarize(cells["engines"][name]["values"]).median for name in (OURS, other))
+    return ratio(ours, peer, cells["unit"])

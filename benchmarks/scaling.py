@@ -1,16 +1,16 @@
-"""How decoding scales over ranks, and scoring over replicas, on the cores of this machine.
+"""Scaling of decoding over ranks and of scoring over replicas, on the cores of this machine.
 
     python benchmarks/scaling.py                        # 1 and 2 ranks, 1 and 2 replicas
     python benchmarks/scaling.py --model FOLDER --only replicas
 
-Ranks share the cores that one process would take; each replica has one core to itself, so that two of them have twice
-what one has. Measurements take turns, and a figure is the median of its turns. The last line is JSON.
+Ranks share the cores of one process; each replica has one core. Figures are medians over alternating turns. The last
+line is JSON.
 
-ranks: greedy decoding with the logprobs of `--num-ids` ids, in tokens/s; and the bytes that rank 0 hands over in a
-    step, by collective, beside those that handing over its slice of the logits would take. The embedded model's nine
-    heads cannot be shared by two, so without `--model` a model of random weights is made: 8 layers, 151,936 tokens.
-replicas: texts/s of `vllm.batch.score_dataset`, from the first batch to the last; and of one engine on one core
-    without Ray.
+ranks: tokens/s of greedy decoding with the logprobs of `--num-ids` ids; and the bytes that rank 0 sends in a step, by
+    collective, beside the bytes of its slice of the logits. Without `--model`, a random model of 8 layers and 151,936
+    tokens, as the embedded model's nine heads cannot be split.
+replicas: texts/s of `vllm.batch.score_dataset`, from the first batch to the last, and of one engine on one core without
+    Ray.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ import json
 import logging
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import describe_machine, usable_cores
+from common import add_counts, make_parser, print_result, say, usable_cores
 
 from vllm import LLM, SamplingParams
 from vllm.utils.ray_utils import import_ray_for
@@ -43,23 +42,24 @@ _LOGIT_BYTES = 4  # float32
 
 
 def main() -> None:
-    """Measure what was asked for."""
-    args = _parse_args()
-    result: dict[str, Any] = {
-        "machine": describe_machine(),
-        "model": Path(args.model).name if args.model else "embedded",
-    }
+    """Measure and print."""
+    parser = make_parser("Scaling of decoding over ranks and of scoring over replicas.")
+    parser.add_argument("--only", choices=("ranks", "replicas"))
+    add_counts(parser, repeats=(3, "turns"), batch=(64, "sequences that the ranks decode"))
+    add_counts(parser, num_ids=(20, "ids read in each step"), texts=(1024, "texts that the replicas score"))
+    args = parser.parse_args()
+    result: dict[str, Any] = {"model": Path(args.model).name if args.model else "embedded"}
     if args.only != "replicas":
         with tempfile.TemporaryDirectory() as folder:
             model = args.model or make_model(Path(folder))
             result["ranks"] = _in_turns(RANKS, args.repeats, lambda ranks: measure_ranks(model, args, ranks))
     if args.only != "ranks":
         result["replicas"] = measure_replicas(args)
-    print(json.dumps(result))
+    print_result(**result)
 
 
 def make_model(folder: Path) -> str:
-    """A model of random weights whose dimensions two ranks can share, and that is mostly vocabulary."""
+    """A random model that two ranks can share, mostly vocabulary."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -80,27 +80,15 @@ def make_model(folder: Path) -> str:
 
 
 def measure_ranks(model: str, args: argparse.Namespace, ranks: int) -> dict[str, Any]:
-    """One engine over so many ranks: tokens/s, and rank 0's bytes a decode step."""
-    llm = LLM(
-        model,
-        tensor_parallel_size=ranks,
-        skip_tokenizer_init=True,
-        max_model_len=256,
-        max_num_seqs=args.batch,
-        use_tqdm_on_load=False,
-    )
+    """Tokens/s of one engine over `ranks` ranks, and rank 0's bytes a decode step."""
+    options = {"skip_tokenizer_init": True, "max_model_len": 256, "use_tqdm_on_load": False}
+    llm = LLM(model, tensor_parallel_size=ranks, max_num_seqs=args.batch, **options)
     core, config = llm.llm_engine.engine_core, llm.llm_engine.model_config
     draw = random.Random(0)
-    prompts = [
-        {"prompt_token_ids": [draw.randrange(100, 1000) for _ in range(_PROMPT_TOKENS)]} for _ in range(args.batch)
-    ]
-    # The same prompts again and again: what is in the prefix cache need not be computed, and decoding is what is left.
-    readings = {
-        "logprob_token_ids": list(range(args.num_ids)),
-        "temperature": 0.0,
-        "ignore_eos": True,
-        "detokenize": False,
-    }
+    prompts = [[draw.randrange(100, 1000) for _ in range(_PROMPT_TOKENS)] for _ in range(args.batch)]
+    # The prompts are always the same, and so in the prefix cache.
+    greedy = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+    readings = {"logprob_token_ids": list(range(args.num_ids)), **greedy}
 
     def run(num_tokens: int) -> tuple[float, dict[str, int]]:
         before, began = core.stats()["collective_bytes"], time.perf_counter()
@@ -119,15 +107,14 @@ def measure_ranks(model: str, args: argparse.Namespace, ranks: int) -> dict[str,
 
 
 def measure_replicas(args: argparse.Namespace) -> dict[str, Any]:
-    """So many replicas of one core each, and an engine of one core without Ray."""
+    """Replicas of one core each, and an engine of one core without Ray."""
     import_ray_for()
     import ray
     import ray.data
     import torch
 
-    ray.init(
-        "local", num_cpus=usable_cores() + 1, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False
-    )
+    quiet = {"include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": False}
+    ray.init("local", num_cpus=usable_cores() + 1, **quiet)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False
     texts = _texts(args.texts)
@@ -136,19 +123,10 @@ def measure_replicas(args: argparse.Namespace) -> dict[str, Any]:
     def over_ray(replicas: int) -> dict[str, Any]:
         from vllm.batch import score_dataset
 
-        scored = score_dataset(
-            data,
-            LABELS,
-            template="{text}",
-            replicas=replicas,
-            cpus_per_replica=1,
-            batch_size=_BATCH_ROWS,
-            model=args.model,
-            max_model_len=256,
-        )
-        return {
-            "value": _rate(batch.num_rows for batch in scored.iter_batches(batch_size=None, batch_format="pyarrow"))
-        }
+        job = {"template": "{text}", "replicas": replicas, "cpus_per_replica": 1, "batch_size": _BATCH_ROWS}
+        scored = score_dataset(data, LABELS, **job, model=args.model, max_model_len=256)
+        batches = scored.iter_batches(batch_size=None, batch_format="pyarrow")
+        return {"value": _rate(batch.num_rows for batch in batches)}
 
     def without_ray() -> dict[str, Any]:
         threads = torch.get_num_threads()
@@ -171,7 +149,7 @@ def _in_turns(counts: tuple[int, ...], repeats: int, measure: Callable[[int], di
     for _ in range(repeats):
         for count in counts:
             found[count].append(measure(count))
-            print(json.dumps({"count": count, **found[count][-1]}), file=sys.stderr, flush=True)
+            say(json.dumps({"count": count, **found[count][-1]}))
     medians = {count: statistics.median(each["value"] for each in all_of) for count, all_of in found.items()}
     result: dict[str, Any] = {
         str(count): {**all_of[-1], "value": medians[count], "values": [each["value"] for each in all_of]}
@@ -192,17 +170,6 @@ def _rate(batches: Any) -> float:
 def _texts(count: int) -> list[str]:
     draw = random.Random(0)
     return [f"{' '.join(draw.choices(_WORDS, k=30))} {i}. All in all it was" for i in range(count)]
-
-
-def _parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="model folder or .gguf file; the embedded small model when left out")
-    parser.add_argument("--only", choices=("ranks", "replicas"))
-    parser.add_argument("--repeats", type=int, default=3, help="turns (default: 3)")
-    parser.add_argument("--batch", type=int, default=64, help="sequences that the ranks decode (default: 64)")
-    parser.add_argument("--num-ids", type=int, default=20, help="ids that are read in each step (default: 20)")
-    parser.add_argument("--texts", type=int, default=1024, help="texts that the replicas score (default: 1024)")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Servers for the scripts that measure them, as their users start them, on a free port of 127.0.0.1."""
+"""`vllm serve` processes on a free port of 127.0.0.1, for the scripts that measure them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,7 @@ _STOP_SECONDS = 60
 
 @dataclass(frozen=True)
 class Serving:
-    """A server that is ready.
-
-    Attributes:
-        name: OURS or UPSTREAM.
-        url: where it listens.
-        start_seconds: from the start of its process to its first /health.
-        pid: of its process.
-    """
+    """A server that is ready; `start_seconds` is from the start of its process to its first /health."""
 
     name: str
     url: str
@@ -41,13 +34,13 @@ class Serving:
     pid: int
 
     def rss_mib(self) -> dict[str, float]:
-        """Resident memory of our processes, "server" and "core". Linux only."""
+        """Resident memory of our "server" and "core" processes. Linux only."""
         (core,) = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         return {name: status_kib(pid)["VmRSS"] / 1024 for name, pid in (("server", self.pid), ("core", int(core)))}
 
 
 def serve_for_probes(model: str | None, *flags: str) -> AbstractContextManager[Serving]:
-    """Our server of "model", with any number of logprobs and without a log of requests."""
+    """Our server, of a model named "model", with unlimited logprobs and without an access log."""
     common = ("--served-model-name", "model", "--max-logprobs", "-1", "--no-access-log")
     # The server runs in another folder.
     if model is not None and Path(model).exists():
@@ -65,11 +58,11 @@ def serve(
         name: OURS or UPSTREAM.
         model: absolute folder, or a name; None = ours with the embedded model.
         flags: further ones of `vllm serve`.
-        upstream: its environment; for UPSTREAM.
-        threads: cores that it may use; None = ours with its default.
+        upstream: the environment of UPSTREAM.
+        threads: cores to use; None = our default.
 
     Raises:
-        SystemExit: it does not start; shows the end of its log.
+        SystemExit: it does not start; with the end of its log.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -86,17 +79,14 @@ def serve(
         assert upstream is not None and threads is not None
         command = [str(upstream.resolve() / "bin" / "vllm"), "serve"]
         environment.pop("PYTHONPATH", None)
-        # Its default leaves one core to a process that only waits.
-        environment |= {
-            "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
-            "VLLM_CPU_KVCACHE_SPACE": "2",
-            "VLLM_NO_USAGE_STATS": "1",
-        }
+        # Its default leaves one core unused.
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"
+        environment |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}
     command += [] if model is None else [model]
     command += ["--host", "127.0.0.1", "--port", str(port), *flags]
     with tempfile.TemporaryFile("w+") as log:
         began = time.monotonic()
-        # Elsewhere, as upstream's processes would import this checkout's package from its root.
+        # In another folder, as upstream's processes would import this checkout's package from its root.
         process = subprocess.Popen(
             command, stdout=log, stderr=log, env=environment, cwd=tempfile.gettempdir(), start_new_session=True
         )
@@ -121,7 +111,7 @@ def _is_ready(process: subprocess.Popen[bytes], url: str, deadline: float) -> bo
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and what it started, politely first."""
+    """Terminate the server, then kill its process group."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_STOP_SECONDS)

@@ -1,11 +1,10 @@
-"""Memory of a server and its engine core over thousands of requests of every kind, some of whose clients leave.
+"""Memory of a server and its engine core over thousands of requests of every kind, some of which are cancelled.
 
     python benchmarks/serving_soak.py                             # 5,000 requests, the embedded model
     python benchmarks/serving_soak.py --model FOLDER --requests 20000
 
-Prints the resident memory of both processes as it goes, then one JSON line. Exits with 1 when a process has steadily
-grown by more than `--limit-mib` after the first `--warmup` requests: what grows until then are caches that fill up.
-Linux only.
+Prints the resident memory of both processes, then JSON. Exits with 1 if a process grows steadily by more than
+`--limit-mib` after the first `--warmup` requests, which fill caches. Linux only.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import random
 import statistics
 import time
@@ -21,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
 
-from common import add_counts, describe_machine, make_parser
+from common import add_counts, make_parser, print_result
 from servers import Serving, serve_for_probes
 
 from vllm.utils.server_client import ServerClient
@@ -32,7 +30,7 @@ _WORDS = (
 _LABELS = [" the", " of course"]
 _TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
-# Fields beside the prompt. {} stands for a plain request.
+# Fields beside the prompt.
 _COMPLETIONS: tuple[dict[str, Any], ...] = (
     {},
     {"n": 3, "logprobs": 5},
@@ -45,9 +43,7 @@ _COMPLETIONS: tuple[dict[str, Any], ...] = (
 )
 _LEAVE_EVERY = 10
 _PROCESSES = ("server", "core")
-
-_BLOCKS = 512
-"""Of the KV cache: few enough that all have been used, and so are resident, before memory is looked at."""
+_BLOCKS = 512  # of the KV cache: few, so that all are resident after the warm-up
 
 
 def main() -> None:
@@ -60,17 +56,11 @@ def main() -> None:
         seconds = time.monotonic() - began
     settled = [sample for sample in samples if sample["requests"] >= args.warmup]
     growth = {name: round(_growth([sample[name] for sample in settled]), 2) for name in _PROCESSES}
-    result = {
-        "requests": args.requests,
-        "seconds": round(seconds, 1),
-        "growth_mib": growth,
-        "total_mib": {name: round(settled[-1][name] - settled[0][name], 1) for name in _PROCESSES},
-        "is_flat": max(growth.values()) < args.limit_mib,
-        "samples": samples,
-        "machine": describe_machine(),
-    }
-    print(json.dumps(result))
-    raise SystemExit(not result["is_flat"])
+    total = {name: round(settled[-1][name] - settled[0][name], 1) for name in _PROCESSES}
+    is_flat = max(growth.values()) < args.limit_mib
+    figures = {"growth_mib": growth, "total_mib": total, "is_flat": is_flat, "samples": samples}
+    print_result(requests=args.requests, seconds=round(seconds, 1), **figures)
+    raise SystemExit(not is_flat)
 
 
 async def _run(server: Serving, args: argparse.Namespace) -> list[dict[str, float]]:
@@ -109,7 +99,7 @@ def _requests(count: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
     for number in range(count):
         text = " ".join(rng.choices(_WORDS, k=rng.randint(1, 30)))
         common = {"model": "model", "seed": rng.randrange(2**31), "max_tokens": rng.randint(1, 8)}
-        # The last of the kinds is scoring; the one before it, chat.
+        # After the completions: chat, then scoring.
         kind = number % (len(_COMPLETIONS) + 2)
         streams = number % _LEAVE_EVERY == 0 or rng.random() < 0.3
         if kind < len(_COMPLETIONS):
@@ -126,8 +116,8 @@ def _requests(count: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
 
 
 def _growth(values: list[float]) -> float:
-    """MiB over all samples at the usual pace, the median of the steps between them: a leak grows in every step, while
-    the working memory for the largest batch so far is taken once."""
+    """MiB over all samples at the median growth between two: a leak grows in every step, while working memory for the
+    largest batch is allocated once."""
     steps = [later - earlier for earlier, later in itertools.pairwise(values)]
     return statistics.median(steps) * len(steps)
 

@@ -1,8 +1,7 @@
-"""transformers, used as somebody who knows it well would.
+"""transformers in an efficient use.
 
-Scoring: prompts sorted by length, left-padded batches of similar lengths, logits of the last position only; a
-shared prefix is computed once, its keys and values repeated for every batch. Decoding: `generate` on
-one batch, the readings taken by a logits processor while the logits are at hand.
+Scoring: left-padded batches of similar lengths, logits of the last position only; a shared prefix is computed once and
+its keys and values are repeated for every batch. Decoding: `generate` on one batch, readings in a logits processor.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class TransformersAdapter:
     """A causal model and its tokenizer."""
 
     def __init__(self, options: EngineOptions) -> None:
-        # Only now, when this folder is no longer on the path: see make_adapter.
+        # Imported after make_adapter has removed this folder from the path.
         import transformers
 
         self.version = transformers.__version__
@@ -43,7 +42,6 @@ class TransformersAdapter:
 
     @torch.inference_mode()
     def run(self, work: Workload) -> np.ndarray | None:
-        """See Adapter."""
         if work.max_tokens > 1:
             return self._decode(work)
         if work.reads_prompt:
@@ -52,7 +50,6 @@ class TransformersAdapter:
 
     @torch.inference_mode()
     def score_text(self) -> list[float]:
-        """See Adapter."""
         encoded = self._tokenizer(STARTUP_PROMPT, return_tensors="pt")
         logits = self._model(**encoded, use_cache=False, logits_to_keep=1).logits
         return _chosen(logits[:, -1], LABEL_IDS)[0].tolist()
@@ -64,11 +61,7 @@ class TransformersAdapter:
             batch = order[start : start + SCORE_BATCH]
             ids, mask = _left_padded([work.prompts[i] for i in batch])
             logits = self._model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=_positions(mask),
-                use_cache=False,
-                logits_to_keep=1,
+                input_ids=ids, attention_mask=mask, position_ids=_positions(mask), use_cache=False, logits_to_keep=1
             ).logits[:, -1]
             if work.full_vocabulary:
                 every = torch.log_softmax(logits.float(), -1).numpy()
@@ -131,7 +124,7 @@ class TransformersAdapter:
 
 
 class _Reader:
-    """A logits processor that keeps the chosen ids' logprobs of every step and leaves the logits alone."""
+    """A logits processor that records the chosen ids' logprobs and does not change the logits."""
 
     def __init__(self, ids: tuple[int, ...]) -> None:
         self._ids = ids
@@ -143,7 +136,7 @@ class _Reader:
 
 
 def _chosen(logits: torch.Tensor, ids: tuple[int, ...]) -> torch.Tensor:
-    """float32 [rows, ids]: logprobs without a normalised copy of the logits [rows, vocabulary]."""
+    """float32 [rows, ids]: logprobs, without a normalised copy of the logits."""
     logits = logits.float()
     return logits[:, list(ids)] - logits.logsumexp(-1, keepdim=True)
 

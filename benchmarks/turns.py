@@ -1,41 +1,31 @@
-"""Engines working in turns, one at a time, the others asleep beside it with their models loaded."""
+"""Engines working in turns, one at a time, while the others are loaded and idle."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from common import say
 from engines import Engine, EngineError, EngineProcess
 from workloads import WORK_ROWS
 
-# An engine whose start takes longer is started twice only, once to warm up and once to measure.
+# An engine whose start takes longer is started only twice, once to warm up and once to measure.
 _SLOW_START_SECONDS = 60.0
-# Threads of OpenMP runtimes spin for a while after their last work (Intel's for 0.2 s) before they sleep, and a process
-# that waits for requests may do so for seconds: an engine's turn begins when the others have taken almost none of the
-# processor's time for so long, or never do.
+# OpenMP threads spin after their last work (Intel's for 0.2 s), and a waiting process may for seconds: a turn begins
+# when the other engines have used less than this share of a core for this long, or at the limit.
 _SETTLE_SECONDS = 0.3
 _SETTLED_SHARE = 0.05
 _SETTLE_LIMIT_SECONDS = 20.0
-# Far from the rows' own repeats: the pairs' prompts are fresh, too.
-_FIRST_PAIR = 1000
-
-
-def say(text: str) -> None:
-    """Progress."""
-    print(text, file=sys.stderr, flush=True)
+_FIRST_PAIR = 1000  # beyond the rows' own repeats, so that the pairs' prompts are fresh
 
 
 class Turns:
-    """The started engines, and what they have been measured at so far.
-
-    The order of the engines turns round from repeat to repeat, so that none always finds the machine as another
-    left it.
+    """The started engines and their measurements. The order of the engines alternates from repeat to repeat.
 
     Attributes:
-        processes: by engine name, those that still live.
+        processes: by engine name, those that still run.
         engines: name -> version and notes.
         rows: row -> {"unit", "engines": name -> {"values", "seconds", "cpu_seconds", "check", "peak_mib"}}; values in
             the row's unit, and lists by repeat.
@@ -53,10 +43,8 @@ class Turns:
         self._waited: dict[str, list[float]] = {}  # name -> [processor seconds, seconds] while others worked
 
     def start(self, engines: list[Engine], repeats: int) -> None:
-        """Start every engine and keep it; a peer that does not start is a failure.
-
-        With repeats, each starts several times, to fill the row `startup`. Then the first round only warms up: it
-        fills the caches of files and of compiled code.
+        """Start every engine and keep it; a peer that does not start is a failure. With repeats, each starts several
+        times to fill the row `startup`, after a round that fills the caches of files and compiled code.
 
         Raises:
             EngineError: the first engine does not start.
@@ -92,7 +80,7 @@ class Turns:
             self._waited[name] = [0.0, 0.0]
 
     def measure_row(self, row: str, repeats: int) -> None:
-        """Have every engine do the row's work, once to warm up and then `repeats` times."""
+        """Do the row's work with every engine, once to warm up and then `repeats` times."""
         failed: set[str] = set()
         for repeat in range(-1, repeats):
             digests = set()
@@ -111,7 +99,7 @@ class Turns:
                 raise RuntimeError(f"{row}: the engines were given different prompts")
 
     def pair(self, name: str, first: str, second: str, count: int) -> list[float]:
-        """Seconds of one row over those of another, of one engine, in pairs of runs in alternating order."""
+        """One engine's seconds of the row `second` over those of `first`, in pairs of runs in alternating order."""
         ratios = []
         for number in range(count):
             order = (first, second) if number % 2 == 0 else (second, first)
@@ -121,8 +109,8 @@ class Turns:
         return ratios
 
     def add_peak_memory(self) -> None:
-        """Fill the row `peak_memory`: the most memory each engine held in any row that all of them did. Full-vocabulary
-        readings are left out: theirs would be the peak of some engines, at work that is better done otherwise."""
+        """Fill the row `peak_memory`: each engine's peak over the rows that all of them did, without `fullvocab`, which
+        would be the peak of some engines at work that is better done otherwise."""
         shared = [
             self.rows[row]["engines"]
             for row in WORK_ROWS
@@ -133,7 +121,7 @@ class Turns:
             self.rows["peak_memory"] = {"unit": "MiB", "engines": peaks}
 
     def idle_shares(self) -> dict[str, float]:
-        """Of each engine, the part of one core that it took while others worked: near 0 if it slept."""
+        """Each engine's share of one core while others worked: near 0 if it was idle."""
         return {name: spent / passed if passed else 0.0 for name, (spent, passed) in self._waited.items()}
 
     def _turn(self, name: str, row: str, repeat: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What every engine is given: its options, and token ids made from a seed, so that all of them do the same work."""
+"""Options and work of every engine: prompts of token ids from a seed, the same for all."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import json
 import random
 from dataclasses import dataclass
 
-# The rows that an engine's process is asked for, by name and number of the repeat.
 WORK_ROWS = ("score", "score_prefix", "fullvocab", "decode64", "decode64_ids", "decode1", "prompt_logprobs")
-# All rows, in the order of the tables. `startup` and `peak_memory` are taken from outside the process.
+# In the order of the tables; `startup` and `peak_memory` are measured from outside the process.
 ROWS = ("startup", *WORK_ROWS, "peak_memory")
 
 LABEL_IDS = (4321, 1234)
@@ -20,20 +19,16 @@ STARTUP_PROMPT = "Review: The food was cold and the waiter rude.\nIs this review
 _FIRST_ID, _LAST_ID = 300, 8000
 
 
-KINDS = ("ours", "upstream", "transformers", "llama.cpp")
-
-
 @dataclass(frozen=True)
 class EngineOptions:
-    """What an engine's process is started with.
+    """Options of an engine's process.
 
     Attributes:
-        kind: one of KINDS.
-        model: folder, or .gguf file for llama.cpp and ours; None = ours' embedded model.
-        dtype: of the weights and activations; llama.cpp takes its file's.
-        cores: processors that its threads are pinned to, one thread each.
-        quantization: ours' setting of that name.
-        enforce_eager: ours' setting of that name: no step is recorded and replayed.
+        kind: ours, upstream, transformers or llama.cpp.
+        model: folder, or .gguf file for llama.cpp and ours; None = our embedded model.
+        dtype: of weights and activations; llama.cpp uses its file's.
+        cores: processors to pin to, one thread each.
+        quantization, enforce_eager: our settings of these names.
     """
 
     kind: str
@@ -50,12 +45,12 @@ class Workload:
 
     Attributes:
         prompts: token ids, one list a request.
-        shared: how many leading ids all prompts have in common; 0 = each is its own.
-        max_tokens: tokens to generate a prompt, greedily, whatever the end token says.
-        read_ids: ids whose logprobs are wanted at every generated position; empty = none.
-        reads_prompt: the logprob of every prompt token is wanted; the reading is their mean.
-        full_vocabulary: obtain them through the whole vocabulary's logprobs, as when ids cannot be asked for.
+        max_tokens: tokens to generate for each, greedily, ignoring the end token.
         unit: "req/s" or "tok/s".
+        shared: number of leading ids that all prompts have in common.
+        read_ids: ids whose logprobs are read at every generated position.
+        full_vocabulary: read them from the whole vocabulary's logprobs.
+        reads_prompt: read the logprob of every prompt token; the reading is their mean.
     """
 
     prompts: list[list[int]]
@@ -68,25 +63,20 @@ class Workload:
 
     @property
     def amount(self) -> int:
-        """What `unit` counts: requests or generated tokens."""
+        """Requests or generated tokens, by `unit`."""
         return len(self.prompts) * (self.max_tokens if self.unit == "tok/s" else 1)
 
     @property
     def digest(self) -> str:
-        """Equal for equal prompts: engines that report the same one were given the same work."""
+        """Hash of the prompts, to verify that engines were given the same work."""
         return hashlib.sha256(json.dumps(self.prompts).encode()).hexdigest()[:16]
 
 
 def make_workload(row: str, repeat: int, scale: float = 1.0) -> Workload:
-    """The work of a row. Each repeat has other prompts, so no cache of an earlier one can help.
+    """The work of a row of WORK_ROWS. Each repeat (-1: the warm-up) has other prompts, so that no cache helps.
 
-    `decode64` and `decode64_ids` have prompts of the same lengths in the same repeat, but not the same ids: their
-    times can be compared pair by pair.
-
-    Args:
-        row: one of WORK_ROWS.
-        repeat: number of the repeat; -1 is the warm-up.
-        scale: factor on the numbers of prompts and tokens, for trying things out.
+    `decode64` and `decode64_ids` have prompts of the same lengths in the same repeat, to be compared pair by pair.
+    `scale` is a factor on the numbers of prompts and tokens.
     """
     rng = random.Random(f"{row}/{repeat}")
     if row in ("score", "fullvocab"):

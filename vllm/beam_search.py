@@ -1,4 +1,4 @@
-"""What a user asks of a beam search, and what it returns."""
+"""Parameters and results of a beam search."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ _MAX_LOG_DIVISOR = 600.0  # within it neither the divisor nor the quotient leave
 
 
 def beam_search_score(cum_logprob: float, length: int, length_penalty: float) -> float:
-    """What sequences are ranked by: cum_logprob / length ** length_penalty, the divisor kept in [e-600, e600].
+    """The rank criterion cum_logprob / length ** length_penalty, the divisor clamped to [e^-600, e^600].
 
     Args:
-        cum_logprob: sum of the generated tokens' logprobs.
-        length: number of generated tokens, the one that ends the sequence included; at least 1.
+        length: generated tokens, the one that ends the sequence included; at least 1.
         length_penalty: above 0 favours long sequences, below 0 short ones.
     """
     exponent = length_penalty * math.log(length)
@@ -28,15 +27,14 @@ def beam_search_score(cum_logprob: float, length: int, length_penalty: float) ->
 
 @dataclass
 class BeamSearchParams:
-    """Parameters of `LLM.beam_search`. Field names, defaults and meanings are vLLM's; `skip_special_tokens` and
-    `early_stopping` (True, False or "never", as in transformers) are additions.
+    """Parameters of `LLM.beam_search`: vLLM's, with `skip_special_tokens` and `early_stopping` (True, False or "never",
+    as in transformers) added.
 
-    `temperature` divides the logits, 0 leaves them as they are. Sequences are ranked by
-    cumulative logprob / generated length ** `length_penalty`. `include_stop_str_in_output` is about the text: the
-    token that ended a sequence is among its tokens in any case.
+    `temperature` divides the logits; 0 leaves them unchanged. Sequences are ranked by `beam_search_score`.
+    `include_stop_str_in_output` concerns the text; the tokens always include the one that ended the sequence.
 
     Raises:
-        VLLMValidationError: a field's type or range is wrong; names the field, the value and the limit.
+        VLLMValidationError: a field's type or range is wrong.
     """
 
     beam_width: int
@@ -61,17 +59,17 @@ class BeamSearchParams:
 
 @dataclass
 class BeamSearchSequence:
-    """One sequence that a beam search found.
+    """One sequence found by a beam search.
 
     Attributes:
-        tokens: the prompt's ids and the generated ones, the token that ended it included.
-        logprobs: for each generated token `{token_id: Logprob}`, over numpy arrays: the token itself first, then the
-            most likely ones that it was chosen from.
+        tokens: the prompt's ids and the generated ones, with the token that ended it.
+        logprobs: for each generated token `{token_id: Logprob}`, over numpy arrays: the token, then the candidates that
+            it was chosen from.
         cum_logprob: sum of the generated tokens' logprobs.
-        score: what sequences are ranked by: beam_search_score of cum_logprob and the generated length.
+        score: `beam_search_score` of it.
         text: of all tokens, the prompt's included; None without a tokenizer.
         finish_reason: "stop" or "length".
-        stop_reason: the stop token id that ended it; None for the end-of-sequence token.
+        stop_reason: the stop token id; None for the end-of-sequence token.
     """
 
     tokens: list[int]
@@ -88,8 +86,8 @@ class BeamSearchOutput:
     """The result of a beam search.
 
     Attributes:
-        sequences: best first, `beam_width` of them; fewer where fewer sequences exist.
-        error: what went wrong with this prompt, whose sequences are then empty; None otherwise.
+        sequences: best first, `beam_width` of them or as many as exist.
+        error: why this prompt has no sequences; None without an error.
     """
 
     sequences: list[BeamSearchSequence]

@@ -34,13 +34,13 @@ def is_set(name: str) -> bool:
 
 
 def logging_level() -> str | None:
-    """VLLM_LOGGING_LEVEL: a level name such as INFO or DEBUG; None when unset."""
+    """VLLM_LOGGING_LEVEL: a level name such as INFO; None when unset."""
     level = os.environ.get("VLLM_LOGGING_LEVEL")
     return level.strip().upper() if level else None
 
 
 def api_keys() -> list[str]:
-    """VLLM_API_KEY: the key that clients of `vllm serve` must show; none when unset."""
+    """VLLM_API_KEY: the key that `vllm serve` requires; empty when unset."""
     key = os.environ.get("VLLM_API_KEY")
     return [key] if key else []
 
@@ -55,32 +55,20 @@ def cache_root() -> Path:
 
 
 def cpu_kvcache_space_bytes() -> int | None:
-    """VLLM_CPU_KVCACHE_SPACE in bytes (the variable is in GiB); None when unset.
-
-    Raises:
-        ValueError: not a positive number.
-    """
+    """VLLM_CPU_KVCACHE_SPACE, in GiB, as bytes; None when unset."""
     gib = _positive("VLLM_CPU_KVCACHE_SPACE", "GiB")
     return None if gib is None else int(gib * 2**30)
 
 
 def worker_timeout_seconds() -> float:
-    """VLLM_WORKER_TIMEOUT_S: how long a rank of a tensor-parallel group may compute between two collectives before it
-    counts as hanging; 600 when unset. One that does nothing at all, or has stopped, is noticed within 10 s.
-
-    Raises:
-        ValueError: not a positive number.
-    """
+    """VLLM_WORKER_TIMEOUT_S: how long a rank may compute between two collectives before it counts as hung; 600 when
+    unset. A rank that is idle or has ended is detected within 10 s."""
     return _positive("VLLM_WORKER_TIMEOUT_S", "seconds") or 600.0
 
 
 def engine_hang_timeout_seconds() -> float | None:
-    """VLLM_ENGINE_HANG_TIMEOUT_S: an engine core in a process of its own that has requests and finishes no step for so
-    long counts as hanging; 300 when unset. None (the variable is 0): never.
-
-    Raises:
-        ValueError: neither 0 nor a positive number.
-    """
+    """VLLM_ENGINE_HANG_TIMEOUT_S: an engine core process with requests that completes no step for this long counts as
+    hung; 300 when unset. None (the variable is 0): no limit."""
     name = "VLLM_ENGINE_HANG_TIMEOUT_S"
     text = os.environ.get(name) or "300"
     try:
@@ -93,48 +81,31 @@ def engine_hang_timeout_seconds() -> float | None:
 
 
 def ops_reference() -> bool:
-    """VLLM_OPS=reference: every operation runs its PyTorch reference.
-
-    Raises:
-        ValueError: another value.
-    """
+    """VLLM_OPS=reference: every operation runs its PyTorch reference."""
     return _one_of("VLLM_OPS", ("reference",)) is not None
 
 
 def cpu_isa(levels: tuple[str, ...]) -> str | None:
-    """VLLM_CPU_ISA: the widest of the instruction-set `levels` to use; None when unset.
-
-    Raises:
-        ValueError: not one of them.
-    """
+    """VLLM_CPU_ISA: the highest of the instruction-set `levels` to use; None when unset."""
     return _one_of("VLLM_CPU_ISA", levels)
 
 
 def batch_invariant() -> bool:
-    """VLLM_BATCH_INVARIANT=1: a request's results have the same bits whatever else the engine does. 0 or unset: off.
-
-    Raises:
-        ValueError: another value.
-    """
+    """VLLM_BATCH_INVARIANT=1: a request's results do not depend on the batch composition, bit for bit."""
     return _one_of("VLLM_BATCH_INVARIANT", ("0", "1")) == "1"
 
 
 def cpu_gemm() -> str | None:
-    """VLLM_CPU_GEMM: who multiplies bfloat16 on CPU: our kernel in float32 ("panels"), by dot products
-    ("pairs") or in float16 ("halves"), or "onednn"; None when unset.
-
-    Raises:
-        ValueError: another value.
-    """
-    return _one_of("VLLM_CPU_GEMM", ("panels", "pairs", "halves", "onednn"))
+    """VLLM_CPU_GEMM: what multiplies bfloat16 on CPU: our kernel in float32 ("packed_f32"), by dot products
+    ("packed_bf16_dot") or in float16 ("packed_fp16"), or "onednn"; None when unset. The former values "panels",
+    "pairs" and "halves" mean the first three."""
+    former = {"panels": "packed_f32", "pairs": "packed_bf16_dot", "halves": "packed_fp16"}
+    layout = former.get(os.environ.get("VLLM_CPU_GEMM", ""))
+    return layout or _one_of("VLLM_CPU_GEMM", (*former.values(), "onednn"))
 
 
 def attention_backend(backends: tuple[str, ...]) -> str | None:
-    """VLLM_ATTENTION_BACKEND: which of `backends` attends where `attention_backend` is "auto"; None when unset.
-
-    Raises:
-        ValueError: not one of them.
-    """
+    """VLLM_ATTENTION_BACKEND: which of `backends` "auto" selects; None when unset."""
     return _one_of("VLLM_ATTENTION_BACKEND", backends)
 
 

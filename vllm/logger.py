@@ -1,4 +1,4 @@
-"""Logging: one logger tree named `vllm`, quiet offline unless VLLM_LOGGING_LEVEL says otherwise."""
+"""Logging under the logger `vllm`, at WARNING unless VLLM_LOGGING_LEVEL is set."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def _configure_root() -> logging.Logger:
 
 
 def init_logger(name: str) -> logging.Logger:
-    """The logger of a module; `name` is its `__name__`."""
+    """The logger of a module, by its `__name__`."""
     _configure_root()
     return logging.getLogger(name)
 
 
 def warn_once(logger: logging.Logger, message: str, *args: object) -> None:
-    """Log a warning the first time this message (after formatting) is seen in the process."""
+    """Log a formatted warning once per process."""
     text = message % args if args else message
     if text not in _seen:
         _seen.add(text)

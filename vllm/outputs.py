@@ -1,4 +1,4 @@
-"""What a call to the engine returns."""
+"""Results of the engine's calls."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ class CompletionOutput:
 
     Attributes:
         index: which of the request's n sequences.
-        text: the generated text (without a stop string unless it was asked for).
-        token_ids: the generated ids.
-        cumulative_logprob: sum of the sampled tokens' logprobs; None when no readings were asked for, unless
-            several sequences were compared by it.
-        logprobs: one `{token_id: Logprob}` a position, over numpy arrays; None when none were asked for.
+        text: the generated text, without a stop string unless `include_stop_str_in_output`.
+        cumulative_logprob: sum of the sampled tokens' logprobs; None without readings, unless sequences were ranked by
+            it.
+        logprobs: one `{token_id: Logprob}` a position, over numpy arrays; None if not requested.
         finish_reason: "stop", "length", "abort" or "error"; None while running.
-        stop_reason: the stop string or stop token id that ended it; None for the end-of-sequence token.
-        error: what went wrong when finish_reason is "error".
+        stop_reason: the stop string or stop token id; None for the end-of-sequence token.
+        error: the message if finish_reason is "error".
     """
 
     index: int
@@ -52,7 +51,7 @@ class CompletionOutput:
 
 @dataclass
 class RequestMetrics:
-    """Times of one request, in seconds on the monotonic clock; None: not yet, or never."""
+    """Times of one request, in seconds of the monotonic clock; None if not reached."""
 
     arrival_time: float
     first_scheduled_time: float | None = None
@@ -65,16 +64,13 @@ class RequestOutput:
     """The output of one request.
 
     Attributes:
-        request_id: the id it was given.
-        prompt: the prompt's text; None when token ids were given.
-        prompt_token_ids: the prompt's ids.
-        prompt_logprobs: one `{token_id: Logprob}` a prompt position, None for those that were not read (the first
-            never can be); None when none were asked for.
+        prompt: the prompt's text; None if token ids were given.
+        prompt_logprobs: one `{token_id: Logprob}` a prompt position, None where nothing was read (always at the first);
+            None if not requested.
         outputs: one CompletionOutput a sequence, by index.
         finished: whether all sequences have ended.
-        metrics: its times.
-        lora_request: always None; kept for callers that read it.
-        num_cached_tokens: prompt tokens that came from the prefix cache.
+        lora_request: always None; for callers that read it.
+        num_cached_tokens: prompt tokens found in the prefix cache.
     """
 
     request_id: str
@@ -90,15 +86,14 @@ class RequestOutput:
 
 @dataclass
 class LabelScore:
-    """How likely one label continues one prompt.
+    """The score of one label after one prompt.
 
     Attributes:
-        label: its text; None when token ids were given.
-        token_ids: its tokens.
-        logprob: natural-log probability that the prompt is continued by exactly these tokens.
-        token_logprobs: each token's logprob, given the prompt and the tokens before it; they add up to `logprob`.
-        token_ranks: each token's rank in the vocabulary; 1 is the most likely.
-        token_logits: the logit that each token's logprob was computed from.
+        label: its text; None if token ids were given.
+        logprob: natural-log probability that exactly these tokens continue the prompt: the sum of `token_logprobs`.
+        token_logprobs: of each token, given the prompt and the tokens before it.
+        token_ranks: 1 is the most likely token.
+        token_logits: the logits that the logprobs were computed from.
     """
 
     label: str | None
@@ -110,27 +105,25 @@ class LabelScore:
 
     @property
     def normalized_logprob(self) -> float:
-        """Mean logprob of a token, to compare labels of different lengths."""
+        """Mean logprob per token, to compare labels of different lengths."""
         return self.logprob / len(self.token_ids)
 
 
 @dataclass(eq=False)
 class LabelScores:
-    """How likely each of L labels, of T tokens together, continues one prompt. Labels are in the order given.
+    """The scores of L labels (T tokens in all, in the order given) after one prompt.
 
     Attributes:
-        prompt: the prompt's text; None when token ids were given.
-        prompt_token_ids: the prompt's ids.
+        prompt: the prompt's text; None if token ids were given.
         label_texts: each label's text; None where token ids were given.
-        label_token_ids: each label's tokens.
         logprobs: float64 [L], natural-log probability of each label's token sequence.
-        probabilities: float64 [L], softmax of `logprobs`: the labels among themselves. NaN when all are impossible.
-        mass: probability, in [0, 1], that the continuation begins with any of the labels: the sum of exp(logprob) over
-            the labels that continue no other label, as "New York" happens only where "New" does.
-        token_logprobs: float32 [T], the labels' tokens one after another.
+        probabilities: float64 [L], softmax of `logprobs` over the labels; NaN if all are impossible.
+        mass: probability, in [0, 1], that the continuation begins with any label: the sum of exp(logprob) over the
+            labels that do not begin with another label ("New York" implies "New").
+        token_logprobs: float32 [T].
         token_ranks: int32 [T], 1 + the number of vocabulary entries with a greater logit.
         token_logits: float32 [T], the logits that the logprobs were computed from.
-        error: why this prompt has no scores (they are NaN then, ranks 0); None when all went well.
+        error: why this prompt has no scores (NaN, ranks 0); None without an error.
     """
 
     prompt: str | None
@@ -147,7 +140,6 @@ class LabelScores:
 
     @cached_property
     def labels(self) -> list[LabelScore]:
-        """One LabelScore a label."""
         scores, start = [], 0
         for text, token_ids, total in zip(self.label_texts, self.label_token_ids, self.logprobs.tolist(), strict=True):
             span = slice(start, start := start + len(token_ids))
@@ -157,5 +149,5 @@ class LabelScores:
 
     @property
     def best(self) -> LabelScore | None:
-        """The label with the highest logprob (of equal ones the first); None after an error."""
+        """The label with the highest logprob (the first of equal ones); None after an error."""
         return None if self.error is not None else self.labels[int(np.argmax(self.logprobs))]

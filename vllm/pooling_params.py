@@ -29,7 +29,7 @@ class LateChunkingParams:
 
     def __post_init__(self) -> None:
         if self.chunk_size < 1:
-            raise VLLMValidationError("chunk_size must be at least 1", parameter="chunk_size", value=self.chunk_size)
+            raise VLLMValidationError("chunk_size must be at least 1", "chunk_size", self.chunk_size)
 
 
 @dataclass
@@ -75,5 +75,5 @@ def refuse_pooling(what: str) -> NoReturn:
     raise VLLMValidationError(
         f"{what}: pooling models (embeddings, classifiers, rerankers) are not served; LLM.score_labels and "
         "logprob_token_ids read the probabilities of chosen answers from a generating model",
-        parameter=what,
+        what,
     )

@@ -185,7 +185,7 @@ class SamplingParams(msgspec.Struct, dict=True):
         self.seed = None if self.seed == -1 else self.seed
         if self.truncate_prompt_tokens == 0:
             raise VLLMValidationError(
-                "truncate_prompt_tokens must be -1 or at least 1, got 0", parameter="truncate_prompt_tokens", value=0
+                "truncate_prompt_tokens must be -1 or at least 1, got 0", "truncate_prompt_tokens", 0
             )
 
     def _normalise_readings(self) -> None:
@@ -199,9 +199,7 @@ class SamplingParams(msgspec.Struct, dict=True):
         mode = self.logprobs_mode
         if mode is not None and not (isinstance(mode, str) and mode in LOGPROBS_MODES):
             raise VLLMValidationError(
-                f"logprobs_mode must be one of {', '.join(LOGPROBS_MODES)}, got {shown(mode)}",
-                parameter="logprobs_mode",
-                value=mode,
+                f"logprobs_mode must be one of {', '.join(LOGPROBS_MODES)}, got {shown(mode)}", "logprobs_mode", mode
             )
         self.logprob_token_ids = check_token_ids("logprob_token_ids", self.logprob_token_ids) or None
         if self.prompt_logprob_token_ids is not None:
@@ -212,8 +210,8 @@ class SamplingParams(msgspec.Struct, dict=True):
             if not self.reads_prompt:
                 raise VLLMValidationError(
                     "prompt_logprob_start needs prompt_logprobs or prompt_logprob_token_ids",
-                    parameter="prompt_logprob_start",
-                    value=self.prompt_logprob_start,
+                    "prompt_logprob_start",
+                    self.prompt_logprob_start,
                 )
         if self.logprob_entropy and self.num_logprobs is None and not self.reads_prompt:
             self.logprobs = 0
@@ -243,8 +241,8 @@ class SamplingParams(msgspec.Struct, dict=True):
         if len(self.stop) > MAX_STOP_STRINGS:
             raise VLLMValidationError(
                 f"stop has {len(self.stop)} strings, which is more than the limit of {MAX_STOP_STRINGS}",
-                parameter="stop",
-                value=len(self.stop),
+                "stop",
+                len(self.stop),
             )
         self.stop_token_ids = check_token_ids("stop_token_ids", self.stop_token_ids)
         self.bad_words = check_texts("bad_words", self.bad_words) or None
@@ -260,9 +258,7 @@ class SamplingParams(msgspec.Struct, dict=True):
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = check_token_ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
-                raise VLLMValidationError(
-                    "allowed_token_ids must not be empty", parameter="allowed_token_ids", value=[]
-                )
+                raise VLLMValidationError("allowed_token_ids must not be empty", "allowed_token_ids", [])
         if self.logits_processors is not None:
             self.logits_processors = check_processors("logits_processors", self.logits_processors) or None
         if self.extra_args is not None and not isinstance(self.extra_args, dict):
@@ -272,49 +268,43 @@ class SamplingParams(msgspec.Struct, dict=True):
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise VLLMValidationError(
                 f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}",
-                parameter="min_tokens",
-                value=self.min_tokens,
+                "min_tokens",
+                self.min_tokens,
             )
         if self.stop and not self.detokenize:
             raise VLLMValidationError(
-                "stop strings need detokenize=True, or nothing is there to search them in",
-                parameter="stop",
-                value=self.stop,
+                "stop strings need detokenize=True, or nothing is there to search them in", "stop", self.stop
             )
         if self.num_sequences < self.n:
             raise VLLMValidationError(
-                f"best_of must be at least n={self.n}, got {self.best_of}", parameter="best_of", value=self.best_of
+                f"best_of must be at least n={self.n}, got {self.best_of}", "best_of", self.best_of
             )
         if self.num_sequences > self.n and self.output_kind is RequestOutputKind.DELTA:
             raise VLLMValidationError(
                 "best_of above n cannot be streamed: which sequences are best is known at the end",
-                parameter="best_of",
-                value=self.best_of,
+                "best_of",
+                self.best_of,
             )
         if self.is_greedy and self.num_sequences > 1 and not self.use_beam_search:
             name = "n" if self.n > 1 else "best_of"
             raise VLLMValidationError(
                 f"{name} must be 1 when sampling is greedy (temperature 0), got {getattr(self, name)}",
-                parameter=name,
-                value=getattr(self, name),
+                name,
+                getattr(self, name),
             )
         for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
             if not self.use_beam_search and getattr(self, name) != default:
                 raise VLLMValidationError(
-                    f"{name} has no meaning without use_beam_search=True", parameter=name, value=getattr(self, name)
+                    f"{name} has no meaning without use_beam_search=True", name, getattr(self, name)
                 )
 
     def _check_beam_search(self) -> None:
         for name, allowed in BEAM_SEARCH_NEEDS.items():
             value = getattr(self, name)
             if value not in allowed:
-                raise VLLMValidationError(
-                    f"use_beam_search needs {name}={allowed[0]!r}, got {value!r}", parameter=name, value=value
-                )
+                raise VLLMValidationError(f"use_beam_search needs {name}={allowed[0]!r}, got {value!r}", name, value)
         if self.max_tokens == 0:
-            raise VLLMValidationError(
-                "use_beam_search needs max_tokens of at least 1, got 0", parameter="max_tokens", value=0
-            )
+            raise VLLMValidationError("use_beam_search needs max_tokens of at least 1, got 0", "max_tokens", 0)
 
     @property
     def num_sequences(self) -> int:
@@ -409,17 +399,13 @@ class SamplingParams(msgspec.Struct, dict=True):
             asked = vocab_size if value == -1 else value
             if asked is not None and asked > cap:
                 raise VLLMValidationError(
-                    f"Requested {name} of {asked}, which is greater than max allowed: {cap}",
-                    parameter=name,
-                    value=value,
+                    f"Requested {name} of {asked}, which is greater than max allowed: {cap}", name, value
                 )
         cap = vocab_size if max_logprob_token_ids == -1 else max_logprob_token_ids
         for name, ids in self._id_lists_to_read():
             if len(ids) > cap:
                 raise VLLMValidationError(
-                    f"Requested {name} of length {len(ids)}, which is greater than max allowed: {cap}",
-                    parameter=name,
-                    value=len(ids),
+                    f"Requested {name} of length {len(ids)}, which is greater than max allowed: {cap}", name, len(ids)
                 )
             check_vocabulary(name, ids, vocab_size)
         check_vocabulary("stop_token_ids", self.stop_token_ids or [], vocab_size)
@@ -439,8 +425,8 @@ class SamplingParams(msgspec.Struct, dict=True):
         if start >= prompt_len:
             raise VLLMValidationError(
                 f"prompt_logprob_start must be below the prompt's length of {prompt_len} tokens, got {start}",
-                parameter="prompt_logprob_start",
-                value=start,
+                "prompt_logprob_start",
+                start,
             )
         num_rows = prompt_len - 1 - start
         ids = self.prompt_logprob_token_ids or ()
@@ -448,8 +434,8 @@ class SamplingParams(msgspec.Struct, dict=True):
             raise VLLMValidationError(
                 f"prompt_logprob_token_ids has {len(ids)} lists, but {num_rows} positions are read "
                 f"(prompt length {prompt_len} - 1 - prompt_logprob_start {start})",
-                parameter="prompt_logprob_token_ids",
-                value=len(ids),
+                "prompt_logprob_token_ids",
+                len(ids),
             )
 
     def _id_lists_to_read(self) -> list[tuple[str, list[int]]]:

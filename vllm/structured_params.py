@@ -44,7 +44,7 @@ class StructuredOutputsParams:
         if len(given) != 1:
             found = " and ".join(given) if given else "none"
             raise VLLMValidationError(
-                f"exactly one of {', '.join(_KINDS)} must be given, got {found}", parameter="structured_outputs"
+                f"exactly one of {', '.join(_KINDS)} must be given, got {found}", "structured_outputs"
             )
 
     def all_constraints_none(self) -> bool:
@@ -81,8 +81,7 @@ class GuidedDecodingParams:
         given = [name for name in _KINDS if getattr(self, name) is not None]
         if len(given) > 1:
             raise VLLMValidationError(
-                f"at most one of {', '.join(_KINDS)} must be given, got {' and '.join(given)}",
-                parameter="guided_decoding",
+                f"at most one of {', '.join(_KINDS)} must be given, got {' and '.join(given)}", "guided_decoding"
             )
 
     @staticmethod
@@ -129,11 +128,11 @@ class RepetitionDetectionParams:
         if self.max_pattern_size < 0 or not 0 <= self.min_pattern_size <= max(self.max_pattern_size, 0):
             raise VLLMValidationError(
                 "repetition_detection needs 0 <= min_pattern_size <= max_pattern_size",
-                parameter="min_pattern_size",
-                value=self.min_pattern_size,
+                "min_pattern_size",
+                self.min_pattern_size,
             )
         if self.max_pattern_size and self.min_count < 2:
-            raise VLLMValidationError("min_count must be at least 2", parameter="min_count", value=self.min_count)
+            raise VLLMValidationError("min_count must be at least 2", "min_count", self.min_count)
 
 
 def is_neutral(params: StructuredOutputsParams | GuidedDecodingParams | None) -> bool:
@@ -153,7 +152,5 @@ def refuse_structured(parameter: str, params: StructuredOutputsParams | GuidedDe
         else "ask for the shape in the prompt and check the answer, or rule tokens out with logits_processors"
     )
     raise VLLMValidationError(
-        f"answers are not bound to a grammar ({', '.join(given) or 'nothing given'}): {instead}",
-        parameter=parameter,
-        value=params,
+        f"answers are not bound to a grammar ({', '.join(given) or 'nothing given'}): {instead}", parameter, params
     )

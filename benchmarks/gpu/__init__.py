@@ -1,1 +1,1 @@
-"""The parts of gpu_check.py: each is a set of cases, run in a process of its own."""
+"""The parts of gpu_check.py: sets of cases, each run in its own process."""

@@ -1,4 +1,4 @@
-"""How fast each row could be at all: bytes that must move and operations that must be done, over a card's rates."""
+"""Lower bounds of the rows: their bytes and operations over a GPU's rates."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from gpu.sizes import Sizes
 
 @dataclass(frozen=True)
 class Rates:
-    """A card's: bytes read and written, and bfloat16 operations, a second."""
+    """A GPU's bytes read and written, and bfloat16 operations, a second."""
 
     name: str
     bytes_per_second: float
     flops_per_second: float
 
 
-# 4.8 TB/s and 989 TFLOP/s by its data sheet; these are what copies and large products reach.
+# 4.8 TB/s and 989 TFLOP/s by its data sheet; copies and large products reach these.
 H200 = Rates("H200", 4.3e12, 790e12)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What a row's work takes at least.
+    """Lower bound of a row's work.
 
     Attributes:
         formula: how bytes and operations were counted, in words.
@@ -37,12 +37,12 @@ class Bound:
     flops: float
 
     def seconds(self, rates: Rates) -> float:
-        """The longer of moving the bytes and of computing: they may overlap."""
+        """The longer of moving the bytes and computing, which may overlap."""
         return max(self.num_bytes / rates.bytes_per_second, self.flops / rates.flops_per_second)
 
 
 def make_bounds(sizes: Sizes) -> list[Bound]:
-    """Of the rows whose work has one."""
+    """The bounds of the rows that have one."""
     shape, vocab_size = sizes.shape, sizes.shape.vocab_size
     logits = sizes.reading_rows * vocab_size
     num_seqs, length = sizes.prefill
@@ -89,7 +89,7 @@ def _decode_step(sizes: Sizes, batch: int) -> Bound:
 
 
 def count_parameters(shape: ModelShape) -> int:
-    """Of the matrices; the embedding is the head's."""
+    """Parameters of the matrices; embedding and head are one."""
     sizes = {name: rows * columns for name, (rows, columns) in shape.matrices().items()}
     return sizes.pop("head") + shape.num_hidden_layers * sum(sizes.values())
 

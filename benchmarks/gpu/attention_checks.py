@@ -1,4 +1,4 @@
-"""Writing the paged cache and attending over it, each backend that can be had here, against float64."""
+"""Cache writes and attention of each available backend, against float64."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _check(
     backend.write_kv(keys, values, caches, everything)
     _assert_near(backend.attend(batch.q, caches, batch.metadata, batch.scale), batch, keys, values)
 
-    # Once more with the keys rotated on their way.
+    # The same with rotary keys.
     caches = empty_caches(backend, batch, shape)
     angles = torch.randn(_NUM_POSITIONS, shape.head_dim // 2, device=setting.device, generator=generator)
     table = torch.cat([angles.cos(), angles.sin()], dim=1)

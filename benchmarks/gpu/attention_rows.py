@@ -19,7 +19,7 @@ _DTYPE = torch.bfloat16
 
 
 def make_cases(setting: Setting) -> dict[str, Case]:
-    """Prefill and decode by backend; one that cannot be had here says why, and has no row."""
+    """Prefill and decode by backend; an unavailable one gives its reason and has no row."""
     cases: dict[str, Case] = {}
     for name in BACKENDS:
         for kind, measure in (("prefill", _prefill), ("decode", _decode)):
@@ -100,7 +100,7 @@ def _decode(setting: Setting, name: str, backend: Any) -> dict[str, Any]:
 def _random_batch(
     setting: Setting, backend: Any, lengths: tuple[tuple[int, int], ...]
 ) -> tuple[PagedBatch, tuple[Tensor, Tensor]]:
-    """Any numbers do for a cache whose layout is the backend's own."""
+    """A batch with random contents of the cache, whose layout depends on the backend."""
     shape, generator = setting.sizes.shape, setting.generator()
     batch = make_batch(lengths, shape, _DTYPE, BACKENDS[backend.name], generator)
     size = backend.kv_cache_shape(batch.num_blocks, batch.block_size, shape.num_key_value_heads, shape.head_dim)

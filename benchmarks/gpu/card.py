@@ -1,4 +1,4 @@
-"""What the card is, and what it reaches: bytes copied and bfloat16 products computed a second."""
+"""The GPU, and its measured copy bandwidth and bfloat16 rate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_cases(setting: Setting) -> dict[str, Case]:
 
 
 def describe_card(device: torch.device) -> dict[str, Any]:
-    """The card, its driver and clocks, the versions of what runs on it."""
+    """The GPU, its driver and clocks, versions of the software."""
     facts: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
     for name in ("triton", "transformers"):
         with contextlib.suppress(PackageNotFoundError):
@@ -47,7 +47,7 @@ def describe_card(device: torch.device) -> dict[str, Any]:
 
 
 def _ask_driver() -> dict[str, str] | str:
-    """Version, clocks, power and temperature; in words why there are none."""
+    """Version, clocks, power and temperature, or the reason why there are none."""
     try:
         asked = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]
         answer = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout
@@ -72,5 +72,5 @@ def _matrix_rate(setting: Setting) -> dict[str, Any]:
     calls = [lambda: torch.mm(a, b, out=out)] * setting.sizes.copies
     seconds = time_in_turns({"mm": calls}, setting.device, setting.sizes.repeats)["mm"]
     rate = {"matrix_flops_per_second": 2 * size**3 / seconds, "seconds": seconds}
-    # While they are still those of a card at work.
+    # At once, so that the clocks are those under load.
     return {**rate, "nvidia_smi": _ask_driver()} if setting.device.type == "cuda" else rate

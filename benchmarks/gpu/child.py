@@ -1,9 +1,9 @@
-"""One part of the check in this process: its cases one after another, each outcome a line of JSON at once.
+"""One part of the check: its cases in order, each outcome written at once as a line of JSON.
 
     python -m gpu.child '{"part": ..., "events": FILE, ...}'     # as supervise.py calls it
 
-An exception ends its case alone. After one that leaves the device unusable the process ends with RESTART, and whoever
-started it may start another one for the cases that are left.
+An exception ends only its case. After one that leaves the device unusable the process ends with RESTART, and can be
+started again for the remaining cases.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _is_usable(device: torch.device) -> bool:
-    """An illegal access, for one, makes every later call to CUDA fail."""
+    """False after an illegal access, for example, which makes every later CUDA call fail."""
     try:
         _synchronize(device)
         torch.zeros(1, device=device).item()

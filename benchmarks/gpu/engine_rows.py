@@ -1,4 +1,4 @@
-"""The whole engine on random weights: its logits and rows of the table against transformers, and what ids cost."""
+"""The engine on random weights: logits and rows of the table against transformers, and the cost of ids."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gpu.setting import Case, Setting, make_row
 from gpu.timing import synchronize
 from vllm import LLM, SamplingParams
 
-# Enough for the largest batch's cache beside transformers' own.
+# Enough for the largest batch's cache beside that of transformers.
 _MEMORY_SHARE = 0.4
 _WARM_UP_TOKENS = 4
 
 
 def make_cases(setting: Setting) -> dict[str, Case]:
-    """First whether the logits are right, then how fast they come."""
+    """Correctness of the logits, then speed."""
     models = _Models(setting)
     cases: dict[str, Case] = {
         f"logits {name}": lambda name=name, shape=shape: _compare_logits(setting, name, shape)
@@ -37,7 +37,7 @@ def make_cases(setting: Setting) -> dict[str, Case]:
 
 
 class _Models:
-    """The engine and transformers with the smallest model, each made when it is first asked for."""
+    """The engine and transformers with the smallest model, each made on first use."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -47,7 +47,7 @@ class _Models:
         self.transformers = cache(lambda: load_in_transformers(folder, setting.device, setting.seed, torch.bfloat16))
 
     def prompts(self, batch: int) -> list[list[int]]:
-        """Fresh ones, of which nothing is cached."""
+        """New prompts, without cached prefixes."""
         self._num_prompts += 1
         generator = torch.Generator().manual_seed(self._setting.seed + self._num_prompts)
         sizes = self._setting.sizes
@@ -71,7 +71,7 @@ def _make_engine(setting: Setting, folder: Path) -> LLM:
 
 
 def _generate(llm: LLM, prompts: list[list[int]], max_tokens: int, **fields: Any) -> float:
-    """Seconds for exactly so many tokens a prompt."""
+    """Seconds for exactly `max_tokens` tokens a prompt."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, **fields)
     began = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -81,7 +81,7 @@ def _generate(llm: LLM, prompts: list[list[int]], max_tokens: int, **fields: Any
 
 
 def _cost_of_ids(setting: Setting, models: _Models) -> dict[str, Any]:
-    """Pairs of runs, so that a clock that drifts drifts for both."""
+    """In pairs of runs, so that both have the same clocks."""
     sizes, batch = setting.sizes, max(setting.sizes.batches)
     llm = models.engine()
     kinds: dict[str, dict[str, Any]] = {"plain": {}, "ids": {"logprob_token_ids": list(range(1, 1 + sizes.num_ids))}}
@@ -93,10 +93,7 @@ def _cost_of_ids(setting: Setting, models: _Models) -> dict[str, Any]:
             seconds[kind].append(_generate(llm, models.prompts(batch), sizes.max_tokens, **kinds[kind]))
     ratio = statistics.median(ids / plain for ids, plain in zip(seconds["ids"], seconds["plain"], strict=True))
     work = f"{batch} sequences, {sizes.num_ids} ids at each token against none"
-    return {
-        "seconds": seconds,
-        "rows": [make_row("decode_ids", work, ratio, 1.01, "x", at_least=False)],
-    }
+    return {"seconds": seconds, "rows": [make_row("decode_ids", work, ratio, 1.01, "x", at_least=False)]}
 
 
 def _against_transformers(setting: Setting, models: _Models, batch: int) -> dict[str, Any]:

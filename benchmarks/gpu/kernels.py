@@ -29,7 +29,7 @@ _EPS = 1e-6
 
 
 def make_cases(setting: Setting) -> dict[str, Case]:
-    """By operation and what it is given."""
+    """Cases by operation and input."""
     return {name: lambda run=run: _poisoned(run) for name, run in _all_checks(setting)}
 
 
@@ -40,7 +40,7 @@ def _poisoned(run: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """torch.empty returns NaN, or the greatest integer: a cell that a kernel forgets shows."""
+    """torch.empty returns NaN or the greatest integer, so that a cell without a result is detected."""
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -82,7 +82,7 @@ class _Inputs:
 
 
 def _logits(setting: Setting, dtype: torch.dtype) -> tuple[_Inputs, Tensor]:
-    """Rows with NaN between them, which no kernel may look at, and with ties."""
+    """Rows with ties, and with NaN between them, which kernels must not read."""
     make, sizes = _Inputs(setting), setting.sizes
     wide = torch.full((sizes.reading_rows, sizes.shape.vocab_size + 8), torch.nan, dtype=dtype, device=make.device)
     logits = wide[:, : sizes.shape.vocab_size]
@@ -181,7 +181,7 @@ def _gumbel_sample(setting: Setting) -> None:
     tokens, scores = gumbel_sample(*arguments)
     with force("reference"):
         expected, expected_scores = gumbel_sample(*arguments)
-    # The noise is a logarithm of a logarithm: its last bits are the library's.
+    # The noise is a logarithm of a logarithm, whose last bits depend on the library.
     torch.testing.assert_close(scores, expected_scores, rtol=1e-5, atol=1e-4)
     assert (tokens == expected).float().mean() > 0.99, "other tokens than the reference draws"
     _assert_equal("greedy tokens", tokens[temperature[slots.long()] == 0], 3)
@@ -197,7 +197,7 @@ def _keep_top_p(setting: Setting) -> None:
     keep_top_p_(kept, top_p)
     stays = kept != -torch.inf
     _assert_equal("kept logits", kept[stays], logits[stays].double())
-    # Where the nucleus ends is known as well as the sum of the probabilities before.
+    # The limit of the nucleus is as exact as the sum of the probabilities before it.
     assert not (stays & (before > top_p[:, None] + 1e-5)).any(), "kept a token outside the nucleus"
     assert not (~stays & (before < top_p[:, None] - 1e-5)).any(), "ruled out a token inside the nucleus"
 

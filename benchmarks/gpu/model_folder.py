@@ -1,4 +1,4 @@
-"""Random-weight models of real shapes, made on the spot: for the engine (load_format="dummy") and for transformers."""
+"""Random-weight models of real shapes, for the engine (load_format="dummy") and for transformers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from bounds import ModelShape
 
-from vllm.model_executor.model_loader.dummy import dummy_weight
+from vllm.model_executor.model_loader.weights import dummy_weight
 
 _MAX_LEN = 8192
 _EOS = 2
 
 
 def write_config(folder: Path, shape: ModelShape) -> Path:
-    """A folder that holds nothing but config.json: Qwen3 of this shape, head and embedding tied."""
+    """A folder with only config.json: Qwen3 of this shape, head and embedding tied."""
     folder.mkdir(parents=True, exist_ok=True)
     fields = {
         **vars(shape),
@@ -38,7 +38,7 @@ def write_config(folder: Path, shape: ModelShape) -> Path:
 
 
 def load_in_transformers(folder: Path, device: torch.device, seed: int, dtype: torch.dtype) -> Any:
-    """transformers' model with the weights that the engine makes up in bfloat16 from the same seed."""
+    """transformers' model with the weights that the engine generates in bfloat16 from the same seed."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(folder)
@@ -47,6 +47,6 @@ def load_in_transformers(folder: Path, device: torch.device, seed: int, dtype: t
     for name, parameter in model.named_parameters():
         weight = dummy_weight(name, tuple(parameter.shape), torch.bfloat16, device, seed)
         parameter.data = weight.to(dtype)
-    # As the engine's ignore_eos: outputs have the length that is asked for.
+    # As the engine's ignore_eos: outputs have the requested length.
     model.generation_config.eos_token_id = None
     return model.to(device)

@@ -1,4 +1,4 @@
-"""Sequences in a paged cache whose blocks lie in a scrambled order, for any attention backend."""
+"""Sequences in a paged cache with blocks in random order, for any attention backend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from bounds import ModelShape
 from torch import Tensor
 
-from vllm.attention.metadata import AttentionMetadata
+from vllm.attention.backend import AttentionMetadata
 
 # Tokens a block of the cache, by backend; FlashAttention 2 reads none smaller than that.
 BACKENDS = {"paged": 16, "varlen": 256, "flashinfer": 16}
@@ -71,17 +71,17 @@ def make_batch(
 
 
 def empty_caches(backend: Any, batch: PagedBatch, shape: ModelShape) -> tuple[Tensor, Tensor]:
-    """Keys and values of NaN, which show where something is read that was never written."""
+    """Keys and values of NaN, so that reads of unwritten cells are detected."""
     size = backend.kv_cache_shape(batch.num_blocks, batch.block_size, shape.num_key_value_heads, shape.head_dim)
     keys, values = (torch.full(size, torch.nan, dtype=batch.q.dtype, device=batch.q.device) for _ in range(2))
     return keys, values
 
 
 def find_backend(name: str, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> Any:
-    """The backend, held to be the one that was asked for.
+    """The backend, verified to be the requested one.
 
     Raises:
-        ValueError: it cannot be had here; says why.
+        ValueError: it is not available; with the reason.
     """
     from vllm.attention.select import select_backend
 

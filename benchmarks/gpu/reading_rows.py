@@ -39,11 +39,7 @@ def _readings(setting: Setting, name: str) -> dict[str, Any]:
 
     with force("triton"):
         seconds = time_in_turns(
-            {
-                "kernel": on_each(token_readings),
-                "torch": on_each(_read_with_torch),
-                "passes": on_each(_read_in_passes),
-            },
+            {"kernel": on_each(token_readings), "torch": on_each(_read_with_torch), "passes": on_each(_read_in_passes)},
             setting.device,
             sizes.repeats,
         )
@@ -74,7 +70,7 @@ def _readings(setting: Setting, name: str) -> dict[str, Any]:
 
 
 def _read_with_torch(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
-    """What an engine without a kernel of its own does; the kernel gives the most likely token as well."""
+    """Readings by torch operations; the kernel also gives the most likely token."""
     logprobs = logits.float().log_softmax(dim=-1)
     chosen = logprobs.gather(1, ids.long())
     best = logprobs.topk(1, dim=-1)
@@ -83,7 +79,7 @@ def _read_with_torch(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
 
 
 def _read_in_passes(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
-    """Each result by the kernel that is best at it alone."""
+    """Each result by its own kernel."""
     highest = logits.amax(dim=-1)
     lse = logits.logsumexp(dim=-1)
     chosen = logits.gather(1, ids.long()).float()
@@ -142,7 +138,7 @@ def _prompt_readings(setting: Setting) -> dict[str, Any]:
 
 
 def _largest_allocation(setting: Setting, call: Callable[[], object]) -> dict[str, int]:
-    """Bytes that a call holds at most beside what there was before it: no allocation of its is larger."""
+    """Peak of the bytes that a call allocates, an upper bound of its largest allocation."""
     call()
     synchronize(setting.device)
     if setting.device.type != "cuda":

@@ -1,4 +1,4 @@
-"""What every case works with, and what it gives."""
+"""Inputs and results of every case."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Case = Callable[[], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Setting:
-    """What every case works with.
+    """Inputs of every case.
 
     Attributes:
         folder: where models' configurations are written.
-        rates: what the card reaches, once it has been measured: copy_bytes_per_second, matrix_flops_per_second.
+        rates: measured rates of the GPU, if any: copy_bytes_per_second, matrix_flops_per_second.
     """
 
     device: torch.device
@@ -30,7 +30,7 @@ class Setting:
     rates: dict[str, float]
 
     def generator(self, salt: int = 0) -> torch.Generator:
-        """Random numbers of this run on the device."""
+        """The device's random numbers of this run."""
         return torch.Generator(self.device).manual_seed(self.seed + salt)
 
 
@@ -41,7 +41,7 @@ def make_row(
 
     Args:
         value: a ratio (unit "x"), a share of the copy bandwidth ("of copy bandwidth") or MiB.
-        target: what `value` is to reach; None = only reported.
+        target: for `value` to reach; None = only reported.
         at_least: whether more is better.
     """
     met = None if target is None else (value >= target if at_least else value <= target)

@@ -1,4 +1,4 @@
-"""How much work the check does: the real shapes, or ones that a CPU gets through in seconds."""
+"""Sizes of the check: real shapes, or tiny ones for a CPU."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Sizes:
         prompt_len, max_tokens: of each of those sequences.
         ragged: (queries, context) of the sequences that attention is checked with.
         ragged_dtypes: and of which dtypes.
-        copy_bytes: of the tensor whose copy tells the memory's bandwidth.
-        matrix: rows, columns and inner size of the product that tells the matrix rate.
+        copy_bytes: of the tensor that is copied to measure the bandwidth.
+        matrix: rows, columns and inner size of the product that measures the matrix rate.
         repeats: timed runs of a kernel row.
         engine_repeats: timed runs of an engine row.
-        copies: sets of inputs that a kernel row goes through, so that none is in a cache.
+        copies: sets of inputs of a kernel row, so that none is in a cache.
     """
 
     models: dict[str, ModelShape]

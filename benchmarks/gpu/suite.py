@@ -1,4 +1,4 @@
-"""The tests that need a device, in pytests of their own, with whatever packages there are."""
+"""The tests that need a device, in separate pytest processes, with the installed packages."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gpu.supervise import ROOT, Process
 _OUTCOME = re.compile(r"^(\S*::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
 _TAIL_CHARACTERS = 6000
 _MAX_PROCESSES = 8
-# All tests passed, or all were left out.
+# All tests passed, or all were deselected.
 _SOUND = (0, 5)
-# No test wants a plugin, and some take seconds to load.
+# No test needs a plugin, and some take seconds to load.
 _ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def find_tests(folder: Path) -> tuple[list[Path], dict[str, str]]:
-    """Test files that may hold a test for a device, and those among them that cannot be imported here, with the package
-    that they lack."""
+    """Test files that may have a test for a device, and those of them that cannot be imported, with the missing
+    package."""
     files: list[Path] = []
     left_out: dict[str, str] = {}
     for path in sorted(folder.rglob("test_*.py")):
@@ -43,7 +43,7 @@ def find_tests(folder: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def _asks_for_device(module: ast.Module) -> bool:
-    """Whether a test or a fixture is given a device, or a backend: "cuda" and, on a device, "triton" are marked gpu."""
+    """Whether a test or a fixture takes a device or a backend: "cuda" and, on a device, "triton" are marked gpu."""
     functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
     return any(
         (one.name.startswith("test_") or one.decorator_list)
@@ -71,10 +71,10 @@ def _is_here(name: str, path: Path) -> bool:
 
 
 class Suite:
-    """pytest in the background, the files dealt out to a few processes: they mostly wait for compilers.
+    """pytest in the background, in a few processes, as they mostly wait for compilers.
 
     Args:
-        folder: where the processes' output goes.
+        folder: for the processes' output.
         has_device: whether there is a device, so that there are tests to run.
     """
 
@@ -91,7 +91,7 @@ class Suite:
                 self._runs.append((Process(command, _ENVIRONMENT, output), log))
 
     def finish(self, deadline: float) -> dict[str, Any]:
-        """Wait for the end, or end it, and count.
+        """Wait until `deadline`, kill the rest, and count.
 
         Returns:
             counts by outcome, the failed tests' names, the end of the output where something failed, the seconds, the
@@ -118,13 +118,13 @@ class Suite:
         }
 
     def kill(self) -> None:
-        """End what still runs."""
+        """Kill the processes that still run."""
         for process, _ in self._runs:
             process.kill()
 
 
 def _deal(files: list[Path], num_shares: int) -> list[list[Path]]:
-    """Shares of about equal size in bytes, none empty; each file goes to the share that is smallest then."""
+    """Shares of about equal size in bytes, none empty, by adding each file to the smallest share."""
     shares: list[list[Path]] = [[] for _ in range(min(num_shares, len(files)))]
     sizes = [0] * len(shares)
     for path in sorted(files, key=lambda path: path.stat().st_size, reverse=True):

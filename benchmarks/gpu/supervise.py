@@ -1,4 +1,4 @@
-"""Processes that may hang or die without taking the run along: each has a limit, and what it told before counts."""
+"""Processes with time limits, whose hang or death does not end the run; their earlier results are kept."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# The package, the benchmarks' own modules, and the tests' rule of what is near enough.
+# The package, the benchmarks' modules, and the tests' tolerances.
 _IMPORTABLE = (ROOT, ROOT / "benchmarks", ROOT / "tests" / "ops")
 _POLL_SECONDS = 0.2
 # More than any case needs, its compilations included; less than any part's share of the time.
 _CASE_SECONDS = 100.0
 _MAX_STARTS = 8
-# Exit status of a process that cannot go on but whose successor may.
+# Exit status of a process that has to be replaced by a new one.
 RESTART = 75
-# Name of the case that failed when a part could not begin.
+# Name of the failed case if a part could not begin.
 START = "(start)"
 
 
@@ -31,7 +31,7 @@ class Process:
 
     Args:
         environment: variables beside this process's own.
-        output: where its stdout and stderr go; this process's stderr when left out.
+        output: for its stdout and stderr; default: this process's stderr.
     """
 
     def __init__(self, command: list[str], environment: dict[str, str], output: Any = None) -> None:
@@ -44,8 +44,8 @@ class Process:
         )
 
     def wait(self, deadline: float, may_go_on: Callable[[], bool] = lambda: True) -> int | None:
-        """The exit status; None when it was killed, because `deadline` (time.monotonic) passed or `may_go_on`, which is
-        asked again and again, said no."""
+        """The exit status; None if it was killed because `deadline` (time.monotonic) passed or `may_go_on`, which is
+        polled, returned False."""
         try:
             while time.monotonic() < deadline and may_go_on():
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -55,7 +55,7 @@ class Process:
         return None
 
     def kill(self) -> None:
-        """End the process, if it has not ended, and all that it started."""
+        """Kill the process and its process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -69,14 +69,14 @@ def run_part(
     cases: dict[str, Any],
     tell: Callable[[], None],
 ) -> None:
-    """Run a part's cases in a process; in another one those that are left, when it dies or hangs in one of them.
+    """Run a part's cases in a process; after a death or hang, the remaining ones in another.
 
     Args:
         options: for child.py; "folder" is where its events are written.
         deadline: of the whole part, in time.monotonic's seconds.
         cases: name -> {"result" or "error", "seconds"}, filled here. A part that was not finished has an entry
             "(rest)".
-        tell: called whenever `cases` has changed.
+        tell: called after every change of `cases`.
     """
     events = Events(Path(options["folder"]) / f"{part}.events", cases, tell)
     paths = {"PYTHONPATH": os.pathsep.join(map(str, _IMPORTABLE))}
@@ -97,7 +97,7 @@ def run_part(
 
 
 class Events:
-    """What the processes of a part have told: see child.py."""
+    """Events of the processes of a part: see child.py."""
 
     def __init__(self, path: Path, cases: dict[str, Any], tell: Callable[[], None]) -> None:
         self.path = path
@@ -109,7 +109,7 @@ class Events:
         path.write_text("", encoding="utf-8")
 
     def read(self) -> bool:
-        """Take in what is new; whether the case that runs may go on."""
+        """Read new events; whether the running case may continue."""
         lines = self.path.read_text(encoding="utf-8").split("\n")[self._num_read : -1]
         self._num_read += len(lines)
         for event in map(json.loads, lines):
@@ -122,7 +122,7 @@ class Events:
         return not self.running or time.monotonic() - self._since < _CASE_SECONDS
 
     def fail(self, reason: str) -> None:
-        """The case that runs will not end."""
+        """Record the running case as failed."""
         self._cases[self.running] = {"error": reason, "seconds": time.monotonic() - self._since}
         self.running = ""
         self._tell()

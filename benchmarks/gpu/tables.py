@@ -1,4 +1,4 @@
-"""From a run's result to its tables. A result is what gpu_check.py writes as JSON."""
+"""Tables of gpu_check.py's JSON result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from report import markdown_table, number
 
 
 def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows that were measured: see make_row."""
+    """The measured rows: see make_row."""
     return [
         row
         for part, cases in result["parts"].items()
@@ -20,12 +20,12 @@ def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def missed(result: dict[str, Any]) -> list[str]:
-    """Rows that do not reach their target."""
+    """Rows that miss their target."""
     return [row["row"] for row in rows_of(result) if row["met"] is False]
 
 
 def failures(result: dict[str, Any]) -> list[str]:
-    """What failed or was not run, a line each."""
+    """A line for each failure and each case that was not run."""
     return list(_failures(result))
 
 
@@ -44,7 +44,7 @@ def _failures(result: dict[str, Any]) -> Iterator[str]:
 
 
 def make_table(result: dict[str, Any]) -> str:
-    """The rows, then in a line each what was checked beside them and what failed."""
+    """The rows, then a line for each other check and each failure."""
     lines = [
         [
             row["row"],

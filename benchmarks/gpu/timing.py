@@ -1,4 +1,4 @@
-"""Seconds of pieces of work, in turns, so that a clock that drifts drifts for all of them."""
+"""Seconds of alternatives, measured in turns, so that all have the same clocks."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def time_in_turns(
 ) -> dict[str, float]:
     """Median seconds of one call of each contender.
 
-    On CUDA between events on the stream, after a pass over more memory than the L2 cache holds; that pass also
-    gives the host time to enqueue what is timed.
+    On CUDA between events on the stream, after a pass over more memory than the L2 cache, during which the host
+    enqueues the timed work.
 
     Args:
         contenders: name -> the same work on different inputs, done one after another.
-        graphs: replay the calls as one CUDA graph, as a decode step would: what the host takes to launch them is not
-            timed. For calls that do nothing on the host but launch.
+        graphs: replay the calls as one CUDA graph, as a decode step would, without the time of launches. For calls that
+            only launch kernels.
     """
     runs = {name: _prepare(calls, device, graphs) for name, calls in contenders.items()}
     watch = _time_on_cuda if device.type == "cuda" else _time_on_cpu
@@ -62,7 +62,7 @@ def _prepare(calls: Sequence[Call], device: torch.device, graphs: bool) -> Call:
 
 
 def _capture(run: Call) -> Call:
-    """The calls as a graph; themselves where one of them cannot be captured."""
+    """The calls as a graph; unchanged if one of them cannot be captured."""
     before, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):

@@ -22,8 +22,9 @@ Tensor pack_linear(Tensor weight, bool pairs) {
   args.pairs = pairs;
   const int64_t panels = (args.columns + 31) / 32;
   if (pairs) {
-    check_dtype(weight, "weight", ScalarType::BFloat16, "bfloat16 in pairs");
-    STD_TORCH_CHECK(args.inner % 2 == 0, "weight must have an even number of columns in pairs, got ", args.inner);
+    check_dtype(weight, "weight", ScalarType::BFloat16, "bfloat16 for packed_bf16_dot");
+    STD_TORCH_CHECK(args.inner % 2 == 0, "weight must have an even number of columns for packed_bf16_dot, got ",
+                    args.inner);
   }
   Tensor packed = pairs ? torch::stable::new_empty(weight, {panels, args.inner / 2, 32, 2})
                         : torch::stable::new_empty(weight, {panels, args.inner, 32});
@@ -38,7 +39,7 @@ bool is_in_pairs(const Tensor& packed, int64_t panels, int64_t inner) {
   const bool pairs = packed.dim() == 4;
   if (pairs) {
     check_shape(packed, "packed", {panels, inner < 0 ? inner : inner / 2, 32, 2});
-    check_dtype(packed, "packed", ScalarType::BFloat16, "bfloat16 in pairs");
+    check_dtype(packed, "packed", ScalarType::BFloat16, "bfloat16 for packed_bf16_dot");
   } else {
     check_shape(packed, "packed", {panels, inner, 32});
   }
@@ -174,7 +175,7 @@ Tensor linear_int8(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t 
 }  // namespace vllm_cpu
 
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
-  m.def("pack_linear(Tensor weight, bool pairs=False) -> Tensor");
+  m.def("pack_linear(Tensor weight, bool bf16_dot=False) -> Tensor");
   m.def("panel_rows(Tensor packed, Tensor rows, int columns) -> Tensor");
   m.def(
       "linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales, bool gated, "

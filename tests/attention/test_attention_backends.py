@@ -13,9 +13,8 @@ from models_util import make_random_model, random_prompts
 
 from vllm import LLM, SamplingParams
 from vllm.attention import flashinfer, varlen
+from vllm.attention.backend import AttentionMetadata, PagedAttention
 from vllm.attention.flashinfer import FlashInferAttention
-from vllm.attention.metadata import AttentionMetadata
-from vllm.attention.paged import PagedAttention
 from vllm.attention.select import check_backend, select_backend
 from vllm.attention.varlen import VarlenAttention
 from vllm.ops._dispatch import force

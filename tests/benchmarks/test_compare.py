@@ -210,7 +210,7 @@ def test_pairs_alternate(turns: Any) -> None:
 
 
 def test_a_tree_of_processes_is_counted_whole(benchmark_module: Import) -> None:
-    tree = benchmark_module("process_tree")
+    tree = benchmark_module("engines")
     child = "x = b'x' * (80 << 20); print(1, flush=True); input()"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     with subprocess.Popen(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from layouts import needs_kernels, needs_onednn
 
-from vllm.ops import onednn
+from vllm.ops import cpu_kernels
 
 Import = Callable[[str], ModuleType]
 
@@ -84,7 +84,7 @@ def test_decoding_computes_a_row_a_sequence_and_step_and_reads_the_cache(benchma
 def test_a_bound_is_calls_times_seconds_and_bytes_over_bandwidth(benchmark_module: Import) -> None:
     bounds = benchmark_module("bounds")
     shape, product = bounds.ModelShape(**SHAPE), bounds.Product("down", 4)
-    rates = bounds.Rates({product: 0.5}, {product: "panels"}, 1000.0)
+    rates = bounds.Rates({product: 0.5}, {product: "packed_f32"}, 1000.0)
     bound = bounds.make_bound(bounds.Work({product: 10}, 500), shape, rates)
     assert bound.gemm == 10 / 4 * 0.5
     assert bound.memory == (10 / 4 * 8 * 16 * 2 + 500) / 1000
@@ -106,7 +106,7 @@ def test_products_are_in_float32_where_onednn_packs_no_bfloat16(
         measured.append(kernel)
         return {products[0]: 1.0}
 
-    monkeypatch.setattr(onednn, "onednn_lacks", lambda: "AVX-512")
+    monkeypatch.setattr(cpu_kernels, "onednn_lacks", lambda: "AVX-512")
     monkeypatch.setattr(bounds, "measure_read_rate", lambda num_bytes: 1.0)
     shape, products = bounds.ModelShape(**SHAPE), [bounds.Product("down", 4), bounds.Product("head", 2)]
     with torch.inference_mode():
@@ -117,7 +117,7 @@ def test_products_are_in_float32_where_onednn_packs_no_bfloat16(
 
 
 @needs_kernels
-@pytest.mark.parametrize("kernel", ["halves", pytest.param("onednn", marks=needs_onednn)])
+@pytest.mark.parametrize("kernel", ["packed_fp16", pytest.param("onednn", marks=needs_onednn)])
 def test_a_kernel_that_rounds_bounds_no_head(kernel: str, benchmark_module: Import) -> None:
     bounds = benchmark_module("bounds")
     products = [bounds.Product("down", 4), bounds.Product("head", 2)]
@@ -129,9 +129,9 @@ def test_a_kernel_that_rounds_bounds_no_head(kernel: str, benchmark_module: Impo
 def test_the_bounds_kernels_are_named(benchmark_module: Import) -> None:
     report = benchmark_module("report")
     assert report.kernels_line(_result()) == ""
-    products = [{"kernel": kernel} for kernel in ("panels", "onednn_float32", "panels")]
+    products = [{"kernel": kernel} for kernel in ("packed_f32", "onednn_float32", "packed_f32")]
     tables = report.make_tables(_result(rates={"products": products}))
-    assert "GEMM alone: 2 products by panels, 1 products by onednn_float32" in tables
+    assert "GEMM alone: 2 products by packed_f32, 1 products by onednn_float32" in tables
 
 
 def _cell(*values: float, **fields: Any) -> dict[str, Any]:

@@ -187,9 +187,9 @@ def test_torchruns_processes_make_one_engine(folder, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(_TORCHRUN)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*command, "--master-port=0", str(script), str(folder)],
+        [*command, "--local-addr=127.0.0.1", str(script), str(folder)],
         env=environment,
         capture_output=True,
         text=True,

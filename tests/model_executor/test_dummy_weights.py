@@ -13,8 +13,8 @@ from models_util import ARCHITECTURES, hf_logits, load_model, make_hf_model, pag
 from vllm import LLM, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
-from vllm.model_executor.model_loader import dummy
-from vllm.model_executor.model_loader.dummy import dummy_weight
+from vllm.model_executor.model_loader import weights
+from vllm.model_executor.model_loader.weights import dummy_weight
 
 
 def save_config(model: Any, folder: Path) -> Path:
@@ -44,8 +44,8 @@ def test_transformers_with_the_same_noise_computes_the_same(arch: str, tmp_path:
 
 def test_a_rank_holds_its_part_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     part = WeightSlot(torch.empty(3, 4), (Shard(9, range(3, 6)), Shard.whole(4)))
-    monkeypatch.setattr(dummy, "checkpoint_slots", lambda model: {"some.weight": part})
-    dummy.fill_with_noise(torch.nn.Module(), seed=5)
+    monkeypatch.setattr(weights, "checkpoint_slots", lambda model: {"some.weight": part})
+    weights.fill_with_noise(torch.nn.Module(), seed=5)
     whole = dummy_weight("some.weight", (9, 4), torch.float32, "cpu", seed=5)
     assert torch.equal(part.target, whole[3:6])
 

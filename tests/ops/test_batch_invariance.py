@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from vllm import EngineArgs, envs
 from vllm.model_executor.layers.activation import get_act_fn
-from vllm.ops import batch_invariance
-from vllm.ops.batch_invariance import check_batch_invariance
+from vllm.ops import cpu_kernels
+from vllm.ops.cpu_kernels import check_batch_invariance
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_another_device() -> None:
 
 
 def test_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_invariance, "cpu_ops", lambda: None)
+    monkeypatch.setattr(cpu_kernels, "cpu_ops", lambda: None)
     with pytest.raises(ValueError, match=r"it needs the C\+\+ kernels"):
         check_batch_invariance("cpu")
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from layouts import needs_kernels
 
-from vllm import EngineArgs
-from vllm.ops import onednn
+from vllm import EngineArgs, envs
+from vllm.ops import cpu_kernels
 from vllm.ops import packed_linear as module
 from vllm.ops._dispatch import ISA_LEVELS
 from vllm.ops.packed_linear import Layout, pack_linear
@@ -30,14 +30,14 @@ class Machine(NamedTuple):
 
 
 MACHINES = {
-    "avx2": Machine("avx2", False, False, False, "panels", "panels"),
-    "avx512": Machine("avx512", False, False, True, "panels", "panels"),
-    "avx512_bf16 of Intel": Machine("avx512_bf16", False, False, True, "panels", "panels"),
-    "avx512_bf16 of AMD": Machine("avx512_bf16", False, True, True, "pairs", "pairs"),
-    "avx512_fp16": Machine("avx512_fp16", False, False, True, "halves", "panels"),
-    "amx": Machine("avx512_fp16", True, False, True, "onednn", "panels"),
-    "amx of AMD": Machine("avx512_fp16", True, True, True, "onednn", "pairs"),
-    "amx, PyTorch without oneDNN": Machine("avx512_fp16", True, False, False, "halves", "panels"),
+    "avx2": Machine("avx2", False, False, False, "packed_f32", "packed_f32"),
+    "avx512": Machine("avx512", False, False, True, "packed_f32", "packed_f32"),
+    "avx512_bf16 of Intel": Machine("avx512_bf16", False, False, True, "packed_f32", "packed_f32"),
+    "avx512_bf16 of AMD": Machine("avx512_bf16", False, True, True, "packed_bf16_dot", "packed_bf16_dot"),
+    "avx512_fp16": Machine("avx512_fp16", False, False, True, "packed_fp16", "packed_f32"),
+    "amx": Machine("avx512_fp16", True, False, True, "onednn", "packed_f32"),
+    "amx of AMD": Machine("avx512_fp16", True, True, True, "onednn", "packed_bf16_dot"),
+    "amx, PyTorch without oneDNN": Machine("avx512_fp16", True, False, False, "packed_fp16", "packed_f32"),
 }
 
 
@@ -69,14 +69,14 @@ def test_what_the_machine_multiplies_fastest(machine: Machine) -> None:
     assert layout_of(WEIGHT) == machine.layers
     assert layout_of(WEIGHT, float_out=True) == machine.head
     for weight in (WEIGHT.float(), WEIGHT.half()):
-        assert layout_of(weight) == layout_of(weight, float_out=True) == "panels"
+        assert layout_of(weight) == layout_of(weight, float_out=True) == "packed_f32"
 
 
 def test_what_the_variable_names(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, head in (("panels", "panels"), ("pairs", "pairs"), ("halves", machine.head)):
+    for name in ("packed_f32", "packed_bf16_dot", "packed_fp16"):
         monkeypatch.setenv("VLLM_CPU_GEMM", name)
         assert layout_of(WEIGHT) == name
-        assert layout_of(WEIGHT, float_out=True) == head
+        assert layout_of(WEIGHT, float_out=True) == (machine.head if name == "packed_fp16" else name)
     monkeypatch.setenv("VLLM_CPU_GEMM", "onednn")
     if machine.packs_bfloat16:
         assert layout_of(WEIGHT) == "onednn"
@@ -99,4 +99,15 @@ def test_a_torch_without_onednn_is_named(machine: Machine, monkeypatch: pytest.M
     assert layout_of(WEIGHT) != "onednn"
     monkeypatch.setenv("VLLM_CPU_GEMM", "onednn")
     with pytest.raises(ValueError, match="VLLM_CPU_GEMM=onednn cannot be had: this PyTorch is built without oneDNN"):
-        onednn.check_cpu_gemm()
+        cpu_kernels.check_cpu_gemm()
+
+
+@pytest.mark.parametrize(
+    ("former", "layout"), [("panels", "packed_f32"), ("pairs", "packed_bf16_dot"), ("halves", "packed_fp16")]
+)
+def test_former_names_of_the_layouts(former: str, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_GEMM", former)
+    assert envs.cpu_gemm() == layout == layout_of(WEIGHT)
+    monkeypatch.setenv("VLLM_CPU_GEMM", "tiles")
+    with pytest.raises(ValueError, match="one of packed_f32, packed_bf16_dot, packed_fp16, onednn, got 'tiles'"):
+        envs.cpu_gemm()

@@ -10,8 +10,15 @@ from test_packed_linear import EXACT as EXACT_DTYPES
 from test_packed_linear import packed
 
 from vllm.ops._dispatch import force
-from vllm.ops.packed_linear import Layout, PackedLinear, pack_as, pack_linear, packed_linear
-from vllm.ops.packed_rows import packed_embedding, take_packed_rows
+from vllm.ops.packed_linear import (
+    Layout,
+    PackedLinear,
+    pack_as,
+    pack_linear,
+    packed_embedding,
+    packed_linear,
+    take_packed_rows,
+)
 
 
 @pytest.mark.parametrize("backend", LEVELS)
@@ -36,10 +43,10 @@ def test_rows_are_the_columns_of_the_whole_product(
         assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("layout", ["halves", "onednn"])
+@pytest.mark.parametrize("layout", ["packed_fp16", "onednn"])
 def test_other_layouts_hide_their_rows(layout: Layout) -> None:
     opaque = PackedLinear(torch.zeros(4, 3), None, layout, (4, 3))
-    with pytest.raises(ValueError, match=f"packed must have one of the layouts panels, pairs, got '{layout}'"):
+    with pytest.raises(ValueError, match=f"must have one of the layouts packed_f32, packed_bf16_dot, got '{layout}'"):
         take_packed_rows(opaque, torch.tensor([1]))
 
 
@@ -57,8 +64,8 @@ def test_an_embedding_reads_the_packed_head(
         head = pack_linear(weight, None, float_out=True)
         assert torch.equal(packed_embedding(ids, head), weight[ids.long()])
         if dtype == torch.bfloat16 and hidden % 2 == 0:
-            pairs = PackedLinear(pack_as(weight, "pairs"), None, "pairs", (vocab, hidden))
-            assert torch.equal(packed_embedding(ids, pairs), weight[ids.long()])
+            laid_out = PackedLinear(pack_as(weight, "packed_bf16_dot"), None, "packed_bf16_dot", (vocab, hidden))
+            assert torch.equal(packed_embedding(ids, laid_out), weight[ids.long()])
 
 
 @needs_kernels
@@ -70,5 +77,5 @@ def test_an_id_outside_the_packed_head(bad: int) -> None:
 
 def test_other_layouts_hold_no_rows() -> None:
     plain = PackedLinear(torch.zeros(4, 3), None, "plain", (4, 3))
-    with pytest.raises(ValueError, match="packed must have one of the layouts panels, pairs, got 'plain'"):
+    with pytest.raises(ValueError, match="must have one of the layouts packed_f32, packed_bf16_dot, got 'plain'"):
         packed_embedding(torch.tensor([1]), plain)

@@ -7,8 +7,7 @@ import torch
 from backends import DTYPES, backends, run
 
 from vllm.ops.kv_cache import cache_rows, kv_cache_shape, kv_rows_shape, reshape_and_cache_
-from vllm.ops.rotary import rotary_embedding_
-from vllm.ops.rotary_and_cache import rotary_and_cache_
+from vllm.ops.rotary import rotary_and_cache_, rotary_embedding_
 
 NUM_BLOCKS = 8
 

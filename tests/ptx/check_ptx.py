@@ -26,8 +26,7 @@ from vllm.ops.kv_cache import kv_rows_shape, reshape_and_cache_
 from vllm.ops.linear_readings import linear_readings
 from vllm.ops.paged_attention import paged_attention
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
-from vllm.ops.rotary import rotary_embedding_
-from vllm.ops.rotary_and_cache import rotary_and_cache_
+from vllm.ops.rotary import rotary_and_cache_, rotary_embedding_
 from vllm.ops.silu_and_mul import silu_and_mul
 from vllm.ops.token_readings import token_readings
 from vllm.ops.topk import topk

@@ -14,11 +14,10 @@ import pytest
 from rich.cells import cell_len
 
 from vllm.exceptions import CliError
-from vllm.scoring import table as score_table
+from vllm.scoring import report as score_report
 from vllm.scoring.files import Item, TextFile, write_atomically
 from vllm.scoring.labels import Labels, verdict
-from vllm.scoring.plot import draw
-from vllm.scoring.table import cut, format_table, short_names
+from vllm.scoring.report import cut, draw, format_table, short_names
 from vllm.scoring.templates import Template
 
 
@@ -211,7 +210,8 @@ def test_table_fits_the_width() -> None:
         _record("広い" * 40, None, None),
         {"text": "broken", "error": "NaN"},
     ]
-    table = format_table(records, [" a", " b"], [" a", " b"], [True, False, None, None], 80, 4)
+    scored = list(zip(records, [True, False, None, None], strict=True))
+    table = format_table(scored, {" a": " a", " b": " b"}, 80, 4)
     lines = table.split("\n")
     assert lines[0].split() == ["text", "P(a)", "P(b)", "logprob", "rank", "mass"]
     assert lines[1].split() == ["short", "0.900", "0.100", "-0.50", "1", "0.750"]
@@ -223,8 +223,8 @@ def test_table_fits_the_width() -> None:
 
 
 def test_long_tables_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_table, "MAX_ROWS", 2)
-    table = format_table([_record("x", 0.5, " a")] * 5, [" a", " b"], [" a", " b"], [None] * 5, 80, 9)
+    monkeypatch.setattr(score_report, "MAX_ROWS", 2)
+    table = format_table([(_record("x", 0.5, " a"), None)] * 5, {" a": " a", " b": " b"}, 80, 9)
     assert table.split("\n")[3] == "... and 7 more"
 
 

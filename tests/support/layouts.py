@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vllm.ops._dispatch import ISA_LEVELS, cpu_ops
-from vllm.ops.onednn import onednn_lacks
+from vllm.ops.cpu_kernels import onednn_lacks
 
 _OPERATORS = cpu_ops()
 
@@ -18,7 +18,7 @@ needs_kernels = pytest.mark.skipif(_OPERATORS is None, reason="the C++ operators
 needs_onednn = pytest.mark.skipif(onednn_lacks() is not None, reason=str(onednn_lacks()))
 
 # As VLLM_CPU_GEMM names them.
-BFLOAT16_LAYOUTS = ["panels", "pairs", "halves", pytest.param("onednn", marks=needs_onednn)]
+BFLOAT16_LAYOUTS = ["packed_f32", "packed_bf16_dot", "packed_fp16", pytest.param("onednn", marks=needs_onednn)]
 
 # Of what runs on a CUDA device, and on a pretended one where there is none.
 ON_CUDA = [pytest.mark.gpu] if torch.cuda.is_available() else []

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vllm.attention.metadata import AttentionMetadata
+from vllm.attention.backend import AttentionMetadata
 from vllm.attention.select import select_backend
 from vllm.config import ModelConfig
 from vllm.model_executor.layers.attention import use_backend

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vllm.scoring.parts import PartFolder
+from vllm.scoring.rows import PartFolder
 
 _clusters: list[Any] = []
 """The one that runs."""

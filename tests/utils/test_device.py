@@ -149,7 +149,7 @@ class TestDtype:
 
 def test_without_triton(monkeypatch):
     said = []
-    monkeypatch.setattr(_dispatch, "_triton_available", lambda: False)
+    monkeypatch.setattr(_dispatch, "find_spec", lambda name: None)
     monkeypatch.setattr(_dispatch.logger, "warning", lambda text, *args: said.append(text % args))
     monkeypatch.setattr(_dispatch.envs, "ops_reference", lambda: False)
     assert [_dispatch._of_device.__wrapped__("cuda") for _ in range(2)] == ["reference", "reference"]

@@ -1,26 +1,43 @@
-"""What a backend of attention is: a layout of the cache, the writing of keys and values, and attention over them."""
+"""The interface of attention backends (the cache's layout, writing keys and values, attention), and our own backend."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from vllm.attention.metadata import AttentionMetadata
-from vllm.ops.kv_cache import reshape_and_cache_
-from vllm.ops.rotary_and_cache import rotary_and_cache_
+from vllm.ops.kv_cache import kv_cache_shape, kv_rows_shape, reshape_and_cache_
+from vllm.ops.paged_attention import paged_attention
+from vllm.ops.rotary import rotary_and_cache_
 
 KVCache = tuple[Tensor, Tensor]
 
 
-class AttentionBackend(ABC):
-    """One for an engine, called by every layer.
+@dataclass
+class AttentionMetadata:
+    """A step of T tokens of R requests, the requests' tokens one after another; every layer reads it.
 
-    Attributes:
-        name: what `attention_backend` calls it.
-        can_be_captured: a step with it can be captured in a CUDA graph: `attend` launches what follows from shapes,
-            max_query_len and max_seq_len alone, and does nothing on the host that a replay would miss.
+    Request r's queries are the last (query_start_loc[r + 1] - query_start_loc[r]) of its seq_lens[r] tokens.
+    """
+
+    slot_mapping: Tensor  # int64 [T], KV cache slot of each token: block id * block size + offset
+    block_table: Tensor  # int32 [R, blocks of the longest request], KV block ids
+    query_start_loc: Tensor  # int32 [R + 1], first token of each request
+    seq_lens: Tensor  # int32 [R], tokens with KV after this step
+    max_query_len: int
+    max_seq_len: int
+    # Tokens whose keys and values another request has at the same positions, and its slots for them, both int64 [S].
+    shared: tuple[Tensor, Tensor] | None = None
+
+
+class AttentionBackend(ABC):
+    """One for an engine, called by every layer. `name` is its value of `attention_backend`.
+
+    A step with it can be captured in a CUDA graph if `can_be_captured`: the launches of `attend` depend on shapes,
+    max_query_len and max_seq_len alone, and it does nothing on the host that a replay would miss.
     """
 
     name: ClassVar[str]
@@ -35,7 +52,7 @@ class AttentionBackend(ABC):
         """Causal attention of q [T, Hq, D] over keys and values already in the cache; returns [T, Hq, D]."""
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: KVCache, attn: AttentionMetadata) -> None:
-        """Put k, v [T, Hkv, D] into the cache's slots."""
+        """Write k, v [T, Hkv, D] into the cache's slots."""
         k_cache, v_cache = self._of_operations(kv_cache)
         reshape_and_cache_(k, v, k_cache, v_cache, attn.slot_mapping)
         _write_shared(k, v, k_cache, v_cache, attn)
@@ -50,7 +67,7 @@ class AttentionBackend(ABC):
         kv_cache: KVCache,
         attn: AttentionMetadata,
     ) -> None:
-        """Rotate q [T, Hq, D] and k [T, Hkv, D] in place by positions [T], then put k, v into the cache's slots."""
+        """Rotate q [T, Hq, D] and k [T, Hkv, D] in place by positions [T], then write k, v into the cache's slots."""
         k_cache, v_cache = self._of_operations(kv_cache)
         rotary_and_cache_(positions, q, k, v, cos_sin_cache, k_cache, v_cache, attn.slot_mapping)
         _write_shared(k, v, k_cache, v_cache, attn)
@@ -74,3 +91,19 @@ class TokenMajorBackend(AttentionBackend):
 
     def _of_operations(self, kv_cache: KVCache) -> KVCache:
         return kv_cache[0].transpose(1, 2), kv_cache[1].transpose(1, 2)
+
+
+class PagedAttention(AttentionBackend):
+    """Attention by `vllm.ops`; the cache's layout is the one that suits `device`."""
+
+    name = "paged"
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._shape = kv_cache_shape if torch.device(device).type == "cpu" else kv_rows_shape
+
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return self._shape(num_blocks, block_size, num_kv_heads, head_dim)
+
+    def attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, scale: float) -> Tensor:
+        requests = attn.block_table, attn.query_start_loc, attn.seq_lens
+        return paged_attention(q, *kv_cache, *requests, scale, max_query_len=attn.max_query_len)

@@ -1,8 +1,5 @@
-"""The FlashInfer backend: its wrappers for paged caches, planned once a step.
-
-Planning reads lengths and block tables on the host, so a step waits for the device once before its first layer, and
-cannot be captured in a CUDA graph.
-"""
+"""The FlashInfer backend. Its plan, once a step, reads lengths and block tables on the host: the step waits for the
+device before its first layer, and cannot be captured in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -12,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.attention.backend import KVCache, TokenMajorBackend
-from vllm.attention.metadata import AttentionMetadata
+from vllm.attention.backend import AttentionMetadata, KVCache, TokenMajorBackend
 
 # What FlashInfer's documentation recommends.
 _WORKSPACE_BYTES = 128 * 2**20
@@ -21,10 +17,7 @@ _HEAD_DIMS = (64, 128, 256)
 
 
 class FlashInferAttention(TokenMajorBackend):
-    """
-    Args:
-        device: where the workspace is allocated.
-    """
+    """Attention by FlashInfer's wrappers for paged caches; their workspace is on `device`."""
 
     name = "flashinfer"
     can_be_captured = False
@@ -35,7 +28,7 @@ class FlashInferAttention(TokenMajorBackend):
         workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._prefill: Any = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
         self._decode: Any = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
-        # The step that was planned, by identity, and what else a plan is for.
+        # The planned step, by identity, and what else a plan depends on.
         self._step: AttentionMetadata | None = None
         self._plan_key: tuple = ()
 
@@ -70,7 +63,7 @@ class FlashInferAttention(TokenMajorBackend):
 
 
 def unsupported(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """Why the backend cannot serve; None if nothing speaks against it. It takes every block size."""
+    """Why the backend cannot be used; None if it can. It takes every block size."""
     if device.type != "cuda":
         return f"it runs on CUDA only, and the device is {device.type}"
     if find_spec("flashinfer") is None:

@@ -1,13 +1,12 @@
-"""Which backend an engine attends with."""
+"""The choice of an engine's attention backend."""
 
 from __future__ import annotations
 
 import torch
 
 from vllm.attention import flashinfer, varlen
-from vllm.attention.backend import AttentionBackend
+from vllm.attention.backend import AttentionBackend, PagedAttention
 from vllm.attention.flashinfer import FlashInferAttention
-from vllm.attention.paged import PagedAttention
 from vllm.attention.varlen import VarlenAttention
 from vllm.logger import init_logger
 
@@ -17,17 +16,9 @@ logger = init_logger(__name__)
 def select_backend(
     name: str, device: torch.device | str, dtype: torch.dtype, head_dim: int, block_size: int
 ) -> AttentionBackend:
-    """The backend that `attention_backend` asks for. "auto" is "varlen" on a CUDA device where a trial shows that it
-    serves, else "paged".
-
-    Args:
-        name: "auto", "paged", "varlen" or "flashinfer".
-        dtype: of activations and cache.
-        block_size: tokens a KV block.
-
-    Raises:
-        ValueError: the backend named cannot serve here; says why.
-    """
+    """The backend of an `attention_backend`: "auto" (varlen on a CUDA device where a trial call of it works, else
+    paged), "paged", "varlen" or "flashinfer". `dtype` is that of activations and cache, `block_size` the tokens of a KV
+    block. ValueError if the backend named cannot be used here, with the reason."""
     device = torch.device(device)
     if name == "varlen":
         varlen.activate_newer(device)
@@ -46,11 +37,8 @@ def select_backend(
 
 
 def check_backend(name: str, device: torch.device | str, dtype: torch.dtype, head_dim: int) -> None:
-    """Refuse a backend that cannot serve, as far as can be told without running it. Arguments: `select_backend`.
-
-    Raises:
-        ValueError: no such backend, or it cannot serve here; says why.
-    """
+    """Refuse a backend that does not exist or cannot be used, as far as is known without running it: a ValueError that
+    says why. Arguments: `select_backend`."""
     if name in ("auto", "paged"):
         return
     unsupported = {"varlen": varlen.unsupported, "flashinfer": flashinfer.unsupported}.get(name)

@@ -1,8 +1,7 @@
-"""The varlen backend: FlashAttention by way of torch.nn.attention.varlen, over a cache of pages.
+"""The varlen backend: FlashAttention through torch.nn.attention.varlen, over a paged cache.
 
-Which FlashAttention runs is up to the process: version 2 unless another one was activated. Torch's documentation of
-`varlen_attn` says what its arguments mean; that pages are accepted at all, and small ones, is up to the version, so
-`trial` asks the device.
+The process runs FlashAttention 2 unless another version was activated. Whether pages, and small ones, are accepted
+depends on the version, so `trial` tries it on the device. For the arguments see Torch's documentation of `varlen_attn`.
 """
 
 from __future__ import annotations
@@ -13,24 +12,20 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import attention
 
-from vllm.attention.backend import KVCache, TokenMajorBackend
-from vllm.attention.metadata import AttentionMetadata
+from vllm.attention.backend import AttentionMetadata, KVCache, TokenMajorBackend
+from vllm.ops.paged_attention import paged_attention_reference
 
 # FlashAttention 2 reads pages in whole tiles of keys.
 _FA2_PAGE_TOKENS = 256
-# What each newer implementation is imported from, and the major capability that it is for.
+# Each newer implementation's module, and the major capability that it is for.
 _NEWER = {"FA3": ("flash_attn_interface", 9), "FA4": ("flash_attn.cute", 10)}
 
 
 class VarlenAttention(TokenMajorBackend):
-    """
-    Args:
-        varlen_attn: torch's function, as `find_varlen_attn` finds it.
-    """
+    """Attention by torch's function, see `find_varlen_attn`."""
 
     name = "varlen"
 
@@ -55,17 +50,16 @@ class VarlenAttention(TokenMajorBackend):
         )
 
     def trial(self, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
-        """Attend for one request that decodes and one that goes on with its prompt; what went wrong, None if nothing
-        did."""
+        """Attend for one request that decodes and one that continues its prompt; returns the error, None if none."""
         try:
             with torch.inference_mode():
                 return _trial(self, device, dtype, head_dim, block_size)
-        except Exception as error:  # whatever a library raises, the caller has another backend or says so
+        except Exception as error:  # the caller has another backend, or reports it
             return f"a trial call failed: {error}"
 
 
 def find_varlen_attn() -> Callable[..., Any] | None:
-    """torch's function; None where this version has none."""
+    """torch's varlen_attn; None where this version has none."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -74,7 +68,7 @@ def find_varlen_attn() -> Callable[..., Any] | None:
 
 
 def unsupported(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """Why the backend cannot serve, as far as can be told without running it; None if nothing speaks against it."""
+    """Why the backend cannot be used, as far as is known without running it; None if it may."""
     varlen_attn = find_varlen_attn()
     if device.type != "cuda":
         return f"it runs on CUDA only, and the device is {device.type}"
@@ -92,7 +86,7 @@ def unsupported(device: torch.device, dtype: torch.dtype, head_dim: int) -> str 
 
 
 def unreadable_pages(block_size: int) -> str | None:
-    """Why the FlashAttention that runs cannot read blocks of this size; None if it may."""
+    """Why the active FlashAttention cannot read blocks of this size; None if it may."""
     if block_size % _FA2_PAGE_TOKENS == 0 or _active() is not None:
         return None
     return (
@@ -102,8 +96,8 @@ def unreadable_pages(block_size: int) -> str | None:
 
 
 def activate_newer(device: torch.device) -> None:
-    """Activate the FlashAttention for this device that is newer than torch's own, if it is installed and none has been
-    activated. It then serves the whole process."""
+    """Activate, for the whole process, the FlashAttention for this device that is newer than torch's own, if it is
+    installed and none has been activated."""
     if device.type != "cuda" or _active() is not None:
         return
     activate = getattr(attention, "activate_flash_attention_impl", None)
@@ -114,7 +108,7 @@ def activate_newer(device: torch.device) -> None:
 
 
 def _active() -> str | None:
-    """The FlashAttention that was activated; None for torch's own version 2."""
+    """The activated FlashAttention; None for torch's own version 2."""
     current = getattr(attention, "current_flash_attention_impl", None)
     return None if current is None else current()
 
@@ -131,7 +125,7 @@ def _trial(
 ) -> str | None:
     generator = torch.Generator().manual_seed(0)
     counts, seq_lens, kv_heads = [1, 5], [block_size + 3, 2 * block_size], 2
-    # The blocks of a request lie in no order, and one is nobody's.
+    # A request's blocks are in no order, and one block is unused.
     table = torch.tensor([[3, 1], [4, 0]], dtype=torch.int32, device=device)
 
     def rows(*shape: int) -> Tensor:
@@ -144,15 +138,11 @@ def _trial(
     lengths = torch.tensor(seq_lens, dtype=torch.int32, device=device)
     attn = AttentionMetadata(torch.empty(0), table, starts, lengths, max(counts), max(seq_lens))
     got = backend.attend(q, cache, attn, head_dim**-0.5)
-    for blocks, start, count, seq_len in zip(table.long(), starts.tolist(), counts, seq_lens, strict=False):
-        # [2 * kv_heads, tokens, D]
-        keys, values = (each[blocks].flatten(0, 1)[:seq_len].repeat_interleave(2, 1).transpose(0, 1) for each in cache)
-        mask = torch.ones(count, seq_len, dtype=torch.bool, device=device).tril(seq_len - count)
-        queries = q[start : start + count].transpose(0, 1)
-        expected = F.scaled_dot_product_attention(
-            queries.float()[None], keys.float()[None], values.float()[None], attn_mask=mask
-        )[0].transpose(0, 1)
-        # Values are about 1, and weights and results are rounded to 8 bits or more.
-        if not torch.allclose(got[start : start + count].float(), expected, rtol=0.02, atol=0.02):
-            return "a trial call gave wrong results"
+    keys, values = backend._of_operations(cache)
+    requests = attn.block_table, attn.query_start_loc, attn.seq_lens
+    expected = torch.empty_like(q, dtype=torch.float32)
+    paged_attention_reference(q.float(), keys.float(), values.float(), *requests, head_dim**-0.5, expected)
+    # Values are about 1, and weights and results are rounded to 8 bits or more.
+    if not torch.allclose(got.float(), expected, rtol=0.02, atol=0.02):
+        return "a trial call gave wrong results"
     return None

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from vllm.config.checks import at_least
 from vllm.utils.checks import check_number
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from vllm.config.checks import one_of
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

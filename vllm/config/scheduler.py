@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from vllm.config.checks import at_least, one_of
-
-if TYPE_CHECKING:
-    pass
 
 POLICIES = ("fcfs", "priority")
 

@@ -17,27 +17,21 @@ class PeerLostError(RuntimeError):
 
 
 class Communicator:
-    """The ranks that share one model. Every rank makes the same calls in the same order.
+    """The ranks that share one model. Every rank makes the same calls in the same order; each may raise PeerLostError.
 
-    A group of one rank moves nothing and needs no torch.distributed: `Communicator()`.
+    A group of one rank moves nothing and needs no torch.distributed: `Communicator()`. Other ones take a process group
+    or a backend of torch.distributed, of which this process is a member.
 
     Attributes:
         rank: this process, in [0, world_size).
         world_size: N, the number of ranks.
-        num_bytes: by collective ("all_reduce", "all_gather", "gather", "broadcast"), the bytes that this rank has
-            handed over, payload only: what the tensors it put in hold.
+        num_bytes: by collective ("all_reduce", "all_gather", "gather", "broadcast"), the bytes of the tensors that this
+            rank put in.
         num_calls: by collective, how often it was begun.
         is_waiting: this process is in a collective, where it may wait for other ranks.
-
-    Every collective may raise PeerLostError.
     """
 
     def __init__(self, group: Any = None) -> None:
-        """
-        Args:
-            group: a process group, or one of torch.distributed's backends by itself, of which this process is a
-                member. None = this process alone.
-        """
         self.rank = 0 if group is None else group.rank()
         self.world_size = 1 if group is None else group.size()
         self._group = group
@@ -74,7 +68,7 @@ class Communicator:
 
     @property
     def total_calls(self) -> int:
-        """Collectives begun, of any kind. May be asked for in another thread."""
+        """Collectives begun, of any kind. May be read by another thread."""
         return sum(dict(self.num_calls).values())
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -125,7 +119,7 @@ class Communicator:
         finally:
             self.is_waiting = False
 
-    # What a group does, on contiguous tensors.
+    # On contiguous tensors; for subclasses to override.
 
     def _all_reduce(self, tensor: Tensor) -> None:
         self._group.allreduce([tensor]).wait()

@@ -17,8 +17,8 @@ _tp_group: ContextVar[Communicator] = ContextVar("tp_group", default=ALONE)
 
 
 def get_tp_group() -> Communicator:
-    """The tensor-parallel group of the model being built; a group of one rank outside `tensor_parallel`. Layers ask
-    when they are made and keep the answer: one process may hold several engines."""
+    """The tensor-parallel group of the model being built; a group of one rank outside `tensor_parallel`. Layers keep
+    the group of their construction, as one process may hold several engines."""
     return _tp_group.get()
 
 

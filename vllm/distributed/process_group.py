@@ -1,5 +1,5 @@
-"""Process groups of an engine's own: nothing of torch.distributed's global state is taken, so that one process may hold
-several engines, and callers may use torch.distributed for themselves."""
+"""Process groups without torch.distributed's global state: one process may hold several engines, and callers may use
+torch.distributed themselves."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch.distributed as dist
 from vllm.distributed.communicator import Communicator
 
 JOIN_TIMEOUT = timedelta(minutes=5)
-# A rank may have to wait for as long as another one computes. Who watches the ranks decides that one hangs.
+# A rank may wait for as long as another one computes; the executor's watchdog decides whether one hangs.
 _COLLECTIVE_TIMEOUT = timedelta(days=7)
 
 
 def host_store(host: str, world_size: int) -> dist.TCPStore:
-    """The store where `world_size` ranks find one another, on a free port of `host`, this machine's address."""
+    """The store where `world_size` ranks meet, on a free port of `host`, this machine's address."""
     return dist.TCPStore(host, 0, world_size, is_master=True, wait_for_workers=False, timeout=JOIN_TIMEOUT)
 
 
@@ -26,16 +26,12 @@ def connect_store(host: str, port: int, world_size: int) -> dist.TCPStore:
 
 
 def join_group(store: dist.Store, rank: int, world_size: int, device: torch.device, address: str) -> Communicator:
-    """Meet the other ranks: returns when all of them have come.
+    """Join the other ranks; returns when all of them have joined. RuntimeError if a rank did not join in time.
 
     Args:
         store: one that all ranks share, used for nothing else.
-        rank: this process's, in [0, world_size).
-        device: what the rank's tensors are on: gloo connects CPUs, NCCL CUDA devices.
-        address: of this machine, where gloo listens for the others.
-
-    Raises:
-        RuntimeError: a rank did not come in time.
+        device: of the rank's tensors: gloo connects CPUs, NCCL CUDA devices.
+        address: of this machine, where gloo listens.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -1,12 +1,11 @@
-"""Collectives between the processes of one machine, through memory that they share.
+"""Collectives between the processes of one machine, through shared memory.
 
-gloo takes about a millisecond for the smallest of sums, a decode step of a small model makes sixty of them, and its
-order of summation depends on where a value stands in the tensor. Here a rank writes its tensor into its slot, sends
-every other one a byte, and has read theirs once their bytes have come: some ten microseconds on free cores. Sums are
-added up in the order of ranks, so their bits depend on nothing else.
+gloo takes about a millisecond for the smallest sum, of which a small model's decode step has sixty, and its order of
+summation depends on a value's place in the tensor. Here a rank writes its tensor into its slot, sends every other rank
+a byte, and reads their slots once their bytes have arrived: some ten microseconds on free cores. Sums are added up in
+the order of ranks, so their bits depend on nothing else.
 
-The memory has no name and the sockets belong to processes alone, so nothing is left behind, and the end of a process
-is an error for whoever waits for it.
+Memory and sockets have no names, so nothing is left behind, and the end of a process is an error for those that wait.
 """
 
 from __future__ import annotations
@@ -32,12 +31,8 @@ _NUM_SLOTS = 2
 
 @dataclass(frozen=True)
 class Links:
-    """What connects one rank with the others; a process that is started may inherit it.
-
-    Attributes:
-        memory: descriptor of the memory that all ranks share.
-        sockets: descriptor of the connection to each rank, in their order; -1 for this rank itself.
-    """
+    """One rank's file descriptors, which a child process may inherit: of the shared memory, and of the sockets to each
+    rank, in order, -1 for this rank itself."""
 
     rank: int
     memory: int
@@ -45,17 +40,16 @@ class Links:
 
     @property
     def descriptors(self) -> list[int]:
-        """All of them."""
         return [self.memory, *(each for each in self.sockets if each >= 0)]
 
     def close(self) -> None:
-        """Let go of them. Who keeps those of another rank does not notice its end."""
+        """Close them: a process that kept those of another rank would not notice its end."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
 
 def make_links(world_size: int) -> list[Links]:
-    """Links for ranks that do not exist yet."""
+    """Links for ranks that are to be started."""
     with _unnamed_file() as memory:
         os.ftruncate(memory, world_size * _NUM_SLOTS * _SLOT_BYTES)
         sockets = [[-1] * world_size for _ in range(world_size)]
@@ -66,11 +60,7 @@ def make_links(world_size: int) -> list[Links]:
 
 
 class SharedMemoryCommunicator(Communicator):
-    """A Communicator of tensors on CPU, whose ranks are processes (or threads) of one machine.
-
-    Args:
-        links: this rank's, which now belong to it.
-    """
+    """A Communicator of tensors on CPU, whose ranks are processes (or threads) of one machine. Takes `links` over."""
 
     def __init__(self, links: Links) -> None:
         super().__init__()
@@ -107,13 +97,13 @@ class SharedMemoryCommunicator(Communicator):
                 piece.copy_(part)
 
     def _exchange(self, piece: Tensor, length: int | None = None) -> list[Tensor]:
-        """Show the others a flat tensor that fits into a slot; every rank's, `length` values of it, to be read before
-        the next exchange."""
+        """Write a flat tensor that fits a slot; returns every rank's, `length` values each, valid until the next
+        exchange."""
         size = (len(piece) if length is None else length) * piece.element_size()
         slots = [slot[:size].view(piece.dtype) for slot in self._slots[self._parity].unbind()]
         slots[self.rank][: len(piece)] = piece
         self._parity = (self._parity + 1) % _NUM_SLOTS
-        # Whatever a process wrote before it sent is there for whoever has received.
+        # What a process wrote before it sent is visible to those that have received.
         for each in self._sockets:
             each.send(b"\0")
         for each in self._sockets:
@@ -123,7 +113,7 @@ class SharedMemoryCommunicator(Communicator):
 
 
 def _pieces(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """A contiguous tensor as flat pieces that fit into a slot, each with the number of values before it."""
+    """A contiguous tensor as flat pieces that fit a slot, each with the number of values before it."""
     length = _SLOT_BYTES // tensor.element_size()
     for index, piece in enumerate(tensor.view(-1).split(length)):
         yield index * length, piece
@@ -131,7 +121,7 @@ def _pieces(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 @contextlib.contextmanager
 def _unnamed_file() -> Iterator[int]:
-    """Descriptor of a file in memory, or, where there is no such thing, of one without a name."""
+    """Descriptor of a file in memory, or, where the system has none, of one without a name."""
     if not hasattr(os, "memfd_create"):
         with tempfile.TemporaryFile() as file:
             yield file.fileno()

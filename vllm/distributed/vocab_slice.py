@@ -1,4 +1,4 @@
-"""The slice of the vocabulary that a rank's head computes, and what moves between slices."""
+"""The slice of the vocabulary that a rank's head computes, and the exchanges between slices."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ from vllm.distributed.communicator import Communicator, split_vocab
 
 
 class VocabSlice:
-    """This rank's token ids among N ranks'.
-
-    Attributes:
-        group: the ranks, which make the same calls in the same order.
-        ranges: every rank's token ids, as `split_vocab` gives them. A range may be empty.
-        own: this rank's.
-    """
+    """The token ids of each rank of `group` (`ranges`, as `split_vocab` gives them, maybe empty) and this rank's
+    (`own`)."""
 
     def __init__(self, vocab_size: int, group: Communicator) -> None:
         self.group = group
@@ -24,7 +19,7 @@ class VocabSlice:
         self.vocab_size = vocab_size
 
     def columns(self, token_ids: Tensor, elsewhere: int) -> Tensor:
-        """Where the ids (any shape) stand in this rank's logits; `elsewhere` for those of other ranks."""
+        """The ids' (any shape) columns in this rank's logits; `elsewhere` for ids of other ranks."""
         columns = token_ids - self.own.start
         return columns.masked_fill_((columns < 0) | (columns >= len(self.own)), elsewhere)
 
@@ -34,23 +29,16 @@ class VocabSlice:
         return sum((token_ids >= start for start in starts), start=torch.zeros_like(token_ids, dtype=torch.int64))
 
     def of_owners(self, parts: Tensor, token_ids: Tensor) -> Tensor:
-        """Of every rank's values [N, R, W] those of the ranks that own the ids (int [R, W]): [R, W]."""
+        """[R, W]: of every rank's values [N, R, W], those of the rank that owns each id (int [R, W])."""
         return parts.gather(0, self.owners(token_ids)[None]).squeeze(0)
 
     def join_columns(self, values: Tensor, token_ids: Tensor) -> Tensor:
-        """Every rank's values [R, W], of which those of its own ids (int [W]) count: the owners', on every rank."""
+        """On every rank, the owners' values [R, W] for the ids (int [W])."""
         return self.of_owners(self.group.all_gather(values), token_ids.expand(values.shape))
 
     def gather_columns(self, logits: Tensor, token_ids: Tensor) -> Tensor:
-        """Chosen tokens' logits, on every rank.
-
-        Args:
-            logits: [R, at least as many as this rank's ids].
-            token_ids: int [W], the same on all ranks.
-
-        Returns:
-            [R, W], which is also what a rank moves.
-        """
+        """Chosen tokens' logits [R, W] on every rank, from logits [R, at least this rank's ids] and ids int [W], the
+        same on all ranks. Each rank sends R * W values."""
         if len(self.own):
             values = logits.index_select(1, self.columns(token_ids, elsewhere=0))
         else:
@@ -58,7 +46,7 @@ class VocabSlice:
         return self.join_columns(values, token_ids)
 
     def gather_rows(self, logits: Tensor) -> Tensor:
-        """Whole rows [R, V] on every rank, from slices [R, at least as many as this rank's ids]."""
+        """Whole rows [R, V] on every rank, from slices [R, at least this rank's ids]."""
         if self.group.world_size == 1:
             return logits
         widest = max(map(len, self.ranges))

@@ -225,9 +225,8 @@ class EngineArgs(UpstreamArgs):
         config = self.profiler_config or {}
         if not isinstance(config, dict):
             config = vars(config)
-        known = {"profiler": (None, "torch"), "torch_profiler_dir": None}
         for name, value in config.items():
-            if value and (name not in known or (known[name] is not None and value not in known[name])):
+            if value and name != "torch_profiler_dir" and (name, value) != ("profiler", "torch"):
                 raise ValueError(
                     f"profiler_config takes profiler='torch' and torch_profiler_dir, got {name}={shown(value)}"
                 )
@@ -322,9 +321,9 @@ class EngineArgs(UpstreamArgs):
                 f"got {budget}"
             )
         return SchedulerConfig(
-            max_num_seqs=self.max_num_seqs,
+            max_num_seqs=self.max_num_seqs,  # type: ignore[arg-type]  # None is the default here
             max_num_batched_tokens=budget,
-            enable_chunked_prefill=self.enable_chunked_prefill,
+            enable_chunked_prefill=self.enable_chunked_prefill,  # type: ignore[arg-type]
             policy=self.scheduling_policy,
             async_scheduling=self._resolve_async_scheduling(device),
         )
@@ -365,8 +364,7 @@ class EngineArgs(UpstreamArgs):
             warn_once(logger, "swap_space has no effect without enable_prefix_caching: blocks are found by content")
 
     def _check_variables(self, device: str) -> None:
-        from vllm.ops.batch_invariance import check_batch_invariance
-        from vllm.ops.onednn import check_cpu_gemm
+        from vllm.ops.cpu_kernels import check_batch_invariance, check_cpu_gemm
 
         if envs.batch_invariant():
             check_batch_invariance(device)

@@ -1,7 +1,6 @@
-"""Drives beam searches over an engine: in every step each beam of each prompt is a request for one reading.
+"""Beam searches over an engine: in every step each beam of each prompt is a request for one reading.
 
-The prefix cache carries what the beams share. Prompts do not wait for each other: as soon as all beams of one have
-been read, its next step is queued.
+The prefix cache holds what the beams share. A search's next step is queued as soon as all its beams have been read.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from types import TracebackType
+from dataclasses import asdict
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from vllm.logprobs.lists import LogprobsLists
 from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.utils.checks import wrong_type
 from vllm.v1.engine.beam_search import BeamSearch, Hypothesis
 from vllm.v1.engine.detokenizer import Detokenizer
 from vllm.v1.engine.input_processor import ProcessedPrompt
@@ -27,14 +27,10 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 
 class BeamSearches:
-    """The beam searches of one call. Leaving the context drops those that are unfinished."""
+    """The beam searches of one call; with `returns_logprobs` each sequence has the readings of its tokens. Leaving the
+    context drops those that are unfinished."""
 
     def __init__(self, engine: LLMEngine, returns_logprobs: bool) -> None:
-        """
-        Args:
-            engine: runs the readings, beside whatever else it holds.
-            returns_logprobs: give each sequence the readings of its tokens.
-        """
         self._engine = engine
         self._returns_logprobs = returns_logprobs
         self._searches: dict[str, _Search] = {}  # by the id of each query in the engine
@@ -42,9 +38,7 @@ class BeamSearches:
     def __enter__(self) -> BeamSearches:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._drop(list(self._searches))
 
     def add_processed(
@@ -54,16 +48,12 @@ class BeamSearches:
         params: Sequence[SamplingParams],
         priorities: Sequence[int],
     ) -> None:
-        """Begin a search for each request with use_beam_search, queue the others as they are.
-
-        Raises:
-            VLLMValidationError: a bad id or priority, or a prompt that the engine cannot hold; see
-                LLMEngine.add_processed. Searches that were begun are dropped by leaving the context.
-        """
+        """Begin a search for each request with use_beam_search, queue the others as they are. After a
+        VLLMValidationError of LLMEngine.add_processed, leaving the context drops the searches that were begun."""
         others = []
         for request in zip(request_ids, prompts, params, priorities, strict=True):
             if request[2].use_beam_search:
-                self._ask(_Search(*request, self._engine, self._returns_logprobs))
+                self._queue(_Search(*request, self._engine, self._returns_logprobs))
             else:
                 others.append(request)
         if others:
@@ -71,11 +61,7 @@ class BeamSearches:
             self._engine.add_processed(ids, own_prompts, own_params, priorities=own_priorities)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step of the engine; returns the searches that are done, and the outputs of other requests.
-
-        Raises:
-            Exception: a fault of the model's step; see LLMEngine.step.
-        """
+        """Run one step of the engine (see LLMEngine.step); the finished searches, and the outputs of other requests."""
         outputs = []
         answered: dict[_Search, None] = {}
         for output in self._engine.step():
@@ -86,27 +72,23 @@ class BeamSearches:
                 search.take(output)
                 answered[search] = None
         for search in answered:
-            if search.error is None and search.is_waiting:
-                continue
             if search.error is None:
-                self._go_on(search)
+                if len(search.answers) < len(search.pending):
+                    continue
+                search.advance()
+                if not search.beams.finished:
+                    try:
+                        self._queue(search)
+                    except VLLMValidationError as error:
+                        # It has outgrown the KV cache; the other searches go on.
+                        search.error = str(error)
             if search.error is not None or search.beams.finished:
                 self._drop(search.pending)
                 outputs.append(search.output(self._engine.tokenizer))
         return outputs
 
-    def _go_on(self, search: _Search) -> None:
-        search.advance()
-        if search.beams.finished:
-            return
-        try:
-            self._ask(search)
-        except VLLMValidationError as error:
-            # It has outgrown the KV cache. That is no reason to end the others.
-            search.error = str(error)
-
-    def _ask(self, search: _Search) -> None:
-        request_ids, prompts = search.ask()
+    def _queue(self, search: _Search) -> None:
+        request_ids, prompts = search.next_queries()
         count = len(request_ids)
         self._engine.add_processed(
             request_ids, prompts, [search.query_params] * count, search.metrics.arrival_time, [search.priority] * count
@@ -120,7 +102,7 @@ class BeamSearches:
 
 
 class _Search:
-    """One prompt's search: what it waits for in the engine, and what it has read."""
+    """One prompt's search: its queries in the engine, and what it has read."""
 
     def __init__(
         self,
@@ -161,42 +143,35 @@ class _Search:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         self.pending: list[str] = []  # ids of the present step's queries, in their order
+        self.answers: dict[str, FlatLogprobs] = {}  # to some of these
         self._query_numbers = itertools.count()
-        self._answers: dict[str, FlatLogprobs] = {}
         self._history: list[list[FlatLogprobs]] = []  # the readings of past steps, in the order of their queries
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a query of the present step has no answer yet."""
-        return len(self._answers) < len(self.pending)
-
-    def ask(self) -> tuple[list[str], list[ProcessedPrompt]]:
-        """The present step's queries, with an id each."""
+    def next_queries(self) -> tuple[list[str], list[ProcessedPrompt]]:
+        """The next step's queries, with an id each."""
         prompts = [ProcessedPrompt(None, ids, self.prompt.cache_salt) for ids in self.beams.queries()]
         self.pending = [f"{self.request_id}.beam{next(self._query_numbers)}" for _ in prompts]
         return self.pending, prompts
 
     def take(self, output: RequestOutput) -> None:
-        """A query's answer."""
         (completion,) = output.outputs
         if completion.logprobs is None or completion.finish_reason == "error":
             self.error = completion.error or f"request {output.request_id!r} ended without a reading"
             return
-        self._answers[output.request_id] = completion.logprobs
+        self.answers[output.request_id] = completion.logprobs
         if self.num_cached_tokens is None:
             self.num_cached_tokens = output.num_cached_tokens
             self.metrics.first_token_time = time.monotonic()
 
     def advance(self) -> None:
-        """Take the step that all answers are there for."""
-        readings = [self._answers[request_id] for request_id in self.pending]
+        """Complete the present step, whose queries all have answers."""
+        readings = [self.answers[request_id] for request_id in self.pending]
         self.beams.advance([(each.token_ids, each.logprobs) for each in readings])
-        self.pending, self._answers = [], {}
+        self.pending, self.answers = [], {}
         if self.returns_logprobs:
             self._history.append(readings)
 
     def output(self, tokenizer: Tokenizer | None) -> RequestOutput:
-        """The best sequences, or the error."""
         self.metrics.finished_time = time.monotonic()
         if self.error is not None:
             outputs = [CompletionOutput(0, "", [], finish_reason="error", error=self.error)]
@@ -236,41 +211,20 @@ class _Search:
             read = self._history[step][query]
             chosen = np.flatnonzero(read.token_ids == token_id)[:1]
             columns = np.concatenate([chosen, np.arange(len(read.token_ids))])[None]
-            lists = LogprobsLists(
-                read.token_ids[columns],
-                read.logprobs[columns],
-                read.logits[columns],
-                read.ranks[columns],
-                read.lse,
-                num_topk=0,
-            )
+            ids, logprobs = read.token_ids[columns], read.logprobs[columns]
+            lists = LogprobsLists(ids, logprobs, read.logits[columns], read.ranks[columns], read.lse, num_topk=0)
             result.append((lists, 0), len(read.token_ids))
         return result
 
 
 def as_sampling_params(params: BeamSearchParams) -> SamplingParams:
-    """The same search as a request's parameters.
-
-    Raises:
-        VLLMValidationError: `params` is something else.
-    """
+    """The same search as a request's parameters; a VLLMValidationError if `params` is something else."""
     if not isinstance(params, BeamSearchParams):
-        raise VLLMValidationError(
-            f"params must be BeamSearchParams, got {type(params).__name__}", parameter="params", value=params
-        )
-    own = SamplingParams(
-        use_beam_search=True,
-        n=params.beam_width,
-        max_tokens=params.max_tokens,
-        ignore_eos=params.ignore_eos,
-        temperature=0.0,
-        length_penalty=params.length_penalty,
-        early_stopping=params.early_stopping,
-        include_stop_str_in_output=params.include_stop_str_in_output,
-        skip_special_tokens=params.skip_special_tokens,
-        detokenize=False,
-    )
-    # SamplingParams refuses it beside use_beam_search, where it would most often be a forgotten default.
+        raise wrong_type("params", params, "BeamSearchParams")
+    fields = {**asdict(params), "use_beam_search": True, "n": params.beam_width, "temperature": 0.0}
+    del fields["beam_width"]
+    own = SamplingParams(**fields, detokenize=False)
+    # SamplingParams refuses a temperature beside use_beam_search, where it would most often be a forgotten default.
     own.temperature = params.temperature
     return own
 
@@ -278,28 +232,18 @@ def as_sampling_params(params: BeamSearchParams) -> SamplingParams:
 def as_beam_search_output(
     output: RequestOutput, params: BeamSearchParams, tokenizer: Tokenizer | None
 ) -> BeamSearchOutput:
-    """What `LLM.beam_search` returns for a search that returned its logprobs."""
+    """What `LLM.beam_search` returns for a search with logprobs."""
     error = next((each.error for each in output.outputs if each.error is not None), None)
     if error is not None:
         return BeamSearchOutput([], error)
-    return BeamSearchOutput([_sequence(output.prompt_token_ids, each, params, tokenizer) for each in output.outputs])
-
-
-def _sequence(
-    prompt_token_ids: list[int], found: CompletionOutput, params: BeamSearchParams, tokenizer: Tokenizer | None
-) -> BeamSearchSequence:
-    assert found.cumulative_logprob is not None and found.logprobs is not None, "searches have both"
-    tokens = prompt_token_ids + found.token_ids
-    text = None
-    if tokenizer is not None:
-        hidden = found.finish_reason == "stop" and not params.include_stop_str_in_output
-        text = tokenizer.decode(tokens[:-1] if hidden else tokens, params.skip_special_tokens)
-    return BeamSearchSequence(
-        tokens=tokens,
-        logprobs=found.logprobs,
-        cum_logprob=found.cumulative_logprob,
-        score=beam_search_score(found.cumulative_logprob, len(found.token_ids), params.length_penalty),
-        text=text,
-        finish_reason=found.finish_reason,
-        stop_reason=found.stop_reason,
-    )
+    sequences = []
+    for found in output.outputs:
+        cum_logprob, tokens, text = found.cumulative_logprob, output.prompt_token_ids + found.token_ids, None
+        assert cum_logprob is not None and found.logprobs is not None, "searches have both"
+        score = beam_search_score(cum_logprob, len(found.token_ids), params.length_penalty)
+        if tokenizer is not None:
+            hidden = found.finish_reason == "stop" and not params.include_stop_str_in_output
+            text = tokenizer.decode(tokens[:-1] if hidden else tokens, params.skip_special_tokens)
+        ended = (found.finish_reason, found.stop_reason)
+        sequences.append(BeamSearchSequence(tokens, found.logprobs, cum_logprob, score, text, *ended))
+    return BeamSearchOutput(sequences)

@@ -14,12 +14,9 @@ from vllm.utils.checks import check_boolean, check_encodable, wrong_type
 
 # Of transformers' apply_chat_template: what LLM.chat has arguments for, and what would make the result no text.
 _RESERVED = frozenset(
-    {
-        "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "max_length", "padding",
-        "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "tools",
-        "truncation",
-    }
-)  # fmt: skip
+    "add_generation_prompt chat_template continue_final_message conversation max_length padding "
+    "return_assistant_tokens_mask return_dict return_tensors tokenize tokenizer_kwargs tools truncation".split()
+)
 
 
 def render_conversations(
@@ -32,18 +29,16 @@ def render_conversations(
     tools: list[dict[str, Any]] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[TokensPrompt]:
-    """One prompt a conversation: the rendered text and its ids. Special tokens are those that the template writes; none
-    is added.
+    """One prompt a conversation: the rendered text and its ids, without special tokens but those of the template.
 
     Args:
         messages: one conversation, a list of dicts with `role` and `content`, or a list of conversations. `content` is
             a text or a list of OpenAI's text parts, which are joined by line breaks. Beside tool calls it may be None
             or missing; templates then get an empty text.
-        tokenizer: the model's.
         chat_template: a Jinja template in place of the model's.
         add_generation_prompt: end with the beginning of an answer.
         continue_final_message: leave the last message open, to be continued; needs add_generation_prompt=False.
-        tools: functions that the model may call, in JSON schema as OpenAI's clients send them.
+        tools: functions that the model may call, in OpenAI's JSON schema.
         chat_template_kwargs: further variables of the template.
 
     Raises:
@@ -53,13 +48,10 @@ def render_conversations(
     _check_arguments(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
     conversations = _check_conversations(messages)
     if tokenizer is None:
-        raise VLLMValidationError(
-            "chat needs a tokenizer, and skip_tokenizer_init left it out", parameter="messages", value=messages
-        )
+        raise VLLMValidationError("chat needs a tokenizer, and skip_tokenizer_init left it out", "messages", messages)
     if chat_template is None and tokenizer.chat_template is None:
-        raise VLLMValidationError(
-            "the model's tokenizer has no chat template; pass one as chat_template", parameter="chat_template"
-        )
+        missing = "the model's tokenizer has no chat template; pass one as chat_template"
+        raise VLLMValidationError(missing, "chat_template")
     options = {
         "chat_template": chat_template,
         "add_generation_prompt": add_generation_prompt,
@@ -101,12 +93,10 @@ def _render(name: str, conversation: list[dict[str, Any]], tokenizer: Tokenizer,
     try:
         text = tokenizer.apply_chat_template(conversation, tokenize=False, **options)
     except Exception as error:  # a template is a program: it may raise anything, often on purpose
-        raise VLLMValidationError(
-            f"{name}: the chat template failed: {error or type(error).__name__}", parameter=name
-        ) from error
+        reason = error or type(error).__name__
+        raise VLLMValidationError(f"{name}: the chat template failed: {reason}", name) from error
     if not text:
-        raise VLLMValidationError(f"{name}: the chat template made an empty prompt", parameter=name)
-    # A template can write what is in no message.
+        raise VLLMValidationError(f"{name}: the chat template made an empty prompt", name)
     check_encodable(name, text)
     return text
 
@@ -117,12 +107,8 @@ def _check_arguments(
     check_boolean("add_generation_prompt", add_generation_prompt)
     check_boolean("continue_final_message", continue_final_message)
     if add_generation_prompt and continue_final_message:
-        raise VLLMValidationError(
-            "continue_final_message needs add_generation_prompt=False: a message cannot be continued and followed by "
-            "another at once",
-            parameter="continue_final_message",
-            value=True,
-        )
+        both = "continue_final_message needs add_generation_prompt=False: a message cannot be continued and followed by"
+        raise VLLMValidationError(f"{both} another at once", "continue_final_message", True)
     if chat_template is not None and not isinstance(chat_template, str):
         raise wrong_type("chat_template", chat_template, "a Jinja template as a string")
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
@@ -133,9 +119,7 @@ def _check_arguments(
         raise wrong_type("chat_template_kwargs", template_kwargs, "a dict")
     taken = sorted(_RESERVED.intersection(template_kwargs))
     if taken:
-        raise VLLMValidationError(
-            f"chat_template_kwargs cannot set {taken[0]!r}", parameter="chat_template_kwargs", value=taken[0]
-        )
+        raise VLLMValidationError(f"chat_template_kwargs cannot set {taken[0]!r}", "chat_template_kwargs", taken[0])
 
 
 def _check_conversations(messages: Any) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -150,7 +134,7 @@ def _check_conversations(messages: Any) -> list[tuple[str, list[dict[str, Any]]]
         if not _is_list(conversation):
             raise wrong_type(name, conversation, "a conversation, as the first is: a list of dicts")
         if not conversation:
-            raise VLLMValidationError(f"{name} has no message", parameter=name, value=conversation)
+            raise VLLMValidationError(f"{name} has no message", name, conversation)
     return [
         (name, [_check_message(f"{name}[{index}]", message) for index, message in enumerate(conversation)])
         for name, conversation in named
@@ -163,10 +147,9 @@ def _check_message(name: str, message: Any) -> dict[str, Any]:
         raise wrong_type(name, message, "a dict with role and content")
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise VLLMValidationError(f"{name} has no role", parameter=f"{name}.role", value=role)
-    result = dict(message)
+        raise VLLMValidationError(f"{name} has no role", f"{name}.role", role)
     tool_calls = _check_tool_calls(name, message)
-    result.pop("tool_calls", None)
+    result = {key: value for key, value in message.items() if key != "tool_calls"}
     if tool_calls:
         result["tool_calls"] = tool_calls
     result["content"] = _check_content(name, message, bool(tool_calls))
@@ -174,8 +157,7 @@ def _check_message(name: str, message: Any) -> dict[str, Any]:
 
 
 def _check_content(name: str, message: Mapping[str, Any], has_tool_calls: bool) -> str:
-    """The content as one text; that of a message without content, which templates expect to be there all the same, is
-    its refusal, or nothing beside tool calls."""
+    """The content as one text, which templates expect; without content the refusal, or nothing beside tool calls."""
     content = message.get("content")
     if content is not None:
         return _check_parts(f"{name}.content", content)
@@ -183,7 +165,7 @@ def _check_content(name: str, message: Mapping[str, Any], has_tool_calls: bool) 
         return _check_text(f"{name}.refusal", message["refusal"])
     if has_tool_calls:
         return ""
-    raise VLLMValidationError(f"{name} has no content", parameter=f"{name}.content", value=None)
+    raise VLLMValidationError(f"{name} has no content", f"{name}.content")
 
 
 def _check_parts(name: str, content: Any) -> str:
@@ -199,11 +181,8 @@ def _check_parts(name: str, content: Any) -> str:
         elif not isinstance(part, Mapping):
             raise wrong_type(place, part, "a text part")
         elif part.get("type") != "text":
-            raise VLLMValidationError(
-                f"{place} is of type {part.get('type')!r}, and only 'text' can be read",
-                parameter=place,
-                value=part.get("type"),
-            )
+            kind = part.get("type")
+            raise VLLMValidationError(f"{place} is of type {kind!r}, and only 'text' can be read", place, kind)
         else:
             texts.append(_check_text(f"{place}.text", part.get("text")))
     return "\n".join(texts)
@@ -217,16 +196,16 @@ def _check_text(name: str, text: Any) -> str:
 
 
 def _check_tool_calls(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The message's tool calls, or its function_call, which is what OpenAI's API had before there were several."""
+    """The message's tool calls, or its function_call, which OpenAI's API had before."""
     tool_calls, function_call = message.get("tool_calls"), message.get("function_call")
     if not tool_calls and function_call is not None:
         place = f"{name}.function_call"
         if not isinstance(function_call, Mapping):
             raise wrong_type(place, function_call, "a dict")
         return [{"type": "function", "function": _check_function(place, function_call)}]
-    place = f"{name}.tool_calls"
     if tool_calls is None:
         return []
+    place = f"{name}.tool_calls"
     if not _is_list(tool_calls) or not all(isinstance(call, Mapping) for call in tool_calls):
         raise wrong_type(place, tool_calls, "a list of dicts")
     result = [dict(call) for call in tool_calls]
@@ -237,7 +216,7 @@ def _check_tool_calls(name: str, message: Mapping[str, Any]) -> list[dict[str, A
 
 
 def _check_function(name: str, function: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's clients send the arguments as a text of JSON; templates print them as an object."""
+    """With the arguments as an object, which templates print; OpenAI's clients send them as a text of JSON."""
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         return dict(function)
@@ -245,7 +224,7 @@ def _check_function(name: str, function: Mapping[str, Any]) -> dict[str, Any]:
         return {**function, "arguments": json.loads(arguments or "{}")}
     except ValueError as error:
         place = f"{name}.arguments"
-        raise VLLMValidationError(f"{place} is not JSON: {error}", parameter=place, value=arguments) from None
+        raise VLLMValidationError(f"{place} is not JSON: {error}", place, arguments) from None
 
 
 def _is_list(value: Any) -> bool:

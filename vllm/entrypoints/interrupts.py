@@ -5,17 +5,16 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 
 class InterruptsBetweenSteps:
     """Within this context Ctrl-C takes effect when `check` is called, or at the end.
 
-    A KeyboardInterrupt may come between any two operations, and no bookkeeping is safe from one that stops it
-    half way: a block taken from the pool and not yet entered anywhere is lost for good. A second Ctrl-C takes
-    effect at once, for those who cannot wait for a long step. Does nothing outside the main thread, which
-    gets all signals, and where Ctrl-C means something else than a Python handler.
+    A KeyboardInterrupt between two operations would break bookkeeping: a block taken from the pool and not yet entered
+    anywhere is lost. A second Ctrl-C takes effect at once. Does nothing outside the main thread, which gets all
+    signals, and where SIGINT has no Python handler.
     """
 
     def __init__(self) -> None:
@@ -30,21 +29,14 @@ class InterruptsBetweenSteps:
                 signal.signal(signal.SIGINT, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._previous is None:
-            return
-        signal.signal(signal.SIGINT, self._previous)
-        if error is None:
-            self.check()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+            if kind is None:
+                self.check()
 
     def check(self) -> None:
-        """Let a Ctrl-C that came meanwhile take effect.
-
-        Raises:
-            KeyboardInterrupt: or whatever the handler of the surrounding program raises.
-        """
+        """Raise KeyboardInterrupt, or what the surrounding program's handler raises, if Ctrl-C came meanwhile."""
         if self._pending and self._previous is not None:
             self._pending = False
             self._previous(signal.SIGINT, None)

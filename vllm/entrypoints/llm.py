@@ -327,8 +327,7 @@ def _as_prompt_list(prompts: Any) -> list[Any]:
         prompts = prompts.tolist()
     if not isinstance(prompts, Sequence):
         raise VLLMValidationError(
-            f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}",
-            parameter="prompts",
+            f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}", "prompts"
         )
     if prompts and isinstance(prompts[0], Integral):
         return [prompts]
@@ -340,9 +339,7 @@ def _one_each(name: str, values: Any, count: int) -> list[Any]:
     if not isinstance(values, Sequence):
         return [values] * count
     if len(values) != count:
-        raise VLLMValidationError(
-            f"{name} has {len(values)} entries for {count} prompts", parameter=name, value=len(values)
-        )
+        raise VLLMValidationError(f"{name} has {len(values)} entries for {count} prompts", name, len(values))
     return list(values)
 
 

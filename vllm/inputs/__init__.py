@@ -1,4 +1,4 @@
-"""The shapes a prompt may have."""
+"""Prompt types."""
 
 from vllm.inputs.data import (
     DataPrompt,

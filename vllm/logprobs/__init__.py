@@ -1,4 +1,4 @@
-"""Readings: what the sampler hands up (`lists`), what users hold (`flat`), and one position of it (`position`)."""
+"""Readings: of a step (`lists`), of a sequence (`flat`) and of one position (`position`)."""
 
 from vllm.logprobs.flat import FlatLogprobs, PromptLogprobs, Readings, SampleLogprobs
 from vllm.logprobs.position import Logprob, PositionLogprobs, TokenDecoder, WidePositionLogprobs

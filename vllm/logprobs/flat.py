@@ -1,8 +1,4 @@
-"""Readings as users hold them: arrays underneath, dictionaries of Logprob on demand.
-
-A position is kept as the bytes of its own row of a step's table. They become arrays when somebody looks at one, and a
-Python object per token is made only for a position that somebody indexes.
-"""
+"""Readings of a sequence: rows of bytes as they arrive, arrays on first access, dicts of Logprob on indexing."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ Position = PositionLogprobs | WidePositionLogprobs
 
 
 class Readings(NamedTuple):
-    """Readings of chosen ids at every position: P positions, I ids, columns in the order asked."""
+    """Readings of I chosen ids at P positions, columns in the order requested."""
 
     logprobs: np.ndarray  # float32 [P, I]
     logits: np.ndarray  # float32 [P, I]
@@ -37,10 +33,10 @@ class Readings(NamedTuple):
 class FlatLogprobs(Sequence[Position]):
     """The readings of one completion: a sequence with one `{token_id: Logprob}` a position, over numpy arrays.
 
-    The arrays hold the entries of all positions one after another; position i is the slice
-    `start_indices[i]:end_indices[i]` of `token_ids` (int32), `logprobs` (float32), `logits` (float32) and `ranks`
-    (int32). `lse` (float32) has one value a position. A token that stands twice (sampled and asked for, say) is one
-    entry. `select(ids)` gives rectangular arrays.
+    The E entries of all P positions follow each other: position i is the slice `start_indices[i]:end_indices[i]` (int64
+    [P]) of `token_ids` (int32), `logprobs`, `logits` (float32) and `ranks` (int32), all [E]. `lse` (log-sum-exp of the
+    logits) and `entropy` (nats, NaN unless `logprob_entropy` requested it) are float32 [P]. A token that is sampled and
+    requested is one entry. `select(ids)` gives rectangular arrays.
     """
 
     def __init__(
@@ -53,10 +49,10 @@ class FlatLogprobs(Sequence[Position]):
     ) -> None:
         """
         Args:
-            decode: int32 array [E] of ids -> list of E texts; None leaves `decoded_token` None.
-            num_topk: the request's own `logprobs` (a step may have computed more for its neighbours); -1 = all.
-            as_logits: a `*_logits` mode: `logprob` carries the logit.
-            has_sampled: whether the first column, the sampled token, is shown (nothing is sampled by max_tokens=0).
+            decode: None leaves `decoded_token` None.
+            num_topk: the request's own `logprobs` (a step may compute more for other requests); -1 = all.
+            as_logits: a `*_logits` mode: `logprob` holds the logit.
+            has_sampled: whether the first column, the sampled token, is displayed (max_tokens=0 samples none).
             has_entropy: whether the request asked for the entropy.
         """
         self._decode = decode
@@ -65,33 +61,33 @@ class FlatLogprobs(Sequence[Position]):
         self._has_sampled = has_sampled
         self._has_entropy = has_entropy
         self._own_topk = 0
-        self._rows: list[bytes] = []  # of the last positions: those that are not in `_flat`
+        self._rows: list[bytes] = []  # the last positions, which are not in `_flat` yet
         self._flat = EMPTY
         self._ends = np.empty(0, np.int64)
         self._positions: dict[int, Position] = {}
 
     def append(self, row: LogprobsRow, num_token_ids: int) -> None:
-        """Add a position: a copy of its sampled token, its top-k and its `num_token_ids` requested ids."""
+        """Add a copy of a row with `num_token_ids` requested ids as a position."""
         lists, index = row
         self._own_topk = lists.own_topk(self._num_topk)
         self._rows.append(lists.row(index, self._num_topk, num_token_ids))
 
     def append_rows(self, run: LogprobsRows) -> None:
-        """Add a position for each of the rows."""
+        """Add a copy of each of the rows as a position."""
         lists, rows, num_token_ids = run
         self._own_topk = lists.own_topk(self._num_topk)
         self._rows += [lists.row(index, self._num_topk, num_token_ids) for index in range(rows.start, rows.stop)]
 
     def snapshot(self) -> FlatLogprobs:
-        """The same positions, also when this one gets further ones."""
+        """The positions so far."""
         same = self._empty()
         same._own_topk, same._rows = self._own_topk, self._rows.copy()
         same._flat, same._ends = self._flat, self._ends
         return same
 
     def parts(self, num_entries: int) -> Iterator[FlatLogprobs]:
-        """The positions that were read, in order, a few at a time: a part has one of them, or at most `num_entries`
-        entries. What was put together before, by a look at an array, is not taken apart again, nor what fits a part."""
+        """The positions that were read, split into parts of one position or at most `num_entries` entries. Once the
+        arrays exist, everything is one part."""
         if self._flat.lse.size or sum(map(row_width, self._rows)) <= num_entries:
             if self._length:
                 yield self
@@ -114,8 +110,6 @@ class FlatLogprobs(Sequence[Position]):
     def _length(self) -> int:
         return len(self._ends) + len(self._rows)
 
-    # -- arrays -------------------------------------------------------------------------------------------------
-
     def _arrays(self) -> FlatArrays:
         if self._rows:
             parts = [self._flat] if self._flat.lse.size else []
@@ -127,7 +121,7 @@ class FlatLogprobs(Sequence[Position]):
         return self._flat
 
     def _flatten(self, words: np.ndarray, width: int) -> FlatArrays:
-        """The entries to show of rows of w = `width` cells, int32 [P (4 w + 2)]; copies."""
+        """The displayed entries of rows of w = `width` cells, int32 [P (4 w + 2)]; copies."""
         table = words.reshape(-1, 4 * width + 2)
         token_ids, logprobs, logits, ranks = (table[:, part * width : (part + 1) * width] for part in range(4))
         lse, entropy = table[:, 4 * width :].T.copy().view(np.float32)
@@ -148,47 +142,39 @@ class FlatLogprobs(Sequence[Position]):
 
     @property
     def token_ids(self) -> np.ndarray:
-        """int32 [E]."""
         return self._arrays().token_ids
 
     @property
     def logprobs(self) -> np.ndarray:
-        """float32 [E]."""
         return self._arrays().logprobs
 
     @property
     def logits(self) -> np.ndarray:
-        """float32 [E]."""
         return self._arrays().logits
 
     @property
     def ranks(self) -> np.ndarray:
-        """int32 [E]."""
         return self._arrays().ranks
 
     @property
     def has_sampled(self) -> bool:
-        """Whether each position's first entry is its own token; with max_tokens=0 there is none."""
+        """Whether each position's first entry is the sampled token; False with max_tokens=0."""
         return self._has_sampled
 
     @property
     def lse(self) -> np.ndarray:
-        """float32 [P]: log-sum-exp of each position's logits."""
         return self._arrays().lse
 
     @property
     def entropy(self) -> np.ndarray:
-        """float32 [P]: entropy of each position's distribution, in nats; NaN unless `logprob_entropy` asked for it."""
         return self._arrays().entropy
 
     @property
     def start_indices(self) -> np.ndarray:
-        """int64 [P]: where each position's entries begin."""
         return self.end_indices - self._arrays().counts
 
     @property
     def end_indices(self) -> np.ndarray:
-        """int64 [P]: where each position's entries end."""
         self._arrays()
         return self._ends
 
@@ -206,11 +192,9 @@ class FlatLogprobs(Sequence[Position]):
         """The readings of `ids` at every position, as arrays [P, len(ids)] with columns in the order given.
 
         Raises:
-            KeyError: an id that was not read at every position.
+            KeyError: an id was not read at every position.
         """
         return Readings(*select(self._arrays(), np.asarray(ids, dtype=np.int64)))
-
-    # -- sequence -----------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return self._length
@@ -221,10 +205,12 @@ class FlatLogprobs(Sequence[Position]):
     def __getitem__(self, index: slice) -> list[Position]: ...
     def __getitem__(self, index: int | slice) -> Position | list[Position]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._length))]
-        if not -self._length <= index < self._length:
-            raise IndexError(f"position {index} of {self._length}")
-        index %= self._length
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"position {index} of {len(self)}")
+        return self._position(index % len(self))
+
+    def _position(self, index: int) -> Any:
         position = self._positions.get(index)
         if position is None:
             position = self._positions[index] = self._build(index)
@@ -246,8 +232,8 @@ class FlatLogprobs(Sequence[Position]):
             entropy,
         )
 
-    def __iter__(self) -> Iterator[Position]:
-        return (self[i] for i in range(self._length))
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._position, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Sequence) and not isinstance(other, (str, bytes)):
@@ -260,41 +246,27 @@ class FlatLogprobs(Sequence[Position]):
         return f"{type(self).__name__}({list(self)!r})"
 
     def __getstate__(self) -> dict:
-        # The decoder has a tokenizer, which should not travel.
-        known = None if self._decode is None else KnownTexts.of(self._arrays().token_ids, self._decode)
+        known = None if self._decode is None else KnownTexts(self._arrays().token_ids, self._decode)
         return {**vars(self), "_decode": known, "_positions": {}}
 
 
 class PromptLogprobs(FlatLogprobs):
-    """The readings of a prompt: one entry a prompt position, None where nothing was read (the first `num_unread`).
+    """The readings of a prompt, one entry a prompt position: None for the first `num_unread` (at least 1, as the first
+    token has no context).
 
     `prompt_logprobs[i]` holds the prompt's i-th token first (its logprob given the tokens before it), then the top-k,
-    then the requested ids. The arrays, and `select`, cover the positions that were read, from the first one on.
+    then the requested ids. The arrays and `select` cover the positions that were read.
     """
 
     def __init__(self, num_unread: int = 1, **options: Any) -> None:
-        """
-        Args:
-            num_unread: leading positions without a reading; at least 1, as nothing stands before the first token.
-            **options: of FlatLogprobs.
-        """
         super().__init__(**options)
         self.num_unread = num_unread
 
     def __len__(self) -> int:
         return self._length + self.num_unread
 
-    def __getitem__(self, index: int | slice) -> Any:
-        """A position's entries, or None where nothing was read."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"position {index} of {len(self)}")
-        index %= len(self)
-        return None if index < self.num_unread else super().__getitem__(index - self.num_unread)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[i] for i in range(len(self)))
+    def _position(self, index: int) -> Any:
+        return None if index < self.num_unread else super()._position(index - self.num_unread)
 
 
 SampleLogprobs = FlatLogprobs

@@ -1,4 +1,4 @@
-"""The arrays under FlatLogprobs: the entries of all positions one after another, and how to find some of them."""
+"""The arrays under FlatLogprobs, and the lookup of ids in them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class FlatArrays(NamedTuple):
-    """Entries of all positions one after another, duplicates within a position merged. E entries, P positions."""
+    """The entries of P positions one after another, E in all; no id twice within a position."""
 
     token_ids: np.ndarray  # int32 [E]
     logprobs: np.ndarray  # float32 [E]
@@ -29,13 +29,13 @@ EMPTY = FlatArrays(
     np.empty(0, np.int64),
 )
 
-# Up to so many ids, a comparison with each is cheaper than a sort.
+# For up to this many ids, comparing with each is faster than sorting.
 _FEW = 64
 
 
 def repeated(token_ids: np.ndarray, num_ranked: int) -> np.ndarray:
-    """bool [P, W]: entries whose token stands in an earlier column. Columns: the sampled token, top-k up to
-    `num_ranked`, requested ids; the top-k are distinct, and so are the requested ids."""
+    """bool [P, W]: entries whose id is also in an earlier column. Columns: the sampled token, the top-k up to
+    `num_ranked`, the requested ids; top-k and requested ids are each distinct."""
     repeated = np.zeros(token_ids.shape, dtype=bool)
     repeated[:, 1:] = token_ids[:, 1:] == token_ids[:, :1]
     ranked, requested = token_ids[:, 1:num_ranked], token_ids[:, num_ranked:]
@@ -56,7 +56,7 @@ def select(flat: FlatArrays, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray
     """Logprobs, logits and ranks [P, W] of `wanted`, int64 [W], at every position; copies.
 
     Raises:
-        KeyError: an id that does not stand at every position.
+        KeyError: an id is missing at some position.
     """
     entries = flat.logprobs, flat.logits, flat.ranks
     if len(wanted) > _FEW:
@@ -72,7 +72,7 @@ def select(flat: FlatArrays, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _find_columns(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray | slice | None:
-    """The ids' columns where they are the same ones everywhere, mostly the last ones, in order; else None."""
+    """The ids' columns if they are the same at every position; else None. Usually they are the last ones, in order."""
     if not len(flat.token_ids) or (flat.counts != flat.counts[0]).any():
         return None
     table = flat.token_ids.reshape(len(flat.counts), -1)
@@ -84,7 +84,7 @@ def _find_columns(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray | slice | 
 
 
 def _find_few(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray:
-    """An id stands once a position, so as many finds as positions are one in each."""
+    # An id occurs at most once a position, so that as many matches as positions are one in each.
     where = np.empty((len(flat.lse), len(wanted)), dtype=np.int64)
     for column, token_id in enumerate(wanted.tolist()):
         found = np.flatnonzero(flat.token_ids == token_id)
@@ -95,7 +95,6 @@ def _find_few(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray:
 
 
 def _find_many(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray:
-    """The same by one sort."""
     positions = np.arange(len(flat.lse), dtype=np.int64)
     position = np.repeat(positions, flat.counts)
     keys = (position << 32) | flat.token_ids.astype(np.int64)

@@ -1,8 +1,7 @@
-"""The readings of one step on the host, and references to some of their rows.
+"""The readings of one step on the host, and references to rows of them.
 
-One layout holds a row's readings everywhere: int32 [4 W + 2], floats by their bits: W token ids, logprobs, logits and
-ranks, then lse and entropy (NaN where it was not asked for). In a step's table every row is as wide as the widest; a
-request copies its own columns out of it (`LogprobsLists.row`), so that nothing of the step outlives it.
+Layout of a row: int32 [4 W + 2], floats as their bits: W token ids, logprobs, logits and ranks, then lse and entropy
+(NaN when not requested). A step's table has one width; a request copies its own columns (`LogprobsLists.row`).
 """
 
 from __future__ import annotations
@@ -13,11 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 WIDEST_TABLE = 1024
-"""Wider rows are taken from their step's arrays as they are: their number is small, and a table would be a copy."""
-
-
-# Of a row's words, those that are no cell's: lse and entropy.
-_ENDS = 2
+"""Wider rows are copied from the step's arrays: they are few, and a table would be a further copy."""
+_ENDS = 2  # words of a row after its cells: lse and entropy
 
 
 def row_width(row: bytes) -> int:
@@ -37,21 +33,13 @@ class StepArrays(NamedTuple):
 
 
 class LogprobsLists:
-    """The readings of one step's rows on the host: L rows; W = 1 + K + M columns are the sampled token, then K top-k
-    entries, then up to M requested ids (K = `num_topk`). Cells a row did not ask for hold 0 and are never shown.
+    """The readings of one step's L rows. W = 1 + K + M columns: the sampled token, K = `num_topk` top-k entries, M
+    requested ids. Cells that a row did not request hold 0 and are never displayed.
 
-    They come as arrays or as one table, and become the other when somebody looks: a step makes one of these while
-    every microsecond of Python counts.
+    Made from arrays or from one table; the other form is computed on first use, as this is made in the step loop.
     """
 
     __slots__ = ("_arrays", "_first", "_table", "has_entropy", "layout", "num_topk")
-
-    num_topk: int
-    layout: tuple[int, int]  # K, W
-    has_entropy: bool  # some row asked for it
-    _arrays: StepArrays | None
-    _table: np.ndarray | None
-    _first: list[float] | None
 
     def __init__(
         self,
@@ -63,48 +51,43 @@ class LogprobsLists:
         num_topk: int,
         entropy: np.ndarray | None = None,
     ) -> None:
-        """The arguments are StepArrays', and K."""
-        self._set(num_topk, token_ids.shape[1], entropy is not None)
-        self._arrays, self._table = StepArrays(token_ids, logprobs, logits, ranks, lse, entropy), None
+        arrays = StepArrays(token_ids, logprobs, logits, ranks, lse, entropy)
+        self._set(num_topk, token_ids.shape[1], entropy is not None, arrays, None)
 
     @classmethod
     def of_table(cls, table: np.ndarray, num_topk: int, has_entropy: bool) -> LogprobsLists:
-        """What `table` gives, int32 [L, 4 W + 2], without a copy."""
+        """The readings of a table, int32 [L, 4 W + 2], without a copy."""
         lists = cls.__new__(cls)
-        lists._set(num_topk, table.shape[1] // 4, has_entropy)
-        lists._arrays, lists._table = None, table
+        lists._set(num_topk, table.shape[1] // 4, has_entropy, None, table)
         return lists
 
-    def _set(self, num_topk: int, width: int, has_entropy: bool) -> None:
+    def _set(
+        self, num_topk: int, width: int, has_entropy: bool, arrays: StepArrays | None, table: np.ndarray | None
+    ) -> None:
         self.num_topk = num_topk
-        self.layout = num_topk, width
-        self.has_entropy = has_entropy
-        self._first = None
+        self.layout = num_topk, width  # K, W
+        self.has_entropy = has_entropy  # requested by some row
+        self._arrays = arrays
+        self._table = table
+        self._first: list[float] | None = None
 
     @property
     def has_table(self) -> bool:
-        """Whether there is a table already."""
         return self._table is not None
 
     def arrays(self) -> StepArrays:
-        """The arrays; views of the table where they came as one."""
+        """The arrays; views of the table if this was made from one."""
         if self._arrays is None:
             assert self._table is not None
             table, (_, width) = self._table, self.layout
             token_ids, logprobs, logits, ranks = (table[:, part * width : (part + 1) * width] for part in range(4))
             lse, entropy = table[:, -2:].view(np.float32).T
-            self._arrays = StepArrays(
-                token_ids,
-                logprobs.view(np.float32),
-                logits.view(np.float32),
-                ranks,
-                lse,
-                entropy if self.has_entropy else None,
-            )
+            logprobs, logits = logprobs.view(np.float32), logits.view(np.float32)
+            self._arrays = StepArrays(token_ids, logprobs, logits, ranks, lse, entropy if self.has_entropy else None)
         return self._arrays
 
     def table(self) -> np.ndarray:
-        """int32 [L, 4 W + 2], a row's readings each."""
+        """int32 [L, 4 W + 2]."""
         if self._table is None:
             token_ids, logprobs, logits, ranks, lse, entropy = self.arrays()
             _, width = self.layout
@@ -117,16 +100,11 @@ class LogprobsLists:
         return self._table
 
     def own_topk(self, num_topk: int) -> int:
-        """How many of the K top-k columns belong to a request that asked for `num_topk` (-1 = all)."""
+        """How many of the K top-k columns a request for `num_topk` (-1 = all) has."""
         return self.num_topk if num_topk < 0 else min(num_topk, self.num_topk)
 
     def row(self, index: int, num_topk: int, num_token_ids: int) -> bytes:
-        """What a request has of a row: 4 w + 2 words with w = 1 + own top-k + ids.
-
-        Args:
-            num_topk: how many of the most likely tokens the request asked for (-1 = all).
-            num_token_ids: how many ids.
-        """
+        """A request's part of a row, 4 w + 2 words with w = 1 + own top-k (`num_topk`, -1 = all) + `num_token_ids`."""
         topk, width = self.layout
         own = self.own_topk(num_topk)
         is_whole = own == topk and 1 + topk + num_token_ids == width
@@ -142,36 +120,30 @@ class LogprobsLists:
 
     @property
     def token_ids(self) -> np.ndarray:
-        """int32 [L, W]."""
         return self.arrays().token_ids
 
     @property
     def logprobs(self) -> np.ndarray:
-        """float32 [L, W]."""
         return self.arrays().logprobs
 
     @property
     def logits(self) -> np.ndarray:
-        """float32 [L, W]."""
         return self.arrays().logits
 
     @property
     def ranks(self) -> np.ndarray:
-        """int32 [L, W]."""
         return self.arrays().ranks
 
     @property
     def lse(self) -> np.ndarray:
-        """float32 [L]."""
         return self.arrays().lse
 
     @property
     def entropy(self) -> np.ndarray | None:
-        """float32 [L]; None when no row asked for it."""
         return self.arrays().entropy
 
     def first_logprob(self, row: int) -> float:
-        """The logprob in the row's first column."""
+        """The logprob of the row's first column."""
         if self._first is None:
             self._first = self.arrays().logprobs[:, 0].tolist()
         return self._first[row]
@@ -183,12 +155,12 @@ def _own_columns(num_topk: int, width: int, own_topk: int, num_token_ids: int) -
     return np.concatenate([*(cells + part * width for part in range(4)), [4 * width, 4 * width + 1]])
 
 
-# One row of a step's readings, by reference: a plain tuple, as a step makes one a request.
+# A reference to one row: a plain tuple, as every step makes one a request.
 LogprobsRow = tuple[LogprobsLists, int]
 
 
 class LogprobsRows(NamedTuple):
-    """Consecutive rows of a step's readings that hold equally many requested ids, by reference."""
+    """A reference to consecutive rows with the same number of requested ids."""
 
     lists: LogprobsLists
     rows: slice

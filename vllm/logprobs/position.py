@@ -1,4 +1,4 @@
-"""One position's readings by token id: a dict, or, where they are many, a mapping over their arrays."""
+"""One position's readings by token id: a dict, or a mapping over arrays where there are many."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import numpy as np
 
 TokenDecoder = Callable[[np.ndarray], list[str]]
 """int32 array [E] of ids -> E texts."""
-
-# A view makes so many entries at a time.
-_CHUNK = 4096
-# So many entries are found by a scan; then an index is made, which costs as much as eight of them.
-_SCANS = 8
-# As many entries of a wide position are shown by its repr.
-_SHOWN = 5
+WIDEST_DICT = 256
+"""Positions of up to this many entries are dicts."""
+_CHUNK = 4096  # entries that a view makes at a time
+_SCANS = 8  # lookups by a scan before an index is built, which costs as much as eight of them
+_SHOWN = 5  # entries of a wide position in its repr
 
 
 @dataclass(slots=True)
@@ -39,14 +37,14 @@ class Logprob:
 
 
 class _Distribution:
-    """What can be asked of a position's entries together."""
+    """Sums over several of a position's entries."""
 
     __slots__ = ()
 
     lse: float
 
     def mass(self, ids: Iterable[int]) -> float:
-        """Probability that the model gives to the set `ids` together, in [0, 1].
+        """Total probability of the set `ids`, in [0, 1].
 
         Raises:
             KeyError: an id that was not read at this position.
@@ -54,7 +52,7 @@ class _Distribution:
         return math.fsum(math.exp(self._logit(i) - self.lse) for i in dict.fromkeys(ids))
 
     def softmax(self, ids: Sequence[int]) -> dict[int, float]:
-        """Probabilities renormalised over `ids` alone, in the order given.
+        """Probabilities renormalised over `ids`, in the order given; NaN if all of them were masked out.
 
         Raises:
             KeyError: an id that was not read at this position.
@@ -62,7 +60,6 @@ class _Distribution:
         logits = {i: self._logit(i) for i in ids}
         top = max(logits.values(), default=0.0)
         if math.isinf(top):
-            # Every id was masked out: no distribution over them exists.
             return dict.fromkeys(logits, math.nan)
         weights = {i: math.exp(logit - top) for i, logit in logits.items()}
         total = math.fsum(weights.values())
@@ -76,7 +73,7 @@ class _Distribution:
 
 
 class PositionLogprobs(_Distribution, dict[int, Logprob]):
-    """`{token_id: Logprob}` of one position: the sampled token first, then the top-k by rank, then the ids as asked.
+    """`{token_id: Logprob}` of one position: the sampled token, then the top-k by rank, then the requested ids.
 
     Attributes:
         lse: log of the sum of exp of the position's logits.
@@ -97,14 +94,9 @@ class PositionLogprobs(_Distribution, dict[int, Logprob]):
 
 
 class WidePositionLogprobs(_Distribution, Mapping[int, Logprob]):
-    """A position of more than `WIDEST_DICT` entries: `PositionLogprobs` less the dict.
+    """A position of more than `WIDEST_DICT` entries: `PositionLogprobs` as a read-only mapping over arrays.
 
-    It reads as that does and cannot be changed; `dict(position)` can. A `Logprob` is made each time that its entry is
-    looked at.
-
-    Attributes:
-        lse: log of the sum of exp of the position's logits.
-        entropy: of the position's whole distribution, in nats; None unless `logprob_entropy` asked for it.
+    Each access makes a new `Logprob`; `dict(position)` can be modified.
     """
 
     __slots__ = ("_columns", "_decode", "_num_looks", "_places", "entropy", "lse")
@@ -118,9 +110,8 @@ class WidePositionLogprobs(_Distribution, Mapping[int, Logprob]):
     ) -> None:
         """
         Args:
-            columns: distinct token ids (int32), what is shown as their logprobs (float32), ranks (int32), logits
-                (float32), all [E].
-            decode: gives the texts; None leaves `decoded_token` None.
+            columns: distinct token ids (int32), displayed logprobs (float32), ranks (int32), logits (float32), all [E].
+            decode: None leaves `decoded_token` None.
         """
         self._columns = columns
         self._decode = decode
@@ -130,7 +121,7 @@ class WidePositionLogprobs(_Distribution, Mapping[int, Logprob]):
         self.entropy = entropy
 
     def entries(self) -> Iterator[tuple[int, Logprob]]:
-        """Every entry in order, made when it is reached."""
+        """The entries in order, made lazily."""
         for start in range(0, len(self), _CHUNK):
             yield from self._made(slice(start, start + _CHUNK))
 
@@ -142,7 +133,7 @@ class WidePositionLogprobs(_Distribution, Mapping[int, Logprob]):
             yield token_id, Logprob(logprob, rank, text, logit)
 
     def _place(self, key: Any) -> int:
-        """The entry of a token id; -1 if there is none."""
+        """The index of a token id's entry, or -1."""
         try:
             token_id = operator.index(key)
         except TypeError:
@@ -179,15 +170,12 @@ class WidePositionLogprobs(_Distribution, Mapping[int, Logprob]):
         return reversed(self._columns[0].tolist())
 
     def items(self) -> ItemsView[int, Logprob]:
-        """The entries, as a dict's items."""
         return _Items(self)
 
     def values(self) -> ValuesView[Logprob]:
-        """The entries, as a dict's values."""
         return _Values(self)
 
     def copy(self) -> dict[int, Logprob]:
-        """The whole as a dict that can be changed, as `dict.copy` gives."""
         return dict(self.entries())
 
     def __copy__(self) -> WidePositionLogprobs:
@@ -198,13 +186,8 @@ class WidePositionLogprobs(_Distribution, Mapping[int, Logprob]):
         return f"{type(self).__name__}({{{shown}, ... {len(self) - _SHOWN} more}})"
 
     def __reduce__(self) -> tuple:
-        # The decoder has a tokenizer, which should not travel.
-        decode = None if self._decode is None else KnownTexts.of(self._columns[0], self._decode)
+        decode = None if self._decode is None else KnownTexts(self._columns[0], self._decode)
         return type(self), (self._columns, decode, self.lse, self.entropy)
-
-
-WIDEST_DICT = 256
-"""Positions of up to so many entries are dicts."""
 
 
 class _Items(ItemsView[int, Logprob]):
@@ -222,15 +205,10 @@ class _Values(ValuesView[Logprob]):
 
 
 class KnownTexts:
-    """A decoder over texts that were decoded already."""
+    """A decoder of the given ids only, which can be pickled without the tokenizer."""
 
-    def __init__(self, texts: dict[int, str]) -> None:
-        self._texts = texts
-
-    @classmethod
-    def of(cls, token_ids: np.ndarray, decode: TokenDecoder) -> KnownTexts:
-        """What `decode` gives for these ids."""
-        return cls(dict(zip(token_ids.tolist(), decode(token_ids), strict=True)))
+    def __init__(self, token_ids: np.ndarray, decode: TokenDecoder) -> None:
+        self._texts = dict(zip(token_ids.tolist(), decode(token_ids), strict=True))
 
     def __call__(self, token_ids: np.ndarray) -> list[str]:
         return [self._texts[token] for token in token_ids.tolist()]

@@ -33,9 +33,9 @@ class LoRARequest:
 
     def __post_init__(self) -> None:
         if self.lora_int_id < 1:
-            raise VLLMValidationError("lora_int_id must be at least 1", parameter="lora_int_id", value=self.lora_int_id)
+            raise VLLMValidationError("lora_int_id must be at least 1", "lora_int_id", self.lora_int_id)
         if not self.lora_path:
-            raise VLLMValidationError("lora_path must name a folder", parameter="lora_path", value=self.lora_path)
+            raise VLLMValidationError("lora_path must name a folder", "lora_path", self.lora_path)
 
     @property
     def adapter_id(self) -> int:
@@ -67,6 +67,6 @@ def refuse_lora(parameter: str, value: object) -> NoReturn:
     raise VLLMValidationError(
         "LoRA adapters are not served: merge the adapter into its model's weights "
         "(peft: merge_and_unload) and load the merged folder",
-        parameter=parameter,
-        value=value,
+        parameter,
+        value,
     )

@@ -1,17 +1,18 @@
-"""Which implementation of an operation runs: the only place that knows.
+"""Which implementation of an operation runs.
 
-CPU tensors take the C++ kernels of `_cpu_ops.so`, CUDA tensors the Triton kernels, anything else (and anything at
-all under `VLLM_OPS=reference`) the PyTorch references, which every operation has.
+CPU tensors take the C++ kernels of `_cpu_ops.so`, CUDA tensors the Triton kernels, all others (and all under
+`VLLM_OPS=reference`) the PyTorch references, which every operation has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from vllm.logger import init_logger, warn_once
 
 logger = init_logger(__name__)
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Implementation = Literal["cpp", "triton", "reference"]
 
 LIBRARY = Path(__file__).resolve().parent.parent / "_cpu_ops.so"
@@ -35,10 +38,7 @@ _forced: Implementation | None = None
 @lru_cache(maxsize=1)
 def cpu_ops() -> Any | None:
     """The namespace of C++ operators, loaded on first use; None when the library is missing or does not load.
-
-    Raises:
-        ValueError: VLLM_CPU_ISA is not a level of ISA_LEVELS.
-    """
+    ValueError if VLLM_CPU_ISA is not one of ISA_LEVELS."""
     envs.cpu_isa(ISA_LEVELS)  # the library reads the variable itself, and would ignore a bad value
     try:
         torch.ops.load_library(str(LIBRARY))
@@ -51,13 +51,13 @@ def cpu_ops() -> Any | None:
 
 @cache
 def _of_device(device_type: str) -> Implementation:
-    # Asked hundreds of times a step, so the environment is read once.
+    # Called hundreds of times a step, so the environment is read once.
     if envs.ops_reference():
         return "reference"
     if device_type == "cpu" and cpu_ops() is not None:
         return "cpp"
     if device_type == "cuda":
-        if _triton_available():
+        if find_spec("triton") is not None:
             return "triton"
         warn_once(
             logger,
@@ -67,25 +67,37 @@ def _of_device(device_type: str) -> Implementation:
     return "reference"
 
 
-@lru_cache(maxsize=1)
-def _triton_available() -> bool:
-    return find_spec("triton") is not None
-
-
 def implementation(tensor: Tensor) -> Implementation:
     """The implementation that an operation on `tensor` should run. A caller without it runs its reference."""
-    if _forced is not None:
-        return _forced
-    return _of_device(tensor.device.type)
+    return _forced or _of_device(tensor.device.type)
+
+
+def dispatched(reference: Callable[P, R]) -> Callable[P, R]:
+    """The operation of a PyTorch reference whose first argument is a tensor on its device. It runs the C++ operator, or
+    the function of the Triton module that has the name of the reference's module, with the same name and arguments."""
+    name = reference.__name__
+
+    @wraps(reference)
+    def operation(*args: Any, **kwargs: Any) -> Any:
+        which = implementation(args[0])
+        if which == "cpp":
+            return getattr(torch.ops.vllm_cpu, name)(*args, **kwargs)
+        if which == "triton":
+            return triton_function(name, reference.__module__)(*args, **kwargs)
+        return reference(*args, **kwargs)
+
+    return operation
+
+
+def triton_function(name: str, module: str) -> Callable[..., Any]:
+    """The Triton implementation of operation `name` of `module`. Imported here: Triton is optional."""
+    return getattr(import_module(f"vllm.ops.triton.{module.rpartition('.')[2]}"), name)
 
 
 @contextmanager
 def force(name: Implementation) -> Iterator[None]:
-    """Make every operation choose the implementation `name` while the context lasts.
-
-    Raises:
-        ValueError: `name` is no implementation, or it is "cpp" and the library is missing.
-    """
+    """Make every operation choose the implementation `name` while the context lasts. ValueError if there is none of
+    that name, or it is "cpp" and the library is missing."""
     global _forced
     if name not in _IMPLEMENTATIONS:
         raise ValueError(f"name must be one of {', '.join(_IMPLEMENTATIONS)}, got {name!r}")

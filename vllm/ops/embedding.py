@@ -10,15 +10,8 @@ from vllm.ops._dispatch import implementation
 
 
 def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:
-    """The rows of `weight` that `token_ids` name.
-
-    Args:
-        token_ids: int32 or int64 [T], each in [0, V); contiguous.
-        weight: [V, H], contiguous.
-
-    Returns:
-        [T, H].
-    """
+    """[T, H]: the rows of `weight` [V, H], contiguous, that `token_ids` name: int32 or int64 [T], each in [0, V),
+    contiguous."""
     if implementation(weight) == "cpp":
         return torch.ops.vllm_cpu.embedding(weight, token_ids)
     return F.embedding(token_ids, weight)

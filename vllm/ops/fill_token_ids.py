@@ -3,53 +3,30 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from vllm.ops._dispatch import implementation
+from vllm.ops._dispatch import dispatched
 
 
+@dispatched
 def fill_logprob_token_ids(
-    columns: torch.Tensor,
+    columns: Tensor,
     first_column: int,
-    expanded_idx_mapping: torch.Tensor,
-    token_ids: torch.Tensor,
-    list_idx: torch.Tensor,
-    num_token_ids: torch.Tensor,
-) -> torch.Tensor:
-    """Fill `columns[:, first_column:]` in place with each row's ids, padded with 0.
+    expanded_idx_mapping: Tensor,
+    token_ids: Tensor,
+    list_idx: Tensor,
+    num_token_ids: Tensor,
+) -> Tensor:
+    """Fill `columns[:, first_column:]` in place with each row's ids, padded with 0; returns the rows' numbers of ids,
+    int32 [L]. Earlier columns stay as they are.
 
     Args:
         columns: int32 [L, first_column + M], the last dimension contiguous; M is at least every row's count.
-        first_column: where the ids start; earlier columns stay as they are.
         expanded_idx_mapping: int32 or int64 [L], each row's slot.
         token_ids: int32 [lists, width], the stored lists.
         list_idx: int32 [S], by slot: the list it uses.
         num_token_ids: int32 [S], by slot: how many ids of that list count.
-
-    Returns:
-        int32 [L]: each row's number of ids.
     """
-    which = implementation(columns)
-    if which == "cpp":
-        return torch.ops.vllm_cpu.fill_logprob_token_ids(
-            columns, first_column, expanded_idx_mapping, token_ids, list_idx, num_token_ids
-        )
-    if which == "triton":
-        from vllm.ops.triton import fill_token_ids as kernels
-
-        return kernels.fill_logprob_token_ids(
-            columns, first_column, expanded_idx_mapping, token_ids, list_idx, num_token_ids
-        )
-    return _reference(columns, first_column, expanded_idx_mapping, token_ids, list_idx, num_token_ids)
-
-
-def _reference(
-    columns: torch.Tensor,
-    first_column: int,
-    expanded_idx_mapping: torch.Tensor,
-    token_ids: torch.Tensor,
-    list_idx: torch.Tensor,
-    num_token_ids: torch.Tensor,
-) -> torch.Tensor:
     slots = expanded_idx_mapping.to(torch.int64)
     counts = num_token_ids[slots]
     target = columns[:, first_column:].zero_()

@@ -1,5 +1,4 @@
-"""Products of 16-bit matrices as the float32 sums that they are: what rounding them would do to logits, where many lie
-within one step of bfloat16, is make ties and ranks that are not the model's."""
+"""Products of 16-bit matrices as float32 sums. Logits are not rounded to bfloat16: many of them would become ties."""
 
 from __future__ import annotations
 
@@ -12,14 +11,10 @@ _TILE_BYTES = 16 * 2**20
 
 
 def float_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """float32 x W^T, [T, N].
+    """float32 x W^T, [T, N], of x [T, K] and weight [N, K], both float32, bfloat16 or float16.
 
-    What happens depends on shapes alone, so that a CUDA graph may record it, and takes little memory beside the result
+    What is launched depends on shapes alone, so a CUDA graph may capture it. It takes little memory beside the result
     and x in float32.
-
-    Args:
-        x: [T, K], float32, bfloat16 or float16.
-        weight: [N, K] of the same dtype.
     """
     if x.dtype == torch.float32:
         return F.linear(x, weight)

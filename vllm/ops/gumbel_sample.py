@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from vllm.ops._dispatch import implementation
+from vllm.ops._dispatch import dispatched
 
 _MASK = 0xFFFFFFFF
 _ROUND_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -14,54 +15,27 @@ _ROUNDS = 10
 _BELOW_ONE = 1.0 - 2.0**-24
 
 
+@dispatched
 def gumbel_sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    idx_mapping: torch.Tensor,
-    first_id: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, idx_mapping: Tensor, first_id: int = 0
+) -> tuple[Tensor, Tensor]:
     """Draw one token from softmax(logits / temperature) of each row.
 
-    Token i's noise is a standard Gumbel variable made from 32 random bits: lane i % 4 of Philox4x32-10 with
-    the slot's seed (low word, high word) as key and (i // 4, position low, position high, 0) as counter. So
-    the draw does not depend on the batch, and a draw repeated with the same seed and position is the same. Of a
-    vocabulary in slices, the slice with the greatest score holds the token that the whole row draws.
+    Token i's noise is a standard Gumbel variable made from 32 random bits: lane i % 4 of Philox4x32-10 with the slot's
+    seed (low word, high word) as key and (i // 4, position low, position high, 0) as counter. So a draw depends on seed
+    and position, not on the batch. Of a vocabulary in slices, the slice with the greatest score holds the row's token.
 
     Args:
         logits: float32 [R, V]; the last dimension contiguous, any stride between rows. -inf = ruled out.
         temperature: float32 [S], by slot; 0 = the greatest logit, the lowest id among equals.
-        seeds: int64 [S], by slot.
-        positions: int64 [R], by row.
+        seeds, positions: int64 [S] by slot, and int64 [R] by row.
         idx_mapping: int32 [R], each row's slot.
         first_id: token id of column 0, at least 0.
 
     Returns:
         Tokens int32 [R], and their scores float32 [R], logits + temperature * noise. A row of -inf only draws
-        `first_id`; a NaN is never drawn while there is something else.
+        `first_id`; a NaN is drawn only from a row without any other value.
     """
-    which = implementation(logits)
-    if which == "cpp":
-        token_ids, scores = torch.ops.vllm_cpu.gumbel_sample(
-            logits, temperature, seeds, positions, idx_mapping, first_id
-        )
-        return token_ids, scores
-    if which == "triton":
-        from vllm.ops.triton import gumbel_sample as kernels
-
-        return kernels.gumbel_sample(logits, temperature, seeds, positions, idx_mapping, first_id)
-    return _reference(logits, temperature, seeds, positions, idx_mapping, first_id)
-
-
-def _reference(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    idx_mapping: torch.Tensor,
-    first_id: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
     slots = idx_mapping.to(torch.int64)
     noise = _gumbel(_random_bits(seeds[slots], positions, logits.shape[1], first_id))
     # logits + temperature * noise has the argmax of logits / temperature + noise, without overflow when the
@@ -73,16 +47,15 @@ def _reference(
     return token_ids.to(torch.int32), best.squeeze(-1)
 
 
-def _gumbel(bits: torch.Tensor) -> torch.Tensor:
-    """float32 noise from 32 random bits (int64). The noise's long upper tail comes from small bits, where a
-    float is finest; so rare tokens are drawn as often as they should be."""
+def _gumbel(bits: Tensor) -> Tensor:
+    """float32 noise from 32 random bits (int64). The long upper tail comes from small bits, where a float is finest, so
+    rare tokens are drawn as often as they should be."""
     uniform = (bits.to(torch.float32) + 0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
-def _random_bits(seeds: torch.Tensor, positions: torch.Tensor, num_tokens: int, first_id: int = 0) -> torch.Tensor:
-    """int64 [R, num_tokens] holding 32 random bits each, those of the ids from `first_id` on, from int64 [R] seeds and
-    positions."""
+def _random_bits(seeds: Tensor, positions: Tensor, num_tokens: int, first_id: int = 0) -> Tensor:
+    """int64 [R, num_tokens], 32 random bits for each id from `first_id` on."""
     first_group, skipped = divmod(first_id, 4)
     num_groups = (skipped + num_tokens + 3) // 4
     groups = torch.arange(first_group, first_group + num_groups, dtype=torch.int64, device=seeds.device)
@@ -102,7 +75,7 @@ def _random_bits(seeds: torch.Tensor, positions: torch.Tensor, num_tokens: int, 
     return lanes.flatten(1)[:, skipped : skipped + num_tokens]
 
 
-def _multiply(words: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _multiply(words: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     """The high and low 32 bits of words * factor. int64 would overflow, so the factor goes in two halves."""
     low = words * (factor & 0xFFFF)
     high = words * (factor >> 16)

@@ -1,10 +1,9 @@
 """Matrix products with 8-bit weights and 8-bit activations, both in groups of 128 inputs with a scale each.
 
-Each block of 64 of a weight's row, and of a row of x, is rotated: multiplied with a Hadamard matrix, which leaves their
-product as it is and spreads the few huge activations of language models over their blocks (the idea of QuaRot,
-arXiv:2404.00456). Then each group of two blocks is rounded to integers in [-127, 127] with a scale of its own, a
-weight's once and an activation's whenever it arrives. Sums of a group's products are exact; groups are added up in
-float32, in order, so a row's result does not depend on the batch. docs/quantization.md has what it does to readings.
+Each block of 64 of a weight's row, and of a row of x, is multiplied with a Hadamard matrix, which leaves their product
+as it is and spreads the few huge activations over their blocks (QuaRot, arXiv:2404.00456). Then each group of two
+blocks is rounded to integers in [-127, 127] with its own scale. Sums of a group's products are exact; groups are added
+up in float32, in order, so a row's result does not depend on the batch. Accuracy: docs/quantization.md.
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ BLOCK = 64
 _GROUP_BLOCKS = 2
 
 _GREATEST = 127
+# Flipping it adds 128 to a two's complement byte, or subtracts it again; the kernel multiplies unsigned bytes.
+_SIGN_BIT = 128
 # Groups of activations of no greater absolute value count as zero: the inverse of their scale would overflow.
 _LEAST_ACTIVATION = 1e-30
 # Raises a scale by enough that rounding it to bfloat16 cannot leave it below what the greatest value needs.
@@ -35,33 +36,24 @@ class Int8Linear:
     """A weight of 8-bit integers, ready to multiply with.
 
     Attributes:
-        weight: int8 [N, B, 64] with B = ceil(K / 64) when the layout is "plain"; "panels" of the C++ kernel are uint8
-            [ceil(N / 32), 32 (64 B + 2 G)], see csrc/cpu/kernels/linear_int8.cpp, their scales among them.
+        weight: int8 [N, B, 64] with B = ceil(K / 64) when the layout is "plain"; "packed" for the C++ kernel, it is
+            uint8 [ceil(N / 32), 32 (64 B + 2 G)] with the scales inside, see csrc/cpu/kernels/linear_int8.cpp.
         scales: bfloat16 [N, G] with G = ceil(B / 2) when the layout is "plain", else None.
         bias: [N] in the dtype of the activations, or None.
-        layout: "plain" or "panels".
-        shape: (N, K).
-        gated: the product is silu(x G^T + b) * (x U^T + c), where G and U are the weight's two halves of rows.
+        shape, gated: as in PackedLinear.
     """
 
     weight: Tensor
     scales: Tensor | None
     bias: Tensor | None
-    layout: Literal["plain", "panels"]
+    layout: Literal["plain", "packed"]
     shape: tuple[int, int]
     gated: bool = False
 
 
 def pack_int8_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, gated: bool = False) -> Int8Linear:
-    """Quantise a weight [N, K] (float32, bfloat16 or float16) to 8 bits, and take its bias [N] over.
-
-    Args:
-        float_out: makes no difference here; see pack_linear.
-        gated: multiply to silu(x G^T + b) * (x U^T + c) at once, if the layout can: the result's `gated` tells.
-
-    Raises:
-        ValueError: a value is not finite.
-    """
+    """Quantise a weight [N, K] (float32, bfloat16 or float16) to 8 bits, with a bias [N]. `float_out` makes no
+    difference; for `gated` see pack_linear. ValueError if a value is not finite."""
     if gated and implementation(weight) == "cpp":
         packed = pack_int8_linear(interleave_gate(weight), None if bias is None else interleave_gate(bias))
         return replace(packed, shape=(weight.shape[0], weight.shape[1]), gated=True)
@@ -70,36 +62,24 @@ def pack_int8_linear(weight: Tensor, bias: Tensor | None, float_out: bool = Fals
 
 
 def take_int8_rows(packed: Int8Linear, rows: Tensor) -> Int8Linear:
-    """The weight's rows and their biases, packed as `packed` is: a product gives the very bits of the whole's columns.
-
-    Args:
-        packed: not gated.
-        rows: int64 [I] in [0, N), on the weight's device, in any order and not necessarily distinct.
-    """
+    """The weight's rows and their biases, packed as `packed` (not gated) is: a product gives the very bits of the
+    whole's columns. `rows` are int64 [I] in [0, N), on the weight's device, in any order and not necessarily
+    distinct."""
     bias = None if packed.bias is None else packed.bias[rows]
     shape = (rows.shape[0], packed.shape[1])
     if packed.scales is not None:
         return _arrange(packed.weight[rows], packed.scales[rows], bias, shape)
     panels, columns = rows // PANEL, rows % PANEL
     shifted, scales = _parts(packed.weight, packed.shape[1])
-    taken = shifted[panels, :, :, columns].flatten(2)
-    return _arrange(_shift(taken).view(torch.int8), scales[panels, :, columns], bias, shape)
+    taken = shifted[panels, :, :, columns].flatten(2) ^ _SIGN_BIT
+    return _arrange(taken.view(torch.int8), scales[panels, :, columns], bias, shape)
 
 
 def int8_linear(x: Tensor, packed: Int8Linear, float_out: bool = False, norm: AddedNorm | None = None) -> Tensor:
-    """x W^T + bias, as the module's description says.
+    """x W^T + bias, [T, N], or [T, N / 2] when `packed.gated`; contiguous, in x's dtype or, with `float_out`, float32.
 
-    Args:
-        x: [T, K], float32, bfloat16 or float16; any strides. A row with NaN, infinity or absolute values above 1e36
-            gives NaN alone.
-        float_out: give the result in float32, before it is rounded to x's dtype.
-        norm: applied to x first; see packed_linear.
-
-    Returns:
-        [T, N], or [T, N / 2] when `packed.gated`; contiguous, in x's dtype or float32.
-
-    Raises:
-        ValueError: the width of x is not K.
+    `x` [T, K] is float32, bfloat16 or float16, with any strides; a row with NaN, infinity or absolute values above 1e36
+    gives NaN alone. `norm` is applied to x first, see packed_linear. ValueError if the width of x is not K.
     """
     if x.shape[-1] != packed.shape[1]:
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
@@ -133,7 +113,7 @@ def _greatest_of_groups(blocks: Tensor) -> Tensor:
 
 
 def _of_blocks(groups: Tensor, blocks: Tensor) -> Tensor:
-    """[N, B, 1]: what [N, G] says of each block of [N, B, 64]."""
+    """[N, B, 1]: the value of [N, G] for each block of [N, B, 64]."""
     return groups.repeat_interleave(_GROUP_BLOCKS, 1)[:, : blocks.shape[1], None]
 
 
@@ -147,10 +127,10 @@ def _arrange(integers: Tensor, scales: Tensor, bias: Tensor | None, shape: tuple
     num_panels, num_blocks, num_groups = integers.shape[0] // PANEL, integers.shape[1], scales.shape[1]
     panels = torch.empty(num_panels, PANEL * (BLOCK * num_blocks + 2 * num_groups), dtype=torch.uint8)
     to_integers, to_scales = _parts(panels, shape[1])
-    shifted = _shift(integers.view(torch.uint8)).view(num_panels, PANEL, num_blocks, BLOCK // 4, 4)
+    shifted = (integers.view(torch.uint8) ^ _SIGN_BIT).view(num_panels, PANEL, num_blocks, BLOCK // 4, 4)
     to_integers.copy_(shifted.permute(0, 2, 3, 1, 4))
     to_scales.copy_(scales.view(num_panels, PANEL, num_groups).transpose(1, 2))
-    return Int8Linear(panels, None, bias, "panels", shape)
+    return Int8Linear(panels, None, bias, "packed", shape)
 
 
 def _parts(panels: Tensor, inner: int) -> tuple[Tensor, Tensor]:
@@ -159,11 +139,6 @@ def _parts(panels: Tensor, inner: int) -> tuple[Tensor, Tensor]:
     shifted, scales = panels.tensor_split((num_blocks * BLOCK * PANEL,), 1)
     shifted = shifted.unflatten(1, (num_blocks, BLOCK // 4, PANEL, 4))
     return shifted, scales.view(torch.bfloat16).unflatten(1, (-1, PANEL))
-
-
-def _shift(integers: Tensor) -> Tensor:
-    """uint8: 128 added to each, or taken away again; in two's complement, that is flipping the sign bit."""
-    return integers ^ 128
 
 
 def _hadamard(device: torch.device) -> Tensor:
@@ -196,14 +171,11 @@ def _reference(x: Tensor, packed: Int8Linear, weight_scales: Tensor, float_out: 
     scales = torch.where(counts, greatest / limit, 0.0) + (greatest * 0.0)
     whole = (blocks * _of_blocks(inverses, blocks)).round()
     out = torch.zeros(x.shape[0], packed.shape[0], device=x.device)
-    for i, (rows, columns) in enumerate(zip(_groups(whole), _groups(packed.weight), strict=True)):
+    groups = zip(whole.split(_GROUP_BLOCKS, 1), packed.weight.split(_GROUP_BLOCKS, 1), strict=True)
+    for i, (rows, columns) in enumerate(groups):
         # float32 holds every sum of a group's products exactly.
-        out += (rows @ columns.float().T) * weight_scales[:, i].float() * scales[:, i, None]
+        product = rows.flatten(1) @ columns.flatten(1).float().T
+        out += product * weight_scales[:, i].float() * scales[:, i, None]
     if packed.bias is not None:
         out = out + packed.bias.float()
     return out if float_out else out.to(x.dtype)
-
-
-def _groups(blocks: Tensor) -> list[Tensor]:
-    """[N, up to 128] for each group of [N, B, 64]."""
-    return [group.flatten(1) for group in blocks.split(_GROUP_BLOCKS, 1)]

@@ -2,21 +2,18 @@
 
 A slot is block * block_size + offset in the block. There are two layouts, and every operation takes both:
 
-- Cells, what the CPU's kernels are fast with: [num_blocks, num_kv_heads, block_size * head_dim], one cell a (block,
-  head). In the key cache a cell is [head_dim, block_size], in the value cache [block_size, head_dim]. So attention
-  reads both along memory: scores of neighbouring tokens come from one vector of keys for each dimension, with no
-  reduction across lanes, and outputs from one vector of dimensions for each token.
-- Rows, what a GPU loads in whole lines: [num_blocks, num_kv_heads, block_size, head_dim], keys and values alike. Only
-  the last dimension has to be contiguous, so a cache made as [num_blocks, block_size, num_kv_heads, head_dim] is one
-  too, with its middle dimensions exchanged.
+- Cells, for the CPU: [num_blocks, num_kv_heads, block_size * head_dim], one cell a (block, head). In the key cache a
+  cell is [head_dim, block_size], in the value cache [block_size, head_dim]. So scores of neighbouring tokens come from
+  one vector of keys for each dimension, with no reduction across lanes.
+- Rows, for GPUs: [num_blocks, num_kv_heads, block_size, head_dim], keys and values alike. Only the last dimension has
+  to be contiguous, so [num_blocks, block_size, num_kv_heads, head_dim] with its middle dimensions exchanged will do.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import implementation
+from vllm.ops._dispatch import dispatched
 
 
 def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, int, int]:
@@ -29,24 +26,15 @@ def kv_rows_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim:
     return (num_blocks, num_kv_heads, block_size, head_dim)
 
 
+@dispatched
 def reshape_and_cache_(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write each token's keys and values into its slot.
+    """Write the keys and values k, v [T, Hkv, D] into their tokens' slots.
 
-    Args:
-        k, v: [T, Hkv, D], of the caches' dtype; may be views whose last dimension is contiguous.
-        k_cache, v_cache: contiguous and of `kv_cache_shape`, or of `kv_rows_shape` (not in C++).
-        slot_mapping: int32 or int64 [T], distinct; a negative slot is skipped.
+    `k` and `v` have the caches' dtype and may be views whose last dimension is contiguous. The caches are contiguous
+    and of `kv_cache_shape`, or of `kv_rows_shape` (not in C++). `slot_mapping` is int32 or int64 [T], distinct; a
+    negative slot is skipped.
     """
-    which = implementation(k)
-    if which == "cpp":
-        torch.ops.vllm_cpu.reshape_and_cache_(k, v, k_cache, v_cache, slot_mapping)
-        return
     keys, values = cache_rows(k_cache, v_cache, k.shape[-1])
-    if which == "triton":
-        from vllm.ops.triton import kv_cache as kernels
-
-        kernels.reshape_and_cache_(k, v, keys, values, slot_mapping)
-        return
     kept = slot_mapping >= 0
     slots = slot_mapping[kept].long()
     block_size = keys.shape[2]

@@ -11,16 +11,17 @@ from torch import Tensor
 
 from vllm import envs
 from vllm.ops._dispatch import ISA_LEVELS, cpu_ops, implementation
+from vllm.ops.cpu_kernels import check_cpu_gemm, onednn_lacks
 from vllm.ops.float_linear import float_linear
-from vllm.ops.onednn import check_cpu_gemm, onednn_lacks
 from vllm.ops.rms_norm import AddedNorm
 
-Layout = Literal["plain", "panels", "pairs", "halves", "onednn"]
+Layout = Literal["plain", "packed_f32", "packed_bf16_dot", "packed_fp16", "onednn"]
 
-# Of our own kernel; the first two hold the weight as it was.
-EXACT: tuple[Layout, ...] = ("panels", "pairs")
-_OWN: tuple[Layout, ...] = (*EXACT, "halves")
+# Of our own kernel; the first two hold the weight's values unchanged.
+EXACT: tuple[Layout, ...] = ("packed_f32", "packed_bf16_dot")
+_OWN: tuple[Layout, ...] = (*EXACT, "packed_fp16")
 
+# Columns of a panel: what a packed weight consists of.
 PANEL = 32
 # A column's greatest magnitude in float16: see HalfProduct in csrc/cpu/kernels/linear.cpp.
 _COLUMN_EXPONENT = 4
@@ -33,9 +34,9 @@ class PackedLinear:
     Attributes:
         weight: [N, K] when the layout is "plain", else opaque.
         bias: [N] or None.
-        layout: "plain", "panels", "pairs" or "halves" of our own kernel (csrc/cpu/kernels/linear.cpp), or oneDNN's.
+        layout: "plain", one of our own kernel's (csrc/cpu/kernels/linear.cpp), or "onednn".
         shape: (N, K).
-        scales: float32 [N, filled up to whole panels], what the products with "halves" are multiplied with; else None.
+        scales: float32 [N, filled up to whole panels], the factors of "packed_fp16" products; else None.
         gated: the product is silu(x G^T + b) * (x U^T + c), where G and U are the weight's two halves of rows.
     """
 
@@ -50,52 +51,48 @@ class PackedLinear:
 def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, gated: bool = False) -> PackedLinear:
     """Take a weight [N, K] and a bias [N] over. `weight` is copied when packing changes its layout.
 
-    Our own kernel adds each output's products in one order, so a row's results do not depend on the batch, and it
-    is at least as fast as oneDNN except for bfloat16 on CPUs with matrix tiles: those take oneDNN's packed weights,
-    but not for products in float32, which it does not give.
-    Where the CPU has quick dot products of bfloat16, such weights are laid out in "pairs" for them; where it has
-    float16 arithmetic, they become "halves": the same values, scaled, whose products are summed in float16 up to 64 at
-    a time. The variable VLLM_CPU_GEMM ("panels", "pairs", "halves" or "onednn") overrides the choice;
-    VLLM_BATCH_INVARIANT=1 rules oneDNN out.
+    Our own kernel adds each output's products in one order, so a row's results do not depend on the batch, and it is at
+    least as fast as oneDNN except for bfloat16 on CPUs with matrix tiles: those take oneDNN's packed weights, but not
+    for products in float32, which it does not give. "packed_f32" multiplies in float32. bfloat16 weights become
+    "packed_bf16_dot" where the CPU has fast dot products of bfloat16, and "packed_fp16" where it has float16
+    arithmetic: the same values, scaled, whose products are summed in float16 up to 64 at a time. VLLM_CPU_GEMM
+    overrides the choice; VLLM_BATCH_INVARIANT=1 rules oneDNN out.
 
     Args:
-        float_out: the products will be asked for in float32, so the layout is one that sums and gives them so.
+        float_out: the products will be read in float32, so the layout is one that sums and gives them so.
         gated: multiply to silu(x G^T + b) * (x U^T + c) at once, if the layout can: the result's `gated` tells.
 
     Raises:
-        ValueError: VLLM_CPU_GEMM is no layout, or is one that cannot be had on this CPU.
+        ValueError: VLLM_CPU_GEMM is no layout, or is one that this CPU does not support.
     """
     shape = (weight.shape[0], weight.shape[1])
     layout = _layout(weight, float_out)
     if gated and layout in _OWN:
         packed = pack_linear(interleave_gate(weight), None if bias is None else interleave_gate(bias), float_out)
         return replace(packed, shape=shape, gated=True)
-    if layout == "halves":
-        halves, scales = _scaled_halves(weight)
-        return PackedLinear(torch.ops.vllm_cpu.pack_linear(halves), bias, layout, shape, scales)
+    scales = None
+    if layout == "packed_fp16":
+        weight, scales = _scaled_fp16(weight)
     if layout in _OWN:
-        return PackedLinear(pack_as(weight, layout), bias, layout, shape)
-    if layout == "onednn":
-        return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight), bias, layout, shape)
-    return PackedLinear(weight, bias, layout, shape)
+        weight = pack_as(weight, layout)
+    elif layout == "onednn":
+        weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return PackedLinear(weight, bias, layout, shape, scales)
 
 
 def pack_as(weight: Tensor, layout: Layout) -> Tensor:
-    """The memory of our own kernel's `layout` with the values of a weight [N, K]; K is even for "pairs"."""
-    return torch.ops.vllm_cpu.pack_linear(weight, layout == "pairs")
+    """The memory of our own kernel's `layout` with the values of a weight [N, K]; K is even for "packed_bf16_dot"."""
+    return torch.ops.vllm_cpu.pack_linear(weight, layout == "packed_bf16_dot")
 
 
 def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm: AddedNorm | None = None) -> Tensor:
-    """x W^T + bias, or norm(x) W^T + bias.
+    """x W^T + bias, [T, N], or [T, N / 2] when `packed.gated`; contiguous, in x's dtype or float32.
 
     Args:
         x: [T, K], of the weight's dtype; any strides.
         float_out: give the float32 sums, not rounded to x's dtype; the weight was packed for it.
-        norm: applied to x first, which is added to the norm's residual in place; the same bits as by itself, but
-            where the kernel can without its result in memory.
-
-    Returns:
-        [T, N], or [T, N / 2] when `packed.gated`; contiguous, in x's dtype or float32.
+        norm: applied to x first, which is added to the norm's residual in place; the same bits as a separate norm,
+            but our own kernel does not write its result to memory.
 
     Raises:
         ValueError: the width of x is not K, or oneDNN's layout does not give the float32 sums.
@@ -110,7 +107,10 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm
     if norm is not None:
         x = norm(x)
     if packed.layout == "plain":
-        return _plain_product(x, packed, float_out)
+        if not float_out:
+            return F.linear(x, packed.weight, packed.bias)
+        sums = float_linear(x, packed.weight)
+        return sums if packed.bias is None else sums.add_(packed.bias)
     if float_out and x.dtype != torch.float32:
         raise ValueError("oneDNN's layout does not give float32 sums: pack the weight with float_out")
     if not x.shape[0]:
@@ -118,57 +118,73 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm
     return torch.ops.mkldnn._linear_pointwise(x.contiguous(), packed.weight, packed.bias, "none", [], "")
 
 
-def _plain_product(x: Tensor, packed: PackedLinear, float_out: bool) -> Tensor:
-    if not float_out:
-        return F.linear(x, packed.weight, packed.bias)
-    sums = float_linear(x, packed.weight)
-    return sums if packed.bias is None else sums.add_(packed.bias)
+def take_packed_rows(packed: PackedLinear, rows: Tensor) -> PackedLinear:
+    """The weight W[rows] [I, K] and its bias, packed as `packed` (of W [N, K]) is, in memory of its own.
+
+    A product by our own kernel gives the very bits of the whole product's columns; "plain" ones may differ in rounding,
+    as libraries choose the order of their sums by the shape. `rows` are int64 [I] in [0, N), on the weight's device, in
+    any order and not necessarily distinct. ValueError for a layout other than "plain" and EXACT.
+    """
+    if packed.layout == "plain":
+        weight = packed.weight[rows]
+    else:
+        weight = pack_as(packed_embedding(rows, packed), packed.layout)
+    bias = None if packed.bias is None else packed.bias[rows]
+    return PackedLinear(weight, bias, packed.layout, (len(rows), packed.shape[1]))
+
+
+def packed_embedding(token_ids: Tensor, packed: PackedLinear) -> Tensor:
+    """[T, H]: the rows of a packed weight [V, H] that `token_ids` (int32 or int64 [T] in [0, V), contiguous) name, to
+    the bit. ValueError for a layout other than EXACT."""
+    if packed.layout not in EXACT:
+        raise ValueError(f"packed must have one of the layouts {', '.join(EXACT)}, got {packed.layout!r}")
+    return torch.ops.vllm_cpu.panel_rows(packed.weight, token_ids, packed.shape[0])
 
 
 def _layout(weight: Tensor, float_out: bool) -> Layout:
     if implementation(weight) != "cpp":
         return "plain"
     if weight.dtype != torch.bfloat16:
-        return "panels"
+        return "packed_f32"
     layout = _bf16_layout(float_out)
-    return "panels" if layout == "pairs" and weight.shape[1] % 2 else layout
+    return "packed_f32" if layout == "packed_bf16_dot" and weight.shape[1] % 2 else layout
 
 
 def _bf16_layout(float_out: bool) -> Layout:
-    """What VLLM_CPU_GEMM names, else what the CPU multiplies fastest, of the layouts that give what is wanted."""
+    """What VLLM_CPU_GEMM names, else what the CPU multiplies fastest, of the layouts that can be used."""
     check_cpu_gemm()
     ops = cpu_ops()
     assert ops is not None
     usable = EXACT if float_out else _OWN
     if not float_out and onednn_lacks() is None and not envs.batch_invariant():
         usable = (*usable, "onednn")
-    wanted = envs.cpu_gemm()
-    if wanted in usable:
-        return cast(Layout, wanted)
+    named = envs.cpu_gemm()
+    if named in usable:
+        return cast(Layout, named)
     fastest: tuple[tuple[bool, Layout], ...] = (
         (ops.has_bf16_tiles(), "onednn"),
-        (ops.has_fast_bf16_dot(), "pairs"),
-        (ISA_LEVELS[ops.set_isa(-1)] == "avx512_fp16", "halves"),
+        (ops.has_fast_bf16_dot(), "packed_bf16_dot"),
+        (ISA_LEVELS[ops.set_isa(-1)] == "avx512_fp16", "packed_fp16"),
     )
-    return next((layout for suits, layout in fastest if suits and layout in usable), "panels")
+    return next((layout for suits, layout in fastest if suits and layout in usable), "packed_f32")
 
 
-def interleave_gate(halves: Tensor) -> Tensor:
+def interleave_gate(stacked: Tensor) -> Tensor:
     """[2 I, ...] -> the same rows by 16 of the first half and 16 of the second in turn, zeros after either's last."""
-    parts = halves.unflatten(0, (2, -1))
+    parts = stacked.unflatten(0, (2, -1))
     missing = -parts.shape[1] % (PANEL // 2)
     if missing:
         parts = torch.cat([parts, parts.new_zeros(2, missing, *parts.shape[2:])], dim=1)
     return parts.unflatten(1, (-1, PANEL // 2)).transpose(0, 1).flatten(0, 2).contiguous()
 
 
-def _scaled_halves(weight: Tensor) -> tuple[Tensor, Tensor]:
+def _scaled_fp16(weight: Tensor) -> tuple[Tensor, Tensor]:
     """bfloat16 [N, K] -> float16 [N, K], and float32 [N up to whole panels] that undoes its scaling."""
     plain = weight.float()
     _, exponents = plain.abs().amax(dim=1).frexp()
     # Within what a float32 can scale by; a column of zeros has exponent 0.
     exponents = (exponents - 1).clamp(-120, 120)
-    halves = plain.ldexp_((_COLUMN_EXPONENT - exponents)[:, None]).half()
+    scaled = plain.ldexp_((_COLUMN_EXPONENT - exponents)[:, None]).half()
     scales = torch.zeros((len(weight) + PANEL - 1) // PANEL * PANEL)
     scales[: len(weight)] = torch.ones(len(weight)).ldexp_(exponents - _COLUMN_EXPONENT)
-    return halves, scales
+    return scaled, scales

@@ -1,7 +1,7 @@
-"""Kernel calls recorded once and made again from one operator: on the CPU what a CUDA graph is there.
+"""Kernel calls recorded once and replayed by one operator: the CPU's counterpart of a CUDA graph.
 
-PyTorch takes some microseconds to reach an operator, a layer has ten of them, and with a few tokens in a step that is a
-good part of its time. The C++ operators write down the calls of their kernels, which hold nothing but addresses.
+PyTorch takes some microseconds to reach an operator, which is much of a small decode step. The C++ operators record the
+calls of their kernels, which hold nothing but addresses.
 """
 
 from __future__ import annotations
@@ -21,11 +21,8 @@ _ALLOCATIONS = {torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.def
 
 
 class RecordedMemory:
-    """What recorded calls write their results into, and the results' places in it.
-
-    Recordings that share it take no more together than the largest of them does alone; a replay of one overwrites the
-    results of the others.
-    """
+    """Memory for the results of recorded calls. Recordings may share it: it is then as large as the largest needs, and
+    a replay of one overwrites the results of the others."""
 
     def __init__(self) -> None:
         self.handle: int = torch.ops.vllm_cpu.make_recorded_memory()
@@ -34,7 +31,7 @@ class RecordedMemory:
 
 
 class _Observer(TorchDispatchMode):
-    """Allocates from the recording's memory; notes whether anything ran that the recording lacks."""
+    """Allocates from the recording's memory; notes what ran that the recording lacks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +39,7 @@ class _Observer(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # What skips torch.compile's frontend loads it first: two seconds, in the first decode step.
+        # True would load torch.compile's frontend: two seconds, in the first decode step.
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -69,26 +66,20 @@ def can_record(tensor: Tensor) -> bool:
 
 
 class Recording:
-    """Use as a context: what runs within runs as ever and is recorded; `replay` runs it again.
+    """Use as a context: operations within run as usual and are recorded; `replay` runs them again.
 
         with Recording() as recording:
             out = forward(inputs)
         inputs.copy_(others)
         recording.replay()  # fills `out`
 
-    The tensors keep their places: a replay reads and writes the very memory that the recorded calls did, which the
-    recording keeps alive. Shapes, strides and numbers among the arguments are those of the recorded calls. Memory of a
-    tensor that is gone while the recording is made serves the next ones: in the end only those that are left are sound.
-
-    Attributes:
-        missed: the operations that ran and are not in the recording. Unless there are none, do not replay.
+    A replay reads and writes the memory that the recorded calls did, which the recording keeps alive. Shapes, strides
+    and numbers among the arguments stay those of the recorded calls. Memory of a tensor that is freed while the
+    recording is made is reused by the next ones: only the tensors that are left at the end are valid. Results are
+    written to `memory`; None: memory of its own.
     """
 
     def __init__(self, memory: RecordedMemory | None = None) -> None:
-        """
-        Args:
-            memory: what the results are written into; None: what no other recording uses.
-        """
         self._observer = _Observer()
         self._memory = memory or RecordedMemory()
         self._handle = 0
@@ -106,7 +97,7 @@ class Recording:
 
     @property
     def missed(self) -> frozenset[str]:
-        """See the class."""
+        """The operations that ran and are not in the recording. Unless there are none, do not replay."""
         return frozenset(self._observer.missed)
 
     def replay(self) -> None:

@@ -7,61 +7,44 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import implementation
+from vllm.ops._dispatch import dispatched, implementation, triton_function
 
 
 class AddedNorm(NamedTuple):
-    """What `fused_add_rms_norm_` does to an x, for an operation to do it before its own: see there."""
+    """The arguments of `fused_add_rms_norm_` beside x, for an operation that does it before its own."""
 
     residual: Tensor
     weight: Tensor
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Do it now."""
         return fused_add_rms_norm_(x, self.residual, self.weight, self.eps)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32, rounded once to x's dtype.
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32, rounded once to x's dtype; contiguous.
 
     Args:
         x: float32, bfloat16 or float16 [..., H]; the last dimension contiguous.
         weight: [H], of x's dtype.
-
-    Returns:
-        A contiguous tensor of x's shape and dtype.
     """
     which = implementation(x)
-    if which == "cpp":
-        if x.dim() in (2, 3):
-            return torch.ops.vllm_cpu.rms_norm(x, weight, eps)
-        return torch.ops.vllm_cpu.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
-    if which == "triton":
-        from vllm.ops.triton import rms_norm as kernels
-
-        return kernels.rms_norm(x, weight, eps)
-    return _reference(x, weight, eps)
+    if which == "reference":
+        return _reference(x, weight, eps)
+    norm = torch.ops.vllm_cpu.rms_norm if which == "cpp" else triton_function("rms_norm", __name__)
+    if x.dim() in (2, 3):
+        return norm(x, weight, eps)
+    return norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
 
 
+@dispatched
 def fused_add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """residual += x in place, then the norm of the new residual.
+    """residual += x in place, then the norm of the rounded residual, as unfused: [T, H], contiguous.
 
     Args:
-        x: [T, H]; the last dimension contiguous.
-        residual: [T, H] of x's dtype; the last dimension contiguous.
+        x, residual: [T, H] of one dtype; the last dimension contiguous.
         weight: [H], of x's dtype.
-
-    Returns:
-        [T, H], contiguous. The norm is of the rounded residual, as it would be unfused.
     """
-    which = implementation(x)
-    if which == "cpp":
-        return torch.ops.vllm_cpu.fused_add_rms_norm_(x, residual, weight, eps)
-    if which == "triton":
-        from vllm.ops.triton import rms_norm as kernels
-
-        return kernels.fused_add_rms_norm_(x, residual, weight, eps)
     residual += x
     return _reference(residual, weight, eps)
 

@@ -1,15 +1,17 @@
-"""Rotary position embedding of queries and keys, in place."""
+"""Rotary position embedding of queries and keys, alone and in one pass with the writing of new keys and values."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import implementation
+from vllm.ops._dispatch import dispatched
+from vllm.ops.kv_cache import reshape_and_cache_
 
 
+@dispatched
 def rotary_embedding_(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor) -> None:
-    """Rotate the first rot_dim values of each head of q and k by its token's angles, half against half.
+    """Rotate the first rot_dim values of each head of q and k in place by its token's angles, half against half.
 
     Args:
         positions: int32 or int64 [T], each below max_positions.
@@ -17,23 +19,26 @@ def rotary_embedding_(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Te
         k: [T, Hkv, D], of q's dtype, likewise.
         cos_sin_cache: float32 [max_positions, rot_dim], the cosines of rot_dim / 2 angles, then the sines.
     """
-    which = implementation(q)
-    if which == "cpp":
-        torch.ops.vllm_cpu.rotary_embedding_(positions, q, k, cos_sin_cache)
-        return
-    if which == "triton":
-        from vllm.ops.triton import rotary as kernels
-
-        kernels.rotary_embedding_(positions, q, k, cos_sin_cache)
-        return
     cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)
-    for heads in (q, k):
-        _rotate_reference_(heads, cos, sin)
-
-
-def _rotate_reference_(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     half = cos.shape[-1]
-    first, second = heads[..., :half].float(), heads[..., half : 2 * half].float()
-    # Both halves are computed before either is written: in float32 they are views of the heads themselves.
-    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    heads[..., : 2 * half] = rotated.to(heads.dtype)
+    for heads in (q, k):
+        first, second = heads[..., :half].float(), heads[..., half : 2 * half].float()
+        # Both halves are computed before either is written: in float32 they are views of the heads themselves.
+        rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        heads[..., : 2 * half] = rotated.to(heads.dtype)
+
+
+@dispatched
+def rotary_and_cache_(
+    positions: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin_cache: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """`rotary_embedding_` of q and k, then `reshape_and_cache_` of k and v; their arguments."""
+    rotary_embedding_(positions, q, k, cos_sin_cache)
+    reshape_and_cache_(k, v, k_cache, v_cache, slot_mapping)

@@ -5,32 +5,33 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from vllm.ops._dispatch import implementation
+from vllm.ops._dispatch import implementation, triton_function
 from vllm.ops.count_above import check_columns, count_above_reference
 
 
 class Readings(NamedTuple):
     """What one pass over R rows of logits yields. Padding columns hold logit 0.0 and rank 0."""
 
-    logits: torch.Tensor  # float32 [R, W]
-    ranks: torch.Tensor  # int32 [R, W]; 1 + the number of strictly greater logits in the row
-    lse: torch.Tensor  # float32 [R]; log(sum(exp(row)))
-    argmax: torch.Tensor  # int32 [R]; the lowest id among equals
-    max: torch.Tensor  # float32 [R]
-    entropy: torch.Tensor | None = None  # float32 [R], in nats, never negative; None when not asked for
-    # float32 [R, W], padding 0.0; None where they are left to the caller, who has logits and lse.
-    logprobs: torch.Tensor | None = None
-    token_ids: torch.Tensor | None = None  # int32 [R, W], what was read; None: what was given
-    # int32 [R, 4 W + 2], a row's everything side by side, floats by their bits: token ids, logprobs, logits, ranks,
-    # lse, entropy (NaN where it was not asked for). None: not asked for, or left to the caller.
-    table: torch.Tensor | None = None
+    logits: Tensor  # float32 [R, W]
+    ranks: Tensor  # int32 [R, W]; 1 + the number of strictly greater logits in the row
+    lse: Tensor  # float32 [R]; log(sum(exp(row)))
+    argmax: Tensor  # int32 [R]; the lowest id among equals
+    max: Tensor  # float32 [R]
+    entropy: Tensor | None = None  # float32 [R], in nats, never negative; None when not requested
+    # float32 [R, W], padding 0.0; None: the caller computes them from logits and lse.
+    logprobs: Tensor | None = None
+    token_ids: Tensor | None = None  # int32 [R, W], what was read; None: what was given
+    # int32 [R, 4 W + 2], each row's token ids, logprobs, logits, ranks, lse, entropy (NaN where not requested), floats
+    # as their bits. None: not requested, or left to the caller.
+    table: Tensor | None = None
 
 
 def token_readings(
-    logits: torch.Tensor,
-    token_ids: torch.Tensor,
-    num_token_ids: torch.Tensor | None = None,
+    logits: Tensor,
+    token_ids: Tensor,
+    num_token_ids: Tensor | None = None,
     *,
     entropy: bool = False,
     greedy: bool = False,
@@ -38,20 +39,19 @@ def token_readings(
 ) -> Readings:
     """Read chosen tokens of each row.
 
-    A token's logprob is `logits - lse`. -inf stays -inf, and a row of nothing else has lse -inf. A NaN in a
-    row makes its lse NaN, and the row's other results are then meaningless (argmax stays a valid id).
+    A token's logprob is `logits - lse`. -inf stays -inf, and a row of -inf only has lse -inf. A NaN in a row makes its
+    lse NaN, and the row's other results are then meaningless (argmax stays a valid id).
 
-    The entropy of a row is that of softmax(row), -inf counting nothing: 0 where one logit alone is finite, NaN
-    where none is or where there is a NaN or +inf. Asking for it changes no bit of the other results.
+    The entropy of a row is that of softmax(row): 0 where one logit alone is finite, NaN where none is or where there is
+    a NaN or +inf. Requesting it changes no bit of the other results.
 
     Args:
         logits: [R, V], float32, bfloat16 or float16; the last dimension contiguous, any stride between rows.
         token_ids: int32 [R, W], each in [0, V); the last dimension contiguous. An id may stand twice.
-        num_token_ids: int32 [R], how many leading columns of each row hold an id; the others are padding,
-            whose ids are not looked at. None: all W.
-        entropy: whether to compute the rows' entropy, from the same pass.
+        num_token_ids: int32 [R], how many leading columns of each row hold an id; the others are padding, whose ids
+            are not read. None: all W.
         greedy: each row's first id, which must count, is its argmax, whatever `token_ids` holds there.
-        table: whether the results are wanted as a table, too, if the kernel can write one.
+        table: give the results as a table, too, if the kernel can write one.
 
     Raises:
         ValueError: a shape or dtype is wrong.
@@ -66,24 +66,21 @@ def token_readings(
         counts = None if num_token_ids is None else num_token_ids - 1
         return _put_argmax(token_ids, token_readings(logits, token_ids[:, 1:], counts, entropy=entropy))
     if which == "triton":
-        from vllm.ops.triton import token_readings as kernels
-
-        return Readings(*kernels.token_readings(logits, token_ids, num_token_ids, entropy))
+        return Readings(*triton_function("token_readings", __name__)(logits, token_ids, num_token_ids, entropy))
     readings = _reference(logits, token_ids, num_token_ids)
     return readings._replace(entropy=_entropy(logits.float(), readings.max)) if entropy else readings
 
 
-def _put_argmax(token_ids: torch.Tensor, others: Readings) -> Readings:
-    """The readings of all columns from those of all but the first."""
+def _put_argmax(token_ids: Tensor, others: Readings) -> Readings:
+    """The readings of all columns from those of all but the first, the argmax."""
     return others._replace(
         token_ids=torch.cat((others.argmax[:, None], token_ids[:, 1:]), dim=1),
         logits=torch.cat((others.max[:, None], others.logits), dim=1),
-        # Nothing is greater than the greatest.
         ranks=torch.nn.functional.pad(others.ranks, (1, 0), value=1),
     )
 
 
-def _reference(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None) -> Readings:
+def _reference(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> Readings:
     values = logits.float()
     highest = values.amax(dim=-1)
     lse = values.logsumexp(dim=-1)
@@ -91,20 +88,18 @@ def _reference(logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: tor
     last = values.shape[1] - 1
     argmax = torch.where(values == highest[:, None], column, last).amin(dim=-1).to(torch.int32)
     ids = token_ids.to(torch.int64)
-    if num_token_ids is None:
-        chosen = values.gather(1, ids)
-        return Readings(chosen, 1 + count_above_reference(values, chosen), lse, argmax, highest)
-    valid = torch.arange(ids.shape[1], device=ids.device) < num_token_ids[:, None]
-    chosen = values.gather(1, ids.masked_fill(~valid, 0))
-    ranks = (1 + count_above_reference(values, chosen)).masked_fill_(~valid, 0)
-    return Readings(chosen.masked_fill_(~valid, 0.0), ranks, lse, argmax, highest)
+    num_ids = ids.shape[1] if num_token_ids is None else num_token_ids[:, None]
+    padding = torch.arange(ids.shape[1], device=ids.device) >= num_ids
+    chosen = values.gather(1, ids.masked_fill(padding, 0))
+    ranks = (1 + count_above_reference(values, chosen)).masked_fill_(padding, 0)
+    return Readings(chosen.masked_fill_(padding, 0.0), ranks, lse, argmax, highest)
 
 
-def _entropy(values: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
+def _entropy(values: Tensor, highest: Tensor) -> Tensor:
     """float32 [R]: log(S) - sum(shifted * exp(shifted)) / S, shifted the values less their maximum."""
     shifted = values - highest[:, None]
     weights = shifted.exp()
     total = weights.sum(dim=-1)
-    # Of -inf it makes a number whose exponential is 0 too: 0 times -inf would be NaN.
+    # -inf becomes a number whose exponential is 0 too: 0 times -inf would be NaN.
     weighted = (shifted.clamp_(min=-200.0) * weights).sum(dim=-1)
     return (total.log() - weighted / total).clamp_(min=0.0)

@@ -1,25 +1,23 @@
-"""The nucleus: each row's smallest set of most likely tokens that holds a share of the probability."""
+"""Top-p: each row's smallest set of most likely tokens (the nucleus) that holds a share of the probability."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from vllm.ops._dispatch import implementation
 
 
-def keep_top_p_(logits: torch.Tensor, top_p: torch.Tensor) -> None:
-    """Set everything outside the nucleus to -inf, in place.
+def keep_top_p_(logits: Tensor, top_p: Tensor) -> None:
+    """Set everything outside the nucleus to -inf, in place. ValueError for a wrong shape or dtype.
 
     A token stays while the more likely ones do not hold `top_p` of the probability yet; so at least one does. Among
     equal logits the lower ids are the more likely ones.
 
     Args:
-        logits: float32 [R, V]; the last dimension contiguous, any stride between rows. A row that holds NaN or +inf,
-            or nothing else than -inf, has no nucleus: what becomes of it is not defined.
+        logits: float32 [R, V]; the last dimension contiguous, any stride between rows. The result of a row that holds
+            NaN or +inf, or -inf only, is not defined.
         top_p: float32 [R], in (0, 1]; 1 = everything stays.
-
-    Raises:
-        ValueError: a shape or dtype is wrong.
     """
     if logits.dim() != 2 or logits.dtype != torch.float32 or (logits.shape[1] > 1 and logits.stride(1) != 1):
         raise ValueError(
@@ -31,11 +29,11 @@ def keep_top_p_(logits: torch.Tensor, top_p: torch.Tensor) -> None:
     if implementation(logits) == "cpp" and logits.shape[1] > 0:
         torch.ops.vllm_cpu.keep_top_p_(logits, top_p)
     else:
-        # CUDA takes this one, too: it sorts vocabularies quickly, and nothing here waits for the device.
+        # On CUDA, too: it sorts vocabularies quickly, and nothing here waits for the device.
         _reference(logits, top_p)
 
 
-def _reference(logits: torch.Tensor, top_p: torch.Tensor) -> None:
+def _reference(logits: Tensor, top_p: Tensor) -> None:
     values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
     probs = (values.double() - values.double().logsumexp(dim=-1)[:, None]).exp_()
     before = probs.cumsum(dim=-1) - probs

@@ -1,4 +1,4 @@
-"""Scoring the texts of `vllm score` batch by batch."""
+"""`vllm score` batch by batch, with an engine in this process."""
 
 from __future__ import annotations
 
@@ -26,42 +26,38 @@ _DECIDING = (
 
 
 def deciding(args: object) -> dict[str, Any]:
-    """Those engine arguments that decide what is read. Others, such as the size of a step, change speed and last bits:
-    a run that was killed for memory may need them changed."""
+    """The engine arguments that decide what is read. Others, such as the size of a step, change only speed and last
+    bits, and a run that was killed for memory may need them changed."""
     return {name: getattr(args, name) for name in _DECIDING}
 
 
 def batches(texts: TextFile, num_rows: int | None = None) -> Iterator[list[Item]]:
-    """The file's items, `num_rows` (None: BATCH_ROWS) at a time: what is in memory at once."""
+    """The file's items, `num_rows` (None: BATCH_ROWS) at a time."""
     items = iter(texts)
     while batch := list(islice(items, num_rows or BATCH_ROWS)):
         yield batch
 
 
 class Progress:
-    """A bar over all rows that moves while a batch is scored, by the share of its requests that are done."""
+    """A bar over all rows; while a batch is scored it moves by the share of its finished requests."""
 
     def __init__(self, num_rows: int, shown: bool) -> None:
-        self._bar: Any = None
-        if shown:
-            from tqdm import tqdm
+        from tqdm import tqdm
 
-            self._bar = tqdm(total=num_rows, desc="Scored texts", unit="text", dynamic_ncols=True)
+        self._bar = tqdm(total=num_rows, desc="Scored texts", unit="text", dynamic_ncols=True, disable=not shown)
 
     def move_to(self, row: int) -> None:
-        """`row` rows are done."""
-        if self._bar is not None and row > self._bar.n:
+        if row > self._bar.n:
             self._bar.update(row - self._bar.n)
 
     def of_batch(self, first_row: int, num_rows: int) -> bool | Callable[..., _BatchProgress]:
-        """What to give to the engine as `use_tqdm` for these rows."""
-        if self._bar is None:
+        """The engine's `use_tqdm` for these rows."""
+        if self._bar.disable:
             return False
         return lambda total, **_: _BatchProgress(self, first_row, num_rows, total)
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
 
 
 @dataclass
@@ -85,27 +81,14 @@ class _BatchProgress:
 class BatchScorer:
     """Scores batches so that a row depends on its own batch alone, and a resumed run repeats an uninterrupted one.
 
-    The last bits of a reading depend on what shares a step and on what is cached: a batch is always the same rows, and
-    begins with an empty prefix cache.
-
-    Attributes:
-        labels: what is scored.
-        model_name: the model's.
+    The last bits of a reading depend on the batch composition and on what is cached: a batch is always the same rows,
+    and begins with an empty prefix cache. `template` None: the default one; `given`: the labels, as texts or as token
+    ids; `input_name` is for messages.
     """
 
     def __init__(
         self, llm: LLM, template: Template | None, given: Sequence[str] | Sequence[int], input_name: str
     ) -> None:
-        """
-        Args:
-            llm: the model.
-            template: of the prompts; None = the default one.
-            given: the labels, as texts or as token ids.
-            input_name: the input file's, for messages.
-
-        Raises:
-            CliError: there is no tokenizer, or labels that cannot be scored.
-        """
         engine = llm.llm_engine
         if engine.tokenizer is None:
             raise CliError("--skip-tokenizer-init: texts cannot be scored without a tokenizer")
@@ -123,14 +106,8 @@ class BatchScorer:
     def score(
         self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
     ) -> Iterable[dict[str, Any]]:
-        """The rows of `batch[num_known:]`; one for a prompt of no or too many tokens has an error.
-
-        Args:
-            batch: the items. All are scored, the known too: what shares a batch decides the last bits.
-            first_index: number of the batch's first row.
-            num_known: how many of its rows are there already.
-            progress: the bar of all rows.
-        """
+        """The rows of `batch[num_known:]`, the batch's first having index `first_index`; one for a prompt of no or too
+        many tokens has an error. The known rows are scored again: the batch composition decides the last bits."""
         prompts = self._tokenizer.encode_batch([self._template.render(self._input_name, item) for item in batch])
         results: list[LabelScores | str] = [length_fault(len(ids), self._max_model_len, self.labels) for ids in prompts]
         usable = [i for i, fault in enumerate(results) if not fault]
@@ -149,7 +126,7 @@ class BatchScorer:
 
 def length_fault(num_tokens: int, max_model_len: int, labels: Labels) -> str:
     """Why a prompt of so many tokens cannot be scored; empty if it can."""
-    # The last token of a label is read, never computed.
+    # A label's last token is read, never run through the model.
     most = max_model_len - labels.longest + 1
     if 0 < num_tokens <= most:
         return ""

@@ -19,43 +19,31 @@ _INT64 = range(-(2**63), 2**63)
 
 
 class FieldKinds:
-    """What the input's fields hold, so that each is one column of one type in every part of the output.
-
-    A field of nothing but strings, of booleans or of numbers keeps its type; any other becomes JSON text.
-
-    Attributes:
-        names: the fields, in the order in which they were first seen.
-    """
+    """The types of the input's fields, so that each is one column of one type in every part of the output. A field of
+    only strings, booleans or numbers keeps its type; any other becomes JSON text."""
 
     def __init__(self) -> None:
-        self._types: dict[str, set[type]] = {}
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._types)
+        self.types: dict[str, set[type]] = {}  # by field, in the order first seen
 
     def add(self, fields: dict[str, Any]) -> None:
-        """Take in the fields of a row."""
         for name, value in fields.items():
-            types = self._types.setdefault(name, set())
+            types = self.types.setdefault(name, set())
             if value is not None:
                 types.add(object if type(value) is int and value not in _INT64 else type(value))
 
     def type(self, name: str) -> pa.DataType:
-        """The column's type."""
-        types = self._types[name]
+        types = self.types[name]
         if types and types <= {int, float}:
             return pa.int64() if types == {int} else pa.float64()
         return pa.bool_() if types == {bool} else pa.string()
 
     def value(self, name: str, value: Any) -> Any:
-        """A row's value as the column holds it."""
-        is_json = pa.types.is_string(self.type(name)) and self._types[name] != {str}
+        is_json = pa.types.is_string(self.type(name)) and self.types[name] != {str}
         return json.dumps(value, ensure_ascii=False) if is_json and value is not None else value
 
 
 def result_schema(labels: Labels) -> pa.Schema:
-    """The columns of what was read; see `make_record` for the rows. By label: structs with a field a label."""
+    """The columns of `make_record`'s results; those by label are structs with a field a label."""
     number, integer, string = pa.float64(), pa.int64(), pa.string()
     floats, integers, float_lists, integer_lists = (
         pa.struct([(name, value) for name in labels.names])
@@ -69,19 +57,12 @@ def result_schema(labels: Labels) -> pa.Schema:
 
 
 def encode_part(records: Sequence[dict[str, Any]], form: str, labels: Labels, kinds: FieldKinds) -> bytes:
-    """Rows of the output as a file.
-
-    Args:
-        records: from `make_record`.
-        form: one of FORMATS.
-        labels: as they were scored.
-        kinds: of all fields of the whole input.
-    """
+    """Records of `make_record` as a file in one of FORMATS; `kinds` are of the whole input."""
     if form == "jsonl":
         return b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
     results = result_schema(labels)
     own = {"index": pa.int64(), "text": pa.string()}
-    kept = {name: kinds.type(name) for name in kinds.names if name not in own and name not in results.names}
+    kept = {name: kinds.type(name) for name in kinds.types if name not in own and name not in results.names}
     rows = [
         {name: kinds.value(name, value) if name in kept else value for name, value in record.items()}
         for record in records
@@ -91,32 +72,24 @@ def encode_part(records: Sequence[dict[str, Any]], form: str, labels: Labels, ki
 
 
 def as_parquet(table: pa.Table) -> bytes:
-    """A table as a Parquet file."""
     file = io.BytesIO()
     pq.write_table(table, file)
     return file.getvalue()
 
 
 def _as_csv(rows: Iterable[dict[str, Any]], names: Sequence[str]) -> bytes:
-    """With a header; null is empty, and what is neither text nor a number is JSON."""
+    """With a header; null is empty, and anything but text is JSON."""
     file = io.StringIO(newline="")
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(names)
     for row in rows:
         values = [row.get(name) for name in names]
-        writer.writerow(
-            "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            for value in values
-        )
+        writer.writerow(v if v is None or isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values)
     return file.getvalue().encode()
 
 
 def failures(part: Path) -> Iterator[str | None]:
-    """Each row's error in a file that `encode_part` made; None where it has none.
-
-    Raises:
-        OSError, ValueError: it cannot be read.
-    """
+    """Each row's error, or None, in a file of `encode_part`. Raises OSError or ValueError if it cannot be read."""
     if part.suffix == ".parquet":
         yield from pq.read_table(part, columns=["error"])["error"].to_pylist()
     elif part.suffix == ".csv":

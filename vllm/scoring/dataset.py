@@ -1,7 +1,9 @@
-"""Scoring data sets on a Ray cluster: a stream of rows through actors that hold an engine each."""
+"""Scoring on a Ray cluster: data sets, and the jobs that send a stream through actors with an engine each."""
 
 from __future__ import annotations
 
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +13,18 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError, VLLMValidationError
 from vllm.scoring.batches import BATCH_ROWS, BatchScorer, Progress, deciding
 from vllm.scoring.files import Item
-from vllm.scoring.parts import PartFolder
-from vllm.scoring.ray_pool import Job
-from vllm.scoring.rows import differences, meta_path
+from vllm.scoring.rows import PartFolder, differences, meta_path
 from vllm.scoring.templates import Template
-from vllm.utils.checks import check_integer, wrong_type
-from vllm.utils.ray_utils import import_ray
+from vllm.utils.checks import check_integer, check_list
+from vllm.utils.ray_utils import cpus_for_each, import_ray
 from vllm.version import __version__
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import ray.data
+
+# Ray restarts actors without limit; a block that ends its actor more often than this ends the job.
+_MAX_DEATHS_PER_BLOCK = 3
 
 
 def score_dataset(
@@ -37,40 +40,39 @@ def score_dataset(
     id_field: str | None = None,
     **engine_args: Any,
 ) -> ray.data.Dataset:
-    """How likely each label continues each row's prompt.
+    """How likely each label continues the prompt of each row's `text_field`; `batch_size` rows at once.
 
-    The rows keep their columns and get those of `vllm score`: by label `probs` (among the labels), `logprobs`,
-    `logits` and `ranks`; `label_mass`, `prediction`, `num_prompt_tokens`; and `error`, null unless this row could not
-    be scored (its text is null, too long or of no token). They replace columns of these names. Rows come in any order.
-    A batch whose actor dies is scored again by another; one that ends its actor again and again ends the job.
+    The rows, in any order, get the columns of `vllm score`, which replace columns of these names: by label `probs`
+    (among the labels), `logprobs`, `logits` and `ranks`; `label_mass`, `prediction`, `num_prompt_tokens`; and `error`,
+    null unless the row's text is null, too long or of no token. A batch whose actor dies is scored again by another;
+    one that ends its actor repeatedly ends the job.
 
     Args:
-        ds: rows with a column of texts.
         labels: texts of any number of tokens (mind a leading space), or token ids.
-        text_field: the column of the texts.
         template: the prompt, with {text} and other columns in braces; None = the default one of `vllm score`.
         replicas: engines, each in an actor of its own.
-        cpus_per_replica: CPUs of each; None = as many as fit, with one of each node left to read with. On a cluster
-            with GPUs each also has one (tensor_parallel_size of them) unless device="cpu".
-        batch_size: rows that one engine scores at once, and that are scored again when it dies.
-        output: a folder for Parquet files, one a batch, which is made if it is not there. The job runs now; a row
-            whose id the folder has is not scored again, and this process alone writes.
-        id_field: a column that tells every row from all others; needed with `output`.
+        cpus_per_replica: None = as many as fit, with one of each node left to read with. On a cluster with GPUs each
+            also has tensor_parallel_size of them unless device="cpu".
+        output: a folder for Parquet files, one a batch, made if it does not exist. The job runs now; a row whose id the
+            folder has is not scored again, and this process alone writes.
+        id_field: a column with a unique value a row; needed with `output`.
         **engine_args: fields of EngineArgs (model, dtype, max_model_len, ...).
 
     Returns:
-        the scored rows: a plan that Ray Data carries out when it is read, or what the folder holds in the end.
+        the scored rows: a plan that Ray Data runs when it is read, or what the folder holds in the end.
 
     Raises:
         ImportError: Ray is not installed.
         TypeError: an engine argument that EngineArgs does not have.
-        ValueError: a column that is not there, more replicas than there is room for, or an output that another call
-            made, or is making.
+        ValueError: a missing column, more replicas than fit, or an output that another call made, or is making.
     """
     import_ray()
     engine = EngineArgs(**engine_args)
-    given = _as_list(labels)
-    parsed = _parsed(template)
+    given = check_list("labels", labels, "a list of strings or of token ids")
+    try:
+        parsed = None if template is None else Template(template)
+    except CliError as error:
+        raise VLLMValidationError(str(error)) from None
     _check_columns(ds, "text_field", text_field)
     _check_columns(ds, "template", *(parsed.fields() if parsed else ()))
     replicas, batch_size = check_integer("replicas", replicas, 1), check_integer("batch_size", batch_size, 1)
@@ -87,23 +89,67 @@ def score_dataset(
 
 
 @dataclass(frozen=True)
+class Job(ABC):
+    """What the engines get, and how they score a block."""
+
+    input_name: str  # for messages
+    labels: list[str] | list[int]
+    template: Template | None  # None = the default one
+    engine_args: EngineArgs
+    replicas: int  # engines, each in an actor of its own
+    cpus: float | None  # of each; None = as many as fit
+
+    @abstractmethod
+    def score(self, scorer: BatchScorer, block: pa.Table) -> pa.Table:
+        """A block's results."""
+
+    @abstractmethod
+    def refused(self, reason: str) -> pa.Table:
+        """A result that says why the model or the labels cannot be used; or an exception."""
+
+    def through_engines(self, blocks: ray.data.Dataset, spare: int) -> ray.data.Dataset:
+        """The results of all blocks, in any order. Each block goes to an actor whole, and to another if that dies. The
+        engines leave `spare` CPUs of every node unused unless `cpus` is set. A ValueError if they do not fit."""
+        import ray.data
+
+        has_gpus = ray.cluster_resources().get("GPU", 0) > 0 and self.engine_args.device != "cpu"
+        with warnings.catch_warnings():
+            # Ray has no other way to limit the retries.
+            warnings.filterwarnings("ignore", message=".*ray_remote_args_fn", category=DeprecationWarning)
+            return blocks.map_batches(
+                _Replica,
+                fn_constructor_args=(self,),
+                batch_size=None,
+                batch_format="pyarrow",
+                compute=ray.data.ActorPoolStrategy(size=self.replicas),
+                num_cpus=cpus_for_each(self.replicas, spare) if self.cpus is None else self.cpus,
+                num_gpus=self.engine_args.tensor_parallel_size if has_gpus else 0,
+                ray_remote_args_fn=lambda: {"max_task_retries": _MAX_DEATHS_PER_BLOCK},
+            )
+
+
+class _Replica:
+    def __init__(self, job: Job) -> None:
+        from vllm.entrypoints.llm import LLM
+
+        self._job = job
+        self._refusal: pa.Table | None = None
+        try:
+            llm = LLM(**vars(job.engine_args), use_tqdm_on_load=False)
+            self._scorer = BatchScorer(llm, job.template, job.labels, job.input_name)
+        except (CliError, ValueError, OSError) as error:
+            self._refusal = job.refused(str(error))
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        return self._job.score(self._scorer, block) if self._refusal is None else self._refusal
+
+
+@dataclass(frozen=True)
 class _DatasetJob(Job):
     text_field: str
     batch_size: int
 
-    def made_from(self, id_field: str) -> dict[str, Any]:
-        """What decides the rows."""
-        return {
-            "vllm": __version__,
-            "labels": self.labels,
-            "text_field": self.text_field,
-            "template": self.template and self.template.source,
-            "id_field": id_field,
-            **deciding(self.engine_args),
-        }
-
     def scored(self, ds: ray.data.Dataset) -> ray.data.Dataset:
-        """Rows with their scores."""
         return self.through_engines(ds.repartition(target_num_rows_per_block=self.batch_size), spare=1)
 
     def score(self, scorer: BatchScorer, block: pa.Table) -> pa.Table:
@@ -132,23 +178,25 @@ class _DatasetJob(Job):
 
 
 def _into_folder(job: _DatasetJob, ds: ray.data.Dataset, folder: Path, id_field: str) -> ray.data.Dataset:
-    """Bring the folder to the rows of `ds`.
-
-    Raises:
-        CliError: it cannot be written, another process does, or it holds rows of another kind.
-    """
     import pyarrow as pa
     import pyarrow.parquet as pq
     import ray.data
 
     from vllm.scoring.columns import as_parquet
 
-    made_from = job.made_from(id_field)
+    made_from = {
+        "vllm": __version__,
+        "labels": job.labels,
+        "text_field": job.text_field,
+        "template": job.template and job.template.source,
+        "id_field": id_field,
+        **deciding(job.engine_args),
+    }
     with PartFolder(folder, "parquet", made_from, resume=True) as parts:
         known = parts.parts()
         differing = differences(meta_path(folder), made_from)
         if differing is None or differing:
-            what = "; ".join(differing) if differing else "nobody knows what"
+            what = "; ".join(differing) if differing else "something unknown"
             raise CliError(f"{folder} was made from {what}; name another folder")
         if known:
             ids = pa.concat_arrays(
@@ -166,7 +214,6 @@ def _into_folder(job: _DatasetJob, ds: ray.data.Dataset, folder: Path, id_field:
 
 
 def _without(table: pa.Table, id_field: str, done: ray.ObjectRef) -> pa.Table:
-    """The rows that are not done."""
     import pyarrow.compute as pc
     import ray
 
@@ -174,24 +221,10 @@ def _without(table: pa.Table, id_field: str, done: ray.ObjectRef) -> pa.Table:
     return table.filter(pc.invert(pc.is_in(ids, value_set=ray.get(done).cast(ids.type))))
 
 
-def _as_list(labels: Any) -> list[str] | list[int]:
-    given = labels.tolist() if hasattr(labels, "tolist") else labels
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise wrong_type("labels", labels, "a list of strings or of token ids")
-    return list(given)
-
-
-def _parsed(template: str | None) -> Template | None:
-    try:
-        return None if template is None else Template(template)
-    except CliError as error:
-        raise VLLMValidationError(str(error)) from None
-
-
 def _check_columns(ds: ray.data.Dataset, parameter: str, *names: str) -> None:
     schema = ds.schema()
     for name in names:
         if schema is not None and name not in schema.names:
             raise VLLMValidationError(
-                f"no column {name!r}; there is {', '.join(map(repr, schema.names))}", parameter=parameter, value=name
+                f"no column {name!r}; there is {', '.join(map(repr, schema.names))}", parameter, name
             )

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -23,37 +23,20 @@ _PARQUET_ROWS = 1024
 
 @dataclass(frozen=True)
 class Item:
-    """One text of the input.
-
-    Attributes:
-        line: where it begins in the file, counted from 1.
-        text: the text to score.
-        fields: all fields of its object or row, the text's own included.
-    """
-
-    line: int
+    line: int  # where it begins in the file, from 1
     text: str
-    fields: dict[str, Any]
+    fields: dict[str, Any]  # of its object or row, the text's own included
 
 
 class TextFile:
-    """The items of a file, read anew by every iteration and never held together.
+    """The items of a file, read again by every iteration and never all in memory.
 
     JSONL (a line is an object or a string), .csv with a header, or .parquet, where a row counts as a line and what JSON
-    lacks is text (dates and decimals) or null (NaN). In UTF-8. Iterating raises CliError when the file has no texts, or
-    at a bad line; it names the file, line and fault.
+    lacks is text (dates and decimals) or null (NaN). In UTF-8. A pipe is copied to a temporary file. Iterating stops
+    after `limit` texts; a CliError names the file, line and fault, also if there are no texts.
     """
 
     def __init__(self, path: Path, text_field: str, limit: int | None = None) -> None:
-        """
-        Args:
-            path: the file; a pipe is copied to a temporary file first.
-            text_field: name of the field that holds the text.
-            limit: read this many texts and no more; None = all.
-
-        Raises:
-            CliError: it cannot be read.
-        """
         self.name = path.name
         self._text_field = text_field
         self._limit = limit
@@ -77,7 +60,7 @@ class TextFile:
 
     def _lines(self) -> Iterator[Item]:
         is_csv = self._suffix == ".csv"
-        # csv wants line breaks as they are. JSON strings may hold U+2028 and the like, which end no line.
+        # The csv module needs line breaks as they are. JSON strings may hold U+2028 and the like, which end no line.
         lines = io.TextIOWrapper(self._file, encoding="utf-8-sig", newline="" if is_csv else "\n")
         try:
             yield from (_csv_items if is_csv else _jsonl_items)(self.name, lines, self._text_field)
@@ -98,7 +81,7 @@ class TextFile:
 
 @contextmanager
 def io_errors(verb: str, path: Path) -> Iterator[None]:
-    """Turns an OSError into a CliError: what cannot be done with the path, and why."""
+    """Turns an OSError into a CliError."""
     try:
         yield
     except OSError as error:
@@ -106,11 +89,7 @@ def io_errors(verb: str, path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file, or replace it, so that no reader ever sees half of it.
-
-    Raises:
-        CliError: it cannot be written.
-    """
+    """Write a file, or replace it, so that no reader ever sees a part of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with io_errors("write", path):
@@ -121,11 +100,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def lock_for_writing(descriptor: int, path: Path) -> None:
-    """Keep other writers from the file or folder until the descriptor is closed.
-
-    Raises:
-        CliError: one of them has it.
-    """
+    """Lock the file or folder until the descriptor is closed; a CliError if another process has the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -135,11 +110,7 @@ def lock_for_writing(descriptor: int, path: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """A file's text, without a byte order mark.
-
-    Raises:
-        CliError: it cannot be read, or is not UTF-8; names the line.
-    """
+    """A file's text, without a byte order mark; a CliError names the line that is not UTF-8."""
     with io_errors("read", path):
         content = path.read_bytes()
     try:
@@ -156,10 +127,10 @@ def _jsonl_items(name: str, lines: Iterable[str], text_field: str) -> Iterator[I
             continue
         try:
             value = json.loads(source.removesuffix("\n"))
-        except ValueError as error:
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            column = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-            raise CliError(f"{name}:{line}: not JSON: {reason}{column}") from None
+        except json.JSONDecodeError as error:
+            raise CliError(f"{name}:{line}: not JSON: {error.msg} at column {error.colno}") from None
+        except ValueError as error:  # an integer of too many digits
+            raise CliError(f"{name}:{line}: not JSON: {error}") from None
         except RecursionError:
             raise CliError(f"{name}:{line}: not usable JSON: nested too deeply") from None
         if isinstance(value, str):
@@ -171,7 +142,7 @@ def _jsonl_items(name: str, lines: Iterable[str], text_field: str) -> Iterator[I
 
 def _csv_items(name: str, lines: Iterable[str], text_field: str) -> Iterator[Item]:
     reader = csv.reader(lines, strict=True)
-    header: list[str] | None = None
+    header: list[str] = []
     while True:
         line = reader.line_num + 1
         try:
@@ -180,15 +151,13 @@ def _csv_items(name: str, lines: Iterable[str], text_field: str) -> Iterator[Ite
             raise CliError(f"{name}:{line}: not CSV: {error}") from None
         if row is None:
             return
-        if not row:
-            continue
-        if header is None:
+        if row and not header:
             header = row
             _check_header(name, line, header, text_field)
-            continue
-        if len(row) != len(header):
+        elif row and len(row) != len(header):
             raise CliError(f"{name}:{line}: {len(row)} values, but the header has {len(header)}")
-        yield _item(name, line, dict(zip(header, row, strict=True)), text_field)
+        elif row:
+            yield _item(name, line, dict(zip(header, row, strict=True)), text_field)
 
 
 def _parquet_items(name: str, file: IO[bytes], text_field: str) -> Iterator[Item]:
@@ -223,24 +192,20 @@ def _check_header(name: str, line: int, header: list[str], text_field: str) -> N
     if repeated:
         raise CliError(f"{name}:{line}: the header has {repeated[0]!r} more than once")
     if text_field not in header:
-        raise CliError(
-            f"{name}:{line}: no field {text_field!r} in the header, which has {_listed(header)} (see --text-field)"
-        )
+        fields = ", ".join(map(repr, header)) or "none"
+        raise CliError(f"{name}:{line}: no field {text_field!r} in the header, which has {fields} (see --text-field)")
 
 
 def _item(name: str, line: int, fields: dict[str, Any], text_field: str) -> Item:
     if text_field not in fields:
-        raise CliError(f"{name}:{line}: no field {text_field!r}; there is {_listed(fields)} (see --text-field)")
+        known = ", ".join(map(repr, fields)) or "none"
+        raise CliError(f"{name}:{line}: no field {text_field!r}; there is {known} (see --text-field)")
     text = fields[text_field]
     if not isinstance(text, str):
         raise CliError(f"{name}:{line}: field {text_field!r} must be a string, got {_kind(text)}")
     if any("\ud800" <= char <= "\udfff" for char in json.dumps(fields, ensure_ascii=False)):
         raise CliError(f"{name}:{line}: half of a surrogate pair, which is not text")
     return Item(line, text, fields)
-
-
-def _listed(names: Sequence[str] | dict[str, Any]) -> str:
-    return ", ".join(repr(name) for name in names) or "none"
 
 
 def _kind(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Labels of `vllm score`: from what the user names to token ids, and from readings to results."""
+"""Labels of `vllm score`: from texts or ids to tokens, and from readings to results."""
 
 from __future__ import annotations
 
@@ -20,13 +20,8 @@ GOLD_FIELD = "label"
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels, in the order given.
-
-    Attributes:
-        names: their keys in the output: the strings, or the ids as strings.
-        texts: what they read as, to be compared with the input's label field.
-        token_ids: their tokens.
-    """
+    """The labels in the order given: their keys in the output (the strings, or the ids as strings), the texts of both
+    kinds, which are compared with the input's label field, and their tokens."""
 
     names: list[str]
     texts: list[str]
@@ -34,11 +29,7 @@ class Labels:
 
     @classmethod
     def resolve(cls, given: Sequence[str] | Sequence[int], tokenizer: Tokenizer, vocab_size: int) -> Labels:
-        """Labels given as texts of any number of tokens, or as token ids.
-
-        Raises:
-            CliError: one without a token or outside the vocabulary, or two of the same tokens.
-        """
+        """From texts of any number of tokens, or from token ids; a CliError if `encode_labels` refuses them."""
         from vllm.v1.engine.label_scoring import encode_labels
 
         try:
@@ -51,7 +42,6 @@ class Labels:
 
     @cached_property
     def stripped(self) -> dict[str, str]:
-        """Each name's text without the space around it."""
         return {name: text.strip() for name, text in zip(self.names, self.texts, strict=True)}
 
     @cached_property
@@ -59,36 +49,25 @@ class Labels:
         """Tokens of the longest label."""
         return max(len(ids) for ids in self.token_ids)
 
-    def headings(self) -> list[str]:
-        """What to call them in a table: an id together with its text."""
-        return [
-            text if text == name else f"{name} {text.strip()}".strip()
+    def headings(self) -> dict[str, str]:
+        """Each name as a table shows it: an id with its text."""
+        return {
+            name: text if text == name else f"{name} {text.strip()}".strip()
             for name, text in zip(self.names, self.texts, strict=True)
-        ]
+        }
 
 
 def make_record(
     index: int, item: Item, num_prompt_tokens: int | None, scores: LabelScores | str, labels: Labels
 ) -> dict[str, Any]:
-    """One text's line of the output file; the input's other fields are kept where no result has their name.
-
-    A value that JSON has no number for (a masked-out label's logprob, say) is None.
-
-    Args:
-        index: the row's number, from 0.
-        item: the text.
-        num_prompt_tokens: length of its prompt; None = a server did not say.
-        scores: what was read, or why nothing could be.
-        labels: as they were scored.
-    """
+    """One text's line of the output file, or its error's; the input's other fields are kept where no result has their
+    name. A value that is not finite is None, as is `num_prompt_tokens` if the server did not say."""
     record: dict[str, Any] = {"index": index, "text": item.text}
-    results: dict[str, Any] = {"num_prompt_tokens": num_prompt_tokens}
-    error = scores if isinstance(scores, str) else scores.error
-    if error is not None:
-        results["error"] = error
+    if isinstance(scores, str) or scores.error is not None:
+        error = scores if isinstance(scores, str) else scores.error
+        results: dict[str, Any] = {"num_prompt_tokens": num_prompt_tokens, "error": error}
     else:
-        assert not isinstance(scores, str)
-        results = {**_results(scores, labels), **results}
+        results = {**_results(scores, labels), "num_prompt_tokens": num_prompt_tokens}
     kept = {name: value for name, value in item.fields.items() if name not in results and name not in record}
     return {**record, **kept, **results}
 
@@ -115,7 +94,7 @@ def _results(scores: LabelScores, labels: Labels) -> dict[str, Any]:
 
 
 def verdict(record: dict[str, Any], item: Item, labels: Labels) -> bool | None:
-    """Whether the prediction is the input's own label; None where the input has none of the labels."""
+    """Whether the prediction is the input's own label; None if that is none of the labels."""
     text_of = labels.stripped
     gold, prediction = str(item.fields.get(GOLD_FIELD, "")).strip(), record.get("prediction")
     if prediction not in text_of or not (gold in text_of or gold in text_of.values()):

@@ -1,8 +1,7 @@
 """`vllm score --backend ray`: a file's texts, scored by engines on a Ray cluster.
 
-The process that was started reads the file and writes the output, so that neither need be where the engines are. A row
-of Ray Data's stream is a batch: what one engine scores at once, and one file of the output. A batch whose actor dies is
-scored again by another. The rows are those of `vllm score` without Ray, as a batch decides its own rows alone.
+This process reads the file and writes the output. A row of Ray Data's stream is a batch, which one engine scores and
+which is one file of the output. The rows are those of `vllm score` without Ray, as they depend on their batch alone.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import pickle
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,86 +26,59 @@ from vllm.exceptions import CliError
 from vllm.scoring import batches as score_batches
 from vllm.scoring.batches import BatchScorer, Progress, batches, deciding
 from vllm.scoring.columns import FieldKinds, encode_part, failures
+from vllm.scoring.dataset import Job
 from vllm.scoring.files import Item, TextFile
-from vllm.scoring.parts import PartFolder
-from vllm.scoring.ray_pool import Job
 from vllm.scoring.report import Totals
-from vllm.scoring.rows import check_output
+from vllm.scoring.rows import PartFolder, check_output
 from vllm.scoring.run import read_input
 from vllm.utils.ray_utils import connect
 
-# A batch's results: the number of its part; the part's file; its prompts' tokens; its rows with an error, and the first
-# error. Or only why this model scores nothing, as the arguments are.
-_RESULT = pa.schema(
-    {
-        "part": pa.int64(),
-        "content": pa.large_binary(),
-        "num_tokens": pa.int64(),
-        "num_failed": pa.int64(),
-        "failure": pa.string(),
-        "refusal": pa.string(),
-    }
-)
+# A batch's part file, its prompts' tokens, its rows with an error and the first error; or only the reason why these
+# arguments cannot be used.
+_RESULT = pa.schema({
+    "part": pa.int64(), "content": pa.large_binary(), "num_tokens": pa.int64(), "num_failed": pa.int64(),
+    "failure": pa.string(), "refusal": pa.string(),
+})  # fmt: skip
 
 
 def score_file_on_ray(args: argparse.Namespace) -> int:
-    """Bring the output folder to one row a text.
-
-    Args:
-        args: the flags of `vllm score`.
-
-    Returns:
-        0, or 1 when some of the texts could not be scored.
-
-    Raises:
-        CliError: an argument, the data, the model or the cluster cannot be used; or the cluster gave up.
-    """
+    """Complete the output folder to one row a text; 0, or 1 when some of the texts could not be scored."""
     if not args.file.is_file():
         raise CliError(f"--backend ray: {args.file} is not a file; it is read by another process than this one")
     kinds, form, batch_rows = FieldKinds(), args.output_format or "jsonl", score_batches.BATCH_ROWS
     texts, template, made_from = read_input(args, kinds.add)
     num_texts = made_from["num_texts"]
     made_from |= {**deciding(args), "output_format": form, "batch_rows": batch_rows}
-    output = _output(args)
+    output: Path = args.output or Path(f"{args.file.stem}.scores")
+    if not output.parent.is_dir():
+        raise CliError(f"--output: there is no folder {output.parent}")
+    if output.exists() and not output.is_dir():
+        raise CliError(f"--output {output} is a file; with --backend ray it is a folder, with a file for each batch")
     check_output(output, made_from, args.resume, args.overwrite)
     engine_args, labels = EngineArgs.from_cli_args(args), args.labels or args.label_ids
     job = _FileJob(
         texts.name, labels, template, engine_args, args.replicas or 1, args.replica_cpus, form, kinds, batch_rows
     )
-    totals, progress = Totals(), Progress(num_texts, shown=not args.quiet)
-    started = time.perf_counter()
-    try:
-        with PartFolder(output, form, made_from, args.resume) as parts:
-            for part, path in parts.parts().items():
-                _count_old(totals, path, part * batch_rows)
-            progress.move_to(totals.num_rows)
-            if totals.num_rows < num_texts:
-                with _cluster(args):
-                    for result in _results(job, args, frozenset(parts.parts())):
-                        parts.write(result["part"], result["content"])
-                        num_rows = min(batch_rows, num_texts - result["part"] * batch_rows)
-                        totals.count(num_rows, result["num_failed"], result["failure"], result["num_tokens"])
-                        progress.move_to(totals.num_rows)
-    finally:
-        progress.close()
+    totals, started = Totals(), time.perf_counter()
+    bar = closing(Progress(num_texts, shown=not args.quiet))
+    with bar as progress, PartFolder(output, form, made_from, args.resume) as parts:
+        for part, path in parts.parts().items():
+            _count_old(totals, path, part * batch_rows)
+        progress.move_to(totals.num_rows)
+        if totals.num_rows < num_texts:
+            with _cluster(args):
+                for result in _results(job, args, frozenset(parts.parts())):
+                    parts.write(result["part"], result["content"])
+                    num_rows = min(batch_rows, num_texts - result["part"] * batch_rows)
+                    totals.count(num_rows, result["num_failed"], result["failure"], result["num_tokens"])
+                    progress.move_to(totals.num_rows)
     if not args.quiet:
         print(f"results:    {output}")
         totals.print_throughput(time.perf_counter() - started, " with starting and loading")
     return 1 if totals.print_failures("one of them") else 0
 
 
-def _output(args: argparse.Namespace) -> Path:
-    """The folder of the parts."""
-    folder: Path = args.output or Path(f"{args.file.stem}.scores")
-    if not folder.parent.is_dir():
-        raise CliError(f"--output: there is no folder {folder.parent}")
-    if folder.exists() and not folder.is_dir():
-        raise CliError(f"--output {folder} is a file; with --backend ray it is a folder, with a file for each batch")
-    return folder
-
-
 def _count_old(totals: Totals, part: Path, first_row: int) -> None:
-    """Count a part of an earlier run."""
     try:
         errors = list(failures(part))
     except (OSError, ValueError, KeyError, AttributeError) as error:
@@ -143,8 +115,7 @@ class _FileJob(Job):
 
 def _results(job: _FileJob, args: argparse.Namespace, done: frozenset[int]) -> Iterator[dict[str, Any]]:
     """The results of the batches that are not done, each as soon as it is scored, in any order."""
-    # One task reads the whole file, so that a batch is the same however often it is read; on this machine, which may be
-    # the only one that has the file.
+    # One task reads the whole file, so that a batch is always the same; on this machine: others may not have the file.
     here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
     file = (args.file.resolve(), args.text_field, args.limit, job.batch_rows, done)
     read: Any = _read
@@ -164,7 +135,7 @@ def _results(job: _FileJob, args: argparse.Namespace, done: frozenset[int]) -> I
 def _read(
     _: pa.Table, path: Path, text_field: str, limit: int | None, batch_rows: int, done: frozenset[int]
 ) -> Iterator[pa.Table]:
-    """The batches of a file that are not done: the number of each one's part, and the pickled items."""
+    """The batches of a file that are not done: part numbers and pickled items."""
     for part, items in enumerate(batches(TextFile(path, text_field, limit), batch_rows)):
         if part not in done:
             yield pa.table({"part": [part], "items": [pickle.dumps(items)]})
@@ -172,15 +143,15 @@ def _read(
 
 @contextmanager
 def _cluster(args: argparse.Namespace) -> Iterator[None]:
-    """A connection to the cluster that the arguments name, or the one that this process has."""
+    """A connection to the cluster that the arguments name, or this process's own."""
     context = ray.data.DataContext.get_current()
     before = (context.enable_progress_bars, context.target_max_block_size)
     # A row is a batch already: every one is a task of its own.
     context.enable_progress_bars, context.target_max_block_size = False, 1
-    # Errors are told in one line.
+    # Errors are reported in one line.
     logging.getLogger("ray.data").setLevel(logging.INFO if args.debug else logging.CRITICAL)
     if not args.debug:
-        # Ray warns of arguments that end with this process; all of them do.
+        # Ray would warn that arguments end with this process.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         is_ours = connect(args.ray_address, log_to_driver=args.debug)

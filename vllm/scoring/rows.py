@@ -1,13 +1,14 @@
-"""The output file of `vllm score`: one row a text, appended as it is known, and continued after a kill.
+"""The output of `vllm score`: a file of rows, or a folder of part files, that a killed run's successor completes.
 
 OUTPUT.meta.json says what the rows are made from (the texts' hash, labels, template, model). It is written before the
-first row, and `--resume` compares it with the command line.
+first row, and `--resume` compares it with the command line. Only the process that started the run writes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -15,43 +16,35 @@ from typing import IO, Any
 from vllm.exceptions import CliError
 from vllm.scoring.files import io_errors, lock_for_writing, read_text, write_atomically
 
+_PART = re.compile(r"part-(\d+)\.(?:jsonl|csv|parquet)")
+_HALF_A_PART = re.compile(r"\.part-\d+\.(?:jsonl|csv|parquet)\.\d+\.tmp")
+
 
 def meta_path(output: Path) -> Path:
     """The file that says what an output is made from."""
     return output.with_name(f"{output.name}.meta.json")
 
 
-def write_meta(output: Path, made_from: dict[str, Any]) -> None:
-    """Write an output's description. Its old rows must be gone: a kill then leaves no rows beside another run's."""
+def _write_meta(output: Path, made_from: dict[str, Any]) -> None:
+    # Once the old rows are gone: a kill must not leave them beside another run's description.
     write_atomically(meta_path(output), f"{json.dumps(made_from, ensure_ascii=False, indent=1)}\n".encode())
 
 
 def check_output(output: Path, made_from: dict[str, Any], resume: bool, overwrite: bool) -> None:
-    """Check that an output may be written.
-
-    Args:
-        output: the file or folder, which need not exist.
-        made_from: what the rows are made from, by name; values that JSON can hold.
-        resume: go on with the rows that are there.
-        overwrite: replace them.
-
-    Raises:
-        CliError: it exists and neither was asked for; or its rows are made from something else.
-    """
+    """Raise a CliError if the file or folder exists and neither `resume` nor `overwrite` is set, or if its rows are
+    made from something else than `made_from`, JSON values by name."""
     if overwrite or not output.exists() or not output.stat().st_size:
         return
     if not resume:
         raise CliError(f"{output} exists; --resume continues it, --overwrite replaces it")
-    meta = meta_path(output)
+    meta, anew = meta_path(output), "--overwrite starts anew"
     if not meta.exists():
-        raise CliError(
-            f"--resume: {meta}, which would tell what {output} is made from, is missing; --overwrite starts anew"
-        )
+        raise CliError(f"--resume: {meta}, which would tell what {output} is made from, is missing; {anew}")
     differing = differences(meta, made_from)
     if differing is None:
-        raise CliError(f"--resume: {meta} is not a JSON object; --overwrite starts anew")
+        raise CliError(f"--resume: {meta} is not a JSON object; {anew}")
     if differing:
-        raise CliError(f"--resume: {output} was made from {'; '.join(differing)}; --overwrite starts anew")
+        raise CliError(f"--resume: {output} was made from {'; '.join(differing)}; {anew}")
 
 
 def differences(meta: Path, made_from: dict[str, Any]) -> list[str] | None:
@@ -70,20 +63,10 @@ def differences(meta: Path, made_from: dict[str, Any]) -> list[str] | None:
 
 
 class RowFile:
-    """The output file while it is written: first the rows that are there are read, then others appended.
-
-    A context manager; of two at once on one file, the second is an error.
-    """
+    """The output file, as `check_output` accepted it: first its rows are read (none without `resume`), then others
+    appended. A context manager; a second one on the same file is an error."""
 
     def __init__(self, output: Path, made_from: dict[str, Any], resume: bool) -> None:
-        """
-        Args:
-            output, made_from: as `check_output` accepted them.
-            resume: keep the rows that are there.
-
-        Raises:
-            CliError: the file cannot be written, or another process writes to it.
-        """
         self._path = output
         self._num_rows = 0
         with io_errors("write", output):
@@ -96,7 +79,7 @@ class RowFile:
             if not resume:
                 self._file.truncate(0)
             if not self._file.seek(0, os.SEEK_END):
-                write_meta(output, made_from)
+                _write_meta(output, made_from)
             self._file.seek(0)
 
     def __enter__(self) -> RowFile:
@@ -108,11 +91,7 @@ class RowFile:
             self._file.close()
 
     def read(self, count: int) -> list[dict[str, Any]]:
-        """Up to `count` of the next rows that are there. A last line without its end is cut off.
-
-        Raises:
-            CliError: a line that is not the row to be expected; names it.
-        """
+        """Up to `count` of the next rows that exist. A last line without a line break is cut off."""
         rows: list[dict[str, Any]] = []
         while len(rows) < count:
             line = self._file.readline()
@@ -132,12 +111,43 @@ class RowFile:
         return rows
 
     def append(self, row: dict[str, Any]) -> None:
-        """Write the next row, so that every other process sees it.
-
-        Raises:
-            CliError: it cannot be written.
-        """
+        """Write the next row, visible to other processes at once."""
         with io_errors("write", self._path):
             self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             self._file.flush()
         self._num_rows += 1
+
+
+class PartFolder:
+    """A folder, as `check_output` accepted it, of part files with the suffix `form`. Each appears whole or not at all;
+    its name says which rows it has. A context manager; a second one on the same folder is an error."""
+
+    def __init__(self, folder: Path, form: str, made_from: dict[str, Any], resume: bool) -> None:
+        self._folder = folder
+        self._form = form
+        with io_errors("write", folder):
+            folder.mkdir(exist_ok=True)
+            self._descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                lock_for_writing(self._descriptor, folder)
+            except CliError:
+                os.close(self._descriptor)
+                raise
+            for path in folder.iterdir():
+                if _HALF_A_PART.fullmatch(path.name) or (not resume and _PART.fullmatch(path.name)):
+                    path.unlink()
+        if not self.parts():
+            _write_meta(folder, made_from)
+
+    def __enter__(self) -> PartFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def parts(self) -> dict[int, Path]:
+        found = ((_PART.fullmatch(path.name), path) for path in self._folder.iterdir())
+        return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+    def write(self, number: int, content: bytes) -> None:
+        write_atomically(self._folder / f"part-{number:08d}.{self._form}", content)

@@ -1,4 +1,4 @@
-"""`vllm score`: a file's texts, scored by an engine in this process or by a server, and a row written for each."""
+"""`vllm score`: a file's texts, scored by an engine in this process or by a server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,42 +15,32 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
 from vllm.scoring.batches import BatchScorer, Progress, batches, deciding
 from vllm.scoring.files import TextFile, read_text
-from vllm.scoring.plot import FORMATS
-from vllm.scoring.report import Report
+from vllm.scoring.report import PICTURE_FORMATS, Report
 from vllm.scoring.rows import RowFile, check_output, meta_path
+from vllm.scoring.server import Server, ServerScorer
 from vllm.scoring.templates import Template
 from vllm.version import __version__
 
 if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM
-    from vllm.scoring.server import Server, ServerScorer
 
 
 def score_file(args: argparse.Namespace) -> int:
-    """Bring the output file to one row a text, and report.
-
-    Args:
-        args: the flags of `vllm score`.
-
-    Returns:
-        0, or 1 when some of the texts could not be scored.
-
-    Raises:
-        CliError: an argument, the data or the model cannot be used.
-    """
+    """Complete the output file to one row a text, and report; 0, or 1 when some of the texts could not be scored."""
     output, picture = _output_paths(args)
     texts, template, made_from = read_input(args)
-    with nullcontext() if args.url is None else _server(args) as server:
+    with nullcontext() if args.url is None else Server(args) as server:
         made_from |= deciding(args) if server is None else server.deciding()
         check_output(output, made_from, args.resume, args.overwrite)
         started = time.perf_counter()
-        make = _local_scorer if server is None else server.scorer
-        scorer = make(args, template, texts.name)
+        how = (template, args.labels or args.label_ids, texts.name)
+        scorer = BatchScorer(_load(args), *how) if server is None else ServerScorer(server, *how)
         load_seconds = time.perf_counter() - started
         report = Report(scorer.labels, texts.name)
         started = time.perf_counter()
-        with RowFile(output, made_from, args.resume) as rows:
-            _score(texts, rows, scorer, report, Progress(made_from["num_texts"], shown=not args.quiet))
+        bar = closing(Progress(made_from["num_texts"], shown=not args.quiet))
+        with RowFile(output, made_from, args.resume) as rows, bar as progress:
+            _score(texts, rows, scorer, report, progress)
         score_seconds = time.perf_counter() - started
 
     if not args.quiet:
@@ -67,19 +57,15 @@ def score_file(args: argparse.Namespace) -> int:
 def read_input(
     args: argparse.Namespace, see: Callable[[dict[str, Any]], None] | None = None
 ) -> tuple[TextFile, Template | None, dict[str, Any]]:
-    """The file of texts, the template (None: the default one), and what decides the rows beside the model.
-
-    The file is read once, so that a bad line, or a field that one lacks, is an error before a model loads.
-
-    Args:
-        args: the flags of `vllm score`.
-        see: is shown each row's fields.
-
-    Raises:
-        CliError: the file or the template cannot be used.
-    """
+    """The file of texts, the template (None: the default one), and what decides the rows beside the model. Reads the
+    file once, so that a bad line or a missing field is an error before a model loads; `see` gets each row's fields."""
     texts = TextFile(args.file, args.text_field, args.limit)
-    template = _template(args)
+    template = None
+    if args.template is not None:
+        template = Template.unescaped(args.template)
+    elif args.template_file is not None:
+        # A line break at the end of the file is not part of the prompt.
+        template = Template(read_text(args.template_file).removesuffix("\n").removesuffix("\r"))
     digest, count = hashlib.sha256(), 0
     for item in texts:
         count += 1
@@ -88,48 +74,34 @@ def read_input(
         if see is not None:
             see(item.fields)
         digest.update(json.dumps([item.text, item.fields]).encode())
-    return (
-        texts,
-        template,
-        {
-            "vllm": __version__,
-            "num_texts": count,
-            "texts_sha256": digest.hexdigest(),
-            "labels": args.labels,
-            "label_ids": args.label_ids,
-            "template": template and template.source,
-        },
-    )
-
-
-def _server(args: argparse.Namespace) -> Server:
-    from vllm.scoring.server import Server
-
-    return Server(args)
-
-
-def _local_scorer(args: argparse.Namespace, template: Template | None, input_name: str) -> BatchScorer:
-    return BatchScorer(_load(args), template, args.labels or args.label_ids, input_name)
+    made_from = {
+        "vllm": __version__,
+        "num_texts": count,
+        "texts_sha256": digest.hexdigest(),
+        "labels": args.labels,
+        "label_ids": args.label_ids,
+        "template": template and template.source,
+    }
+    return texts, template, made_from
 
 
 def _load(args: argparse.Namespace) -> LLM:
     from vllm.entrypoints.llm import LLM
 
-    options = vars(EngineArgs.from_cli_args(args))
     try:
-        return LLM(**options, use_tqdm_on_load=not args.quiet)
+        return LLM(**vars(EngineArgs.from_cli_args(args)), use_tqdm_on_load=not args.quiet)
     except (ValueError, OSError) as error:
         raise CliError(str(error)) from error
 
 
 def _output_paths(args: argparse.Namespace) -> tuple[Path, Path | None]:
-    """Where the results and the picture (None: no picture) go."""
+    """Paths of the results and the picture (None: no picture)."""
     output: Path = args.output or Path(f"{args.file.stem}.scores.jsonl")
     picture: Path | None = None
     if not args.no_picture:
         picture = args.picture or output.with_suffix(".png")
-        if picture.suffix.lower().lstrip(".") not in FORMATS:
-            raise CliError(f"--picture must end in .{', .'.join(FORMATS)}, got {picture.name}")
+        if picture.suffix.lower().lstrip(".") not in PICTURE_FORMATS:
+            raise CliError(f"--picture must end in .{', .'.join(PICTURE_FORMATS)}, got {picture.name}")
     taken = {args.file.resolve(): "FILE"}
     for flag, path in (("--output", output), ("--output's description", meta_path(output)), ("--picture", picture)):
         if path is None:
@@ -144,32 +116,19 @@ def _output_paths(args: argparse.Namespace) -> tuple[Path, Path | None]:
     return output, picture
 
 
-def _template(args: argparse.Namespace) -> Template | None:
-    if args.template is not None:
-        return Template.unescaped(args.template)
-    if args.template_file is not None:
-        # The line break with which editors end a file is not part of the prompt.
-        return Template(read_text(args.template_file).removesuffix("\n").removesuffix("\r"))
-    return None
-
-
 def _score(
     texts: TextFile, rows: RowFile, scorer: BatchScorer | ServerScorer, report: Report, progress: Progress
 ) -> None:
-    """Bring `rows` to one a text, and `report` with it."""
-    try:
-        for batch in batches(texts):
-            first = report.num_rows
-            there = rows.read(len(batch))
-            for record, item in zip(there, batch, strict=False):
-                report.add(record, item, is_new=False)
+    for batch in batches(texts):
+        first = report.num_rows
+        there = rows.read(len(batch))
+        for record, item in zip(there, batch, strict=False):
+            report.add(record, item, is_new=False)
+        progress.move_to(report.num_rows)
+        if len(there) == len(batch):
+            continue
+        records = scorer.score(batch, first, len(there), progress)
+        for record, item in zip(records, batch[len(there) :], strict=True):
+            rows.append(record)
+            report.add(record, item, is_new=True)
             progress.move_to(report.num_rows)
-            if len(there) == len(batch):
-                continue
-            records = scorer.score(batch, first, len(there), progress)
-            for record, item in zip(records, batch[len(there) :], strict=True):
-                rows.append(record)
-                report.add(record, item, is_new=True)
-                progress.move_to(report.num_rows)
-    finally:
-        progress.close()

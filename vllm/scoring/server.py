@@ -1,4 +1,4 @@
-"""Scoring the texts of `vllm score` by a running server."""
+"""`vllm score` with a running server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vllm.scoring.batches import Progress, length_fault
 from vllm.scoring.files import Item
 from vllm.scoring.labels import Labels, make_record
 from vllm.scoring.templates import Template
-from vllm.utils.server_client import ServerError, connect, served_model, with_retries
+from vllm.utils.server_client import ServerError, ServerSession, with_retries
 
 Result = TypeVar("Result")
 
@@ -25,107 +25,51 @@ _PATH = "/generative_scoring"
 _PROBE = "a"
 
 
-class Server:
-    """A connection to a server and the model to score with. A context manager, which disconnects.
-
-    Attributes:
-        model_name: the model's.
-        max_model_len: longest sequence, in tokens.
-    """
-
+class Server(ServerSession):
     def __init__(self, args: argparse.Namespace) -> None:
-        """
-        Raises:
-            CliError: there is no server at --url, or not that model.
-        """
-        self._client = connect(args)
+        super().__init__(args)
         self._slots = asyncio.Semaphore(args.concurrency or CONCURRENCY)
-        self._loop = asyncio.new_event_loop()
-        try:
-            card, version = self.wait(self._introduce(args.model))
-        except BaseException:
-            self._loop.close()
-            raise
-        self.model_name: str = card["id"]
-        self.max_model_len: int = card["max_model_len"]
-        self._version = version
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.wait(self._client.close())
-        self._loop.close()
+        self.max_model_len: int = self.card["max_model_len"]
 
     def deciding(self) -> dict[str, Any]:
         """What decides the rows; not the URL, as the same model may be served elsewhere."""
-        return {"server_version": self._version, "model": self.model_name, "max_model_len": self.max_model_len}
-
-    def scorer(self, args: argparse.Namespace, template: Template | None, input_name: str) -> ServerScorer:
-        """See ServerScorer."""
-        return ServerScorer(self, template, args.labels or args.label_ids, input_name)
+        answer = self.wait(self.client.get("/version"))
+        try:
+            version = answer["version"]
+        except (TypeError, KeyError):
+            raise CliError(f"{self.client.url}/version: the answer names no version") from None
+        return {"server_version": version, "model": self.model_name, "max_model_len": self.max_model_len}
 
     async def post(self, path: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request about the model, tried again while the server is overloaded or away.
-
-        Raises:
-            ServerError: it refuses, or stays away.
-        """
+        """The answer to a request about the model, tried again while the server is overloaded or away."""
         body = {"model": self.model_name, **fields}
         async with self._slots:
-            answer: dict[str, Any] = await with_retries(lambda: self._client.post(path, body))
+            answer: dict[str, Any] = await with_retries(lambda: self.client.post(path, body))
         return answer
 
-    def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of `work`."""
-        return self._loop.run_until_complete(work)
-
     def in_order(self, works: Sequence[Coroutine[Any, Any, Result]]) -> Iterator[Result]:
-        """The results of all, which go on together; those that are left when the iteration is, are ended."""
-        tasks = [self._loop.create_task(work) for work in works]
+        """The results of all, which run concurrently; leaving the iteration cancels the rest."""
+        tasks = [self.loop.create_task(work) for work in works]
         try:
             for task in tasks:
-                yield self._loop.run_until_complete(task)
+                yield self.wait(task)
         finally:
             for task in tasks:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-
-    async def _introduce(self, model: str | None) -> tuple[dict[str, Any], str]:
-        card = await served_model(self._client, model)
-        version = await self._client.get("/version")
-        try:
-            return card, version["version"]
-        except (TypeError, KeyError):
-            raise CliError(f"{self._client.url}/version: the answer names no version") from None
+            self.wait(asyncio.gather(*tasks, return_exceptions=True))
 
 
 class ServerScorer:
-    """Scores batches, a request a text.
-
-    Attributes:
-        labels: as the server tokenised them.
-        model_name: the model's.
-    """
+    """Scores batches, a request a text; see BatchScorer. The labels are as the server tokenises them."""
 
     def __init__(
         self, server: Server, template: Template | None, given: Sequence[str] | Sequence[int], input_name: str
     ) -> None:
-        """
-        Args:
-            server: it is asked how it tokenises the labels.
-            template: of the prompts; None = the default one.
-            given: the labels, as texts or as token ids.
-            input_name: the input file's, for messages.
-
-        Raises:
-            CliError: labels that cannot be scored, or a server that scores none.
-        """
         self._server = server
         self.model_name = server.model_name
         self._input_name = input_name
         self._fields = {("labels" if isinstance(given[0], str) else "label_token_ids"): list(given)}
-        # One answer says whether the labels can be scored, and how they were tokenised.
+        # One answer shows whether the labels can be scored, and how they are tokenised.
         probe = _item(server.wait(self._post(_PROBE)), len(given))
         self.labels = Labels(
             [str(label) for label in given],
@@ -137,11 +81,7 @@ class ServerScorer:
     def score(
         self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
     ) -> Iterator[dict[str, Any]]:
-        """The rows of `batch[num_known:]`, in order, each as soon as it is there; see BatchScorer.score.
-
-        Raises:
-            ServerError: the server refuses what is not a single text's fault, or stays away.
-        """
+        """As BatchScorer.score, each row as soon as it is complete. An error that is not of a single text is raised."""
         rows = list(enumerate(batch))[num_known:]
         return self._server.in_order([self._row(first_index + offset, item) for offset, item in rows])
 
@@ -150,7 +90,8 @@ class ServerScorer:
         try:
             scored = _item(await self._post(prompt), len(self.labels.names))
         except ServerError as error:
-            if not _is_of_one_text(error):
+            # Of this text alone: too long, empty, or one whose logits are not finite.
+            if error.status not in (413, 500) and (error.status, error.param) != (400, "items"):
                 raise
             num_tokens = await self._count(prompt)
             fault = length_fault(num_tokens, self._server.max_model_len, self.labels) if num_tokens is not None else ""
@@ -161,7 +102,6 @@ class ServerScorer:
         return await self._server.post(_PATH, {"query": "", "items": [prompt], **self._fields})
 
     async def _count(self, prompt: str) -> int | None:
-        """The prompt's tokens; None if the server does not say."""
         try:
             count: int = (await self._server.post("/tokenize", {"prompt": prompt}))["count"]
         except ServerError:
@@ -170,7 +110,6 @@ class ServerScorer:
 
 
 def _item(answer: dict[str, Any], num_labels: int) -> dict[str, Any]:
-    """The only item of an answer."""
     try:
         item: dict[str, Any] = answer["data"][0]
         if len(item["labels"]) == num_labels:
@@ -180,21 +119,18 @@ def _item(answer: dict[str, Any], num_labels: int) -> dict[str, Any]:
     raise CliError(f"{_PATH}: the answer does not have the labels' scores; --url must be a server of this package")
 
 
-def _is_of_one_text(error: ServerError) -> bool:
-    """Whether a text alone is at fault: too long, empty, or the model makes no numbers of it."""
-    return error.status in (413, 500) or (error.status == 400 and error.param == "items")
-
-
 def _scores(item: dict[str, Any], labels: Labels) -> LabelScores:
-    """An item of an answer as the engine's result. JSON has null for minus infinity."""
+    """An item of an answer as the engine's result; JSON has null for minus infinity."""
     entries = item["labels"]
     logprobs = np.asarray([_number(entry["logprob"]) for entry in entries])
-    probabilities = np.asarray([np.nan if entry["probability"] is None else entry["probability"] for entry in entries])
+    probabilities = np.asarray([entry["probability"] for entry in entries], dtype=np.float64)  # null is NaN
     if len(entries) == 1 and np.isfinite(logprobs[0]):
-        # The server gives a label that has no rival its true probability.
+        # The server returns a single label's probability in the vocabulary.
         probabilities = np.ones(1)
+    token_logprobs = [entry.get("token_logprobs") or [entry["logprob"]] for entry in entries]
     # Logits of further tokens are not in the answer.
     further = [[math.nan] * (len(ids) - 1) for ids in labels.token_ids]
+    token_logits = [[entry["logit"], *rest] for entry, rest in zip(entries, further, strict=True)]
     return LabelScores(
         prompt=None,
         prompt_token_ids=[],
@@ -203,13 +139,9 @@ def _scores(item: dict[str, Any], labels: Labels) -> LabelScores:
         logprobs=logprobs,
         probabilities=probabilities,
         mass=math.nan if item["label_mass"] is None else item["label_mass"],
-        token_logprobs=np.concatenate(
-            [[_number(value) for value in entry.get("token_logprobs") or [entry["logprob"]]] for entry in entries]
-        ),
+        token_logprobs=np.asarray([_number(value) for each in token_logprobs for value in each]),
         token_ranks=np.concatenate([entry.get("token_ranks") or [entry["rank"]] for entry in entries]),
-        token_logits=np.concatenate(
-            [[_number(entry["logit"]), *rest] for entry, rest in zip(entries, further, strict=True)]
-        ),
+        token_logits=np.asarray([_number(value) for each in token_logits for value in each]),
     )
 
 

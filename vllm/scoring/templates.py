@@ -1,4 +1,4 @@
-"""Prompt templates: a text with {fields} of the input in it."""
+"""Prompt templates: a text with {fields} of the input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TEXT = "text"
 _MAX_LISTED = 20
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
-# A small model needs examples to answer with a label; one of each favours neither.
+# A small model needs examples to answer with a label; one of each keeps the balance.
 _SENTIMENT = (
     "Review: It works perfectly and I use it every day.\nSentiment: positive\n\n"
     "Review: It fell apart after a week.\nSentiment: negative\n\n"
@@ -24,25 +24,18 @@ _SENTIMENT = (
 
 
 class Template:
-    """A prompt with {fields} in it. {text} is the text, whatever its field is called; {{ is a plain brace."""
+    """A prompt with {fields}. {text} is the text, whatever its field is called; {{ is a plain brace."""
 
     def __init__(self, source: str) -> None:
-        """
-        Raises:
-            CliError: unbalanced braces, an empty field, a format or conversion, or no field at all.
-        """
+        plain = "write {{ and }} for plain braces"
         try:
             parts = list(Formatter().parse(source))
         except ValueError as error:
-            raise CliError(f"template: {error}; write {{{{ and }}}} for plain braces") from None
+            raise CliError(f"template: {error}; {plain}") from None
+        if any(name == "" or form or conversion for _, name, form, conversion in parts):
+            raise CliError(f"template: a field is a name in braces, such as {{text}}; {plain}")
         self.source = source
-        self._parts: list[tuple[str, str | None]] = []
-        for literal, name, form, conversion in parts:
-            if name == "" or form or conversion:
-                raise CliError(
-                    "template: a field is a name in braces, such as {text}; write {{ and }} for plain braces"
-                )
-            self._parts.append((literal, name))
+        self._parts = [(literal, name) for literal, name, _, _ in parts]
         if all(name is None for _, name in self._parts):
             raise CliError("template: it has no field, so that every prompt would be the same; {text} is the text")
 
@@ -53,7 +46,7 @@ class Template:
 
     @classmethod
     def default(cls, labels: Sequence[str]) -> Template:
-        """For positive and negative two examples of sentiment; else a question naming the labels if few."""
+        """Two examples for positive and negative; else a question, with the labels unless they are many."""
         names = [label.strip() for label in labels]
         if {name.lower() for name in names} <= {"positive", "negative"}:
             return cls(_SENTIMENT)
@@ -63,19 +56,11 @@ class Template:
         return cls(f"Choose the label that fits the text best: {listed}.\n\nText: {{text}}\nLabel:")
 
     def fields(self) -> set[str]:
-        """The fields it needs beside the text."""
         return {name for _, name in self._parts if name is not None and name != _TEXT}
 
     def render(self, name: str, item: Item) -> str:
-        """The prompt of one text. Its braces, and those of other fields, stay as they are.
-
-        Args:
-            name: the input file's name, for the message.
-            item: the text and its fields.
-
-        Raises:
-            CliError: a field that this line does not have; names the line and the field.
-        """
+        """The prompt of one text; braces in fields stay as they are. A CliError names the input file (`name`), the line
+        and the field that it lacks."""
         pieces = []
         for literal, field in self._parts:
             pieces.append(literal)

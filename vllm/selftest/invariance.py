@@ -1,67 +1,52 @@
-"""Whether requests get the same bits in every way the engine may run them, on a loaded model."""
+"""Whether requests get the same bits in every way the engine may run them, and what batch invariance costs."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vllm.selftest.probes import Probe, Result, make_probes, make_strangers, result_of, run_probes
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.selftest.probes import Probe, Result, make_others, make_probes, result_of, run_probes
 from vllm.v1.core.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
 
-NUM_COMPANIES = 3
-NUM_STRANGERS = 12
+NUM_COMPOSITIONS = 3
+NUM_OTHERS = 12
 CHUNKS = (3, 16, 50)
+WORKLOADS = {"scoring": "12 prompts of 40 tokens, 2 ids", "decode": "8 sequences, 16 tokens"}
+
+_Found = tuple[int | None, float, float, int, float | None]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first value of a check that is not as it was alone.
+    """The first value of a check that differs from the request run alone."""
 
-    Attributes:
-        probe: number of the request.
-        kind: its parameters, in words.
-        prompt_len: tokens of its prompt.
-        field: which array of its output.
-        index: where in the flattened array; None: the arrays differ in size.
-        expected: the value alone, or the size.
-        got: the value in this check, or the size.
-        differing: how many values of the array differ.
-        largest: the largest absolute difference among them; None when sizes differ.
-    """
-
-    probe: int
-    kind: str
-    prompt_len: int
-    field: str
-    index: int | None
-    expected: float
-    got: float
-    differing: int
-    largest: float | None
+    probe: int  # index of the request
+    kind: str  # name of its parameters
+    prompt_len: int  # in tokens
+    field: str  # which array of its output
+    index: int | None  # into the flattened array; None: the arrays differ in size
+    expected: float  # the value alone, or the size
+    got: float  # the value in this check, or the size
+    differing: int  # number of values of the array that differ
+    largest: float | None  # absolute difference among them; None when sizes differ
 
 
 @dataclass(frozen=True)
 class Check:
-    """The probes run in one way.
-
-    Attributes:
-        name: the way.
-        requests: compared with themselves alone.
-        values: numbers compared, bit by bit.
-        differing: how many of them differ.
-        first: the first of these.
-        detail: what happened on the way, as proof that it was taken.
-        missed: why the way was not taken, if it was not: the check says nothing then, and counts as failed.
-    """
+    """The probes run in one way and compared bit by bit: `values` numbers of `requests` outputs, of which `differing`
+    differ. `detail` shows that the path was exercised, `missed` says why it was not: such a check fails."""
 
     name: str
     requests: int
@@ -73,23 +58,18 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether the way was taken and nothing differed."""
         return not self.differing and self.missed is None
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "passed": self.passed}
 
 
 class InvarianceTest:
-    """The probes and what each of them yields alone, in a fresh engine state."""
+    """Runs the probes alone, then in every other way, and compares.
+
+    Args:
+        engine: idle; whole rows of logits may be read (max_logprobs=-1, max_logprob_token_ids=-1).
+        seed: of the probes, the other requests and the order of everything.
+    """
 
     def __init__(self, engine: LLMEngine, seed: int = 0) -> None:
-        """
-        Args:
-            engine: idle; whole rows of logits may be read (max_logprobs=-1, max_logprob_token_ids=-1).
-            seed: of the probes, their company and the order of everything.
-        """
         self.engine = engine
         self._rng = random.Random(seed)
         config = engine.vllm_config
@@ -101,18 +81,14 @@ class InvarianceTest:
         self._expected: list[Result] = []
 
     def run(self) -> Iterator[Check]:
-        """Run the probes in every way, one check each.
-
-        Raises:
-            RuntimeError: the model failed on a request.
-        """
+        """Run the probes in every way, one check each. A RuntimeError if the model failed on a request."""
         self._expected = [result_of(output) for output in self._alone()]
         yield self._compare("alone again", self._alone())
-        for number in range(1, NUM_COMPANIES + 1):
-            yield self._in_company(number)
+        for number in range(1, NUM_COMPOSITIONS + 1):
+            yield self._with_others(number)
         for chunk in CHUNKS:
             yield self._chunked(chunk)
-        # A block that holds a whole request is neither shared nor the second one that is missing.
+        # A request that fits in one block shares none, and is never short of a second one.
         has_blocks = max(len(probe.prompt) for probe in self.probes) > self._block_size
         if self._caches and has_blocks:
             for share, words in ((0.0, "one block"), (0.5, "half the blocks"), (1.0, "every block")):
@@ -121,8 +97,6 @@ class InvarianceTest:
             yield self._preempted()
         yield self._other_thread_count()
 
-    # -- the ways ------------------------------------------------------------------------------------------------
-
     def _alone(self) -> list[RequestOutput]:
         outputs = []
         for probe in self.probes:
@@ -130,12 +104,12 @@ class InvarianceTest:
             outputs += run_probes(self.engine, [probe])
         return outputs
 
-    def _in_company(self, number: int) -> Check:
+    def _with_others(self, number: int) -> Check:
         self.engine.reset_prefix_cache()
-        strangers = self._strangers(NUM_STRANGERS * number // NUM_COMPANIES)
-        # The later companies arrive over several steps, so that prompts meet others' decodes.
-        outputs = self._mixed(strangers, spread=3 * (number - 1))
-        return self._compare(f"in company {number}", outputs, f"{len(strangers)} strangers")
+        others = self._others(NUM_OTHERS * number // NUM_COMPOSITIONS)
+        # Later compositions arrive over several steps, so that prompts share steps with decodes.
+        outputs = self._mixed(others, spread=3 * (number - 1))
+        return self._compare(f"batch composition {number}", outputs, f"{len(others)} other requests")
 
     def _chunked(self, chunk: int) -> Check:
         with self._scheduler(max_num_batched_tokens=chunk, enable_chunked_prefill=True):
@@ -150,7 +124,7 @@ class InvarianceTest:
             hittable = (len(probe.prompt) - 1) // self._block_size
             if hittable:
                 beginning = probe.prompt[: max(1, round(share * hittable)) * self._block_size]
-                # Readers of prompts find only what readers left.
+                # A request with prompt readings hits only blocks that such a request left.
                 params = probe.params.clone()
                 params.max_tokens = 1
                 warm.append(Probe([*beginning, 0], probe.kind, params))
@@ -181,20 +155,20 @@ class InvarianceTest:
         torch.set_num_threads(other)
         try:
             self.engine.reset_prefix_cache()
-            outputs = self._mixed(self._strangers(NUM_STRANGERS // 3))
+            outputs = self._mixed(self._others(NUM_OTHERS // 3))
         finally:
             torch.set_num_threads(before)
         return self._compare(f"{other} thread{'s' * (other > 1)}", outputs, f"instead of {before}")
 
-    def _strangers(self, count: int) -> list[Probe]:
-        return make_strangers(self.probes, self._vocab_size, self._max_model_len, count, self._rng)
+    def _others(self, count: int) -> list[Probe]:
+        return make_others(self.probes, self._vocab_size, self._max_model_len, count, self._rng)
 
-    def _mixed(self, strangers: list[Probe], spread: int = 0) -> list[RequestOutput]:
-        """The probes' outputs when all run together, in random order, over `spread` more steps than one."""
-        everyone = [*self.probes, *strangers]
-        order = self._rng.sample(range(len(everyone)), len(everyone))
-        arrivals = [self._rng.randint(0, spread) for _ in everyone]
-        outputs = dict(zip(order, run_probes(self.engine, [everyone[i] for i in order], arrivals), strict=True))
+    def _mixed(self, others: list[Probe], spread: int = 0) -> list[RequestOutput]:
+        """The probes' outputs when all run together, in random order, arriving over `spread` + 1 steps."""
+        requests = [*self.probes, *others]
+        order = self._rng.sample(range(len(requests)), len(requests))
+        arrivals = [self._rng.randint(0, spread) for _ in requests]
+        outputs = dict(zip(order, run_probes(self.engine, [requests[i] for i in order], arrivals), strict=True))
         return [outputs[i] for i in range(len(self.probes))]
 
     @contextmanager
@@ -202,7 +176,7 @@ class InvarianceTest:
         """Run under another scheduler, with a cache of fewer blocks or other fields of its configuration."""
         core = self.engine.engine_core
         before = core.scheduler
-        core.step()  # tells the worker which requests have finished
+        core.step()  # sends the finished requests' ids to the worker
         blocks = min(num_blocks or before.kv.pool.num_blocks, before.kv.pool.num_blocks)
         core.scheduler = Scheduler(
             replace(before.config, **changes),
@@ -214,10 +188,7 @@ class InvarianceTest:
             core.step()
         finally:
             core.scheduler = before
-            # Its blocks were written over.
-            before.reset_prefix_cache()
-
-    # -- comparing -----------------------------------------------------------------------------------------------
+            before.reset_prefix_cache()  # its blocks were written over
 
     def _compare(
         self,
@@ -227,37 +198,75 @@ class InvarianceTest:
         missed: str | None = None,
         numbers: Sequence[int] | None = None,
     ) -> Check:
-        """Compare outputs with those of the probes alone; of these numbers, or of all probes in order."""
+        """Compare outputs with those of the probes alone: of these numbers, or of all probes in order."""
         values = differing = 0
         first: Difference | None = None
         for number, output in zip(range(len(self.probes)) if numbers is None else numbers, outputs, strict=True):
-            expected, got = self._expected[number], result_of(output)
+            probe, expected, got = self.probes[number], self._expected[number], result_of(output)
             assert expected.keys() == got.keys(), "the same request has the same kinds of results"
             for field, array in expected.items():
                 values += array.size
-                count, describe = compare_bits(array, got[field])
-                differing += count
-                if count and first is None:
-                    probe = self.probes[number]
-                    first = Difference(number, probe.kind, len(probe.prompt), field, *describe())
+                found = compare_bits(array, got[field])
+                if found is not None:
+                    first = first or Difference(number, probe.kind, len(probe.prompt), field, *found)
+                    differing += found[3]
         return Check(name, len(outputs), values, differing, first, detail, missed)
 
 
-def compare_bits(
-    expected: np.ndarray, got: np.ndarray
-) -> tuple[int, Callable[[], tuple[int | None, float, float, int, float | None]]]:
-    """How many values of two arrays of one dtype differ in a bit, all when the sizes differ; and what `Difference` says
-    of them from `index` on."""
+def compare_bits(expected: np.ndarray, got: np.ndarray) -> _Found | None:
+    """None if two arrays of one dtype have the same bits, else the fields of `Difference` from `index` on. Of arrays of
+    different sizes all values differ."""
     if expected.shape != got.shape:
-        count = max(expected.size, got.size)
-        return count, lambda: (None, float(expected.size), float(got.size), count, None)
+        return None, float(expected.size), float(got.size), max(expected.size, got.size), None
     bits = np.dtype(f"u{expected.itemsize}")
     where = np.flatnonzero(np.ascontiguousarray(expected).view(bits) != np.ascontiguousarray(got).view(bits))
+    if not len(where):
+        return None
+    ours, theirs = expected.ravel()[where].astype(np.float64), got.ravel()[where].astype(np.float64)
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
+        largest = float(np.max(np.abs(ours - theirs)))
+    return int(where[0]), float(ours[0]), float(theirs[0]), len(where), largest
 
-    def describe() -> tuple[int, float, float, int, float]:
-        ours, theirs = expected.ravel()[where].astype(np.float64), got.ravel()[where].astype(np.float64)
-        with np.errstate(invalid="ignore"):  # an infinity less itself
-            largest = float(np.max(np.abs(ours - theirs)))
-        return int(where[0]), float(ours[0]), float(theirs[0]), len(where), largest
 
-    return len(where), describe
+def measure_cost(default: LLMEngine, invariant: LLMEngine, repeats: int) -> dict[str, dict[str, Any]]:
+    """Time each workload `repeats` (>= 1) times in both idle engines, in alternating order, after one warm-up of each.
+    By workload: its description, seconds of each run, and the runs' ratios, invariant to default."""
+    engines = (default, invariant)
+    draws = (random.Random(0), random.Random(0))
+    result = {}
+    for name, words in WORKLOADS.items():
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for repeat in range(repeats + 1):
+            for which in (0, 1) if repeat % 2 else (1, 0):
+                requests = _requests(name, engines[which], draws[which])
+                started = time.perf_counter()
+                run_probes(engines[which], requests)
+                seconds[which].append(time.perf_counter() - started)
+        without, with_ = (each[1:] for each in seconds)
+        ratios = [slow / fast for slow, fast in zip(with_, without, strict=True)]
+        result[name] = {
+            "workload": words,
+            "default_seconds": without,
+            "invariant_seconds": with_,
+            "ratio": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+        }
+    return result
+
+
+def _requests(workload: str, engine: LLMEngine, rng: random.Random) -> list[Probe]:
+    """Fresh random prompts, so that none is cached."""
+    vocabulary = range(engine.model_config.vocab_size)
+    count, length, max_tokens, ids = 8, 4, 16, None
+    if workload == "scoring":
+        count, length, max_tokens = 12, 40, 1
+        ids = rng.sample(vocabulary, min(2, len(vocabulary)))
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        detokenize=False,
+        logprob_token_ids=ids,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    length = max(1, min(length, engine.model_config.max_model_len - max_tokens))
+    return [Probe(rng.choices(vocabulary, k=length), workload, params) for _ in range(count)]

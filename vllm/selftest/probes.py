@@ -1,4 +1,4 @@
-"""Requests whose results are compared, strangers to run them with, and the results as arrays."""
+"""Requests whose results are compared, others to run them with, and the results as arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_TOKENS = 8
 NUM_IDS = 20
 
 Result = dict[str, np.ndarray]
-"""Everything of one request's output that can differ, by name."""
+"""All arrays of one request's output, by name."""
 
 _READINGS = ("token_ids", "logprobs", "logits", "ranks", "lse", "entropy", "start_indices")
 _request_ids = map("selftest-{}".format, itertools.count())
@@ -35,28 +35,28 @@ class Probe(NamedTuple):
 
 
 def make_probes(vocab_size: int, max_model_len: int, block_size: int, rng: random.Random) -> list[Probe]:
-    """Prompts of random tokens: single tokens, whole blocks and a little more or less, more than one segment of
-    attention (256 tokens); with parameters of every kind in turn."""
+    """Random prompts with parameters of every kind in turn. Lengths: one token, whole blocks, one token more or less,
+    more than one segment of attention (256 tokens)."""
     longest = max_model_len - MAX_TOKENS
     lengths = (300, 50, 77, block_size, 5, 3 * block_size - 1, block_size + 1, block_size - 1, 23, 2 * block_size, 1)
     kinds = itertools.cycle(_kinds(vocab_size, rng).items())
     return [_probe(rng.choices(range(vocab_size), k=max(1, min(length, longest))), *next(kinds)) for length in lengths]
 
 
-def make_strangers(
+def make_others(
     probes: Sequence[Probe], vocab_size: int, max_model_len: int, count: int, rng: random.Random
 ) -> list[Probe]:
-    """Requests of other lengths and kinds; every third begins as some probe does, so that they share blocks."""
+    """Requests of other lengths and kinds; every third begins like a probe, so that they share blocks."""
     kinds = list(_kinds(vocab_size, rng).items())
     longest = max_model_len - MAX_TOKENS
-    strangers = []
+    others = []
     for index in range(count):
         prompt = rng.choices(range(vocab_size), k=rng.randint(1, min(64, longest)))
         if index % 3 == 0:
             model = rng.choice(probes).prompt
             prompt = (model[: rng.randint(1, len(model))] + prompt)[:longest]
-        strangers.append(_probe(prompt, *rng.choice(kinds)))
-    return strangers
+        others.append(_probe(prompt, *rng.choice(kinds)))
+    return others
 
 
 def _probe(prompt: list[int], kind: str, fields: dict[str, Any]) -> Probe:
@@ -65,8 +65,6 @@ def _probe(prompt: list[int], kind: str, fields: dict[str, Any]) -> Probe:
 
 
 def _kinds(vocab_size: int, rng: random.Random) -> dict[str, dict[str, Any]]:
-    """Parameters by name. Whole rows of logits are read where it costs little: nothing can hide in them."""
-
     def ids() -> list[int]:
         return rng.sample(range(vocab_size), min(NUM_IDS, vocab_size))
 
@@ -96,17 +94,8 @@ def _kinds(vocab_size: int, rng: random.Random) -> dict[str, dict[str, Any]]:
 def run_probes(
     engine: LLMEngine, probes: Sequence[Probe], arrivals: Sequence[int] | None = None
 ) -> list[RequestOutput]:
-    """Run requests together; outputs come in their order.
-
-    Args:
-        engine: idle.
-        probes: the requests.
-        arrivals: the step before which each is queued, in any order; None = all before the first.
-
-    Raises:
-        RuntimeError: the model failed on one.
-        VLLMValidationError: one does not fit the engine.
-    """
+    """Run requests together in an idle engine; outputs come in their order. `arrivals`: the step before which each is
+    queued, in any order; None = all before the first. A RuntimeError if the model failed on one."""
     ids = [next(_request_ids) for _ in probes]
     queued = sorted(range(len(probes)), key=(arrivals or [0] * len(probes)).__getitem__)
     found: dict[str, RequestOutput] = {}
@@ -128,7 +117,6 @@ def run_probes(
 
 
 def result_of(output: RequestOutput) -> Result:
-    """The output's tokens and readings."""
     result: Result = {}
     for index, completion in enumerate(output.outputs):
         name = f"outputs[{index}]"

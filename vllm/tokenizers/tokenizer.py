@@ -1,5 +1,4 @@
-"""Text to token ids and back, over the tokenizers library. transformers is imported only where nothing else
-will do."""
+"""Text to token ids and back, over the tokenizers library; transformers is imported only when needed."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ _REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a tokenizer came from, so that transformers can load it, too."""
+    """The arguments with which transformers can load the same tokenizer."""
 
     path: str
     use_fast: bool = True
@@ -34,7 +33,6 @@ class _Source:
     revision: str | None = None
 
     def load_hf(self) -> Any:
-        """The tokenizer by transformers."""
         from transformers import AutoTokenizer
 
         options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code, "revision": self.revision}
@@ -51,8 +49,8 @@ class _Source:
             raise ValueError(f"no tokenizer could be loaded from {path.name}: {error}") from error
 
     def _small_config(self) -> Any:
-        """What the choice of a tokenizer's class needs of config.json, where tokenizer_config.json names one of
-        transformers' own; else None. The model's config class would import torch's compiler, for a second."""
+        """The part of config.json that selects the tokenizer's class, if tokenizer_config.json names a class of
+        transformers; else None. The model's own config class would import torch's compiler, which takes a second."""
         from transformers import PreTrainedConfig
 
         model, tokenizer = (_read_object(Path(self.path), f"{name}config.json") for name in ("", "tokenizer_"))
@@ -65,20 +63,15 @@ class _Source:
 
 
 class Tokenizer:
-    """A tokenizer with the settings of its folder.
-
-    `encode`, `decode` and `apply_chat_template` give what transformers' AutoTokenizer gives for the same
-    folder.
-    """
+    """A tokenizer with the settings of its folder; results equal those of transformers' AutoTokenizer."""
 
     is_fast = True
 
     def __init__(self, backend: tokenizers.Tokenizer, special_tokens: dict[str, str], source: _Source) -> None:
         """
         Args:
-            backend: the tokenizer proper; truncation and padding are switched off.
+            backend: truncation and padding are switched off.
             special_tokens: text of bos_token, eos_token and so on.
-            source: where it came from.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -87,7 +80,7 @@ class Tokenizer:
         self._source = source
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text; special tokens written in the text are recognised."""
+        """Ids of a text; the text of a special token becomes its id."""
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
@@ -96,18 +89,13 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def decode(
-        self,
-        ids: Sequence[int],
-        skip_special_tokens: bool = True,
-        spaces_between_special_tokens: bool = True,
+        self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
     ) -> str:
-        """Text of a sequence of ids; bytes that are no whole character show as the replacement character.
+        """Text of a sequence of ids; incomplete characters become U+FFFD.
 
         Args:
-            ids: token ids.
-            skip_special_tokens: leave special tokens out.
-            spaces_between_special_tokens: False takes away the space that some decoders (WordPiece's, those of
-                Python code) put between two special tokens in a row. The others put none.
+            spaces_between_special_tokens: False removes the space that some decoders (WordPiece's, those in Python) put
+                between two consecutive special tokens.
         """
         unspaced = self._unspaced_ids(skip_special_tokens, spaces_between_special_tokens)
         if not unspaced:
@@ -115,7 +103,6 @@ class Tokenizer:
         runs: list[list[int]] = []
         before: int | None = None
         for token_id in ids:
-            # What begins a text gets no space before it.
             if before is None or (before in unspaced and token_id in unspaced):
                 runs.append([])
             runs[-1].append(token_id)
@@ -127,8 +114,8 @@ class Tokenizer:
         return self.backend.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
 
     def decode_tokens(self, ids: Iterable[int] | np.ndarray) -> list[str]:
-        """Text of each id by itself, with its leading space; special tokens as they are written, bytes that
-        are no whole character as the replacement character, an id without a token as an empty text."""
+        """Text of each id by itself, with its leading space; special tokens as text, incomplete characters as U+FFFD,
+        ids without a token as an empty string."""
         texts: list[str] = []
         known = self._token_texts
         for token_id in ids.tolist() if isinstance(ids, np.ndarray) else ids:
@@ -141,8 +128,7 @@ class Tokenizer:
     def decode_stream(
         self, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
     ) -> TokenStream:
-        """A stream that turns ids into text as they come, as a continuation: a leading space is kept. The arguments
-        are those of `decode`."""
+        """Incremental decoding of a continuation: a leading space is kept. The arguments are those of `decode`."""
         skipped = frozenset(self.all_special_ids) if skip_special_tokens else frozenset()
         if self._spelling == "other":
             unspaced = self._unspaced_ids(skip_special_tokens, spaces_between_special_tokens)
@@ -150,12 +136,11 @@ class Tokenizer:
         return _ByteStream(self, skipped)
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling of an id (a byte-level space is written G with a dot); None without a
-        token."""
+        """The vocabulary's spelling of an id (a byte-level space is U+0120); None without a token."""
         return self.backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a vocabulary spelling; None for what is not in the vocabulary."""
+        """The id of a vocabulary spelling, or None."""
         return self.backend.token_to_id(token)
 
     def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str | None]:
@@ -167,8 +152,7 @@ class Tokenizer:
         return [self.token_to_id(token) for token in tokens]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that an id adds to a text, possibly a part of a character; empty for an id without a
-        token."""
+        """The bytes that an id adds to a text, possibly part of a character; empty for an id without a token."""
         known = self._known_bytes.get(token_id)
         if known is None:
             known = self._known_bytes[int(token_id)] = self._spell(int(token_id))
@@ -196,17 +180,14 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """Id of the beginning-of-text token."""
         return self._special_ids.get("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the end-of-text token."""
         return self._special_ids.get("eos_token")
 
     @property
     def pad_token_id(self) -> int | None:
-        """Id of the padding token."""
         return self._special_ids.get("pad_token")
 
     @cached_property
@@ -217,20 +198,16 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The chat template; None when there is none (imports transformers)."""
+        """The chat template, if any (imports transformers)."""
         return self.hf_tokenizer.chat_template
 
     def apply_chat_template(self, messages: Sequence[dict[str, Any]], **kwargs: Any) -> Any:
-        """What transformers' method of this name gives for the same arguments (imports transformers).
-
-        Raises:
-            ValueError: the tokenizer has no chat template.
-        """
+        """transformers' method of this name (imports transformers); ValueError without a chat template."""
         return self.hf_tokenizer.apply_chat_template(list(messages), **kwargs)
 
     @cached_property
     def hf_tokenizer(self) -> Any:
-        """The tokenizer as transformers knows it, loaded on first use."""
+        """transformers' tokenizer, loaded on first use."""
         return self._source.load_hf()
 
     def __len__(self) -> int:
@@ -240,7 +217,7 @@ class Tokenizer:
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def _unspaced_ids(self, skip_special_tokens: bool, spaces_between_special_tokens: bool) -> frozenset[int]:
-        """The ids between which a decoder may put a space that is not wanted."""
+        """The ids between which a decoder may put a space that has to be removed."""
         if skip_special_tokens or spaces_between_special_tokens or self._spelling != "other":
             return frozenset()
         return frozenset(self.all_special_ids)
@@ -269,7 +246,7 @@ class Tokenizer:
 
 
 class SlowTokenizer(Tokenizer):
-    """A tokenizer that exists only as Python code in transformers."""
+    """A tokenizer that only transformers has, in Python."""
 
     is_fast = False
 
@@ -279,33 +256,26 @@ class SlowTokenizer(Tokenizer):
         self._source = source
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """See Tokenizer.encode."""
         return self.hf_tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """See Tokenizer.encode_batch."""
         return [self.encode(text, add_special_tokens) for text in texts]
 
     def decode_batch(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
-        """See Tokenizer.decode_batch."""
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
 
     def id_to_token(self, token_id: int) -> str | None:
-        """See Tokenizer.id_to_token."""
         return self.hf_tokenizer.convert_ids_to_tokens(token_id) if 0 <= token_id < len(self) else None
 
     def token_to_id(self, token: str) -> int | None:
-        """See Tokenizer.token_to_id."""
         return self._vocab.get(token)
 
     @cached_property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included."""
         return len(self.hf_tokenizer)
 
     @cached_property
     def all_special_ids(self) -> list[int]:
-        """See Tokenizer.all_special_ids."""
         return sorted(self.hf_tokenizer.all_special_ids)
 
     def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
@@ -317,19 +287,18 @@ class SlowTokenizer(Tokenizer):
 
     @cached_property
     def _spelling(self) -> str:
-        # A Python tokenizer's decode may do anything; only its own result tells what a token's text is.
-        return "other"
+        return "other"  # only its own decode tells a token's text
 
 
 class TokenStream(Protocol):
-    """Text of a growing sequence, piece by piece, never cut inside a character."""
+    """Text of a growing sequence, never cut inside a character."""
 
     def step(self, ids: Iterable[int]) -> str:
-        """The text that `ids` add. The start of an unfinished character waits for the ids that finish it."""
+        """The text that `ids` add; an incomplete character is held back until it is complete."""
 
 
 class _ByteStream:
-    """For vocabularies whose tokens stand for bytes."""
+    """For vocabularies whose tokens are bytes."""
 
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -337,29 +306,25 @@ class _ByteStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def step(self, ids: Iterable[int]) -> str:
-        """See TokenStream.step."""
         token_bytes = self._tokenizer.token_bytes
         return self._decoder.decode(b"".join(token_bytes(i) for i in ids if i not in self._skipped))
 
 
 class _RedecodingStream:
-    """For any vocabulary: decodes the last tokens again with the new ones, and gives the difference."""
+    """For any vocabulary: decodes the last tokens again with the new ones; the difference is the new text.
+
+    `skipped` ids have no text; between two `unspaced` ids there is no space.
+    """
 
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], unspaced: frozenset[int]) -> None:
-        """
-        Args:
-            skipped: ids without text.
-            unspaced: ids between which no space is wanted.
-        """
         self._tokenizer = tokenizer
         self._skipped = skipped
         self._unspaced = unspaced
         self._last: int | None = None
-        self._context: list[int] = []  # ids whose text is out, kept because spaces depend on the token before
+        self._context: list[int] = []  # ids already returned as text, kept as a space may depend on the token before
         self._waiting: list[int] = []
 
     def step(self, ids: Iterable[int]) -> str:
-        """See TokenStream.step."""
         text = ""
         for token_id in ids:
             if token_id in self._skipped:
@@ -381,22 +346,18 @@ class _RedecodingStream:
 
 
 def get_tokenizer(
-    path: str | Path,
-    tokenizer_mode: str = "auto",
-    trust_remote_code: bool = False,
-    revision: str | None = None,
+    path: str | Path, tokenizer_mode: str = "auto", trust_remote_code: bool = False, revision: str | None = None
 ) -> Tokenizer:
     """Load a tokenizer.
 
     Args:
         path: a folder, a .gguf file or a hub name.
         tokenizer_mode: "auto", or "slow" for the Python implementation where transformers has one.
-        trust_remote_code: let the repository run its own code.
         revision: branch, tag or commit of a hub name.
 
     Raises:
-        FileNotFoundError: a hub name that cannot be had.
-        ValueError: a folder or file without a usable tokenizer, or a bad tokenizer_mode.
+        FileNotFoundError: a hub name that cannot be downloaded.
+        ValueError: no usable tokenizer, or another tokenizer_mode.
     """
     if tokenizer_mode not in ("auto", "slow"):
         raise ValueError(f"tokenizer_mode must be one of auto, slow, got {tokenizer_mode!r}")
@@ -438,7 +399,7 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 
 
 def _read_object(folder: Path, name: str) -> dict[str, Any]:
-    """The file's JSON object; an empty one if there is no such file."""
+    """The file's JSON object; empty without the file."""
     path = folder / name
     if not path.is_file():
         return {}
@@ -459,8 +420,8 @@ def _content(token: Any) -> str | None:
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
-    """Add the tokens that the settings name and tokenizer.json lacks. What stands around a text
-    (add_bos_token and the like) is tokenizer.json's business alone, as in transformers."""
+    """Add the tokens that the settings name and tokenizer.json lacks. As in transformers, only tokenizer.json decides
+    which tokens surround a text (add_bos_token has no effect)."""
     present = {token.content for token in backend.get_added_tokens_decoder().values()}
     decoder = settings.get("added_tokens_decoder") or {}
     wanted: list[Any] = [decoder[key] for key in sorted(decoder, key=int)]
@@ -488,9 +449,9 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any])
 
 @cache
 def _byte_of_char() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for: printable Latin-1 stands for
-    itself, the other bytes are, in order, the characters from U+0100 on."""
+    """The byte of each character of a byte-level vocabulary: printable Latin-1 is itself, the other bytes are the
+    characters from U+0100 on, in order."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in plain}
-    others = (byte for byte in range(256) if chr(byte) not in table)
-    return table | {chr(0x100 + index): byte for index, byte in enumerate(list(others))}
+    others = [byte for byte in range(256) if chr(byte) not in table]
+    return table | {chr(0x100 + index): byte for index, byte in enumerate(others)}

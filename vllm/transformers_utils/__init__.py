@@ -1,1 +1,1 @@
-"""Reading what Hugging Face repositories ship beside their weights, without importing transformers."""
+"""Configuration files of Hugging Face repositories, read without transformers."""

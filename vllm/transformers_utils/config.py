@@ -1,4 +1,4 @@
-"""config.json and generation_config.json as one object, without transformers, whose import takes seconds."""
+"""config.json and generation_config.json as one object. transformers is not used: its import takes seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Defaults of transformers' configuration classes, which save_pretrained leaves out of some files.
+# Defaults of transformers' configuration classes, which save_pretrained omits from some files.
 _TIED_BY_DEFAULT = {"opt"}
 _SWITCHED_SLIDING_WINDOW = {"qwen2", "qwen3"}
 _DEFAULT_SLIDING_WINDOW = 4096
@@ -19,11 +19,10 @@ _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalt
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """How rotary positions are made.
+    """Rotary position embedding.
 
     Attributes:
-        rope_type: default, linear, dynamic, llama3, yarn, or factors (a GGUF file's explicit frequency
-            divisors).
+        rope_type: default, linear, dynamic, llama3, yarn, or factors (frequency divisors of a GGUF file).
         theta: base of the frequencies.
         params: the other entries of `rope_parameters` (factor, original_max_position_embeddings ...).
     """
@@ -35,10 +34,10 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class HFConfig:
-    """A model's configuration. Fields keep config.json's names; `raw` holds the whole file.
+    """A model's configuration under config.json's names; `raw` holds the whole file.
 
     Attributes:
-        dtype: the checkpoint's own dtype, or None when the file does not say.
+        dtype: the checkpoint's dtype; None if the file has none.
         sliding_window: tokens that a layer attends to at most; None = all.
         eos_token_ids: every end-of-sequence id of config.json and generation_config.json.
         default_sampling_params: sampling fields that generation_config.json recommends.
@@ -75,11 +74,8 @@ class HFConfig:
 
     @property
     def max_context_len(self) -> int:
-        """Longest sequence, in tokens, that the model's positions and attention window allow.
-
-        A linear or yarn scaling stretches the trained length by its factor. A sliding window caps it: up to
-        the window's length full attention gives the same result, beyond it it would not.
-        """
+        """Longest sequence in tokens: the trained length times the factor of a linear or yarn scaling, at most the
+        sliding window, up to which full attention gives the same result."""
         length = float(self.max_position_embeddings)
         if self.rope.rope_type == "yarn":
             length = max(length, self.rope.params["original_max_position_embeddings"] * self.rope.params["factor"])
@@ -89,14 +85,10 @@ class HFConfig:
 
 
 def load_hf_config(folder: Path, overrides: dict[str, Any] | None = None) -> HFConfig:
-    """Read a model folder's config.json and, if there, its generation_config.json.
-
-    Args:
-        folder: the model folder.
-        overrides: entries that replace those of config.json.
+    """Read a model folder's config.json, with `overrides` of its entries, and its generation_config.json if any.
 
     Raises:
-        ValueError: no config.json, not JSON, or a field that is missing or has a value that cannot be used.
+        ValueError: no config.json, not JSON, or a missing or unusable field.
     """
     raw = _read_json(folder, "config.json")
     if raw is None:
@@ -107,18 +99,14 @@ def load_hf_config(folder: Path, overrides: dict[str, Any] | None = None) -> HFC
 
 
 def parse_hf_config(raw: dict[str, Any], generation: dict[str, Any], where: str = "config.json") -> HFConfig:
-    """Build the configuration from the contents of config.json and generation_config.json.
-
-    Args:
-        raw: contents of config.json.
-        generation: contents of generation_config.json; may be empty.
-        where: name of the file for error messages.
+    """Build the configuration from the contents of config.json (`where` in errors) and generation_config.json.
 
     Raises:
-        ValueError: a field that is missing or has a value that cannot be used.
+        ValueError: a missing or unusable field.
     """
     fields = _Fields(raw, where)
     model_type = raw.get("model_type") or ""
+    is_opt = model_type == "opt"
     hidden_size = fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
@@ -134,7 +122,7 @@ def parse_hf_config(raw: dict[str, Any], generation: dict[str, Any], where: str 
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
         head_dim=fields.integer("head_dim", 128 if model_type == "qwen3" else hidden_size // num_heads),
-        intermediate_size=fields.integer("ffn_dim" if model_type == "opt" else "intermediate_size"),
+        intermediate_size=fields.integer("ffn_dim" if is_opt else "intermediate_size"),
         vocab_size=fields.integer("vocab_size"),
         max_position_embeddings=fields.integer("max_position_embeddings"),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
@@ -143,11 +131,9 @@ def parse_hf_config(raw: dict[str, Any], generation: dict[str, Any], where: str 
         attention_bias=fields.boolean("attention_bias", False),
         mlp_bias=fields.boolean("mlp_bias", False),
         sliding_window=_parse_sliding_window(raw, model_type, fields),
-        hidden_act=str(
-            raw.get("hidden_act" if model_type != "opt" else "activation_function") or _default_act(model_type)
-        ),
+        hidden_act=str(raw.get("activation_function") or "relu" if is_opt else raw.get("hidden_act") or "silu"),
         dtype=_parse_dtype(raw),
-        bos_token_id=_first_id(generation.get("bos_token_id"), raw.get("bos_token_id")),
+        bos_token_id=next(iter(_merge_ids(generation.get("bos_token_id"), raw.get("bos_token_id"))), None),
         eos_token_ids=_merge_ids(raw.get("eos_token_id"), generation.get("eos_token_id")),
         default_sampling_params=_sampling_defaults(generation),
         word_embed_proj_dim=fields.integer("word_embed_proj_dim", hidden_size),
@@ -181,7 +167,7 @@ def _sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Fields:
-    """Typed access to config.json whose errors name the file, the field and the value."""
+    """Typed access to config.json; errors name the file, field and value."""
 
     def __init__(self, raw: dict[str, Any], where: str) -> None:
         self._raw = raw
@@ -229,7 +215,7 @@ def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def _apply_overrides(raw: dict[str, Any], overrides: dict[str, Any]) -> None:
-    """Replace entries; the older names rope_scaling and rope_theta also win over a file's rope_parameters."""
+    """Replace entries; the older names rope_scaling and rope_theta override a file's rope_parameters, too."""
     raw.update(overrides)
     if "rope_scaling" in overrides and "rope_parameters" not in overrides:
         theta = (raw.pop("rope_parameters", None) or {}).get("rope_theta")
@@ -270,7 +256,7 @@ def _parse_rope(raw: dict[str, Any], where: str) -> RopeConfig:
 
 def _parse_sliding_window(raw: dict[str, Any], model_type: str, fields: _Fields) -> int | None:
     if model_type in _SWITCHED_SLIDING_WINDOW:
-        # Its layers from max_window_layers on have the window; with none of those it has no effect.
+        # Only layers from max_window_layers on have the window.
         active = fields.boolean("use_sliding_window", False)
         if not active or raw.get("max_window_layers", 28) >= raw["num_hidden_layers"]:
             return None
@@ -287,10 +273,6 @@ def _parse_dtype(raw: dict[str, Any]) -> str | None:
     return name if name in _DTYPES else None
 
 
-def _default_act(model_type: str) -> str:
-    return "relu" if model_type == "opt" else "silu"
-
-
 def _merge_ids(*values: Any) -> tuple[int, ...]:
     ids: list[int] = []
     for value in values:
@@ -298,7 +280,3 @@ def _merge_ids(*values: Any) -> tuple[int, ...]:
             if item is not None and item not in ids:
                 ids.append(item)
     return tuple(ids)
-
-
-def _first_id(*values: Any) -> int | None:
-    return next(iter(_merge_ids(*values)), None)

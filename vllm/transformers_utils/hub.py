@@ -1,4 +1,4 @@
-"""Model repositories of the Hugging Face hub, through its client and its cache."""
+"""Downloads from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -14,20 +14,16 @@ def download(
     cache_dir: str | None = None,
     token: bool | str | None = None,
 ) -> Path:
-    """The local copy of a hub repository: configuration, tokenizer and safetensors, downloaded if missing.
+    """The local copy of the hub repository "owner/name": configuration, tokenizer and, with `weights`, safetensors.
+    `cache_dir` and `token`: of the hub's client; None = its own.
 
-    Works without a network when the copy is complete (HF_HUB_OFFLINE=1 keeps the client from trying).
+    Missing files are downloaded; a complete copy needs no network (HF_HUB_OFFLINE=1 prevents the attempt).
 
     Args:
-        name: "owner/name".
         revision: branch, tag or commit; None = the default branch.
-        weights: take the safetensors, too.
-        cache_dir: of the client; None = its own default.
-        token: for the hub; None or True = the one that the client has stored.
 
     Raises:
-        FileNotFoundError: there is no such repository or revision, or it cannot be reached and is not in the
-            cache.
+        FileNotFoundError: no such repository or revision, or neither reachable nor cached.
     """
     from huggingface_hub import snapshot_download
 

@@ -1,4 +1,4 @@
-"""Where the model runs, what a GPU can do, and why one cannot be used."""
+"""Choice of the device, and why a GPU cannot be used."""
 
 from __future__ import annotations
 
@@ -10,21 +10,16 @@ from vllm.logger import init_logger, warn_once
 logger = init_logger(__name__)
 
 MIN_CAPABILITY = (7, 5)
-"""Older GPUs have no code in CUDA 13, and none in Triton 3.6."""
-
+"""CUDA 13 and Triton 3.6 do not support older GPUs."""
 _BFLOAT16_CAPABILITY = (8, 0)
-# Of a GPU's driver on Linux, and under WSL.
-_GPU_FILES = ("/dev/nvidia0", "/dev/dxg")
+_GPU_FILES = ("/dev/nvidia0", "/dev/dxg")  # of the driver on Linux, and under WSL
 
 
 def resolve_device(asked: str, num_devices: int = 1) -> str:
-    """ "cpu" or "cuda", for one of those or "auto": a GPU where there is one that can be used.
-
-    Args:
-        num_devices: that the engine wants; so many of the visible ones are looked at.
+    """ "cpu" or "cuda" for "cpu", "cuda" or "auto", which is a GPU if the first `num_devices` visible ones are usable.
 
     Raises:
-        ValueError: `asked` is none of the three, or a GPU is asked for and cannot be used; says why.
+        ValueError: another value, or "cuda" without a usable GPU (with the reason).
     """
     if asked not in ("auto", "cpu", "cuda"):
         hint = "; which GPU it is, CUDA_VISIBLE_DEVICES says" if str(asked).startswith("cuda:") else ""
@@ -42,7 +37,7 @@ def resolve_device(asked: str, num_devices: int = 1) -> str:
 
 
 def cuda_problem(num_devices: int = 1) -> str | None:
-    """Why the first `num_devices` GPUs cannot be used; None if they can be."""
+    """Why the first `num_devices` GPUs cannot be used; None if they can."""
     import torch
 
     if torch.version.cuda is None:
@@ -61,20 +56,20 @@ def cuda_problem(num_devices: int = 1) -> str | None:
 
 
 def cuda_has_bfloat16() -> bool:
-    """Whether the first GPU multiplies bfloat16."""
+    """Whether the first GPU has bfloat16 arithmetic."""
     import torch
 
     return torch.cuda.get_device_capability(0) >= _BFLOAT16_CAPABILITY
 
 
 def _hidden_devices() -> str | None:
-    """CUDA_VISIBLE_DEVICES, where it hides all of them."""
+    """CUDA_VISIBLE_DEVICES if it hides every GPU."""
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
     return value if value is not None and value.strip() in ("", "-1") else None
 
 
 def _init_error() -> str:
-    """What CUDA says when it is started: of a driver that is not there, or too old."""
+    """CUDA's own error on initialisation: no driver, or one that is too old."""
     import torch
 
     try:
@@ -98,8 +93,8 @@ def _capability_problem(index: int) -> str | None:
 
 
 def _runs_on(arch: str, major: int, minor: int) -> bool:
-    """Machine code ("sm_90", "sm_90a") runs on GPUs of its major version, from its minor one on; PTX ("compute_90") on
-    all from its version on."""
+    """Machine code ("sm_90", "sm_90a") runs on its major version from its minor version on; PTX ("compute_90") on all
+    versions from its own on."""
     kind, _, version = arch.partition("_")
     own = divmod(int(version.rstrip("af")), 10)
     return own <= (major, minor) and (kind == "compute" or own[0] == major)

@@ -1,4 +1,4 @@
-"""The C library's memory."""
+"""Memory of the C library's allocator."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import ctypes
 
 
 def return_freed_memory() -> None:
-    """Give what was freed back to the system: the C library keeps it for allocations to come, also where small objects
-    that stayed have made it useless for larger ones. Takes milliseconds. Does nothing where the C library has no such
-    call (glibc has it)."""
+    """Return freed memory to the system, which glibc keeps otherwise, even where fragmentation makes it useless for
+    larger allocations. Takes milliseconds; no effect with other C libraries."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))

@@ -1,5 +1,4 @@
-"""Packages that a part of the engine needs and the rest does without: offline inference runs from a bare checkout with
-torch and transformers."""
+"""Packages that only parts of the engine need: offline inference runs with torch and transformers alone."""
 
 from __future__ import annotations
 
@@ -15,14 +14,7 @@ _PACKAGES = {
 
 @contextlib.contextmanager
 def needed_by(what: str) -> Iterator[None]:
-    """Where one of them is imported.
-
-    Args:
-        what: that the user asked for, at the beginning of the error's sentence.
-
-    Raises:
-        ModuleNotFoundError: one is missing; says how to install it.
-    """
+    """Around imports: a missing package's ModuleNotFoundError says that `what` needs it and how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Ray is an optional dependency: what uses it asks here for it, for a cluster, and for room there."""
+"""Ray, an optional dependency: its import, the connection to a cluster, and the CPUs available there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def import_ray() -> Any:
     """Ray's module.
 
     Raises:
-        ImportError: it is not installed; says how to.
+        ImportError: not installed.
     """
     try:
         import ray
@@ -23,32 +23,25 @@ def import_ray() -> Any:
 
 
 def import_ray_for(address: str | None = None) -> Any:
-    """Ray's module, before `connect` with the same address: a cluster of this process's own is then reached from this
-    machine only, if Ray was not imported before.
-
-    Raises:
-        ImportError: as import_ray.
-    """
+    """`import_ray` before `connect` with the same address: restricts a new local cluster to 127.0.0.1, unless Ray was
+    imported before."""
     if _resolve(address) == _LOCAL:
-        # Ray reads it when it is imported, and takes 127.0.0.1 for the node's address, as it does on Windows.
+        # Read by Ray on import: 127.0.0.1 becomes the node's address, as on Windows.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     return import_ray()
 
 
 def connect(address: str | None = None, log_to_driver: bool = False) -> bool:
-    """Connect this process to a Ray cluster, unless it is.
+    """Connect this process to a Ray cluster; False if it is connected already.
 
     Args:
-        address: the cluster's; None = RAY_ADDRESS if it is set, or else a new one on this machine alone.
-        log_to_driver: show here what the actors print.
-
-    Returns:
-        whether it was not connected before.
+        address: the cluster's; None = RAY_ADDRESS, or a new cluster on this machine if that is unset.
+        log_to_driver: show the actors' output here.
 
     Raises:
         ImportError: Ray is not installed.
-        ConnectionError: there is no cluster at the address.
+        ConnectionError: no cluster at the address.
     """
     ray = import_ray_for(address)
     if ray.is_initialized():
@@ -63,14 +56,11 @@ def connect(address: str | None = None, log_to_driver: bool = False) -> bool:
 
 
 def cpus_for_each(actors: int, spare: int = 0) -> int:
-    """The most CPUs that each of some actors can have, all of them at once, on the cluster that Ray is connected to.
-
-    Args:
-        actors: how many; each lives on one node.
-        spare: CPUs of every node that they leave alone.
+    """The most CPUs that each of `actors` concurrent actors (one node each) can have on the connected cluster, with
+    `spare` CPUs of every node unused.
 
     Raises:
-        ValueError: there is no room for so many actors of one CPU.
+        ValueError: the cluster cannot hold that many actors of one CPU.
     """
     rooms = [int(node["Resources"].get("CPU", 0)) - spare for node in import_ray().nodes() if node["Alive"]]
     for cpus in range(max(rooms), 0, -1):

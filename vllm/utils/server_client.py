@@ -12,29 +12,31 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from typing_extensions import Self
+
 from vllm.exceptions import CliError
 from vllm.version import __version__
 
 Result = TypeVar("Result")
 
-# Waits before a request is sent once more, in seconds: about a minute together, in which a server can start again.
+# Seconds before each retry, about a minute in all: enough for a server to restart.
 RETRY_DELAYS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0)
 LONGEST_WAIT = 120
 _PASSING = (429, 502, 503, 504)
 _PIECE = 2**16
 API_KEY = "VLLM_API_KEY"
 TIMEOUT = 600.0
-"""Longest wait for anything from a server, in seconds."""
+"""Longest wait for any data from a server, in seconds."""
 
 
 class ServerError(CliError):
-    """No answer, or one that says what is wrong.
+    """No response, or an error response.
 
     Attributes:
-        status: the answer's; None when none came.
-        message: what the server says, or why there is no answer.
-        param: the request's field that is at fault; None when none is named.
-        retry_after: seconds that the server asks to wait for; None = it does not say.
+        status: HTTP status; None without a response.
+        message: the server's message, or why there is no response.
+        param: the request's field at fault, if named.
+        retry_after: seconds of the Retry-After header, if any.
     """
 
     def __init__(
@@ -58,20 +60,16 @@ class ServerError(CliError):
 
 
 class ServerClient:
-    """Requests to one server; any number at once, each on a connection of its own while it lasts.
-
-    Every method raises ServerError.
-    """
+    """Requests to one server, any number at once, each on its own connection. Every method raises ServerError."""
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0) -> None:
         """
         Args:
-            url: http(s)://HOST[:PORT], and the path that the server's own begin with, if any.
-            api_key: shown to the server; None = none.
-            timeout: seconds in which something of an answer must arrive.
+            url: http(s)://HOST[:PORT][/PREFIX].
+            timeout: longest wait for any part of a response, in seconds.
 
         Raises:
-            CliError: `url` is none, or the key cannot be sent.
+            CliError: not such a URL, or a key that a header cannot hold.
         """
         try:
             parts = urlsplit(url)
@@ -85,7 +83,7 @@ class ServerClient:
         self._host = parts.hostname
         self._secure = parts.scheme == "https"
         self._port = port or (443 if self._secure else 80)
-        # Clients of OpenAI's are given their URL with /v1.
+        # OpenAI's clients take the URL with /v1.
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self.url = f"{parts.scheme}://{parts.netloc}{self._prefix}"
         self._timeout = timeout
@@ -94,15 +92,15 @@ class ServerClient:
         self._idle: list[_Connection] = []
 
     async def get(self, path: str) -> Any:
-        """What a GET is answered with."""
+        """The JSON response to a GET."""
         return await self._fetch("GET", path, b"")
 
     async def post(self, path: str, body: Any) -> Any:
-        """What a POST of `body`, as JSON, is answered with."""
+        """The JSON response to a POST of `body` as JSON."""
         return await self._fetch("POST", path, json.dumps(body).encode())
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[bytes, None]:
-        """The data of each event that a POST is answered with, up to [DONE]."""
+        """The data of each server-sent event in the response to a POST, up to [DONE]."""
         where = f"{self.url}{path}"
         async with _Answer(self, where, await self._send("POST", path, json.dumps(body).encode())) as answer:
             rest = b""
@@ -113,8 +111,7 @@ class ServerClient:
                         continue
                     data = line[5:].strip()
                     if data == b"[DONE]":
-                        # What follows is the end of the body, after which the connection can be used again.
-                        answer.is_done = True
+                        answer.is_done = True  # read on to the end of the body, so that the connection can be reused
                         continue
                     if data.startswith(b'{"error"'):
                         raise _refusal(where, 500, data, None)
@@ -123,12 +120,12 @@ class ServerClient:
                 raise ServerError(where, "the stream ended before its time")
 
     async def close(self) -> None:
-        """Close the connections that no request uses."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.pop().abort()
 
     def keep(self, connection: _Connection) -> None:
-        """Use a connection, whose answer has been read, for a further request."""
+        """Keep a connection whose response was read for a later request."""
         self._idle.append(connection)
 
     async def _fetch(self, method: str, path: str, body: bytes) -> Any:
@@ -142,7 +139,7 @@ class ServerClient:
             raise ServerError(where, "the answer is not JSON") from None
 
     async def _send(self, method: str, path: str, body: bytes) -> _Connection:
-        """A connection on which the head of a 200 answer has been read."""
+        """A connection on which the head of a 200 response has been read."""
         where = f"{self.url}{path}"
         kind = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n" if method == "POST" else ""
         request = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}{kind}\r\n".encode() + body
@@ -155,7 +152,7 @@ class ServerClient:
             except (OSError, EOFError, ValueError) as error:
                 if connection is not None:
                     connection.abort()
-                # The server may have closed it while nothing was sent.
+                # The server may have closed an idle connection.
                 if is_old and not isinstance(error, TimeoutError):
                     continue
                 raise _no_answer(where, error) from None
@@ -186,7 +183,7 @@ class ServerClient:
 
 @dataclass
 class _Answer:
-    """While an answer is read: its connection goes back to the client if all was read, and is closed else."""
+    """The reading of a response: afterwards its connection returns to the client if all was read, else is closed."""
 
     client: ServerClient
     where: str
@@ -207,7 +204,7 @@ class _Answer:
 
 @dataclass
 class _Connection:
-    """A connection on which requests follow each other. What goes wrong is an OSError, EOFError or ValueError."""
+    """A connection for consecutive requests. Raises OSError, EOFError or ValueError."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -219,7 +216,7 @@ class _Connection:
     _received: bytearray = field(default_factory=bytearray)  # and not yet read
 
     async def exchange(self, request: bytes) -> None:
-        """Send a request and read the head of its answer."""
+        """Send a request and read the head of its response."""
         self.writer.write(request)
         await self._timed(self.writer.drain())
         status_line = await self._line()
@@ -234,7 +231,7 @@ class _Connection:
         self.stays_open = version == "HTTP/1.1" and self.headers.get("connection", "").lower() != "close"
 
     async def body(self) -> AsyncIterator[bytes]:
-        """The answer's body as it comes."""
+        """The response's body as it arrives."""
         if self.headers.get("transfer-encoding", "").lower() == "chunked":
             while size := int((await self._line()).partition(";")[0], 16):
                 yield (await self._exactly(size + 2))[:-2]
@@ -248,7 +245,7 @@ class _Connection:
                 yield await self._exactly(len(self._received))
 
     def abort(self) -> None:
-        """Close it without waiting for anything."""
+        """Close without waiting."""
         self.writer.transport.abort()
 
     async def _line(self) -> str:
@@ -270,7 +267,7 @@ class _Connection:
             raise EOFError("the server closed the connection")
 
     async def _receive(self) -> bool:
-        """Wait for a piece; False: the server has closed the connection."""
+        """Wait for data; False if the server has closed the connection."""
         piece: bytes = await self._timed(self.reader.read(_PIECE))
         self._received += piece
         return bool(piece)
@@ -298,10 +295,10 @@ class _Connection:
 
 
 async def with_retries(call: Callable[[], Awaitable[Result]]) -> Result:
-    """What `call` gives, which is made again while the server is overloaded, starting or away.
+    """The result of `call`, repeated after RETRY_DELAYS while the server is overloaded, starting or unreachable.
 
     Raises:
-        ServerError: it refuses, asks for a wait of more than LONGEST_WAIT, or is away after all RETRY_DELAYS.
+        ServerError: another error, a Retry-After above LONGEST_WAIT, or the last attempt's error.
     """
     for delay in RETRY_DELAYS:
         try:
@@ -309,7 +306,7 @@ async def with_retries(call: Callable[[], Awaitable[Result]]) -> Result:
         except ServerError as error:
             if not error.may_pass or (error.retry_after or 0) > LONGEST_WAIT:
                 raise
-            # Those that were refused together should not come back together.
+            # Jitter, so that requests refused together are not repeated together.
             await asyncio.sleep(max(delay, error.retry_after or 0.0) * random.uniform(1.0, 1.25))
     return await call()
 
@@ -334,24 +331,16 @@ def _refusal(where: str, status: int, data: bytes, retry_after: str | None) -> S
 
 
 def connect(args: argparse.Namespace) -> ServerClient:
-    """A client of --url.
-
-    Raises:
-        CliError: --url is none.
-    """
+    """A client of --url; raises CliError as ServerClient."""
     key = args.api_key if args.api_key is not None else os.environ.get(API_KEY)
     return ServerClient(args.url, key or None, args.timeout or TIMEOUT)
 
 
 async def served_model(client: ServerClient, name: str | None) -> dict[str, Any]:
-    """The server's description of a model: `id`, `max_model_len` and others.
-
-    Args:
-        client: the server's.
-        name: of the model; None = the server's first.
+    """The server's description (`id`, `max_model_len` ...) of the model `name`; None = its first.
 
     Raises:
-        CliError: there is no server, or no such model.
+        CliError: no server, or no such model.
     """
     answer = await client.get("/v1/models")
     try:
@@ -364,3 +353,38 @@ async def served_model(client: ServerClient, name: str | None) -> dict[str, Any]
         raise CliError(f"--model: there is no {name!r} at {client.url}; there is {', '.join(map(repr, models))}")
     card: dict[str, Any] = next(iter(models.values())) if name is None else models[name]
     return card
+
+
+class ServerSession:
+    """A model at --url, for synchronous callers. A context manager, which disconnects.
+
+    Attributes:
+        card: the server's description of the model; see `served_model`.
+        model_name: the server's name for it.
+
+    Raises:
+        CliError: there is no server, or no such model.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.client = connect(args)
+        self.loop = asyncio.new_event_loop()
+        try:
+            self.card = self.wait(served_model(self.client, args.model))
+        except BaseException:
+            self.loop.close()
+            raise
+        self.model_name: str = self.card["id"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Ends a stream that an exception left open.
+        self.wait(self.loop.shutdown_asyncgens())
+        self.wait(self.client.close())
+        self.loop.close()
+
+    def wait(self, work: Awaitable[Result]) -> Result:
+        """The result of `work`."""
+        return self.loop.run_until_complete(work)

@@ -1,4 +1,4 @@
-"""Borders of the engine core: what goes in and what comes out for one request."""
+"""What goes into the engine core and comes out of it for one request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm.sampling_params import SamplingParams
 
 @dataclass
 class EngineCoreRequest:
-    """One sequence to generate, tokenised and validated."""
+    """One sequence to generate, tokenised and validated; the fields are the arguments of Request."""
 
     request_id: str
     prompt_token_ids: list[int]

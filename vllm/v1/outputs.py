@@ -1,10 +1,10 @@
-"""Borders inside the engine: what the sampler and the model runner hand upwards."""
+"""What the sampler and the model runner return."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,6 +23,9 @@ __all__ = [
     "PendingStep",
 ]
 
+NO_TOKEN = -1
+"""In place of a sampled token id: the request has max_tokens=0."""
+
 
 class LogprobsTensors(NamedTuple):
     """Readings of L logits rows on the device. Columns: the sampled token, K top-k entries, up to M requested ids.
@@ -36,10 +39,8 @@ class LogprobsTensors(NamedTuple):
     lse: torch.Tensor  # float32 [L]
     num_topk: int  # K
     num_token_ids: torch.Tensor | None = None  # int32 [L], valid ids among the last M columns; None: M == 0
-    entropy: torch.Tensor | None = None  # float32 [L], in nats; None: nobody asked
-    table: torch.Tensor | None = (
-        None  # int32 [L, 4 (1 + K + M) + 2], the same as a LogprobsLists.table(), if there is one
-    )
+    entropy: torch.Tensor | None = None  # float32 [L], in nats; None: not requested
+    table: torch.Tensor | None = None  # int32 [L, 4 (1 + K + M) + 2], as LogprobsLists.table(), if there is one
 
     @property
     def selected_token_ranks(self) -> torch.Tensor:
@@ -47,16 +48,11 @@ class LogprobsTensors(NamedTuple):
         return self.ranks[:, 0]
 
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> LogprobsTensors:
-        """The same, what `tolists` reads moved by `move`."""
-        return self._replace(
-            logprob_token_ids=move(self.logprob_token_ids),
-            logprobs=move(self.logprobs),
-            logits=move(self.logits),
-            ranks=move(self.ranks),
-            lse=move(self.lse),
-            entropy=None if self.entropy is None else move(self.entropy),
-            table=None if self.table is None else move(self.table),
-        )
+        """The same with `move` applied to what `tolists` reads."""
+        names = ("logprob_token_ids", "logprobs", "logits", "ranks", "lse", "entropy", "table")
+        tensors = ((name, getattr(self, name)) for name in names)
+        changed: dict[str, Any] = {name: move(tensor) for name, tensor in tensors if tensor is not None}
+        return self._replace(**changed)
 
     def tolists(self) -> LogprobsLists:
         """The same readings as numpy arrays on the host."""
@@ -79,14 +75,14 @@ class ModelRunnerOutput:
 
     req_ids: list[str]
     sampled_token_ids: np.ndarray  # int32 [R]; NO_TOKEN for a request that samples none
-    logprobs: list[LogprobsRow | None]  # one a request; None = it asked for no readings
+    logprobs: list[LogprobsRow | None]  # one a request; None: no readings requested
     errors: dict[str, str] = field(default_factory=dict)  # request id -> why it ends here
     # Readings of prompt positions, those of a request in order; also of requests whose prompt is not complete yet.
     prompt_logprobs: dict[str, list[LogprobsRows]] = field(default_factory=dict)
-    readings_seconds: float = 0.0  # how long the device read logits for logprobs
+    readings_seconds: float = 0.0  # device time spent on reading logits for logprobs
 
     def without(self, req_ids: Collection[str]) -> ModelRunnerOutput:
-        """The same less what it says of these requests."""
+        """The same without these requests."""
         kept = [row for row, req_id in enumerate(self.req_ids) if req_id not in req_ids]
         return replace(
             self,
@@ -102,8 +98,4 @@ class PendingStep(Protocol):
     """A step that has begun."""
 
     def result(self) -> ModelRunnerOutput:
-        """What it produced. Waits for the device; the first call may raise what went wrong there."""
-
-
-NO_TOKEN = -1
-"""In place of a sampled token id: the request has max_tokens=0."""
+        """Its output. Waits for the device; the first call may raise the step's error."""

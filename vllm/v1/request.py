@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it: tokens, lengths, blocks of its prefix; nothing of logprobs or text."""
+"""A request as the scheduler sees it: tokens, lengths, hashes of its blocks; no logprobs and no text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vllm.sampling_params import SamplingParams
 
 
 class RequestStatus(enum.Enum):
-    """Where a request stands."""
+    """The state of a request."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -16,26 +16,7 @@ class RequestStatus(enum.Enum):
 
 
 class Request:
-    """One sequence.
-
-    Attributes:
-        token_ids: the prompt and what was generated, in order.
-        num_computed_tokens: leading tokens whose KV is written, or is being written by the step in flight.
-        block_hashes: content hashes of its full blocks, as far as they have been computed.
-        end_token_ids: any of these ends it, from min_tokens on.
-        reads_logprobs: whether its tokens come with readings.
-        next_prompt_row: the first prompt position whose logits are still to be read, for the logprobs of the token
-            after it; None when no prompt logprobs are asked for, or all are there.
-        hidden_from: `next_prompt_row` as it was when the request got its blocks: final hidden states are kept from
-            there to the prompt's end.
-        length_limit: most tokens that it may generate, by max_tokens and, once it is queued, by the context.
-        num_pending_tokens: tokens that steps in flight draw for it, which are not known yet.
-        needs_known_tokens: what it asks for is decided on the host, from all its tokens: its next step must not begin
-            before the last one's token is known.
-        arrival_index: its number among the scheduler's requests, set when it is queued.
-        num_cached_tokens: prompt tokens that the prefix cache gave at first admission; -1 before it.
-        scheduled_time: when that was, in seconds on the monotonic clock; None before it.
-    """
+    """One sequence."""
 
     def __init__(
         self,
@@ -53,28 +34,31 @@ class Request:
         self.sampling_params = sampling_params
         self.eos_token_ids = frozenset() if sampling_params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(sampling_params.stop_token_ids or ())
-        self.end_token_ids = self.eos_token_ids | self.stop_token_ids
+        self.end_token_ids = self.eos_token_ids | self.stop_token_ids  # these end it, from min_tokens on
         self.reads_logprobs = sampling_params.num_logprobs is not None
         self.max_tokens = sampling_params.max_tokens
-        self.length_limit = self.max_tokens
+        self.length_limit = self.max_tokens  # tokens to generate; once queued, limited by the context, too
         self.min_tokens = sampling_params.min_tokens
-        self.num_pending_tokens = 0
+        self.num_pending_tokens = 0  # drawn by steps in flight, not known yet
+        # Processed on the host from all its tokens: its next step must not begin before the last one is known.
         self.needs_known_tokens = bool(sampling_params.bad_words or sampling_params.logits_processors)
         self.arrival_time = arrival_time
-        self.arrival_index = 0
+        self.arrival_index = 0  # its number among the scheduler's requests, set when it is queued
         self.priority = priority
         self.cache_salt = cache_salt
         self.status = RequestStatus.WAITING
-        self.token_ids = list(prompt_token_ids)
+        self.token_ids = list(prompt_token_ids)  # prompt and generated tokens
         self.num_prompt_tokens = len(prompt_token_ids)
-        self.num_computed_tokens = 0
-        self.num_cached_tokens = -1
-        self.scheduled_time: float | None = None
+        self.num_computed_tokens = 0  # leading tokens whose KV is written, or is being written by the step in flight
+        self.num_cached_tokens = -1  # prompt tokens from the prefix cache at first admission; -1 before it
+        self.scheduled_time: float | None = None  # of the first admission, in seconds on the monotonic clock
         self.num_preemptions = 0
+        # First prompt position whose logits are still to be read for the next token's logprobs; None: no such position.
         self.next_prompt_row: int | None = None
-        self.hidden_from: int | None = None
         self._advance_to(sampling_params.first_prompt_row)
-        self.block_hashes: list[bytes] = []
+        # `next_prompt_row` at the last admission: final hidden states are kept from there to the prompt's end.
+        self.hidden_from: int | None = None
+        self.block_hashes: list[bytes] = []  # content hashes of its leading full blocks, computed on demand
 
     @property
     def num_tokens(self) -> int:
@@ -83,19 +67,13 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Generated tokens."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_tokens_to_compute(self) -> int:
-        """Tokens that may be computed by now, the pending ones included. The last generated token never is."""
+        """Tokens that may be computed by now, pending ones included; the last generated token never is."""
         known = len(self.token_ids) + self.num_pending_tokens
         return min(known, self.num_prompt_tokens + max(self.length_limit - 1, 0))
-
-    @property
-    def output_token_ids(self) -> list[int]:
-        """The generated tokens."""
-        return self.token_ids[self.num_prompt_tokens :]
 
     def keeps_hidden(self, block_index: int, block_size: int) -> bool:
         """Whether the final hidden states of all tokens of its block are kept."""
@@ -109,14 +87,12 @@ class Request:
         self._advance_to(self.next_prompt_row + count)
 
     def _advance_to(self, row: int | None) -> None:
-        # Nothing in the prompt comes after its last token.
+        # The prompt's last row predicts no token of the prompt.
         self.next_prompt_row = row if row is not None and row < self.num_prompt_tokens - 1 else None
 
     def sort_key(self) -> tuple[int, float, int]:
-        """Order under the priority policy: lower runs earlier; ties by arrival. No two requests of a
-        scheduler have the same."""
+        """Order under the priority policy: lower runs earlier, ties by arrival; unique within a scheduler."""
         return (self.priority, self.arrival_time, self.arrival_index)
 
     def __repr__(self) -> str:
-        progress = f"{self.num_computed_tokens}/{self.num_tokens} tokens"
-        return f"Request({self.request_id}, {self.status.value}, {progress})"
+        return f"Request({self.request_id}, {self.status.value}, {self.num_computed_tokens}/{self.num_tokens} tokens)"

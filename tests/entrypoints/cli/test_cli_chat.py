@@ -19,7 +19,7 @@ import pytest
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
-from vllm.entrypoints.cli import chat, complete, dialogue, generation
+from vllm.entrypoints.cli import chat, dialogue, generation
 from vllm.entrypoints.cli.main import build_parser, main
 
 TEMPLATE = """\
@@ -45,8 +45,7 @@ def tiny(model: Path) -> LLM:
 @pytest.fixture
 def loaded(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
     """Commands take the engine that is loaded already, and leave it empty."""
-    for module in (chat, complete):
-        monkeypatch.setattr(module, "load_engine", lambda args: tiny.llm_engine)
+    monkeypatch.setattr(generation, "load_engine", lambda args: tiny.llm_engine)
     yield tiny
     assert is_empty(tiny)
 

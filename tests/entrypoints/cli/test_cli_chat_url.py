@@ -20,7 +20,7 @@ from scripted_server import Request, ScriptedServer, answer, events, refusal
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM
-from vllm.entrypoints.cli import chat, complete
+from vllm.entrypoints.cli import generation
 from vllm.entrypoints.cli.main import main
 
 TEMPLATE = "{% for message in messages %}{{ message.role[0] }}:{{ message.content }};{% endfor %}a:"
@@ -101,8 +101,7 @@ def server(talker: Talker) -> Iterator[ScriptedServer]:
 def test_the_answer_is_that_of_a_model_in_this_process(
     command: str, live: LiveServer, tiny: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in (chat, complete):
-        monkeypatch.setattr(module, "load_engine", lambda args: tiny.llm_engine)
+    monkeypatch.setattr(generation, "load_engine", lambda args: tiny.llm_engine)
     assert main([command, "-q", "the cat", *FLAGS]) == 0
     wanted = capsys.readouterr().out
     assert main([command, "-q", "the cat", *FLAGS, "--url", live.url]) == 0
@@ -112,7 +111,7 @@ def test_the_answer_is_that_of_a_model_in_this_process(
 def test_a_conversation(
     live: LiveServer, tiny: LLM, typed: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(chat, "load_engine", lambda args: tiny.llm_engine)
+    monkeypatch.setattr(generation, "load_engine", lambda args: tiny.llm_engine)
     shown = []
     for flags in ([], ["--url", live.url]):
         typed("one", "two", "/reset", "one")

@@ -30,7 +30,7 @@ KILLED_RUN = """
 import os, signal, sys
 from vllm.scoring import batches as score_batches
 from vllm.entrypoints.cli.main import main
-from vllm.scoring.parts import PartFolder
+from vllm.scoring.rows import PartFolder
 
 parts_left, score_batches.BATCH_ROWS = int(sys.argv[1]), int(sys.argv[2])
 plain = PartFolder.write

@@ -42,7 +42,7 @@ class SocketServer:
         # Its process answers between two steps, after everything that it was sent before.
         core = await engine.replicas[0].core.call("stats")
         held = {
-            "answers": self.state.num_in_flight,
+            "answers": len(self.state.in_flight),
             "requests": engine.num_unfinished_requests,
             "sequences": engine.num_unfinished_sequences,
             "streams": sum(len(each.streams) for each in engine.replicas),

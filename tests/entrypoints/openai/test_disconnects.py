@@ -64,7 +64,7 @@ def run(shared):
 
 async def noticed(server: SocketServer, num_left: int = 0) -> None:
     """Wait until the server has no more than these requests, and has told the core so."""
-    while server.state.num_in_flight > num_left or server.state.engine.num_unfinished_requests > num_left:
+    while len(server.state.in_flight) > num_left or server.state.engine.num_unfinished_requests > num_left:
         await asyncio.sleep(0.002)
 
 
@@ -143,7 +143,7 @@ def test_leaving_while_queued_behind_others(run, gate):
 def test_leaving_while_uploading(run, gate, caplog, share, way):
     async def work(server):
         client = await RawClient.send(server.port, COMPLETIONS, STREAM, share)
-        while not server.state.num_in_flight:
+        while not server.state.in_flight:
             await asyncio.sleep(0.002)
         await way(client)
         await noticed(server)

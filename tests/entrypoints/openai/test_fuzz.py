@@ -180,6 +180,6 @@ def run(server, path, bodies):
             statuses.append(check(server, path, body))
         except AssertionError as error:
             raise AssertionError(f"{body[:2000]!r}: {error}") from None
-        assert server.engine.num_unfinished_requests == server.state.num_in_flight == 0, body[:2000]
+        assert server.engine.num_unfinished_requests == len(server.state.in_flight) == 0, body[:2000]
     assert choices(server) == server.expected
     return statuses

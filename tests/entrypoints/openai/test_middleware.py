@@ -65,7 +65,7 @@ def make_app(**args: Any) -> tuple[FastAPI, ServerState]:
     @app.get("/load")
     @app.post("/v1/load")
     async def load() -> Response:
-        return PlainTextResponse(str(state.num_in_flight))
+        return PlainTextResponse(str(len(state.in_flight)))
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
@@ -371,7 +371,7 @@ def test_work_is_counted_and_refused_when_the_server_stops(lines):
     assert answer.json()["error"]["code"] == "shutting_down"
     assert call(app, "POST", "/ping").status_code == 200
     assert call(app, "GET", "/v1/models").status_code == 200
-    assert state.num_in_flight == 0
+    assert not state.in_flight
 
 
 def test_work_that_is_cut_short_is_told_so(lines):
@@ -389,7 +389,7 @@ def test_work_that_is_cut_short_is_told_so(lines):
     answer = asyncio.run(run())
     assert answer.status_code == 503 == lines.json()[0]["status"]
     assert answer.json() == state.stopping_error().body()
-    assert state.num_in_flight == 0
+    assert not state.in_flight
 
 
 def test_a_cancelled_request_of_a_server_that_goes_on_is_cancelled(lines):
@@ -402,4 +402,4 @@ def test_a_cancelled_request_of_a_server_that_goes_on_is_cancelled(lines):
 
     with pytest.raises(asyncio.TimeoutError):
         asyncio.run(run())
-    assert state.num_in_flight == 0
+    assert not state.in_flight

@@ -7,27 +7,29 @@ import random
 import pytest
 from core_harness import make_request, make_scheduler
 
-from vllm.v1.core.sched.request_queue import PriorityQueue
+from vllm.v1.core.sched.request_queue import RequestQueue
 
 
 def test_requests_that_left_are_not_kept():
     """One that stays at the head, while many come and leave behind it."""
-    queue = PriorityQueue()
+    queue = RequestQueue(by_priority=True)
     first = make_request("r0", [1])
     queue.add(first)
     for number in range(1, 1001):
         leaving = make_request(f"r{number}", [1], priority=1)
+        leaving.arrival_index = number
         queue.add(leaving)
         queue.remove(leaving)
     assert len(queue) == 1 and queue.peek() is first
     assert len(queue._heap) <= 2
 
 
+@pytest.mark.parametrize("by_priority", [True, False])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_order_is_that_of_a_sorted_list(seed):
+def test_the_order_is_that_of_a_sorted_list(seed, by_priority):
     """Whatever has been removed, put back or taken in between."""
     draw = random.Random(seed)
-    queue, expected = PriorityQueue(), []
+    queue, expected = RequestQueue(by_priority), []
     for number in range(2000):
         # In turns it grows and is emptied.
         if draw.random() < (0.7 if number // 200 % 2 == 0 else 0.3) or not expected:
@@ -35,9 +37,13 @@ def test_the_order_is_that_of_a_sorted_list(seed):
             request.arrival_index = number
             queue.add(request)
             expected.append(request)
-            expected.sort(key=lambda each: each.sort_key())
+            expected.sort(key=lambda each: each.sort_key() if by_priority else each.arrival_index)
         elif draw.random() < 0.3:
-            assert queue.pop() is expected.pop(0)
+            taken = queue.pop()
+            assert taken is expected.pop(0)
+            if draw.random() < 0.2:  # preempted
+                queue.add(taken)
+                expected.insert(0, taken)
         else:
             queue.remove(expected.pop(draw.randrange(len(expected))))
         assert len(queue) == len(expected)

@@ -13,14 +13,16 @@ from vllm.selftest.invariance import InvarianceTest
 
 
 # In bfloat16 the products that round are ours, and add in one order, unless the CPU makes oneDNN the choice.
-@pytest.mark.parametrize(("dtype", "gemm"), [("float32", "panels"), ("bfloat16", "panels"), ("bfloat16", "pairs")])
+@pytest.mark.parametrize(
+    ("dtype", "gemm"), [("float32", "packed_f32"), ("bfloat16", "packed_f32"), ("bfloat16", "packed_bf16_dot")]
+)
 def test_requests_of_every_kind_in_any_batch(dtype, gemm, tmp_path, monkeypatch):
     """Alone, with others, chunked, cached, preempted: the same bits, which holds ranks and tokens, too."""
     monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
     monkeypatch.setenv("VLLM_CPU_GEMM", gemm)
     llm = make_tiny_llm(make_tiny_model(tmp_path), dtype=dtype, max_logprob_token_ids=-1)
     checks = {check.name: check for check in InvarianceTest(llm.llm_engine).run()}
-    assert {"in company 3", "steps of 3 tokens", "every block cached", "preempted"} <= set(checks)
+    assert {"batch composition 3", "steps of 3 tokens", "every block cached", "preempted"} <= set(checks)
     assert [check for check in checks.values() if not check.passed] == []
 
 

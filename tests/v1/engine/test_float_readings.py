@@ -44,10 +44,13 @@ class Way(NamedTuple):
 
 
 WAYS = [
-    *(pytest.param(Way("cpu", name, name), marks=needs_kernels, id=name) for name in ("panels", "pairs", "halves")),
+    *(
+        pytest.param(Way("cpu", name, name), marks=needs_kernels, id=name)
+        for name in ("packed_f32", "packed_bf16_dot", "packed_fp16")
+    ),
     pytest.param(Way("cpu", "onednn", "onednn"), marks=[needs_kernels, needs_onednn], id="onednn"),
     pytest.param(Way("cpu", "amx", "onednn", tied=True), marks=[needs_kernels, needs_onednn], id="amx"),
-    pytest.param(Way("cpu", "", "panels", "float16"), marks=needs_kernels, id="float16"),
+    pytest.param(Way("cpu", "", "packed_f32", "float16"), marks=needs_kernels, id="float16"),
     pytest.param(Way(tied=True), id="no kernels"),
     pytest.param(Way(dtype="float16"), id="no kernels, float16"),
     pytest.param(Way("cuda", tied=True), marks=ON_CUDA, id="cuda"),

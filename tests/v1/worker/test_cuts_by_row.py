@@ -6,8 +6,7 @@ import hypothesis.strategies as st
 import torch
 from hypothesis import given, settings
 
-from vllm.v1.worker.gpu.sample.min_p import apply_min_p
-from vllm.v1.worker.gpu.sample.top_k import apply_top_k
+from vllm.v1.worker.gpu.sample.sampler import apply_min_p, apply_top_k
 
 V = 301
 

@@ -16,8 +16,13 @@ from vllm import LLM, SamplingParams
 from vllm.v1.engine import core
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker import worker
-from vllm.v1.worker.gpu.largest_steps import run_largest_steps
-from vllm.v1.worker.memory import DeviceMemory, MemoryProfile, check_free_memory, device_block_count
+from vllm.v1.worker.memory import (
+    DeviceMemory,
+    MemoryProfile,
+    check_free_memory,
+    device_block_count,
+    run_largest_steps,
+)
 
 GIB = 2**30
 BLOCK_BYTES = 16 * 4 * (2 * 2 * 2 * 16 + 64)  # keys and values of two layers and two heads of 16; hidden states of 64
@@ -149,7 +154,7 @@ def test_the_largest_steps_are_that_and_leave_nothing(folder, monkeypatch, field
 
     monkeypatch.setattr(type(runner.model), "forward", counting_forward)
     monkeypatch.setattr(runner.model, "compute_logits", lambda rows: num_rows.append(len(rows)) or compute_logits(rows))
-    run_largest_steps(runner, own.execute_model, llm.llm_engine.vllm_config)
+    run_largest_steps(runner, llm.llm_engine.vllm_config)
     most = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * 128)
     rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
     assert num_tokens == [most, rows]
@@ -179,7 +184,7 @@ def test_a_users_processors_do_not_hear_of_it(folder):
     updates: list[object] = []
     llm = make_tiny_llm(folder, logits_processors=[Listener])
     own = llm.llm_engine.engine_core.executor.worker
-    run_largest_steps(own.model_runner, own.execute_model, llm.llm_engine.vllm_config)
+    run_largest_steps(own.model_runner, llm.llm_engine.vllm_config)
     assert not updates
     llm.generate([{"prompt_token_ids": [5, 6]}], SamplingParams(max_tokens=1), use_tqdm=False)
     assert updates
@@ -202,7 +207,7 @@ def test_ranks_run_them_together(folder, monkeypatch):
     monkeypatch.setattr(core, "make_executor", ThreadExecutor)
     llm = make_tiny_llm(folder, tensor_parallel_size=2, max_num_seqs=5, logits_processors=[Idle])
     executor = llm.llm_engine.engine_core.executor
-    executor.collective_rpc(lambda own: run_largest_steps(own.model_runner, own.execute_model, own.config))
+    executor.collective_rpc(lambda own: run_largest_steps(own.model_runner, own.config))
     for own in executor.workers:
         assert not own.model_runner.states.req_id_to_slot
 

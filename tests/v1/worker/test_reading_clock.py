@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from vllm.v1.worker.gpu.sample.reading_clock import ReadingClock
+from vllm.v1.worker.gpu.sample.logprob import ReadingClock
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

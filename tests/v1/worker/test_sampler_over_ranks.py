@@ -15,8 +15,8 @@ from sampling_harness import Harness, random_logits, reading
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor, LogitsProcessor, process_dict_updates
-from vllm.v1.worker.gpu.sample.custom_processors import LogitsProcessorError
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.processors import LogitsProcessorError
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from sampling_harness import Custom, Harness, random_logits
 
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor, LogitsProcessor, process_dict_updates
-from vllm.v1.worker.gpu.sample.custom_processors import LogitsProcessorError
+from vllm.v1.worker.gpu.sample.processors import LogitsProcessorError
 
 GREEDY = {"temperature": 0}
 

@@ -15,38 +15,36 @@ from vllm.version import __version__
 
 NAME = "collect-env"
 HELP = "describe this installation and machine, for a bug report"
-
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton")
-_PREFIX = "VLLM_"
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `vllm collect-env`."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the description."""
     found = collect()
     print(json.dumps(found, indent=2) if args.json else "\n".join(_lines(found)))
     return 0
 
 
 def collect() -> dict[str, Any]:
-    """Versions (None: not installed), CPU, CUDA devices, and the environment variables that begin with VLLM_. Values of
-    variables that are named like secrets are left out."""
+    """Versions (None: not installed), CPU, CUDA devices, and the VLLM_ environment variables, secrets hidden."""
+    import torch
+
     return {
         "vllm": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in _PACKAGES} | {"torch": _torch_version()},
+        # torch.__version__ names the build, which the package's version may leave out.
+        "packages": {name: _version(name) for name in _PACKAGES} | {"torch": torch.__version__},
         "cpu": _cpu(),
         "cuda": _cuda(),
         "environment": {
             name: "(hidden)" if name.endswith(_SECRET) else value
             for name, value in sorted(os.environ.items())
-            if name.startswith(_PREFIX)
+            if name.startswith("VLLM_")
         },
     }
 
@@ -58,17 +56,10 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _torch_version() -> str:
-    """With what it was built for, which its package's version may leave out."""
-    import torch
-
-    return torch.__version__
-
-
 def _cpu() -> dict[str, Any]:
     import torch
 
-    from vllm.ops.loaded import cpu_kernel_isa
+    from vllm.ops.cpu_kernels import cpu_kernel_isa
 
     try:
         isa, fault = cpu_kernel_isa(), None
@@ -85,7 +76,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The processor as the kernel calls it, else its architecture."""
+    """The processor's name in /proc/cpuinfo, else its architecture."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -99,17 +90,15 @@ def cpu_model() -> str:
 def _cuda() -> dict[str, Any]:
     import torch
 
-    devices = []
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            device = torch.cuda.get_device_properties(index)
-            devices.append(
-                {
-                    "name": device.name,
-                    "capability": f"{device.major}.{device.minor}",
-                    "memory_gib": round(device.total_memory / 2**30, 1),
-                }
-            )
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    devices = [
+        {
+            "name": device.name,
+            "capability": f"{device.major}.{device.minor}",
+            "memory_gib": round(device.total_memory / 2**30, 1),
+        }
+        for device in map(torch.cuda.get_device_properties, range(count))
+    ]
     return {"torch_built_for": torch.version.cuda, "devices": devices}
 
 

@@ -12,17 +12,14 @@ from typing import Any
 
 NAME = "completion"
 HELP = "print a script that completes commands and flags in a shell"
-
 _SHELLS = ("bash", "zsh", "fish")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `vllm completion`."""
     parser.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=", ".join(_SHELLS))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script."""
     import argcomplete
 
     print(argcomplete.shellcode(["vllm"], shell=args.shell))
@@ -30,12 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def answer_shell(parser: argparse.ArgumentParser, **options: Any) -> None:
-    """Tell a script's function what the line in COMP_LINE can go on with, and end the process.
-
-    Args:
-        parser: as build_parser makes it.
-        options: further ones of argcomplete.autocomplete.
-    """
+    """Print the completions of the line in COMP_LINE for the shell, and exit; `options` are argcomplete's."""
     import argcomplete
 
     argcomplete.autocomplete(parser, always_complete_options=False, **options)

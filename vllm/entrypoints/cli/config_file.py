@@ -15,22 +15,15 @@ _FLAG = "--config"
 
 
 def with_config(parser: argparse.ArgumentParser, arguments: list[str]) -> list[str]:
-    """The arguments with what their --config holds put in front of them; as they are without one.
-
-    A flag that excludes one of `arguments` is left out, as one that stands in both is overruled by the later.
-
-    Args:
-        parser: the command's own parser, which says what its flags take.
-        arguments: those of the command line, after the command's name.
-
-    Raises:
-        CliError: the file cannot be read or is no mapping of flags to values; names the key at fault.
-    """
-    path = _config_path(arguments)
+    """The arguments after the command's name, with the flags of their --config, if any, in front. A flag of the file
+    that excludes one of `arguments` is left out; one that is in both is overridden. A CliError names a bad key."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument(_FLAG, type=Path, nargs="?")
+    path = finder.parse_known_args(arguments)[0].config
     if path is None:
         return arguments
     flags = _flags(parser)
-    overruled = _overruled(parser, arguments)
+    excluded = _excluded(parser, arguments)
     tokens: list[str] = []
     seen: dict[argparse.Action, str] = {}
     for key, value in _read(path).items():
@@ -42,21 +35,10 @@ def with_config(parser: argparse.ArgumentParser, arguments: list[str]) -> list[s
         if action in seen:
             raise CliError(f"{_FLAG} {path}: {key!r} and {seen[action]!r} are the same flag")
         seen[action] = str(key)
-        if value is not None and action not in overruled:
+        if value is not None and action not in excluded:
             tokens += _tokens(f"{_FLAG} {path}: {key}", flag, action, value)
-    # A flag that takes one value, so that a list before it ends there and swallows no positional argument.
+    # --config takes one value: a list before it ends there, and takes no positional argument.
     return [*tokens, f"{_FLAG}={path}", *arguments]
-
-
-def _config_path(arguments: Sequence[str]) -> Path | None:
-    before_end = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    found = None
-    for index, argument in enumerate(before_end):
-        if argument.startswith(f"{_FLAG}="):
-            found = argument.removeprefix(f"{_FLAG}=")
-        elif argument == _FLAG and index + 1 < len(before_end):
-            found = before_end[index + 1]
-    return None if found is None else Path(found)
 
 
 def _flags(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
@@ -71,8 +53,8 @@ def _flags(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     return flags
 
 
-def _overruled(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> set[argparse.Action]:
-    """Flags that exclude one which the command line has."""
+def _excluded(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> set[argparse.Action]:
+    """Flags that exclude one of the command line."""
     given = {argument.partition("=")[0] for argument in arguments}
     found: set[argparse.Action] = set()
     for group in parser._mutually_exclusive_groups:
@@ -111,9 +93,8 @@ def _tokens(place: str, flag: str, action: argparse.Action, value: Any) -> list[
         return [action.option_strings[1]] if isinstance(action, argparse.BooleanOptionalAction) else []
     if isinstance(value, list):
         if action.nargs != "+" or not value:
-            raise CliError(
-                f"{place} must be {'a list of values' if action.nargs == '+' else 'one value'}, got {value!r}"
-            )
+            expected = "a list of values" if action.nargs == "+" else "one value"
+            raise CliError(f"{place} must be {expected}, got {value!r}")
         return [flag, *(_text(place, each) for each in value)]
     return [f"{flag}={_text(place, value)}"]
 

@@ -1,4 +1,4 @@
-"""Questions in, answers out: one through pipes as plain text, or many in a terminal."""
+"""Messages and answers: one through pipes as plain text, or many in a terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from vllm.entrypoints.cli.generation import check_server_arguments, sampling_params
 from vllm.exceptions import CliError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Escape sequences of a model's answer could move the cursor, retitle the window or write to the clipboard.
+# Escape sequences in an answer could move the cursor, retitle the window or write to the clipboard.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PROMPT = ">>> "
 
@@ -21,23 +22,15 @@ Answer = Callable[[str], Iterator[str]]
 
 
 def add_message_argument(parser: argparse.ArgumentParser, flag: str, noun: str) -> None:
-    """Add the flag that brings a single message, with upstream's spelling of it."""
-    parser.add_argument(
-        flag,
-        "--quick",
-        "-q",
-        dest="message",
-        metavar="TEXT",
-        help=f"answer this {noun} and end; left out: read one from stdin, or ask for them if it is a terminal",
-    )
+    text = f"answer this {noun} and end; left out: read one from stdin, or ask for them if it is a terminal"
+    parser.add_argument(flag, "--quick", "-q", dest="message", metavar="TEXT", help=text)
 
 
-def single_message(args: argparse.Namespace) -> str | None:
-    """The message of the flag or of stdin; None when they are to be asked for.
-
-    Raises:
-        CliError: there is none, or stdin is no text.
-    """
+def checked_message(args: argparse.Namespace) -> str | None:
+    """The message of the flag or of stdin; None when stdin is a terminal. Checks the server's and the sampling flags,
+    too: all this must be right before a model loads."""
+    check_server_arguments(args, sent=("model", "seed"))
+    sampling_params(args)
     message = args.message
     if message is None:
         if sys.stdin.isatty():
@@ -52,7 +45,7 @@ def single_message(args: argparse.Namespace) -> str | None:
 
 
 def answer_once(answer: Answer, message: str) -> int:
-    """Print one answer as plain text while it is made; the exit code."""
+    """Print one answer as plain text while it is generated; the exit code."""
     for piece in answer(message):
         sys.stdout.write(_printable(piece) if sys.stdout.isatty() else piece)
         sys.stdout.flush()
@@ -61,15 +54,8 @@ def answer_once(answer: Answer, message: str) -> int:
 
 
 def converse(title: str, answer: Answer, commands: Mapping[str, tuple[str, Callable[[], None]]]) -> int:
-    """Ask for messages until /exit or Ctrl-D, and show each answer while it is made; the exit code.
-
-    Ctrl-C stops an answer; at the prompt it ends the command.
-
-    Args:
-        title: shown first.
-        answer: called with each message.
-        commands: what a message such as /reset does: its help and a function.
-    """
+    """Ask for messages until /exit or Ctrl-D, and show each answer while it is generated; the exit code. Ctrl-C stops
+    an answer; at the prompt it ends the command. `commands`: help and function of words such as /reset."""
     import readline  # noqa: F401 - gives input() line editing and a history
 
     from rich.console import Console
@@ -97,7 +83,6 @@ def converse(title: str, answer: Answer, commands: Mapping[str, tuple[str, Calla
 
 
 def _show(console: Console, pieces: Iterator[str]) -> None:
-    """Print an answer, or why there is none: the conversation goes on either way."""
     from rich.text import Text
 
     try:

@@ -12,12 +12,11 @@ from typing import Any, NoReturn
 
 EXIT_USAGE = 2
 COMPLETING = "_ARGCOMPLETE"
-"""Set in the environment by the scripts of `vllm completion`, which want to know what a line can go on with."""
+"""Set in the environment by the scripts of `vllm completion`."""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Descriptions as they are written; help wrapped to the terminal, its own line breaks kept, and the default
-    named where there is one to name."""
+    """Descriptions as written; help wrapped with its line breaks kept, and the default named if there is one."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
@@ -34,18 +33,15 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose complaint is one line (the engine's flags alone would fill a screen), and which reads further
-    flags from the file that --config names.
-
-    Attributes:
-        given: the arguments of the command line alone, while they are parsed.
-    """
+    """A parser whose errors are one line (the usage, with the engine's flags, would fill a screen), and which reads
+    further flags from the file that --config names. `given`: the arguments without the file's, while they are
+    parsed."""
 
     reads_config = False
     given: Sequence[str] = ()
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        # An abbreviation that works today is ambiguous, or another flag, once one is added.
+        # Without abbreviations: one that works today may be ambiguous, or another flag, once a flag is added.
         super().__init__(*args, **{"formatter_class": HelpFormatter, "allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
@@ -54,7 +50,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
-        """As argparse's, with the flags of --config in front of `args`, so that those of `args` win."""
+        # The flags of --config stand in front of `args`, which therefore win.
         if self.reads_config and args is not None and COMPLETING not in os.environ:
             self.given = args
             from vllm.entrypoints.cli.config_file import with_config
@@ -66,7 +62,7 @@ class CommandParser(argparse.ArgumentParser):
                 self.error(str(error))
         found, unknown = super().parse_known_args(args, namespace)
         if unknown and self.reads_config:
-            # Here, and not in the parser of all commands, because here it is known what could have been meant.
+            # The parser of all commands does not have the flags that could have been meant.
             flags = [name for action in self._actions for name in action.option_strings]
             near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -75,13 +71,8 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def add_commands(parser: CommandParser, modules: Iterable[ModuleType]) -> None:
-    """Add one subparser a module.
-
-    Args:
-        parser: the parser of what stands before the command's name.
-        modules: each with NAME, HELP and a docstring, and either COMMANDS (modules of the same kind) or
-            `add_arguments(parser)` and `run(args)`, which returns the exit code.
-    """
+    """Add one subparser a module, which has NAME, HELP and a docstring (the description), and either COMMANDS (modules
+    of the same kind) or `add_arguments(parser)` and `run(args)`, which returns the exit code."""
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
     for module in modules:
         child = subparsers.add_parser(module.NAME, help=module.HELP, description=module.__doc__)
@@ -95,16 +86,11 @@ def be_command(parser: CommandParser, module: ModuleType) -> None:
     """Make `parser` that of a command; see `add_commands`."""
     module.add_arguments(parser)
     common = parser.add_argument_group("all commands")
-    common.add_argument(
-        "--config", metavar="FILE", help="YAML file of further flags, as `name: value`; those given here win"
-    )
+    config = "YAML file of further flags, as `name: value`; those given here win"
+    common.add_argument("--config", metavar="FILE", help=config)
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.usage = " ".join(["%(prog)s [options]", *_positionals(parser)])
+    positionals = [action for action in parser._actions if not action.option_strings]
+    names = [f"[{each.metavar}]" if each.nargs == "?" else str(each.metavar) for each in positionals]
+    parser.usage = " ".join(["%(prog)s [options]", *names])
     parser.reads_config = True
     parser.set_defaults(run=module.run, prog=parser.prog)
-
-
-def _positionals(parser: argparse.ArgumentParser) -> list[str]:
-    """Each positional argument as a usage line shows it."""
-    names = [(action, action.metavar or action.dest) for action in parser._actions if not action.option_strings]
-    return [f"[{name}]" if action.nargs == "?" else str(name) for action, name in names]

@@ -24,7 +24,6 @@ EXIT_BROKEN_PIPE = 141
 
 
 def build_parser() -> CommandParser:
-    """The command's parser, with one subparser a subcommand."""
     parser = CommandParser(prog="vllm", description="Read the log-probabilities of chosen tokens, exactly.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     add_commands(parser, _COMMANDS)
@@ -32,10 +31,7 @@ def build_parser() -> CommandParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line.
-
-    Args:
-        argv: the arguments after the program's name; None = those of the process.
+    """Run a command line; None = the process's arguments.
 
     Returns:
         The exit code: 0, 1 (a fault, or some results are missing), 2 (usage, bad values or data), 130 (interrupted)
@@ -51,19 +47,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_as(prog: str, command: ModuleType) -> NoReturn:
-    """Be the process of one command, started by a name of its own.
-
-    Args:
-        prog: the name, as usage and errors show it.
-        command: see `add_commands`.
-    """
+    """Run one command (see `add_commands`) as a program of its own, named `prog` in usage and errors, and exit."""
     parser = CommandParser(prog=prog, description=command.__doc__)
     be_command(parser, command)
     _end(_run(parser, sys.argv[1:]))
 
 
 def _run(parser: CommandParser, argv: Sequence[str] | None) -> int:
-    _tolerate_narrow_encodings()
+    for output in (sys.stdout, sys.stderr):
+        if hasattr(output, "reconfigure"):
+            # A terminal that cannot show a character shows "?", instead of the run failing at its end.
+            output.reconfigure(errors="replace")
     args = argparse.Namespace(prog=parser.prog, debug=False)
     try:
         try:
@@ -71,10 +65,10 @@ def _run(parser: CommandParser, argv: Sequence[str] | None) -> int:
             with needed_by(args.prog):
                 return args.run(args)
         finally:
-            # Here rather than at the interpreter's exit, where nothing can be done about a closed pipe any more.
+            # At the interpreter's exit a closed pipe could not be handled any more.
             sys.stdout.flush()
     except BrokenPipeError:
-        # The interpreter flushes stdout once more on exit, which would complain again.
+        # The interpreter flushes stdout once more on exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
@@ -88,24 +82,16 @@ def _run(parser: CommandParser, argv: Sequence[str] | None) -> int:
 
 
 def _report(args: argparse.Namespace, message: str, code: int) -> int:
-    """Print the error being handled, in one line or with its traceback, and give back `code`."""
+    """Print the error being handled, in one line or with its traceback; `code`."""
     if args.debug:
         traceback.print_exc()
     print(f"{args.prog}: error: {' '.join(message.splitlines())}", file=sys.stderr)
     return code
 
 
-def _tolerate_narrow_encodings() -> None:
-    """A terminal that cannot show a character shows "?", instead of the run failing at its end."""
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="replace")
-
-
 def _end(code: int) -> NoReturn:
-    # Of a KeyboardInterrupt that came while some module executed a string, Python keeps a note, handled or not; under
-    # `python -m` it then ends by SIGINT instead of with the exit code. The next string wipes it out.
+    # Python remembers a KeyboardInterrupt, even a handled one, that came while a module executed a string; under
+    # `python -m` it then ends by SIGINT instead of with the exit code. Executing another string clears that.
     exec("pass")
     sys.exit(code)
 

@@ -9,12 +9,11 @@ A label may have any number of tokens. If one has several, logprobs are those of
 first tokens, logits are null for the longer ones, and normalized_logprobs (a token's mean), token_logprobs and
 token_ranks come along.
 
-Rows are appended as batches of them are known. What they are made from is kept in OUTPUT.meta.json; a run that was
-killed is continued by the same command with --resume: rows that are there stay, and the output becomes that of a
-run that was never stopped.
+Rows are appended batch by batch. What they are made from is kept in OUTPUT.meta.json; the same command with --resume
+continues a run that was killed: existing rows stay, and the output becomes that of a run that was never stopped.
 
 With --url no model is loaded here: a running server scores, a request a text, --concurrency of them at once. While it
-is overloaded or away requests are made again for about a minute; rows that are there by then are kept for --resume.
+is overloaded or away requests are repeated for about a minute; the rows so far are kept for --resume.
 
 With --backend ray, --replicas engines on a Ray cluster score. --output is then a folder of a file a batch of 256 texts,
 part-00000000.jsonl and so on: together, in the order of their names, they are the output of a run without Ray.
@@ -28,7 +27,7 @@ import argparse
 from pathlib import Path
 
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.cli.server_flags import add_server_arguments, check_server_arguments
+from vllm.entrypoints.cli.generation import add_server_arguments, check_server_arguments
 from vllm.exceptions import CliError
 from vllm.utils.flag_types import at_least
 from vllm.utils.ray_utils import import_ray_for
@@ -38,29 +37,24 @@ HELP = "read the probability of each label for every text of a file"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `vllm score`, the engine's among them."""
     parser.add_argument("file", metavar="FILE", type=Path, help="the texts: .csv, .parquet, or else JSONL")
     labels = parser.add_mutually_exclusive_group(required=True)
     labels.add_argument("--labels", nargs="+", metavar="TEXT", help='labels, such as " positive" " negative"')
     labels.add_argument("--label-ids", nargs="+", metavar="ID", type=int, help="labels as token ids")
-    parser.add_argument(
-        "--text-field", default="text", metavar="NAME", help="field that holds the text (default: text)"
-    )
+    field = "field that holds the text (default: text)"
+    parser.add_argument("--text-field", default="text", metavar="NAME", help=field)
     template = parser.add_mutually_exclusive_group()
-    template.add_argument(
-        "--template",
-        metavar="TEXT",
-        help="the prompt, with {text} and other {fields}; \\n is a line break, {{ a brace.\n"
-        "Left out: two examples of sentiment for positive/negative, a plain question otherwise",
+    prompt = (
+        "the prompt, with {text} and other {fields}; \\n is a line break, {{ a brace.\n"
+        "Left out: two examples of sentiment for positive/negative, a plain question otherwise"
     )
+    template.add_argument("--template", metavar="TEXT", help=prompt)
     template.add_argument("--template-file", metavar="FILE", type=Path, help="the prompt from a file, as it is")
-    parser.add_argument(
-        "--output", metavar="FILE", type=Path, help="results, as JSONL (default: <FILE's stem>.scores.jsonl)"
-    )
+    output = "results, as JSONL (default: <FILE's stem>.scores.jsonl)"
+    parser.add_argument("--output", metavar="FILE", type=Path, help=output)
     existing = parser.add_mutually_exclusive_group()
-    existing.add_argument(
-        "--resume", action="store_true", help="keep the rows that --output has and score the other texts"
-    )
+    resume = "keep the rows that --output has and score the other texts"
+    existing.add_argument("--resume", action="store_true", help=resume)
     existing.add_argument("--overwrite", action="store_true", help="replace an --output that exists")
     picture = parser.add_mutually_exclusive_group()
     chart = "chart, .png, .svg or .pdf (default: .png beside --output)"
@@ -84,14 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score a file as the arguments say.
-
-    Returns:
-        0, or 1 when some of the texts could not be scored.
-
-    Raises:
-        CliError: an argument, the data or the model cannot be used.
-    """
     _check_arguments(args)
     if args.backend is None:
         from vllm.scoring.run import score_file

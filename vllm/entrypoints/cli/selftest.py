@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -30,9 +29,9 @@ _INVARIANCE = """Does a request's result depend on what else the engine does?
 With VLLM_BATCH_INVARIANT=1, which this command sets, it must not: every token, logprob, logit, rank and entropy has the
 bits that the request has alone.
 
-Requests of several kinds run alone in an empty engine; then in random company, in steps of few tokens, with parts of
-their prompts in the prefix cache, preempted, and with another number of threads. Each result is compared with that of
-the request alone. Then small workloads are timed with the variable and without, in two engines that take turns.
+Requests of several kinds run alone in an empty engine; then in random batch compositions, in steps of few tokens, with
+parts of their prompts in the prefix cache, preempted, and with another number of threads. Each result is compared with
+that of the request alone. Then small workloads are timed with the variable and without, in two engines in turn.
 
 The exit code is 0 if no bit differs, 1 if one does or a check could not be made.
 
@@ -43,55 +42,59 @@ _LEAST_CONTEXT = 16
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `vllm selftest invariance`, the engine's among them."""
     group = parser.add_argument_group("self-test")
-    group.add_argument(
-        "--repeats", metavar="N", type=at_least(0), default=3, help="timed runs of each workload; 0 = no timing"
-    )
+    repeats = "timed runs of each workload; 0 = no timing"
+    group.add_argument("--repeats", metavar="N", type=at_least(0), default=3, help=repeats)
     group.add_argument("--json", metavar="FILE", type=Path, help="write the checks and the cost as JSON")
     add_engine_arguments(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Check, print, write --json.
-
-    Raises:
-        CliError: an argument or the model cannot be used, or invariance cannot be kept here at all.
-    """
     check_json_path(args.json)
     # Whole rows of logits are compared.
     args.max_logprobs = args.max_logprob_token_ids = -1
     started = time.monotonic()
-    with _environment(_SWITCH, "1"):
-        engine = load_engine(args)
-        if engine.model_config.max_model_len < _LEAST_CONTEXT:
-            raise CliError(f"max_model_len must be at least {_LEAST_CONTEXT}, got {engine.model_config.max_model_len}")
-        about = _about(engine)
-        print_about(about)
-        checks = _run_checks(engine, args.seed)
+    engine = _load(args, "1")
+    if engine.model_config.max_model_len < _LEAST_CONTEXT:
+        raise CliError(f"max_model_len must be at least {_LEAST_CONTEXT}, got {engine.model_config.max_model_len}")
+    about = _about(engine)
+    print_about(about)
+    checks = _run_checks(engine, args.seed)
     del engine
-    result: dict[str, Any] = {**about, "checks": [check.as_dict() for check in checks]}
+    results = [{**asdict(check), "passed": check.passed} for check in checks]
+    result: dict[str, Any] = {**about, "checks": results}
     if args.repeats:
         result["cost"] = _measure_cost(args)
     result["passed"] = all(check.passed for check in checks)
     result["seconds"] = time.monotonic() - started
     print(f"{'passed' if result['passed'] else 'FAILED'} in {result['seconds']:.0f} s")
-    if args.json is not None:
-        write_json(args.json, result)
+    write_json(args.json, result)
     return 0 if result["passed"] else 1
+
+
+def _load(args: argparse.Namespace, switch: str) -> LLMEngine:
+    """An engine with VLLM_BATCH_INVARIANT=`switch`, which is read while it loads."""
+    before = os.environ.get(_SWITCH)
+    os.environ[_SWITCH] = switch
+    try:
+        return load_engine(args)
+    finally:
+        if before is None:
+            del os.environ[_SWITCH]
+        else:
+            os.environ[_SWITCH] = before
 
 
 def _about(engine: LLMEngine) -> dict[str, Any]:
     import torch
 
-    from vllm.ops.loaded import cpu_kernel_isa
+    from vllm.ops.cpu_kernels import cpu_kernel_isa
 
-    config = engine.vllm_config
     return {
         "selftest": "invariance",
         "version": __version__,
-        "model": Path(config.model_config.model).name,
-        "dtype": config.model_config.dtype,
+        "model": Path(engine.model_config.model).name,
+        "dtype": engine.model_config.dtype,
         "cpu": cpu_model(),
         "isa": cpu_kernel_isa(),
         "threads": torch.get_num_threads(),
@@ -107,9 +110,10 @@ def _run_checks(engine: LLMEngine, seed: int) -> list[Check]:
         checks.append(check)
         detail = f" ({check.detail})" if check.detail else ""
         print(f"{check.name:24} {check.requests:8} {check.values:11,}  {_verdict(check)}{detail}", flush=True)
-    failed = next((check for check in checks if check.first is not None), None)
-    if failed is not None and failed.first is not None:
-        print(f"first difference, {failed.name}: {_described(failed.first)}")
+    for check in checks:
+        if check.first is not None:
+            print(f"first difference, {check.name}: {_described(check.first)}")
+            break
     return checks
 
 
@@ -120,21 +124,17 @@ def _verdict(check: Check) -> str:
 
 
 def _described(first: Difference) -> str:
-    whose = f"request {first.probe} ({first.kind}, {first.prompt_len} tokens), {first.field}"
+    place = f"request {first.probe} ({first.kind}, {first.prompt_len} tokens), {first.field}"
     if first.index is None:
-        return f"{whose}: {first.expected:.0f} values alone, {first.got:.0f} here"
+        return f"{place}: {first.expected:.0f} values alone, {first.got:.0f} here"
     others = f"; {first.differing:,} of the array differ, by at most {first.largest:.3g}"
-    return f"{whose}[{first.index}]: {first.expected!r} alone, {first.got!r} here{others}"
+    return f"{place}[{first.index}]: {first.expected!r} alone, {first.got!r} here{others}"
 
 
 def _measure_cost(args: argparse.Namespace) -> dict[str, Any]:
-    from vllm.selftest.cost import measure_cost
+    from vllm.selftest.invariance import measure_cost
 
-    with _environment(_SWITCH, "0"):
-        default_engine = load_engine(args)
-    with _environment(_SWITCH, "1"):
-        invariant_engine = load_engine(args)
-    cost = measure_cost(default_engine, invariant_engine, args.repeats)
+    cost = measure_cost(_load(args, "0"), _load(args, "1"), args.repeats)
     print(f"{'cost':24} {'default':>8} {'invariant':>11}  ratio (least to greatest of {args.repeats})")
     for name, figures in cost.items():
         default, invariant = min(figures["default_seconds"]), min(figures["invariant_seconds"])
@@ -144,23 +144,10 @@ def _measure_cost(args: argparse.Namespace) -> dict[str, Any]:
     return cost
 
 
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
 COMMANDS = (
     SimpleNamespace(
         NAME="invariance",
-        HELP="no request's result depends on its company",
+        HELP="no request's result depends on the batch composition",
         __doc__=_INVARIANCE,
         add_arguments=_add_arguments,
         run=_run,

@@ -1,8 +1,8 @@
 """Serve a model over HTTP, as OpenAI's API does.
 
-Clients find the API under /v1, its description at /docs, and a page to try it at /. SIGTERM lets running requests
-finish, for up to --shutdown-timeout seconds, and ends with exit code 0; Ctrl-C ends them at once, with exit code 130. A
-further signal hurries either. When the engine dies, so does the server, with exit code 1.
+The API is under /v1, its description at /docs, and a page to try it at /. SIGTERM lets running requests finish, for up
+to --shutdown-timeout seconds, and ends with exit code 0; Ctrl-C ends them at once, with exit code 130. A further signal
+ends either at once. When the engine dies, so does the server, with exit code 1.
 
 The access log goes to stdout, everything else to stderr.
 
@@ -31,32 +31,24 @@ HELP = "serve a model over HTTP, as OpenAI's API does"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `vllm serve`, the engine's among them."""
     ServerArgs.add_cli_args(parser)
     add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop.
-
-    Raises:
-        CliError: an argument cannot be honoured, or the model is not there; before the model loads.
-        EngineDeadError: the engine could not start.
-        KeyboardInterrupt: Ctrl-C before the server was ready.
-        SystemExit: SIGTERM before that.
-    """
+    """Serve until a signal. Arguments and the model's path are checked before the model loads; Ctrl-C and SIGTERM
+    before the server is ready raise KeyboardInterrupt and SystemExit."""
     server_args = ServerArgs.from_cli_args(args)
     check_args(server_args)
     template = None if server_args.chat_template is None else read_text(Path(server_args.chat_template))
     if envs.logging_level() is None:
         logging.getLogger("vllm").setLevel(logging.INFO)
-    # What a server is made of takes a moment to import, which a bad flag need not wait for; and the core's process
-    # does its part of that meanwhile.
+    # Flags are checked before the slow imports, and the core's process imports its part at the same time.
     from vllm.v1.engine.core_start import end_core, start_core
 
     engine_args = EngineArgs.from_cli_args(args)
     try:
-        # Each engine reads it when it starts; a value that is none is an error before that.
+        # Each engine reads it when it starts; a bad value must be an error before that.
         envs.engine_hang_timeout_seconds()
         num_replicas = engine_args.create_parallel_config().data_parallel_size
     except ValueError as error:
@@ -78,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 class SignalsBeforeReady:
-    """SIGINT and SIGTERM, from now on until somebody else handles them, end what is being done. Python drops what a
-    handler raises in a destructor or in a callback, of which imports have many: `check` raises it again."""
+    """From now on until other handlers are set, SIGINT and SIGTERM raise. Python drops what a handler raises in a
+    destructor or in a callback, of which imports have many: `check` raises it again."""
 
     def __init__(self) -> None:
         self._received: int | None = None
@@ -91,11 +83,6 @@ class SignalsBeforeReady:
         self.check()
 
     def check(self) -> None:
-        """
-        Raises:
-            KeyboardInterrupt: SIGINT has come.
-            SystemExit: SIGTERM has come.
-        """
         if self._received == signal.SIGINT:
             raise KeyboardInterrupt
         if self._received is not None:
@@ -103,53 +90,42 @@ class SignalsBeforeReady:
 
 
 def check_args(args: ServerArgs) -> None:
-    """
-    Raises:
-        CliError: a flag of the server that cannot be honoured; names it.
-    """
     if not 0 <= args.port <= 65535:
         raise CliError(f"--port must be in 0..65535, got {args.port}")
     if args.root_path and (not args.root_path.startswith("/") or args.root_path.endswith("/")):
         raise CliError(f"--root-path must begin with a slash and not end with one, got {args.root_path!r}")
-    for flag, value, least in (
-        ("--max-prompts-per-request", args.max_prompts_per_request, 1),
-        ("--max-num-queued-reqs", args.max_num_queued_reqs, 0),
-        ("--shutdown-timeout", args.shutdown_timeout, 0),
-    ):
-        if not least <= value < math.inf:
-            raise CliError(f"{flag} must be at least {least}, got {value}")
+    for name, least in (("max_prompts_per_request", 1), ("max_num_queued_reqs", 0), ("shutdown_timeout", 0)):
+        if not least <= getattr(args, name) < math.inf:
+            raise CliError(f"{_flag(name)} must be at least {least}, got {getattr(args, name)}")
     if not 0 < args.max_body_mib < math.inf:
         raise CliError(f"--max-body-mib must be positive, got {args.max_body_mib}")
-    for flag, values in (
-        ("--api-key", args.api_key),
-        ("--served-model-name", args.served_model_name),
-        ("--allowed-origins", args.allowed_origins),
-    ):
-        if values is not None and not all(value.strip() for value in values):
-            raise CliError(f"{flag} must not be empty")
+    for name in ("api_key", "served_model_name", "allowed_origins"):
+        if not all(value.strip() for value in getattr(args, name) or ()):
+            raise CliError(f"{_flag(name)} must not be empty")
     for origin in args.allowed_origins or ():
         if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
             raise CliError(f"--allowed-origins takes * and origins such as https://page.example, got {origin!r}")
     _check_tls(args)
 
 
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def _check_tls(args: ServerArgs) -> None:
     import ssl
 
-    for flag, path in (
-        ("--ssl-keyfile", args.ssl_keyfile),
-        ("--ssl-certfile", args.ssl_certfile),
-        ("--ssl-ca-certs", args.ssl_ca_certs),
-    ):
+    for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
+        path = getattr(args, name)
         if path is not None and not Path(path).is_file():
-            raise CliError(f"{flag}: there is no file {path}")
+            raise CliError(f"{_flag(name)}: there is no file {path}")
     if args.ssl_certfile is None:
         if args.ssl_keyfile is not None or args.ssl_ca_certs is not None:
             raise CliError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # A password, wrong as it is, keeps OpenSSL from asking for one.
+        # Any password, even a wrong one, keeps OpenSSL from prompting.
         context.load_cert_chain(args.ssl_certfile, args.ssl_keyfile, password="")
     except (ssl.SSLError, OSError) as error:
         raise CliError(f"--ssl-certfile and --ssl-keyfile cannot be used together: {error}") from None

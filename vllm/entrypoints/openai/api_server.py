@@ -1,9 +1,9 @@
-"""The server: `python -m` of this module is `vllm serve`; imported, it has the application."""
+"""`python -m` of this module is `vllm serve`; imported, it offers `build_app`."""
 
 from __future__ import annotations
 
 if __name__ == "__main__":
-    # Before the application is imported: that takes as long as the engine's start, which it is to go along with.
+    # Before the slow import of the application, which is to run while the engine starts.
     from vllm.entrypoints.cli import main, serve
 
     main.run_as("python -m vllm.entrypoints.openai.api_server", serve)

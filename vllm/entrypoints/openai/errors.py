@@ -24,21 +24,18 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """What a request is answered with instead of its result.
+    """The answer to a request that fails.
 
     Attributes:
-        status: the HTTP status.
-        message: what is wrong, for a person.
-        param: the field that is at fault, as the client wrote it; None when it is none of them.
-        code: what is wrong, for a program.
-        retry_after: seconds after which the client may try again; None when it would not help.
+        message: what is wrong, for a person; `code`, for a program.
+        param: the field at fault, as the client wrote it, or None.
+        retry_after: seconds after which the client may try again; None when that would not help.
     """
 
     def __init__(
         self,
         status: int,
         message: str,
-        *,
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
@@ -51,14 +48,14 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
     def body(self) -> dict[str, Any]:
-        """The error as JSON is made of it."""
+        """The JSON object to send."""
         kind = _TYPES.get(self.status, "internal_error" if self.status >= 500 else "invalid_request_error")
         return {
             "error": {"message": _clean(self.message), "type": kind, "param": _clean(self.param), "code": self.code}
         }
 
     def response(self) -> Response:
-        """The error as an answer."""
+        """The HTTP answer."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
@@ -66,16 +63,16 @@ class ApiError(Exception):
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """An answer of what msgspec can encode."""
+    """`content` is anything that msgspec can encode."""
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """What a client is told of an exception. What it was not meant to see is named by its type only."""
+    """The answer for an exception; an unexpected one shows its type only, as its message may hold secrets."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, VLLMValidationError):
-        # A field has a name; the entry of it that is at fault has none, and is in the message.
+        # `param` is the field's name; the index of the entry at fault is in the message.
         param = None if error.parameter is None else re.sub(r"(\[\d+\])+$", "", error.parameter)
         return ApiError(400, error.args[0], param=param, code="invalid_value")
     if isinstance(error, EngineDeadError):
@@ -84,5 +81,5 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 def _clean(text: str | None) -> str | None:
-    """The text as UTF-8 can hold it: clients send lone surrogates, too."""
+    """Escape lone surrogates, which clients may send and UTF-8 cannot hold."""
     return None if text is None else text.encode("utf-8", errors="backslashreplace").decode()

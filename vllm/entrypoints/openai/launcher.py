@@ -1,4 +1,4 @@
-"""The server's process: it listens, runs the application, and ends in good order."""
+"""The server's process: listening, running the application, shutdown."""
 
 from __future__ import annotations
 
@@ -28,41 +28,38 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_start import CoreProcessHandle
 
 if TYPE_CHECKING:
-    # With what they bring along, imported while the engine's core starts.
+    # At run time imported late, while the engine's core starts.
     from vllm.entrypoints.openai.state import ServerState
 
 logger = init_logger(__name__)
 
 EXIT_FAULT = 1
 EXIT_SIGNAL = 128
-"""Added to the number of the signal that cut the work short."""
+"""Plus the number of the signal that cut requests short."""
 
+# Longer than proxies and clients keep idle connections, so that the server never closes one under a new request.
 _KEEP_ALIVE_SECONDS = 75
-"""More than what proxies and clients keep their idle connections for, so that none is closed under a request."""
 
+# Limit from the end of all requests to that of the process.
 _END_SECONDS = 6.0
-"""From the end of all requests to that of the process, at most."""
 
+# Limit for answering cancelled requests: clients that do not read take longer.
 _ANSWER_SECONDS = 2.0
-"""For requests that end early to be answered; what is left then has a client that does not read."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that has the address but does not listen yet: until the server is ready, clients are refused at once.
-
-    Raises:
-        OSError: there is no such address, or somebody listens there; the message names it.
-    """
+    """A bound socket that does not listen yet: connections are refused until the server is ready. Raises OSError, which
+    names the address, if there is none such or it is in use."""
     problem = f"--host {host} --port {port}"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise OSError(f"{problem}: {getattr(error, 'strerror', None) or error}") from None
-    # A name such as localhost has addresses of both kinds: every client tries IPv4.
+    # Names such as localhost have IPv4 and IPv6 addresses; every client tries IPv4.
     family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     listener = socket.socket(family, kind, protocol)
     try:
-        # An earlier server's connections may linger; another one that listens is an error all the same.
+        # Ignores lingering connections of an earlier server, not one that still listens.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
@@ -79,24 +76,20 @@ def serve(
     core_processes: Sequence[CoreProcessHandle],
     check_signals: Callable[[], None],
 ) -> int:
-    """Load the model and serve it until a signal or the engine's death ends that. For the main thread.
+    """Load the model and serve it until a signal or the engine's death. Runs in the main thread only.
 
     Args:
-        config: the engine's.
-        args: the server's.
         chat_template: text of a template in place of the model's own.
         listener: from `bind`.
-        core_processes: from `start_core`, one a replica.
-        check_signals: raises if a signal has come that was to end the server before it is ready.
+        core_processes: from `start_core`, one per replica.
+        check_signals: raises if a signal came before the server was ready; so does this function.
 
     Returns:
-        The exit code: 0 after SIGTERM, 1 after the engine's death or an end that nobody asked for, 128 + its number
-        after a signal that cut requests short.
+        The exit code: 0 after SIGTERM, 1 after the engine's death or an unexpected end, 128 + the number of a signal
+        that cut requests short.
 
     Raises:
         EngineDeadError: the engine could not start.
-        KeyboardInterrupt: SIGINT before the server was ready.
-        SystemExit: SIGTERM before that.
     """
     engine = AsyncLLM(config, core_processes, _prepare)
     try:
@@ -109,18 +102,18 @@ def serve(
 
 
 def _prepare(tokenizer: Tokenizer | None) -> None:
-    """Import what the first requests need, while the core loads the model. Not in a thread: two threads in one circle
-    of imports see half-made modules."""
+    """Import what the first requests need, while the core loads the model. Not in a thread: two threads in one cycle
+    of imports see half-initialised modules."""
     importlib.import_module("vllm.entrypoints.openai.api_server")
     if tokenizer is not None:
-        # A tokenizer that the library of chat templates does not know is a chat request's error.
+        # An unsupported tokenizer is reported to chat requests.
         with contextlib.suppress(ValueError):
             _ = tokenizer.chat_template
 
 
 async def _run(state: ServerState, listener: socket.socket, check_signals: Callable[[], None]) -> int:
     server = _Server(_config(state), lambda: _announce(state, listener))
-    # What has been imported lives as long as the process: no collection need look at it.
+    # Imported modules live as long as the process: garbage collection skips them.
     gc.freeze()
     signals = _Signals(state.engine.core_pids)
     check_signals()
@@ -142,7 +135,7 @@ async def _wait_dead(engine: AsyncLLM) -> None:
 
 
 async def _end_requests(state: ServerState, server: uvicorn.Server, dead: asyncio.Task[None], signals: _Signals) -> int:
-    """Let requests finish as far as the reason to stop allows; the exit code."""
+    """Let requests finish as far as the reason to stop allows. Returns the exit code."""
     state.draining = True
     if signals.received == [signal.SIGTERM] or (dead.done() and not signals.received):
         await _drain(state, server, signals)
@@ -151,7 +144,7 @@ async def _end_requests(state: ServerState, server: uvicorn.Server, dead: asynci
         await dead
         await _answered(state)
     if state.in_flight:
-        logger.warning("requests cut short: %d", state.num_in_flight)
+        logger.warning("requests cut short: %d", len(state.in_flight))
         for task in tuple(state.in_flight):
             task.cancel()
         await _answered(state)
@@ -159,7 +152,7 @@ async def _end_requests(state: ServerState, server: uvicorn.Server, dead: asynci
         code = EXIT_FAULT
     else:
         code = 0 if signals.received == [signal.SIGTERM] else EXIT_SIGNAL + signals.received[-1]
-    # Whatever may hang, a tokenizer in its thread for one.
+    # Ends the process even if something hangs, such as a tokenizer in a thread.
     limit = _END_SECONDS + (server.config.timeout_graceful_shutdown or 0)
     watchdog = threading.Timer(limit, _end_now, (code, state.engine.core_pids))
     watchdog.daemon = True
@@ -168,36 +161,30 @@ async def _end_requests(state: ServerState, server: uvicorn.Server, dead: asynci
 
 
 async def _drain(state: ServerState, server: uvicorn.Server, signals: _Signals) -> None:
-    """Let requests finish that the engine still works on: with a dead replica, those of the others."""
+    """Wait for the requests that the engine can still finish: with a dead replica, those of the others."""
     loop = asyncio.get_running_loop()
     engine, seconds, num_signals = state.engine, state.args.shutdown_timeout, len(signals.received)
     deadline = loop.time() + seconds
     if not engine.errored or engine.num_unfinished_requests:
         reason = "a replica died" if engine.errored else "SIGTERM"
-        logger.info("%s: no new requests; in flight: %d, for up to %g s", reason, state.num_in_flight, seconds)
+        logger.info("%s: no new requests; in flight: %d, for up to %g s", reason, len(state.in_flight), seconds)
     while state.in_flight and loop.time() < deadline and len(signals.received) == num_signals:
         if engine.errored and not engine.num_unfinished_requests:
             return
         await asyncio.sleep(0.02)
-    # Answers may still be on their way to slow readers.
+    # Slow readers may still be receiving answers.
     server.config.timeout_graceful_shutdown = max(1, round(deadline - loop.time()))
 
 
 async def _answered(state: ServerState) -> None:
-    """Wait until nothing is in flight, though not for long."""
+    """Wait up to _ANSWER_SECONDS until nothing is in flight."""
     if state.in_flight:
         await asyncio.wait(tuple(state.in_flight), timeout=_ANSWER_SECONDS)
 
 
 class _Signals:
-    """SIGINT and SIGTERM from now on. The first one asks, a further one hurries: what runs is cut short, and once it
-    is, the process ends as it is.
-
-    Attributes:
-        received: in their order.
-        came: set with the first one; of the running loop.
-        hurries: the next one ends the process.
-    """
+    """Handles SIGINT and SIGTERM. The first sets `came` and stops the server; a further one cuts requests short, or
+    ends the process once they are (`hurries`)."""
 
     def __init__(self, core_pids: Sequence[int]) -> None:
         self.received: list[int] = []
@@ -206,7 +193,7 @@ class _Signals:
         self._loop = asyncio.get_running_loop()
         self._core_pids = core_pids
         for each in (signal.SIGINT, signal.SIGTERM):
-            # Not through the loop, which may be what hangs.
+            # Not through the loop, which may hang.
             signal.signal(each, self._take)
 
     def _take(self, signum: int, frame: FrameType | None) -> None:
@@ -224,10 +211,9 @@ def _end_now(code: int, core_pids: Sequence[int]) -> None:
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, whose own error has the shape of all others."""
+    """uvicorn's protocol with our error shape."""
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP, and close the connection."""
         from vllm.entrypoints.openai.errors import ApiError
 
         answer = ApiError(400, "the request is not valid HTTP", code="invalid_http").response()
@@ -238,30 +224,28 @@ class _Protocol(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, whose signals are ours, and which says when it is ready."""
+    """uvicorn's server without its signal handlers, and with a callback when it is ready."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen."""
         await super().startup(sockets)
         self._on_ready()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave them alone."""
         yield
 
 
 def _config(state: ServerState) -> uvicorn.Config:
     from vllm.entrypoints.openai.app import build_app
 
-    # Its errors go where ours go. Its warnings are about clients, its access log is the application's.
-    theirs = logging.getLogger("uvicorn")
-    theirs.handlers, theirs.propagate = logging.getLogger("vllm").handlers, False
-    theirs.setLevel(logging.ERROR)
+    # Errors only, to our handlers: warnings are about clients, and middleware.py writes the access log.
+    uvicorn_logger = logging.getLogger("uvicorn")
+    uvicorn_logger.handlers, uvicorn_logger.propagate = logging.getLogger("vllm").handlers, False
+    uvicorn_logger.setLevel(logging.ERROR)
     args = state.args
     return uvicorn.Config(
         build_app(state),

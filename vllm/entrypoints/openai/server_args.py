@@ -1,4 +1,4 @@
-"""Arguments of the server itself, beside those of its engine: one dataclass, and the flags made from it."""
+"""Arguments of the server itself, and the flags made from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _arg(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True)
 class ServerArgs:
-    """How the server listens, whom it lets in, and how much it takes at once."""
+    """Listening, access, limits, logs and defaults of the server; the engine has arguments of its own."""
 
     host: str = _arg("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = _arg(8000, "port to listen on; 0 = any free one, which the log names")
@@ -59,7 +59,7 @@ class ServerArgs:
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Add one flag a field to `parser`."""
+        """Add one flag per field to `parser`."""
         group = parser.add_argument_group("server")
         hints = typing.get_type_hints(ServerArgs)
         for item in fields(ServerArgs):

@@ -1,4 +1,4 @@
-"""What all endpoints of a server share."""
+"""The state that all endpoints of a server share."""
 
 from __future__ import annotations
 
@@ -16,19 +16,15 @@ from vllm.exceptions import shown
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.async_llm import AsyncLLM
 
-RETRY_SECONDS = 1
-STOPPING_RETRY_SECONDS = 10
-
 
 @dataclass
 class ServerState:
     """A running server.
 
     Attributes:
-        engine: the engine.
-        args: the server's own arguments.
+        chat_template: text of a template in place of the model's own.
         created: when it started, in Unix seconds.
-        draining: it is about to stop and takes no new work.
+        draining: it is stopping and accepts no new work.
         in_flight: tasks of the requests to the engine's endpoints that are being answered.
     """
 
@@ -40,117 +36,64 @@ class ServerState:
     in_flight: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @property
-    def num_in_flight(self) -> int:
-        """Requests to the engine's endpoints that are being answered."""
-        return len(self.in_flight)
-
-    @property
     def model_names(self) -> list[str]:
         """What requests may give as `model`; the first stands in answers. Never a path."""
         return self.args.served_model_name or [Path(self.engine.model_config.model).name]
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """
-        Raises:
-            ApiError: skip_tokenizer_init left it out.
-        """
+        """Raises ApiError if skip_tokenizer_init left it out."""
         if self.engine.tokenizer is None:
             raise ApiError(400, "this server runs without a tokenizer: texts cannot be read or written")
         return self.engine.tokenizer
 
     @property
-    def default_sampling_params(self) -> dict[str, Any]:
-        """Sampling fields that requests leave out, where the model has values of its own for them."""
-        return self.engine.model_config.default_sampling_params
-
-    @property
     def max_sequences(self) -> int:
-        """Sequences that it ever holds at once: those that all replicas run, and those that may wait."""
+        """Limit of sequences that run on all replicas or wait."""
         config = self.engine.vllm_config
         max_running = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
         return max_running + self.args.max_num_queued_reqs
 
-    def chat_template_of(self, given: str | None) -> str | None:
-        """The template in place of the model's own, if there is one: the request's, or the server's.
-
-        Raises:
-            ApiError: the request brings one and may not.
-        """
-        if given is not None and not self.args.trust_request_chat_template:
-            raise ApiError(
-                400,
-                "chat_template: a template is a program, and this server runs those of requests only with "
-                "--trust-request-chat-template",
-                param="chat_template",
-                code="unsupported_field",
-            )
-        return given or self.chat_template
-
     def check_model(self, name: str | None) -> str:
-        """The model's name as answers show it.
-
-        Raises:
-            ApiError: 404, no such model is here.
-        """
-        if name is not None and name not in self.model_names:
-            raise ApiError(
-                404,
-                f"there is no model {shown(name)} here; there is {', '.join(map(repr, self.model_names))}",
-                param="model",
-                code="model_not_found",
-            )
-        return self.model_names[0] if name is None else name
+        """The model's name as answers show it. Raises ApiError 404 if there is no such model."""
+        names = self.model_names
+        if name is not None and name not in names:
+            message = f"there is no model {shown(name)} here; there is {', '.join(map(repr, names))}"
+            raise ApiError(404, message, "model", "model_not_found")
+        return names[0] if name is None else name
 
     def stopping_error(self) -> ApiError:
-        """What requests are told that come too late, or are cut short."""
-        return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=STOPPING_RETRY_SECONDS)
+        """503, for requests that come after the server began to stop, or that it cancels."""
+        return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=10)
 
     def check_accepting(self) -> None:
-        """
-        Raises:
-            ApiError: 503, the server takes no new work.
-        """
+        """Raises ApiError 503 if the server is stopping."""
         if self.draining:
             raise self.stopping_error()
 
     def check_capacity(self, num_sequences: int) -> None:
-        """Whether so many further sequences may queue.
-
-        Raises:
-            ApiError: 503, the server stops; 429, the queue is full; 400, they are more than it ever holds.
-        """
+        """Raises ApiError: 503 if the server is stopping, 429 if the queue is full, 400 if it could never hold them."""
         self.check_accepting()
         limit = self.max_sequences
         if num_sequences > limit:
-            raise ApiError(
-                400,
+            message = (
                 f"the request asks for {num_sequences} sequences (n or best_of of each prompt), and the server holds "
-                f"{limit} at once (--max-num-seqs and --max-num-queued-reqs)",
-                code="too_many_sequences",
+                f"{limit} at once (--max-num-seqs and --max-num-queued-reqs)"
             )
+            raise ApiError(400, message, code="too_many_sequences")
         if num_sequences > limit - self.engine.num_unfinished_sequences:
-            raise ApiError(
-                429,
+            message = (
                 f"too many requests: {num_sequences} more sequences would exceed the queue's limit of "
-                f"{self.args.max_num_queued_reqs} (--max-num-queued-reqs)",
-                code="overloaded",
-                retry_after=RETRY_SECONDS,
+                f"{self.args.max_num_queued_reqs} (--max-num-queued-reqs)"
             )
+            raise ApiError(429, message, code="overloaded", retry_after=1)
 
-    def check_count(self, count: int, field_name: str) -> None:
-        """
-        Raises:
-            ApiError: a request has more prompts (items, conversations) than may come at once.
-        """
+    def check_count(self, count: int, name: str) -> None:
+        """Raises ApiError if the field `name` has more entries than --max-prompts-per-request."""
         limit = self.args.max_prompts_per_request
         if count > limit:
-            raise ApiError(
-                400,
-                f"{field_name} has {count} entries, more than the limit of {limit} (--max-prompts-per-request)",
-                param=field_name,
-                code="too_many_prompts",
-            )
+            message = f"{name} has {count} entries, more than the limit of {limit} (--max-prompts-per-request)"
+            raise ApiError(400, message, name, "too_many_prompts")
 
 
 def server_state(request: Request) -> ServerState:

@@ -26,19 +26,16 @@ _GATED_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu_and_mu
 
 
 def get_act_fn(name: str) -> Callable[[Tensor], Tensor]:
-    """An elementwise activation; with VLLM_BATCH_INVARIANT=1 one whose rows do not depend on each other.
-
-    Raises:
-        ValueError: `name` is not known.
-    """
+    """An elementwise activation; with VLLM_BATCH_INVARIANT=1 one whose rows do not depend on each other. ValueError for
+    an unknown name."""
     function = _lookup(_ACTIVATIONS, name, "activation_function")
     rounds = function is not F.relu
     return partial(_row_by_row, function) if rounds and envs.batch_invariant() else function
 
 
 def _row_by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """[T, I] -> [T, I]. PyTorch takes a vectorised function for whole vectors of the flattened tensor and another, of
-    other rounding, for what is left at the end of a thread's share: where that falls depends on T."""
+    """[T, I] -> [T, I]. PyTorch's function for whole vectors of the flattened tensor rounds differently from that for
+    the rest of a thread's share, whose place depends on T."""
     out = torch.empty_like(x)
     for row, own in zip(x.unbind(), out.unbind(), strict=True):
         own.copy_(function(row))
@@ -46,11 +43,7 @@ def _row_by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def get_act_and_mul_fn(name: str) -> Callable[[Tensor], Tensor]:
-    """An activation of a gated MLP: [T, 2 I] (gate | up) -> act(gate) * up [T, I].
-
-    Raises:
-        ValueError: `name` is not known.
-    """
+    """An activation of a gated MLP: [T, 2 I] (gate | up) -> act(gate) * up [T, I]. ValueError for an unknown name."""
     return _lookup(_GATED_ACTIVATIONS, name, "hidden_act")
 
 

@@ -1,26 +1,16 @@
-"""The attention layer: keys and values into the cache, then the kernel. The rest is the model's business."""
+"""The attention layer: keys and values into the cache, then the backend's attention."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from vllm.attention.backend import AttentionBackend
-from vllm.attention.metadata import AttentionMetadata
-from vllm.attention.paged import PagedAttention
+from vllm.attention.backend import AttentionBackend, AttentionMetadata, KVCache, PagedAttention
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
 
 class Attention(nn.Module):
-    """Causal attention with grouped key/value heads over the paged cache.
-
-    Args:
-        head_dim: width of a head.
-        scale: factor on the scores, positive; head_dim ** -0.5 when left out.
-        rotary: rotates queries and keys first.
-
-    Attributes:
-        backend: what writes and attends; `use_backend` chooses another.
-    """
+    """Causal attention with grouped key/value heads over the paged cache, by `backend`; see `use_backend`. `scale`,
+    positive, is the factor on the scores, head_dim ** -0.5 if None; `rotary` rotates queries and keys first."""
 
     def __init__(self, head_dim: int, scale: float | None = None, rotary: RotaryEmbedding | None = None) -> None:
         super().__init__()
@@ -33,23 +23,17 @@ class Attention(nn.Module):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        kv_cache: tuple[Tensor, Tensor],
+        kv_cache: KVCache,
         attn: AttentionMetadata,
         rows: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Store this step's keys and values, then attend.
+        """Store this step's keys and values, then attend: [T or L, Hq * D].
 
         Args:
-            q: [T, Hq, D]; a rotary rotates it in place.
-            k: [T, Hkv, D], likewise.
-            v: [T, Hkv, D].
-            kv_cache: the layer's key and value cache.
-            rows: int64 [L] tokens whose result is wanted; None = all.
-            positions: int64 [T], which a rotary needs.
-
-        Returns:
-            [T or L, Hq * D].
+            q, k, v: [T, Hq, D], [T, Hkv, D] and [T, Hkv, D]; a rotary rotates q and k in place.
+            rows: int64 [L], tokens whose result is returned; None = all.
+            positions: int64 [T], for a rotary.
         """
         if self.rotary is None:
             self.backend.write_kv(k, v, kv_cache, attn)
@@ -63,7 +47,7 @@ class Attention(nn.Module):
 
 
 def use_backend(model: nn.Module, backend: AttentionBackend) -> None:
-    """Let every attention layer of a model attend by `backend`, whose layout its caches must then have."""
+    """Set the backend of all attention layers of a model; its caches must then have that backend's layout."""
     for module in model.modules():
         if isinstance(module, Attention):
             module.backend = backend

@@ -18,12 +18,11 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, H] -> [T, H]."""
         return rms_norm(x, self.weight, self.eps)
 
     def adding_to(self, residual: Tensor) -> AddedNorm:
-        """What adds an x to `residual` in place and normalises the sum, both [T, H]: to call, or for a linear layer to
-        do before its product."""
+        """A function that adds x to `residual` in place, both [T, H], and normalises the sum; linear layers take it to
+        apply it before their product."""
         return AddedNorm(residual, self.weight, self.eps)
 
 
@@ -41,5 +40,4 @@ class LayerNorm(nn.Module):
             self.bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, H] -> [T, H]."""
         return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)

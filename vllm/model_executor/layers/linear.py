@@ -1,11 +1,13 @@
 """Linear layers. Weights are loaded plain, then packed once into what the device multiplies fastest.
 
-Each asks for the tensor-parallel group when it is made and holds its rank's share of the weight. Widths in
-constructors are those of the whole model, widths in forward methods the rank's own.
+Each layer holds its rank's share of the weight. Widths in constructors are those of the whole model, widths in forward
+methods the rank's own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,21 +16,37 @@ from torch import Tensor, nn
 from vllm.distributed.communicator import split_kv_heads
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.activation import get_act_and_mul_fn
-from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
-from vllm.ops.packed_linear import PackedLinear
+from vllm.ops.int8_linear import int8_linear, pack_int8_linear, take_int8_rows
+from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear, take_packed_rows
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.silu_and_mul import silu_and_mul
+
+
+@dataclass(frozen=True)
+class LinearMethod:
+    """The three operations on a kind of packed weight, as pack_linear, packed_linear and take_packed_rows."""
+
+    pack: Callable[..., Any]
+    apply: Callable[..., Tensor]
+    take_rows: Callable[[Any, Tensor], Any]
+
+
+UNQUANTIZED = LinearMethod(pack_linear, packed_linear, take_packed_rows)
+INT8 = LinearMethod(pack_int8_linear, int8_linear, take_int8_rows)
+
+
+def linear_method(quantization: str | None) -> LinearMethod:
+    """The method of a ModelConfig's `quantization`."""
+    return INT8 if quantization == "int8" else UNQUANTIZED
 
 
 class LinearBase(nn.Module):
     """y = x W^T + b, where W may be several of a checkpoint's matrices, stacked to be one product.
 
     Args:
-        inputs: which of W's columns the rank holds, so which part of x it is given.
-        parts: checkpoint name of each stacked matrix, and which of its rows the rank holds; an unstacked layer has
-            one.
-        bias: every part has a bias.
+        inputs: which of W's columns the rank holds, and so which part of x it takes.
+        parts: by checkpoint name, which rows of each stacked matrix the rank holds.
     """
 
     def __init__(self, inputs: Shard, parts: dict[str, Shard], bias: bool) -> None:
@@ -52,7 +70,7 @@ class LinearBase(nn.Module):
         return self.method.apply(x, self.packed, norm=norm)
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
-        """Where each checkpoint tensor goes, by its name within the parent: to a part of the weight or bias."""
+        """Where each checkpoint tensor goes, by its name within the parent module."""
         slots: dict[str, WeightSlot] = {}
         start = 0
         for part, rows in self.parts.items():
@@ -81,11 +99,8 @@ class LinearBase(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         return not self.is_plain
 
-    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
-        """Pack the loaded weight as `method` does and let go of the plain one."""
-        self._pack(method)
-
-    def _pack(self, method: LinearMethod, gated: bool = False) -> None:
+    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
+        """Pack the loaded weight by `method` and free the plain one."""
         assert self.weight is not None
         self.method = method
         self.packed = method.pack(self.weight.data, None if self.bias is None else self.bias.data, gated=gated)
@@ -101,8 +116,7 @@ class ColumnParallelLinear(LinearBase):
 
 
 class RowParallelLinear(LinearBase):
-    """A linear whose inputs are split over the ranks; every rank gets the sum of their products. The bias is added by
-    the first rank."""
+    """A linear whose inputs are split over the ranks; every rank gets the sum. The first rank adds the bias."""
 
     def __init__(self, input_size: int, output_size: int, bias: bool, name: str) -> None:
         group = get_tp_group()
@@ -110,14 +124,12 @@ class RowParallelLinear(LinearBase):
         self.group = group
 
     def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
-        """[T, input_size / N] -> [T, output_size]."""
         return self.group.all_reduce(super().forward(x, norm))
 
-    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
-        """See LinearBase."""
+    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
         if self.group.rank > 0:
             self.bias = None
-        super().process_weights_after_loading(method)
+        super().process_weights_after_loading(method, gated)
 
 
 class ReplicatedLinear(LinearBase):
@@ -128,12 +140,8 @@ class ReplicatedLinear(LinearBase):
 
 
 class GatedLinear(LinearBase):
-    """The first layer of a gated MLP: act(x G^T) * (x U^T), with the checkpoint's gate_proj and up_proj;
-    the outputs are split over the ranks.
-
-    Raises:
-        ValueError: the activation is not known.
-    """
+    """The first layer of a gated MLP: act(x G^T) * (x U^T), with the checkpoint's gate_proj and up_proj; the outputs
+    are split over the ranks. ValueError for an unknown activation."""
 
     def __init__(self, input_size: int, output_size: int, bias: bool, activation: str) -> None:
         rows = Shard.even(output_size, get_tp_group())
@@ -141,23 +149,18 @@ class GatedLinear(LinearBase):
         self.act_and_mul = get_act_and_mul_fn(activation)
 
     def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
-        """[T, input_size] -> [T, output_size / N], of norm(x) where there is a norm."""
         out = super().forward(x, norm)
         return out if self.packed.gated else self.act_and_mul(out)
 
-    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
-        """See LinearBase."""
-        self._pack(method, gated=self.act_and_mul is silu_and_mul)
+    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
+        super().process_weights_after_loading(method, gated=self.act_and_mul is silu_and_mul)
 
 
 class QKVParallelLinear(LinearBase):
-    """The query, key and value projections as one product; outputs side by side, heads whole.
+    """The query, key and value projections as one product, outputs side by side.
 
     Query heads are split over the ranks, and so are key and value heads, unless there are more ranks than those: then
-    several ranks hold the same one.
-
-    Attributes:
-        head_counts: the rank's query, key and value heads.
+    several ranks hold the same one. `head_counts` are the rank's query, key and value heads.
     """
 
     def __init__(self, hidden_size: int, head_dim: int, num_heads: int, num_kv_heads: int, bias: bool) -> None:

@@ -1,4 +1,4 @@
-"""Logits of chosen token ids, beside all others or by themselves."""
+"""Logits of chosen token ids, beside all others or alone."""
 
 from __future__ import annotations
 
@@ -15,36 +15,22 @@ from vllm.utils.checks import check_list, check_token_id
 
 
 def check_indices(name: str, indices: Any, vocab_size: int | None = None) -> list[int]:
-    """Token ids as Python ints, in the order given; repeated ones stay.
-
-    Args:
-        name: of the argument, for the error.
-        indices: a list, tuple, range, integer array or tensor.
-        vocab_size: their limit; None = known later.
-
-    Raises:
-        VLLMValidationError: another type, or an index outside [0, vocab_size).
-    """
+    """The argument `name` as Python ints, in the order given; repeated ones stay. VLLMValidationError unless it is a
+    list, tuple, range, integer array or tensor of ids in [0, vocab_size), where None = no limit yet."""
     ids = [check_token_id(name, element) for element in check_list(name, indices, "a list of integers")]
     for index in ids:
         if index < 0 or (vocab_size is not None and index >= vocab_size):
             limits = "at least 0" if vocab_size is None else f"in [0, {vocab_size}), the model's vocabulary"
-            raise VLLMValidationError(f"{name} must be {limits}; got {shown(index)}", parameter=name, value=index)
+            raise VLLMValidationError(f"{name} must be {limits}; got {shown(index)}", name, index)
     return ids
 
 
 class LogitsProcessorWithIndexedOutput(nn.Module):
-    """Logits, and those of chosen token ids apart.
+    """Logits, and those of chosen token ids: column i of the indexed logits is of `return_indices[i]`.
 
-    Where several ranks share the head, all of them make the same calls. Each gets its own part of the logits, as the
-    head gives them, and the chosen ones of the whole vocabulary: only these travel.
-
-    Args:
-        vocab_size: V, the head's outputs.
-        return_indices: I token ids; column i of the indexed logits is of `return_indices[i]`.
-
-    Raises:
-        VLLMValidationError: an index that is no integer in [0, vocab_size).
+    Ranks that share the head all make the same calls. Each gets its own part of the logits, and the chosen ones of the
+    whole vocabulary of `vocab_size` ids: only these are exchanged. VLLMValidationError for an index that is no integer
+    in [0, vocab_size); ValueError from each method if the head has another vocabulary.
     """
 
     def __init__(self, vocab_size: int, return_indices: Iterable[int]) -> None:
@@ -54,21 +40,14 @@ class LogitsProcessorWithIndexedOutput(nn.Module):
         self._columns = torch.tensor(self.return_indices, dtype=torch.int64)
         self._source: Any = None
         self._taken: Any = None
-        self._own_positions: Tensor  # of the return_indices that are this rank's
+        self._own_positions: Tensor  # of this rank's return_indices
 
     def forward(self, lm_head: ParallelLMHead, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """All logits and the chosen ones among them.
-
-        Args:
-            lm_head: the model's head.
-            hidden_states: [L, H] in the head's dtype.
+        """All logits of hidden states [L, H] in the head's dtype, and the chosen ones among them.
 
         Returns:
             float32 logits [L, V], of several ranks [L, V_rank] (`lm_head.vocab_range`); and indexed logits, float32
             [L, I] on every rank: the same numbers.
-
-        Raises:
-            ValueError: the head has another vocabulary.
         """
         vocab_slice = self._slice_of(lm_head)
         logits = lm_head(hidden_states)
@@ -77,16 +56,9 @@ class LogitsProcessorWithIndexedOutput(nn.Module):
     def indexed_logits(self, lm_head: ParallelLMHead, hidden_states: Tensor) -> Tensor:
         """The chosen logits alone, float32 [L, I], on every rank.
 
-        Only the chosen rows of the head are multiplied with. They are copied out of it at the first call and kept
-        for the next: I * H values, rounded up to 32 rows on CPU. With our own packed layout the result has the very
-        bits of the head's; with a plain weight (CUDA) it may differ by the rounding of the order of sums.
-
-        Args:
-            lm_head: the model's head.
-            hidden_states: [L, H] in the head's dtype.
-
-        Raises:
-            ValueError: the head has another vocabulary.
+        Only the chosen rows of the head are multiplied with. They are copied at the first call and kept: I * H values,
+        rounded up to 32 rows on CPU. With our own packed layout the result has the bits of the head's; with a plain
+        weight (CUDA) it may differ by the rounding of the order of sums.
         """
         vocab_slice = self._slice_of(lm_head)
         if self._source is not lm_head.packed:

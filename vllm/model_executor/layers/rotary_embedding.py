@@ -12,13 +12,10 @@ from vllm.transformers_utils.config import RopeConfig
 
 
 class RotaryEmbedding:
-    """The table that rotates the halves of each head's query and key by angles that grow with the position.
+    """The cosines and sines that rotate each head's query and key, float32 [max_positions, head_dim], cosines | sines.
 
-    Args:
-        head_dim: width of a head, all of it rotated.
-        max_positions: positions in the table; the longest sequence of the engine.
-        rope: kind of frequencies. "dynamic" differs from "default" only beyond the trained length, which is
-            never reached because max_position_embeddings bounds the context.
+    Of `rope`'s kinds, "dynamic" differs from "default" only beyond the trained length, which is never reached because
+    max_position_embeddings bounds the context.
     """
 
     def __init__(self, head_dim: int, max_positions: int, rope: RopeConfig) -> None:
@@ -27,7 +24,6 @@ class RotaryEmbedding:
         with torch.device("cpu"):
             angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inv_freq)
             table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
-        # float32 [max_positions, head_dim], cosines | sines
         self.cos_sin_cache = table.to(torch.get_default_device())
 
 
@@ -49,8 +45,8 @@ def rope_frequencies(head_dim: int, rope: RopeConfig) -> tuple[Tensor, float]:
 
 
 def _llama3_frequencies(inv_freq: Tensor, params: dict[str, Any]) -> Tensor:
-    """Slow frequencies (few turns within the trained length) are divided by the factor, fast ones kept, those
-    between blended by their number of turns."""
+    """Slow frequencies (few turns within the trained length) are divided by the factor, fast ones kept, those between
+    blended by their number of turns."""
     low, high = params["low_freq_factor"], params["high_freq_factor"]
     turns = params["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -58,8 +54,8 @@ def _llama3_frequencies(inv_freq: Tensor, params: dict[str, Any]) -> Tensor:
 
 
 def _yarn_frequencies(inv_freq: Tensor, theta: float, head_dim: int, params: dict[str, Any]) -> Tensor:
-    """Dimensions that turn more than beta_fast times within the trained length are kept, those that turn less
-    than beta_slow times divided by the factor, with a linear ramp over the dimensions between."""
+    """Dimensions that turn more than beta_fast times within the trained length are kept, those that turn less than
+    beta_slow times divided by the factor, with a linear ramp between."""
     trained = params["original_max_position_embeddings"]
 
     def dimension_of(turns: float) -> float:
@@ -76,7 +72,7 @@ def _yarn_frequencies(inv_freq: Tensor, theta: float, head_dim: int, params: dic
 
 
 def _yarn_attention_factor(params: dict[str, Any]) -> float:
-    """What cosines and sines are scaled by, to sharpen attention over the stretched context."""
+    """The factor on cosines and sines, which sharpens attention over the stretched context."""
     if params.get("attention_factor") is not None:
         return float(params["attention_factor"])
 

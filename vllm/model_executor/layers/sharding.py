@@ -18,12 +18,11 @@ class Shard:
 
     @classmethod
     def whole(cls, size: int) -> Shard:
-        """All of them."""
         return cls(size, range(size))
 
     @classmethod
     def even(cls, size: int, group: Communicator) -> Shard:
-        """One of N equal parts, the rank's. N divides `size`: VllmConfig has seen to it."""
+        """The rank's of N equal parts. N divides `size`: VllmConfig checks it."""
         share, rest = divmod(size, group.world_size)
         assert not rest, f"{size} rows for {group.world_size} ranks"
         return cls(size, range(group.rank * share, (group.rank + 1) * share))
@@ -31,19 +30,14 @@ class Shard:
 
 @dataclass(frozen=True)
 class WeightSlot:
-    """Where a checkpoint's tensor goes.
+    """Where a checkpoint's tensor goes."""
 
-    Attributes:
-        target: the (part of a) parameter to fill.
-        shards: what it holds of each of the tensor's dimensions.
-    """
-
-    target: Tensor
-    shards: tuple[Shard, ...]
+    target: Tensor  # the (part of a) parameter to fill
+    shards: tuple[Shard, ...]  # what it holds of each of the tensor's dimensions
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """The whole tensor's."""
         return tuple(shard.size for shard in self.shards)
 
     def fill(self, tensor: Tensor) -> None:

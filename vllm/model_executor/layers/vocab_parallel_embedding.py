@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from vllm.distributed.communicator import split_vocab
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
+from vllm.model_executor.layers.linear import UNQUANTIZED, LinearMethod
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.ops.embedding import embedding
-from vllm.ops.packed_linear import EXACT, PackedLinear
-from vllm.ops.packed_rows import packed_embedding
+from vllm.ops.packed_linear import EXACT, PackedLinear, packed_embedding
 
 
 class Embedding(nn.Module):
@@ -24,51 +23,64 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_rows, hidden_size), requires_grad=False)
 
     def forward(self, indices: Tensor) -> Tensor:
-        """int32 or int64 [T] -> [T, H]."""
         return embedding(indices, self.weight)
 
 
-class VocabParallelEmbedding(nn.Module):
-    """A row of H values for each token id.
+class VocabShard(nn.Module):
+    """A [V, H] matrix split over the ranks of `group`: this rank holds the rows of the token ids in `vocab_range` (see
+    split_vocab), `weight` [V_rank, H], until a packed copy replaces them."""
 
-    Attributes:
-        group: the ranks that share the vocabulary of V ids.
-        vocab_range: the ids whose rows this rank holds: see split_vocab.
-        weight: those rows, [V_rank, H]; None when a head's packed copy serves.
-    """
-
-    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, has_weight: bool = True) -> None:
         super().__init__()
         self.group = get_tp_group()
         self.vocab_size = vocab_size
         self.vocab_range = split_vocab(vocab_size, self.group.world_size)[self.group.rank]
-        weight = torch.empty(len(self.vocab_range), hidden_size)
-        self.weight: nn.Parameter | None = nn.Parameter(weight, requires_grad=False)
-        self._packed: PackedLinear | None = None
+        self.weight: nn.Parameter | None = None
         self._hidden_size = hidden_size
-        self._empty = weight.new_empty(0)
+        self._like = torch.empty(0)
+        if has_weight:
+            self._use_weight(self._new_weight())
+
+    def _new_weight(self) -> Tensor:
+        return self._like.new_empty(len(self.vocab_range), self._hidden_size)
+
+    def _use_weight(self, weight: Tensor) -> None:
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        """Where the checkpoint's `weight` goes; empty for a head whose weight is an embedding's."""
+        if self.weight is None:
+            return {}
+        shards = Shard(self.vocab_size, self.vocab_range), Shard.whole(self.weight.shape[1])
+        return {"weight": WeightSlot(self.weight.data, shards)}
+
+
+class VocabParallelEmbedding(VocabShard):
+    """A row of H values for each token id, the same on every rank."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__(vocab_size, hidden_size)
+        self._packed: PackedLinear | None = None
 
     def begin_update(self) -> bool:
         """See LinearBase.begin_update; what was a packed copy is looked up in until the head packs anew."""
         if self.weight is not None:
             return False
-        weight = self._empty.new_empty(len(self.vocab_range), self._hidden_size)
-        self.weight = nn.Parameter(weight, requires_grad=False)
+        self._use_weight(self._new_weight())
         return True
 
     def look_up_in(self, packed: PackedLinear) -> None:
-        """Let go of the weight for a packed copy of it that somebody else needs."""
+        """Free the weight and read the head's packed copy of it."""
         self._packed = packed
         self.weight = None
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """int32 or int64 [T] -> [T, H], the same on every rank."""
         if self.group.world_size == 1:
             return self._rows(input_ids)
         local = input_ids - self.vocab_range.start
-        is_strange = (local < 0) | (local >= len(self.vocab_range))
-        rows = self._rows(local.masked_fill_(is_strange, 0))
-        return self.group.all_reduce(rows.masked_fill_(is_strange[:, None], 0))
+        is_elsewhere = (local < 0) | (local >= len(self.vocab_range))
+        rows = self._rows(local.masked_fill_(is_elsewhere, 0))
+        return self.group.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0))
 
     def _rows(self, indices: Tensor) -> Tensor:
         if self._packed is not None:
@@ -76,43 +88,20 @@ class VocabParallelEmbedding(nn.Module):
         assert self.weight is not None
         return embedding(indices, self.weight)
 
-    def checkpoint_slots(self) -> dict[str, WeightSlot]:
-        """Where the checkpoint's `weight` goes."""
-        assert self.weight is not None
-        return {"weight": _vocab_slot(self.weight, self.vocab_size, self.vocab_range)}
 
-
-class ParallelLMHead(nn.Module):
-    """Logits of hidden states, x W^T: on each rank those of its part of the vocabulary.
-
-    Args:
-        vocab_size: V, rows of W.
-        hidden_size: width of x.
-        tied_to: embedding whose weight is W. Where the head packs it so that a row can still be had, the embedding
-            reads that copy, too.
-
-    Attributes:
-        group: the ranks that share the vocabulary.
-        vocab_range: the V_rank ids whose logits this rank computes: see split_vocab.
-    """
+class ParallelLMHead(VocabShard):
+    """Logits of hidden states, x W^T: on each rank those of its part of the vocabulary. W may be that of the embedding
+    `tied_to`, which then reads the head's packed copy if that is exact."""
 
     def __init__(self, vocab_size: int, hidden_size: int, tied_to: VocabParallelEmbedding | None = None) -> None:
-        super().__init__()
-        self.group = get_tp_group()
-        self.vocab_size = vocab_size
-        self.vocab_range = split_vocab(vocab_size, self.group.world_size)[self.group.rank]
-        self.weight: nn.Parameter | None = None
-        if tied_to is None:
-            self.weight = nn.Parameter(torch.empty(len(self.vocab_range), hidden_size), requires_grad=False)
-        self._hidden_size = hidden_size
-        self._empty = torch.empty(0)
+        super().__init__(vocab_size, hidden_size, has_weight=tied_to is None)
         # In a tuple, so that the embedding is not registered as a submodule of the head, too.
         self._tied_to = (tied_to,)
         self.method: LinearMethod = UNQUANTIZED
         self.packed: Any
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[L, H] -> float32 [L, V_rank], whatever the model's dtype: rounding would make ties that are not its own."""
+        """[L, H] -> float32 [L, V_rank], whatever the model's dtype: rounding would make ties."""
         return self.method.apply(hidden, self.packed, float_out=True)
 
     @property
@@ -132,20 +121,11 @@ class ParallelLMHead(nn.Module):
 
     def begin_update(self) -> bool:
         """See LinearBase.begin_update."""
-        weight = (
-            self.packed.weight if self.is_plain else self._empty.new_empty(len(self.vocab_range), self._hidden_size)
-        )
-        self.weight = nn.Parameter(weight, requires_grad=False)
+        self._use_weight(self.packed.weight if self.is_plain else self._new_weight())
         return not self.is_plain
 
-    def checkpoint_slots(self) -> dict[str, WeightSlot]:
-        """Where the checkpoint's `weight` goes, unless it is an embedding's."""
-        if self.weight is None:
-            return {}
-        return {"weight": _vocab_slot(self.weight, self.vocab_size, self.vocab_range)}
-
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
-        """Pack the loaded weight as `method` does and let go of the plain one, unless an embedding still needs it."""
+        """Pack the loaded weight by `method` and free the plain one, unless an embedding still needs it."""
         (tied_to,) = self._tied_to
         weight = self.weight if tied_to is None else tied_to.weight
         assert weight is not None
@@ -154,7 +134,3 @@ class ParallelLMHead(nn.Module):
         self.weight = None
         if tied_to is not None and isinstance(self.packed, PackedLinear) and self.packed.layout in EXACT:
             tied_to.look_up_in(self.packed)
-
-
-def _vocab_slot(weight: nn.Parameter, vocab_size: int, held: range) -> WeightSlot:
-    return WeightSlot(weight.data, (Shard(vocab_size, held), Shard.whole(weight.shape[1])))

@@ -8,8 +8,7 @@ from dataclasses import dataclass, is_dataclass
 import torch
 from torch import Tensor, nn
 
-from vllm.model_executor.layers.linear import LinearBase
-from vllm.model_executor.layers.linear_method import LinearMethod
+from vllm.model_executor.layers.linear import LinearBase, LinearMethod
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
@@ -121,7 +120,7 @@ class WeightUpdater:
         self._pack(module)
 
     def _pack(self, module: nn.Module) -> None:
-        packs = self._tied_heads.get(module, module)
+        packs = self._tied_heads.get(module, module)  # type: ignore[call-overload]
         if isinstance(packs, (LinearBase, ParallelLMHead)):
             packs.process_weights_after_loading(self._method)
             if not packs.is_plain:

@@ -1,4 +1,4 @@
-"""From a resolved model to a module that is ready to run."""
+"""Building a resolved model with its weights."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from vllm.model_executor.layers.linear_method import linear_method
+from vllm.model_executor.layers.linear import linear_method
 from vllm.model_executor.layers.weight_update import WeightUpdater
-from vllm.model_executor.model_loader.dummy import fill_with_noise
 from vllm.model_executor.model_loader.resolve import (
     NO_EMBEDDED_MODEL,
     ResolvedModel,
     embedded_model_path,
     resolve_model,
 )
-from vllm.model_executor.model_loader.weights import load_weights
+from vllm.model_executor.model_loader.weights import fill_with_noise, load_weights
 from vllm.model_executor.models.registry import resolve_model_class
 from vllm.utils.host_memory import return_freed_memory
 
@@ -30,22 +29,15 @@ __all__ = ["NO_EMBEDDED_MODEL", "ResolvedModel", "embedded_model_path", "get_mod
 
 
 def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: bool = False) -> nn.Module:
-    """Build the model of `model_config` on `device`, with its weights loaded (or made up: load_format="dummy") and
-    packed.
-
-    The module has `forward(input_ids, positions, kv_caches, attn, logits_rows=None)` and
-    `compute_logits(hidden)`, see LlamaForCausalLM, and `load_weights(weights)`, see UpdatableModel.
-
-    Raises:
-        ValueError: an architecture that is not supported, or weights that are missing, unexpected or of
-            another shape.
-    """
+    """Build the model of `model_config` on `device`, with its weights loaded (random with load_format="dummy") and
+    packed. Its methods are those of LlamaForCausalLM. ValueError for an architecture that is not supported, or weights
+    that are missing, unexpected or of another shape."""
     config = model_config.hf_config
     model_class = resolve_model_class(config.architectures)
     with _building(getattr(torch, model_config.dtype), torch.device(device)):
         model = model_class(config, model_config.max_model_len)
     method = linear_method(model_config.quantization)
-    model.weight_updater = WeightUpdater(model, method)
+    model.weight_updater = WeightUpdater(model, method)  # type: ignore[assignment]
     with torch.inference_mode():
         if model_config.load_format == "dummy":
             fill_with_noise(model, model_config.seed)
@@ -55,7 +47,7 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
             finish = getattr(module, "process_weights_after_loading", None)
             if finish is not None:
                 finish(method)
-    # What loading and packing freed is, with a small model, as much as the weights take.
+    # Loading and packing freed, with a small model, as much memory as the weights take.
     return_freed_memory()
     return model.eval()
 

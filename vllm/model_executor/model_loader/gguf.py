@@ -21,30 +21,20 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader import gguf_names
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_tokenizer import write_tokenizer
-from vllm.model_executor.model_loader.progress import progress_bar
-from vllm.model_executor.model_loader.safetensors_file import SafetensorsWriter
+from vllm.model_executor.model_loader.safetensors_file import SafetensorsWriter, progress_bar
 
 logger = init_logger(__name__)
 
-# Raise when what a conversion writes changes: older copies are then left alone and new ones made.
+# Increase when what a conversion writes changes: older copies are then not used.
 _FORMAT = 1
 _WEIGHTS = "model.safetensors"
 _NUM_THREADS = 2
 
 
 def converted_folder(path: Path, dtype: str, use_tqdm: bool = False) -> Path:
-    """The folder with the file's weights in `dtype`, its configuration and its tokenizer; made if not there.
-
-    Several processes may ask at once: each makes its own copy aside and one of them becomes the folder.
-
-    Args:
-        path: the .gguf file.
-        dtype: "float32", "bfloat16" or "float16".
-
-    Raises:
-        ValueError: a file that is not GGUF, is cut, or holds a model or tokenizer that is not supported.
-        OSError: the cache cannot be written.
-    """
+    """The folder with the .gguf file's weights in `dtype` ("float32", "bfloat16" or "float16"), its configuration and
+    tokenizer; made if missing. Concurrent processes each make a copy, of which the first to finish becomes the folder.
+    ValueError for a file that is not GGUF, is cut, or not supported; OSError if the cache cannot be written."""
     root = envs.cache_root() / "gguf"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -56,9 +46,8 @@ def converted_folder(path: Path, dtype: str, use_tqdm: bool = False) -> Path:
             with _becoming(folder) as temporary:
                 _convert(path, dtype, temporary, folder.parent, use_tqdm)
     except PermissionError as error:
-        raise PermissionError(
-            f"the cache folder cannot be written ({error}); VLLM_CACHE_ROOT names another one"
-        ) from error
+        message = f"the cache folder cannot be written ({error}); VLLM_CACHE_ROOT names another one"
+        raise PermissionError(message) from error
     return folder
 
 
@@ -66,15 +55,14 @@ def _convert(path: Path, dtype: str, folder: Path, siblings: Path, use_tqdm: boo
     file = GGUFFile(path)
     config = gguf_names.hf_config(file, dtype)
     _write_json(folder / "config.json", config)
-    ids = {name: value for name, value in gguf_names.special_ids(file).items() if value is not None}
-    _write_json(folder / "generation_config.json", ids)
+    _write_json(folder / "generation_config.json", gguf_names.special_ids(file))
     if not _copy_tokenizer(siblings, folder):
         write_tokenizer(file, folder)
     _write_weights(file, config, getattr(torch, dtype), folder / _WEIGHTS, use_tqdm)
 
 
 def _write_weights(file: GGUFFile, config: dict[str, Any], dtype: torch.dtype, target: Path, use_tqdm: bool) -> None:
-    """Dequantise tensor by tensor, a few at a time, so that memory stays far below the model's size."""
+    """Dequantise a few tensors at a time, so that memory stays far below the model's size."""
     names = gguf_names.weight_names(file)
     shapes = {new: file.tensors[old].shape for old, new in names.items()}
 
@@ -98,7 +86,7 @@ def _write_weights(file: GGUFFile, config: dict[str, Any], dtype: torch.dtype, t
 
 @contextlib.contextmanager
 def _becoming(folder: Path) -> Iterator[Path]:
-    """A temporary folder that is renamed to `folder` at the end, unless another process was faster."""
+    """A temporary folder that is renamed to `folder` at the end, unless another process did so first."""
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         yield temporary

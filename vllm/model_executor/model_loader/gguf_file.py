@@ -1,4 +1,4 @@
-"""Reads a GGUF file's header in one pass; tensor data stays on disk until it is asked for."""
+"""Reads a GGUF file's header in one pass, and tensors when they are requested."""
 
 from __future__ import annotations
 
@@ -22,33 +22,18 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """Where one tensor lies.
-
-    Attributes:
-        shape: rows first, as torch has it.
-        ggml_type: GGML's number of the quantisation.
-        start: first byte in the file.
-        num_bytes: bytes in the file.
-    """
+    """Where one tensor is in the file."""
 
     name: str
-    shape: tuple[int, ...]
-    ggml_type: int
-    start: int
+    shape: tuple[int, ...]  # rows first, as in torch
+    ggml_type: int  # GGML's number of the quantisation
+    start: int  # first byte
     num_bytes: int
 
 
 class GGUFFile:
-    """A GGUF file.
-
-    Attributes:
-        metadata: the header's key-value pairs as Python values.
-        tensors: the tensors by name, in file order.
-
-    Raises:
-        ValueError: not a GGUF file, a version or byte order that is not known, a cut file, or a quantisation
-            that the gguf library does not know.
-    """
+    """A GGUF file: `metadata` holds the header's key-value pairs, `tensors` the tensors by name, in file order.
+    ValueError if it is not GGUF, has an unknown version, byte order or quantisation, or is cut."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""GGUF's names for what config.json and safetensors call otherwise."""
+"""GGUF's names, translated to those of config.json and safetensors."""
 
 from __future__ import annotations
 
@@ -36,11 +36,8 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 
 def weight_names(file: GGUFFile) -> dict[str, str]:
-    """GGUF name -> safetensors name of every tensor that is a weight, in file order.
-
-    Raises:
-        ValueError: a tensor that none of the known architectures has.
-    """
+    """GGUF name -> safetensors name of every weight, in file order; ValueError for a tensor that no supported
+    architecture has."""
     names: dict[str, str] = {}
     for name in file.tensors:
         match = _BLOCK_NAME.fullmatch(name)
@@ -54,8 +51,8 @@ def weight_names(file: GGUFFile) -> dict[str, str]:
 
 
 def restore_layout(file: GGUFFile, name: str, value: np.ndarray, config: dict[str, Any]) -> np.ndarray:
-    """Undo GGUF's reordering of Llama's query and key rows: there, the two rows that rotate together stand
-    side by side; here, they stand half a head apart."""
+    """Undo GGUF's reordering of Llama's query and key rows: there, the two rows that rotate together are neighbours;
+    here, they are half a head apart."""
     match = _BLOCK_NAME.fullmatch(name)
     if file.metadata["general.architecture"] != "llama" or match is None or match[2] not in ("attn_q", "attn_k"):
         return value
@@ -65,11 +62,7 @@ def restore_layout(file: GGUFFile, name: str, value: np.ndarray, config: dict[st
 
 
 def hf_config(file: GGUFFile, dtype: str) -> dict[str, Any]:
-    """The contents of config.json.
-
-    Raises:
-        ValueError: an architecture that is not supported, or a value that the header lacks.
-    """
+    """The contents of config.json; ValueError for an unsupported architecture, or a value that the header lacks."""
     reader = _Reader(file)
     arch = reader.architecture
     heads = reader.need("attention.head_count")
@@ -91,11 +84,8 @@ def hf_config(file: GGUFFile, dtype: str) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": arch != "qwen2" and "blk.0.attn_q.bias" in file.tensors,
         "hidden_act": "silu",
+        **special_ids(file),
     }
-    for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
-        value = special_ids(file)[name]
-        if value is not None:
-            config[name] = value
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if not isinstance(config[name], int):
             raise ValueError(f"{file.path.name}: layers that differ in {name} are not supported, got {config[name]}")
@@ -103,15 +93,16 @@ def hf_config(file: GGUFFile, dtype: str) -> dict[str, Any]:
 
 
 def special_ids(file: GGUFFile) -> dict[str, Any]:
-    """bos_token_id, pad_token_id, and eos_token_id (a list when turns and texts end by different tokens)."""
+    """The known ones of bos_token_id, pad_token_id and eos_token_id (a list if turns and texts end differently)."""
     get = file.metadata.get
     eos = [get(f"tokenizer.ggml.{name}") for name in ("eos_token_id", "eot_token_id")]
     eos_ids = list(dict.fromkeys(value for value in eos if value is not None))
-    return {
+    ids = {
         "bos_token_id": get("tokenizer.ggml.bos_token_id"),
         "pad_token_id": get("tokenizer.ggml.padding_token_id"),
         "eos_token_id": (eos_ids if len(eos_ids) > 1 else eos_ids[0]) if eos_ids else None,
     }
+    return {name: value for name, value in ids.items() if value is not None}
 
 
 def _rope(file: GGUFFile, reader: _Reader) -> dict[str, Any]:
@@ -121,8 +112,7 @@ def _rope(file: GGUFFile, reader: _Reader) -> dict[str, Any]:
     kind = reader.get("rope.scaling.type", "none")
     if kind != "none":
         rope |= {"rope_type": kind, "factor": reader.need("rope.scaling.factor")}
-        original = reader.get("rope.scaling.original_context_length", None)
-        if original is not None:
+        if (original := reader.get("rope.scaling.original_context_length", None)) is not None:
             rope["original_max_position_embeddings"] = original
     return rope
 
@@ -134,9 +124,9 @@ class _Reader:
         self._file = file
         self.architecture: str = file.metadata.get("general.architecture", "")
         if self.architecture not in _ARCHITECTURES:
+            known = ", ".join(_ARCHITECTURES)
             raise ValueError(
-                f"{file.path.name}: general.architecture must be one of {', '.join(_ARCHITECTURES)}, "
-                f"got {self.architecture!r}"
+                f"{file.path.name}: general.architecture must be one of {known}, got {self.architecture!r}"
             )
         if "token_embd.weight" not in file.tensors:
             raise ValueError(f"{file.path.name} has no tensor token_embd.weight")

@@ -9,8 +9,8 @@ from typing import Any
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 
 _CONTROL, _USER_DEFINED = 3, 4
-# Vocabularies whose merges were learned on GPT-2's own split of the text. Building these here spares the
-# several seconds that importing transformers and its reading of the file take; the result is the same.
+# Vocabularies whose merges were learned on GPT-2's own split of the text. Building these here is several seconds faster
+# than transformers; the result is the same.
 _GPT2_SPLITS = ("gpt-2", "smollm")
 _SPECIAL = {
     "bos_token": "bos_token_id",
@@ -21,11 +21,8 @@ _SPECIAL = {
 
 
 def write_tokenizer(file: GGUFFile, folder: Path) -> None:
-    """Put tokenizer.json, tokenizer_config.json and, where the file has one, the chat template into `folder`.
-
-    Raises:
-        ValueError: the file holds no tokenizer, or one that transformers cannot read.
-    """
+    """Write tokenizer.json, tokenizer_config.json and, where the file has one, the chat template into `folder`;
+    ValueError if the file has no tokenizer, or one that transformers cannot read."""
     meta = file.metadata
     if "tokenizer.ggml.tokens" not in meta:
         raise ValueError(f"{file.path.name} holds no tokenizer")
@@ -52,14 +49,12 @@ def _byte_level_tokenizer(meta: dict[str, Any]) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     kinds = meta.get("tokenizer.ggml.token_type") or []
-    for special in (True, False):
-        wanted = _CONTROL if special else _USER_DEFINED
-        added = [
-            AddedToken(token, normalized=not special, special=special)
-            for token, kind in zip(tokens, kinds, strict=False)
-            if kind == wanted
-        ]
-        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
+    control, added = (
+        [token for token, kind in zip(tokens, kinds, strict=False) if kind == wanted]
+        for wanted in (_CONTROL, _USER_DEFINED)
+    )
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
+    tokenizer.add_tokens([AddedToken(token, normalized=True, special=False) for token in added])
     around = _tokens_around(meta)
     if around != (None, None):
         before, after = (f"{text} " if text is not None else "" for text in around)
@@ -71,7 +66,7 @@ def _byte_level_tokenizer(meta: dict[str, Any]) -> Any:
 
 
 def _tokens_around(meta: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Texts of the tokens that stand before and after every prompt."""
+    """Texts of the tokens before and after every prompt."""
     tokens = meta["tokenizer.ggml.tokens"]
 
     def text(flag: str, which: str) -> str | None:
@@ -83,16 +78,11 @@ def _tokens_around(meta: dict[str, Any]) -> tuple[str | None, str | None]:
 
 def _write_tokenizer_config(meta: dict[str, Any], folder: Path) -> None:
     tokens = meta["tokenizer.ggml.tokens"]
-    config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-    }
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for name, key in _SPECIAL.items():
-        token_id = meta.get(f"tokenizer.ggml.{key}")
-        if token_id is not None:
+        if (token_id := meta.get(f"tokenizer.ggml.{key}")) is not None:
             config[name] = tokens[token_id]
-    template = meta.get("tokenizer.chat_template")
-    if template is not None:
+    if (template := meta.get("tokenizer.chat_template")) is not None:
         config["chat_template"] = template
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")

@@ -1,7 +1,8 @@
-"""From what a user names (nothing, a folder, a .gguf file, a hub name) to a folder and its configuration."""
+"""From a model's name (none, a folder, a .gguf file, a hub name) to a folder and its configuration."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 from dataclasses import dataclass
@@ -29,19 +30,12 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A model that is ready to be loaded.
+    """A model that is ready to be loaded."""
 
-    Attributes:
-        name: short name, without the folders above it.
-        path: local folder with config.json, safetensors and tokenizer.
-        hf_config: its configuration.
-        dtype: "float32", "bfloat16" or "float16".
-    """
-
-    name: str
-    path: Path
+    name: str  # without the folders above it
+    path: Path  # local folder with config.json, safetensors and tokenizer
     hf_config: HFConfig
-    dtype: str
+    dtype: str  # "float32", "bfloat16" or "float16"
 
 
 def embedded_model_path() -> Path | None:
@@ -68,36 +62,32 @@ def resolve_model(
 
     Args:
         model: folder, .gguf file or hub name; None = the embedded model.
-        requested_dtype: "auto", "float32", "bfloat16" or "float16". "auto" is the checkpoint's own; for GGUF
-            it is bfloat16 where the device multiplies that fast, else float32. On a GPU without bfloat16 "auto" is
-            float16 in its place.
+        requested_dtype: "auto", "float32", "bfloat16" or "float16". "auto" is the checkpoint's own; for GGUF it is
+            bfloat16 where the device multiplies that fast, else float32. A GPU without bfloat16 gets float16 for it.
         device: "cpu" or "cuda".
         revision: branch, tag or commit of a hub name.
         hf_overrides: entries that replace those of config.json.
-        needs_weights: False for a folder that may hold config.json alone; its dtype is then the one that file names, or
+        needs_weights: False for a folder that may hold config.json alone; its dtype is then the one in that file, or
             float32.
         download_dir, hf_token: of the hub's client; see `download`.
 
     Raises:
-        FileNotFoundError: the model is not there.
-        ValueError: it is there but cannot be used; the message names the file and the field. Or the GPU lacks
-            the dtype.
+        FileNotFoundError: no such model.
+        ValueError: it cannot be used (the message names the file and the field), or the GPU lacks the dtype.
     """
     source = _locate(model, revision, download_dir, hf_token)
     if source.is_file():
-        dtype = _fast_dtype(device) if requested_dtype == "auto" else requested_dtype
-        dtype = _dtype_on(device, dtype, requested_dtype)
+        dtype = _dtype_on(device, _fast_dtype(device), requested_dtype)
         with needed_by("a .gguf file"):
             folder = converted_folder(source, dtype, use_tqdm)
         config = load_hf_config(folder, hf_overrides)
     else:
         folder = source
         config = load_hf_config(folder, hf_overrides)
-        dtype = requested_dtype
-        if dtype == "auto":
-            stored = stored_dtype(shard_files(folder)) if needs_weights and config.dtype is None else None
-            dtype = config.dtype or stored or "float32"
-        dtype = _dtype_on(device, dtype, requested_dtype)
+        stored = config.dtype
+        if stored is None and requested_dtype == "auto" and needs_weights:
+            stored = stored_dtype(shard_files(folder))
+        dtype = _dtype_on(device, stored or "float32", requested_dtype)
     resolve_model_class(config.architectures)
     _check_quantization(folder, config)
     _warn_of_window(config)
@@ -131,22 +121,17 @@ def _check_quantization(folder: Path, config: HFConfig) -> None:
     quantization = config.raw.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise ValueError(
-            f"{folder.name}/config.json: quantization_config of method {method!r} is not supported; use the "
-            "unquantised checkpoint or a GGUF file"
-        )
+        problem = f"{folder.name}/config.json: quantization_config of method {method!r} is not supported"
+        raise ValueError(f"{problem}; use the unquantised checkpoint or a GGUF file")
 
 
 def _warn_of_window(config: HFConfig) -> None:
     if config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
-        warn_once(
-            logger,
-            "the model attends to the last %d tokens only (sliding_window), which is not supported beyond "
-            "that length: max_model_len is at most %d instead of %d",
-            config.sliding_window,
-            config.max_context_len,
-            config.max_position_embeddings,
+        message = (
+            "the model attends to the last %d tokens only (sliding_window), which is not supported beyond that length: "
+            "max_model_len is at most %d instead of %d"
         )
+        warn_once(logger, message, config.sliding_window, config.max_context_len, config.max_position_embeddings)
 
 
 def _fast_dtype(device: str) -> str:
@@ -154,7 +139,8 @@ def _fast_dtype(device: str) -> str:
 
 
 def _dtype_on(device: str, dtype: str, requested: str) -> str:
-    """The dtype, or float16 where it is bfloat16, which the GPU lacks, and nobody asked for it."""
+    """The requested dtype, for "auto" `dtype`, or float16 where that is bfloat16 and the GPU lacks it."""
+    dtype = dtype if requested == "auto" else requested
     if dtype != "bfloat16" or device != "cuda" or cuda_has_bfloat16():
         return dtype
     if requested == dtype:
@@ -167,12 +153,9 @@ def _dtype_on(device: str, dtype: str, requested: str) -> str:
 
 
 def _cpu_flags() -> set[str]:
-    """Instruction sets that the kernel reports; empty where it does not say."""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
-            for line in lines:
-                if line.startswith("flags"):
-                    return set(line.split(":", 1)[1].split())
-    except OSError:
-        pass
+    """Instruction sets that the kernel reports; empty where it does not."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
+        for line in lines:
+            if line.startswith("flags"):
+                return set(line.split(":", 1)[1].split())
     return set()

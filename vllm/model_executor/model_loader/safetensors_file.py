@@ -1,4 +1,4 @@
-"""Safetensors: streaming a checkpoint's tensors in, and writing a file tensor by tensor."""
+"""Safetensors: reading a checkpoint's tensors, and writing a file tensor by tensor."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _DTYPES_BY_NAME = {name: str(dtype).removeprefix("torch.") for dtype, name in _DTYPE_NAMES.items()}
+# Progress of shorter work is not shown.
+PROGRESS_DELAY_SECONDS = 2.0
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The files that hold a folder's weights.
-
-    Raises:
-        ValueError: no safetensors, a broken index, or a shard that the index names and the folder lacks.
-    """
+    """The files that hold a folder's weights; ValueError without safetensors, for a broken index, or for a missing
+    shard."""
     single = folder / "model.safetensors"
     if single.is_file():
         return [single]
@@ -43,11 +42,8 @@ def shard_files(folder: Path) -> list[Path]:
 
 
 def iterate_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of all files, mapped into memory one file after another.
-
-    Raises:
-        ValueError: a file that is not safetensors or is cut.
-    """
+    """Names and tensors of all files, mapped into memory one file after another; ValueError for a file that is not
+    safetensors or is cut."""
     from safetensors import SafetensorError, safe_open
 
     for path in files:
@@ -60,7 +56,7 @@ def iterate_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
 
 
 def stored_dtype(files: list[Path]) -> str | None:
-    """The dtype of the first tensor that has a known floating-point one, from the header alone, or None."""
+    """The dtype of the first tensor that has a known floating-point one, or None; read from the header alone."""
     from safetensors import safe_open
 
     for path in files:
@@ -72,14 +68,17 @@ def stored_dtype(files: list[Path]) -> str | None:
     return None
 
 
-class SafetensorsWriter:
-    """Writes one file whose tensors come one at a time, in the order of `shapes`, all of one dtype.
+def progress_bar(description: str, num_tensors: int, use_tqdm: bool) -> Any:
+    """A tqdm bar over tensors, as a context manager; hidden for PROGRESS_DELAY_SECONDS."""
+    from tqdm import tqdm
 
-    Args:
-        path: file to write.
-        shapes: shape of each tensor by name.
-        dtype: float32, bfloat16 or float16.
-    """
+    options: dict[str, Any] = {"unit": "tensor", "delay": PROGRESS_DELAY_SECONDS, "dynamic_ncols": True}
+    return tqdm(total=num_tensors, desc=description, disable=not use_tqdm, **options)
+
+
+class SafetensorsWriter:
+    """Writes one file whose tensors come one at a time, in the order of `shapes` (by name), all of one dtype: float32,
+    bfloat16 or float16."""
 
     def __init__(self, path: Path, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -90,12 +89,11 @@ class SafetensorsWriter:
             start, end = end, end + math.prod(shape) * dtype.itemsize
             header[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
         text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)  # the data that follows shall be aligned
+        text += b" " * (-len(text) % 8)  # aligns the data that follows
         self._file = path.open("wb")
         self._file.write(len(text).to_bytes(8, "little") + text)
 
     def write(self, tensor: Tensor) -> None:
-        """Write the next tensor."""
         _, shape = self._remaining.pop()
         assert tuple(tensor.shape) == tuple(shape) and tensor.dtype == self._dtype
         self._file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -103,8 +101,6 @@ class SafetensorsWriter:
     def __enter__(self) -> SafetensorsWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: object, __: object) -> None:
         self._file.close()
         assert error is not None or not self._remaining

@@ -1,17 +1,19 @@
-"""Fills a model's parameters from a checkpoint, tensor by tensor."""
+"""Fills a model's parameters from a checkpoint, tensor by tensor, or with random numbers."""
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from vllm.model_executor.layers.sharding import WeightSlot
 from vllm.model_executor.layers.weight_update import BASE_PREFIX, HEAD, IGNORED_SUFFIX, module_slots
-from vllm.model_executor.model_loader.progress import progress_bar
-from vllm.model_executor.model_loader.safetensors_file import iterate_tensors, shard_files
+from vllm.model_executor.model_loader.safetensors_file import iterate_tensors, progress_bar, shard_files
 
 _NUM_NAMED = 5
+_DUMMY_STD = 0.02
 
 
 def checkpoint_slots(model: nn.Module) -> dict[str, WeightSlot]:
@@ -21,11 +23,7 @@ def checkpoint_slots(model: nn.Module) -> dict[str, WeightSlot]:
 
 def load_weights(model: nn.Module, folder: Path, use_tqdm: bool = False) -> None:
     """Copy this rank's part of every tensor of the folder's safetensors into the model, converting to the parameters'
-    dtype.
-
-    Raises:
-        ValueError: a weight that is missing, unexpected, or of another shape; the message names it.
-    """
+    dtype. ValueError names a weight that is missing, unexpected, or of another shape."""
     slots = checkpoint_slots(model)
     expected = len(slots)
     tied = HEAD not in slots
@@ -53,3 +51,20 @@ def _refuse(folder: Path, verb: str, names: list[str]) -> None:
     if names:
         more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
         raise ValueError(f"{folder.name} {verb} weights: {', '.join(names[:_NUM_NAMED])}{more}")
+
+
+def fill_with_noise(model: nn.Module, seed: int) -> None:
+    """Fill every weight that a checkpoint would with `dummy_weight`, of which a rank takes its part."""
+    for name, slot in checkpoint_slots(model).items():
+        slot.fill(dummy_weight(name, slot.shape, slot.target.dtype, slot.target.device, seed))
+
+
+def dummy_weight(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str, seed: int
+) -> Tensor:
+    """A checkpoint's tensor of that name: normal numbers with a standard deviation of 0.02, plus 1 in the vectors that
+    scale a norm. Equal arguments give equal tensors, in any process; another device or dtype gives another one."""
+    generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+    values = torch.empty(shape, dtype=dtype, device=device).normal_(0.0, _DUMMY_STD, generator=generator)
+    is_scale = len(shape) == 1 and name.endswith(".weight")
+    return values.add_(1.0) if is_scale else values

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
-from vllm.attention.metadata import AttentionMetadata
+from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLinear
@@ -14,18 +16,9 @@ from vllm.model_executor.layers.weight_update import UpdatableModel
 from vllm.ops.rms_norm import AddedNorm
 from vllm.transformers_utils.config import HFConfig
 
-KVCache = tuple[Tensor, Tensor]
-
 
 class LlamaAttention(nn.Module):
-    """Self-attention.
-
-    Args:
-        rotary: the model's position table, shared by all layers.
-        qkv_bias: the query, key and value projections have a bias.
-        o_bias: the output projection has a bias.
-        qk_norm: normalise each head's query and key before rotating (Qwen3).
-    """
+    """Self-attention; with `qk_norm` each head's query and key are normalised before they are rotated (Qwen3)."""
 
     def __init__(
         self, config: HFConfig, rotary: RotaryEmbedding, qkv_bias: bool, o_bias: bool, qk_norm: bool = False
@@ -68,13 +61,12 @@ class LlamaMLP(nn.Module):
         self.down_proj = RowParallelLinear(inner, hidden, config.mlp_bias, "down_proj")
 
     def forward(self, x: Tensor, norm: AddedNorm) -> Tensor:
-        """[T, H], to which `norm` is applied first -> [T, H]."""
         return self.down_proj(self.gate_up_proj(x, norm))
 
 
 class LlamaDecoderLayer(nn.Module):
-    """One block. What it and its attention put out is added to the residual stream by the next norm, and that is done
-    by the product that takes the sum: one operation for all three."""
+    """One block. Its output and its attention's are added to the residual stream by the next norm, which the following
+    product applies: one operation for all three."""
 
     def __init__(self, config: HFConfig, attention: LlamaAttention) -> None:
         super().__init__()
@@ -115,32 +107,54 @@ class LlamaModel(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
+        self, ids: Tensor, positions: Tensor, kv_caches: list[KVCache], attn: AttentionMetadata, rows: Tensor | None
+    ) -> Tensor:
+        hidden = self.embed_tokens(ids)
+        residual: Tensor | None = None
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            layer_rows = rows if index == last else None
+            hidden, residual = layer(positions, hidden, residual, kv_caches[index], attn, layer_rows)
+        assert residual is not None
+        return self.norm.adding_to(residual)(hidden)
+
+
+class CausalLM(UpdatableModel):
+    """A `model`, which gives hidden states, and its `lm_head`."""
+
+    model: Any
+    lm_head: ParallelLMHead
+
+    def forward(
         self,
         input_ids: Tensor,
         positions: Tensor,
         kv_caches: list[KVCache],
         attn: AttentionMetadata,
-        rows: Tensor | None,
+        logits_rows: Tensor | None = None,
     ) -> Tensor:
-        """See LlamaForCausalLM.forward."""
-        hidden = self.embed_tokens(input_ids)
-        residual: Tensor | None = None
-        last = len(self.layers) - 1
-        for index, layer in enumerate(self.layers):
-            hidden, residual = layer(
-                positions, hidden, residual, kv_caches[index], attn, rows if index == last else None
-            )
-        assert residual is not None
-        return self.norm.adding_to(residual)(hidden)
+        """Final hidden states of T tokens, [T, H]; their keys and values are written to the caches.
+
+        Args:
+            input_ids: int32 or int64 [T].
+            positions: int64 [T].
+            kv_caches: key and value cache of each layer.
+            attn: the tokens' requests and blocks.
+            logits_rows: int64 [L], increasing: tokens whose result is returned, [L, H]; the last block computes no
+                others. None = all.
+        """
+        if logits_rows is not None and logits_rows.shape[0] == input_ids.shape[0]:
+            logits_rows = None
+        return self.model(input_ids, positions, kv_caches, attn, logits_rows)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[L, H] -> this rank's logits, float32 [L, V_rank], those of `lm_head.vocab_range`."""
+        return self.lm_head(hidden)
 
 
-class LlamaForCausalLM(UpdatableModel):
+class LlamaForCausalLM(CausalLM):
     """The architecture of Llama, SmolLM2 and Mistral; Qwen2 and Qwen3 differ from it in their attention only.
-
-    Args:
-        config: the model's configuration.
-        max_model_len: longest sequence; sizes the position table.
-    """
+    `max_model_len` is the longest sequence."""
 
     def __init__(self, config: HFConfig, max_model_len: int) -> None:
         super().__init__()
@@ -153,32 +167,3 @@ class LlamaForCausalLM(UpdatableModel):
     def make_attention(config: HFConfig, rotary: RotaryEmbedding) -> LlamaAttention:
         """The attention of one block."""
         return LlamaAttention(config, rotary, qkv_bias=config.attention_bias, o_bias=config.attention_bias)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        kv_caches: list[KVCache],
-        attn: AttentionMetadata,
-        logits_rows: Tensor | None = None,
-    ) -> Tensor:
-        """Final hidden states of T tokens; their keys and values are written to the caches.
-
-        Args:
-            input_ids: int32 or int64 [T].
-            positions: int64 [T].
-            kv_caches: key and value cache of each layer.
-            attn: how the tokens belong to requests and blocks.
-            logits_rows: int64 [L], increasing: tokens whose result is wanted, the last block computes no
-                others; None = all.
-
-        Returns:
-            [L, H], or [T, H] without logits_rows.
-        """
-        if logits_rows is not None and logits_rows.shape[0] == input_ids.shape[0]:
-            logits_rows = None
-        return self.model(input_ids, positions, kv_caches, attn, logits_rows)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[L, H] -> this rank's logits, float32 [L, V_rank], those of `lm_head.vocab_range`."""
-        return self.lm_head(hidden)

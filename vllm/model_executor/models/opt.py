@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
-from vllm.attention.metadata import AttentionMetadata
+from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.model_executor.layers.activation import get_act_fn
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import LayerNorm
@@ -15,13 +17,10 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import Embedding, ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.layers.weight_update import UpdatableModel
+from vllm.model_executor.models.llama import CausalLM
 from vllm.transformers_utils.config import HFConfig
 
-KVCache = tuple[Tensor, Tensor]
-
-# Row p + 2 of the position table belongs to position p: the first two rows are a leftover of the model's
-# training code.
+# Row p + 2 of the position table belongs to position p.
 _POSITION_OFFSET = 2
 
 
@@ -88,15 +87,9 @@ class OPTDecoder(nn.Module):
             self.final_layer_norm = LayerNorm(hidden, config.layer_norm_elementwise_affine)
 
     def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        kv_caches: list[KVCache],
-        attn: AttentionMetadata,
-        rows: Tensor | None,
+        self, ids: Tensor, positions: Tensor, kv_caches: list[KVCache], attn: AttentionMetadata, rows: Tensor | None
     ) -> Tensor:
-        """See OPTForCausalLM.forward."""
-        hidden = self.embed_tokens(input_ids)
+        hidden = self.embed_tokens(ids)
         if self.project_in is not None:
             hidden = self.project_in(hidden)
         hidden = hidden + self.embed_positions(positions + _POSITION_OFFSET)
@@ -115,43 +108,20 @@ class OPTModel(nn.Module):
         super().__init__()
         self.decoder = OPTDecoder(config)
 
+    def forward(self, *step: Any) -> Tensor:
+        return self.decoder(*step)
 
-class OPTForCausalLM(UpdatableModel):
-    """OPT with its head.
 
-    Args:
-        config: the model's configuration.
-        max_model_len: longest sequence; must fit the learned positions.
-
-    Raises:
-        ValueError: max_model_len exceeds the learned positions.
-    """
+class OPTForCausalLM(CausalLM):
+    """OPT with its head. ValueError if `max_model_len`, the longest sequence, exceeds the learned positions."""
 
     def __init__(self, config: HFConfig, max_model_len: int) -> None:
         super().__init__()
         if max_model_len > config.max_position_embeddings:
+            limit = f"max_position_embeddings={config.max_position_embeddings}"
             raise ValueError(
-                "max_model_len must be at most the number of learned positions, "
-                f"max_position_embeddings={config.max_position_embeddings}; got {max_model_len}"
+                f"max_model_len must be at most the number of learned positions, {limit}; got {max_model_len}"
             )
         self.model = OPTModel(config)
         tied_to = self.model.decoder.embed_tokens if config.tie_word_embeddings else None
         self.lm_head = ParallelLMHead(config.vocab_size, config.word_embed_proj_dim, tied_to)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        kv_caches: list[KVCache],
-        attn: AttentionMetadata,
-        logits_rows: Tensor | None = None,
-    ) -> Tensor:
-        """Final hidden states of T tokens; arguments and result as in LlamaForCausalLM.forward, with the
-        width of the embeddings."""
-        if logits_rows is not None and logits_rows.shape[0] == input_ids.shape[0]:
-            logits_rows = None
-        return self.model.decoder(input_ids, positions, kv_caches, attn, logits_rows)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[L, H] -> this rank's logits, float32 [L, V_rank]; see LlamaForCausalLM.compute_logits."""
-        return self.lm_head(hidden)

@@ -8,9 +8,6 @@ from vllm.transformers_utils.config import HFConfig
 
 
 class Qwen2ForCausalLM(LlamaForCausalLM):
-    """See LlamaForCausalLM."""
-
     @staticmethod
     def make_attention(config: HFConfig, rotary: RotaryEmbedding) -> LlamaAttention:
-        """The attention of one block."""
         return LlamaAttention(config, rotary, qkv_bias=True, o_bias=False)

@@ -8,10 +8,7 @@ from vllm.transformers_utils.config import HFConfig
 
 
 class Qwen3ForCausalLM(LlamaForCausalLM):
-    """See LlamaForCausalLM."""
-
     @staticmethod
     def make_attention(config: HFConfig, rotary: RotaryEmbedding) -> LlamaAttention:
-        """The attention of one block."""
         bias = config.attention_bias
         return LlamaAttention(config, rotary, qkv_bias=bias, o_bias=bias, qk_norm=True)

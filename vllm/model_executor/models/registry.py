@@ -20,16 +20,11 @@ _MODELS = {
 
 
 def supported_architectures() -> list[str]:
-    """The names that `resolve_model_class` knows."""
     return sorted(_MODELS)
 
 
 def resolve_model_class(architectures: Sequence[str]) -> type[nn.Module]:
-    """The class of the first architecture that is known.
-
-    Raises:
-        ValueError: none of them is; the message lists those that are.
-    """
+    """The class of the first supported architecture; ValueError if there is none, which lists those that are."""
     for name in architectures:
         if name in _MODELS:
             module, class_name = _MODELS[name]

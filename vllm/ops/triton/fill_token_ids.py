@@ -1,40 +1,28 @@
-"""Triton implementation of `fill_logprob_token_ids`: a program copies one row's list, with no work on the host.
-
-The kernel masks: columns beyond the row's count become 0, so the wrapper need not clear them.
-"""
+"""Triton implementation of `fill_logprob_token_ids`: a program copies one row's list and writes 0 after it."""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
 def fill_logprob_token_ids(
-    columns: torch.Tensor,
+    columns: Tensor,
     first_column: int,
-    expanded_idx_mapping: torch.Tensor,
-    token_ids: torch.Tensor,
-    list_idx: torch.Tensor,
-    num_token_ids: torch.Tensor,
-) -> torch.Tensor:
-    """Run the kernel. Arguments and result: `vllm.ops.fill_token_ids.fill_logprob_token_ids`."""
+    expanded_idx_mapping: Tensor,
+    token_ids: Tensor,
+    list_idx: Tensor,
+    num_token_ids: Tensor,
+) -> Tensor:
     num_rows, width = columns.shape
     counts = torch.empty(num_rows, dtype=torch.int32, device=columns.device)
     if num_rows:
+        targets = columns, columns.stride(0), first_column, width
+        lists = token_ids, token_ids.stride(0), list_idx, num_token_ids
         _fill_logprob_token_ids_kernel[(num_rows,)](
-            columns,
-            columns.stride(0),
-            first_column,
-            width,
-            expanded_idx_mapping,
-            token_ids,
-            token_ids.stride(0),
-            list_idx,
-            num_token_ids,
-            counts,
-            BLOCK=128,
-            num_warps=1,
+            *targets, expanded_idx_mapping, *lists, counts, BLOCK=128, num_warps=1
         )
     return counts
 
@@ -61,8 +49,5 @@ def _fill_logprob_token_ids_kernel(
     for first in range(0, width - first_column, BLOCK):
         place = first + tl.arange(0, BLOCK)
         ids = tl.load(list_ptr + place, mask=place < count, other=0)
-        tl.store(
-            columns_ptr + row * columns_stride + first_column + place,
-            ids,
-            mask=place < width - first_column,
-        )
+        target_ptr = columns_ptr + row * columns_stride + first_column + place
+        tl.store(target_ptr, ids, mask=place < width - first_column)

@@ -1,9 +1,9 @@
 """Triton implementation of `gumbel_sample`: the noise is made in registers, so the logits are read once and nothing the
 size of the vocabulary is written.
 
-A row is cut into chunks; a second kernel takes the best of the chunks' best. One Philox call serves four
-neighbouring ids, and those are what one thread reads at once; so a chunk begins with an id that four divides, up to
-three columns before the row. The kernel masks these, and the last chunk's tail.
+A row is cut into chunks; a second kernel takes the best of the chunks' best. One Philox call serves four neighbouring
+ids, which one thread reads at once; so a chunk begins with an id that is a multiple of four, up to three columns before
+the row. The kernel masks these, and the last chunk's tail.
 """
 
 from __future__ import annotations
@@ -11,19 +11,14 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 _BLOCK = 2048
 
 
 def gumbel_sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    idx_mapping: torch.Tensor,
-    first_id: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernels. Arguments and results: `vllm.ops.gumbel_sample.gumbel_sample`."""
+    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, idx_mapping: Tensor, first_id: int = 0
+) -> tuple[Tensor, Tensor]:
     num_rows, vocab_size = logits.shape
     first_group, skipped = divmod(first_id, 4)
     num_chunks = triton.cdiv(skipped + vocab_size, _BLOCK)
@@ -33,29 +28,12 @@ def gumbel_sample(
         return sampled, scores
     chunk_best = torch.empty((num_rows, num_chunks), dtype=torch.float32, device=logits.device)
     chunk_ids = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=logits.device)
-    _gumbel_kernel[(num_rows, num_chunks)](
-        logits,
-        logits.stride(0),
-        vocab_size,
-        temperature,
-        seeds,
-        positions,
-        idx_mapping,
-        first_group,
-        skipped,
-        chunk_best,
-        chunk_ids,
-        BLOCK=_BLOCK,
-    )
-    _best_kernel[(num_rows,)](
-        chunk_best,
-        chunk_ids,
-        num_chunks,
-        first_id,
-        sampled,
-        scores,
-        CHUNKS=triton.next_power_of_2(num_chunks),
-    )
+    rows = logits, logits.stride(0), vocab_size
+    chunks = chunk_best, chunk_ids
+    slots = temperature, seeds, positions, idx_mapping
+    _gumbel_kernel[(num_rows, num_chunks)](*rows, *slots, first_group, skipped, *chunks, BLOCK=_BLOCK)
+    padded = triton.next_power_of_2(num_chunks)
+    _best_kernel[(num_rows,)](*chunks, num_chunks, first_id, sampled, scores, CHUNKS=padded)
     return sampled, scores
 
 
@@ -102,7 +80,7 @@ def _gumbel_kernel(
 def _gumbel(bits):
     """float32 noise from 32 random bits: -log(-log(1 - u)), u = (bits + 0.5) / 2^32 below 1."""
     uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
-    # log(1 - u) to full precision although 1 - u is rounded: the rounding is divided out again.
+    # log(1 - u) to full precision although 1 - u is rounded: the rounding is divided out.
     rest = 1.0 - uniform
     lost = tl.where(rest == 1.0, 1.0, 1.0 - rest)
     minus_log = tl.where(rest == 1.0, uniform, -tl.log(rest) * (uniform / lost))

@@ -9,35 +9,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm.ops.kv_cache import cache_rows
+
 _HEADS = 8
 
 
-def reshape_and_cache_(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
-    """Run the kernel. Arguments: `vllm.ops.kv_cache.reshape_and_cache_`, the caches as `cache_rows` views them."""
+def reshape_and_cache_(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     tokens, num_heads, head_dim = k.shape
     if not tokens:
         return
-    _write_cache_kernel[(tokens, triton.cdiv(num_heads, _HEADS))](
-        k,
-        k.stride(0),
-        k.stride(1),
-        v,
-        v.stride(0),
-        v.stride(1),
-        keys,
-        *keys.stride(),
-        values,
-        *values.stride()[:3],
-        slot_mapping,
-        num_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=keys.shape[2],
-        HEADS=_HEADS,
-        DIMS=triton.next_power_of_2(head_dim),
-    )
+    keys, values = cache_rows(k_cache, v_cache, head_dim)
+    heads = k, *k.stride()[:2], v, *v.stride()[:2]
+    caches = keys, *keys.stride(), values, *values.stride()[:3]
+    sizes = dict(HEAD_DIM=head_dim, BLOCK_SIZE=keys.shape[2], HEADS=_HEADS, DIMS=triton.next_power_of_2(head_dim))
+    grid = tokens, triton.cdiv(num_heads, _HEADS)
+    _write_cache_kernel[grid](*heads, *caches, slot_mapping, num_heads, **sizes)
 
 
-# A part of one upload, each step at another place in it.
+# A part of one upload, at another offset each step: do not compile for each alignment.
 @triton.jit(do_not_specialize_on_alignment=["slot_mapping_ptr"])
 def _write_cache_kernel(
     k_ptr,  # [T, heads, D]

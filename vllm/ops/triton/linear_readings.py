@@ -1,12 +1,12 @@
-"""Triton implementation of `linear_readings`: a matrix product whose tiles are read where they are made, in registers.
+"""Triton implementation of `linear_readings`: a matrix product whose tiles are reduced in registers.
 
 First the requested logits: a tile of the product for each column of ids or two, of which the weight rows are gathered
-and the diagonals kept. They come from the very loop that makes the other tiles, so a token with the same weight row has
-the same bits in both, and ties are ties. A token's own column is left out by its id, so it never counts against itself.
+and the diagonals kept. They come from the loop that makes the other tiles, so a token with the same weight row has the
+same bits in both, and ties are ties. A token's own column is left out by its id, so it never counts against itself.
 
 Then a program a tile: its rows' maxima, sums of exponentials and argmax, and for each requested logit how many are
-greater. These counts are added by atomics: of integers, so in whatever order they come the sum is the same. Programs
-in a row share a slice of the weight and go through all rows of hidden states, which the L2 cache holds.
+greater. These counts are added by integer atomics, whose order does not matter. Consecutive programs share a slice of
+the weight and go through all rows of hidden states, which the L2 cache holds.
 """
 
 from __future__ import annotations
@@ -14,21 +14,19 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 _ROWS = 128
 _DEPTH = 64
 _NUM_WARPS = 8
 _NUM_STAGES = 3
-# Hidden states that are in the L2 cache together; of more, the partial results would also be large.
+# Hidden states that the L2 cache holds; with more, the partial results would also be large.
 _MAX_ROWS = 8192
 
-Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Result = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def linear_readings(
-    hidden: torch.Tensor, weight: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None
-) -> Result:
-    """Run the kernels. Arguments and the order of the results: `vllm.ops.linear_readings`."""
+def linear_readings(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> Result:
     valid = None
     if num_token_ids is not None:
         valid = torch.arange(token_ids.shape[1], device=token_ids.device) < num_token_ids[:, None]
@@ -45,14 +43,14 @@ def linear_readings(
 
 
 def _tile_columns(is_even: bool) -> int:
-    """256 keep a Hopper's matrix units fed; others have no registers for the sums beside what is read of them, nor has
-    it for the masks of a hidden size that is no multiple of the loop's step."""
+    """256 keep a Hopper's matrix units busy; other GPUs lack the registers, as Hopper does for the masks of a hidden
+    size that is no multiple of the loop's step."""
     if triton.knobs.runtime.interpret or not is_even:
         return 128
     return 256 if triton.runtime.driver.active.get_current_target().arch // 10 == 9 else 128
 
 
-def _read_rows(hidden: torch.Tensor, weight: torch.Tensor, token_ids: torch.Tensor) -> Result:
+def _read_rows(hidden: Tensor, weight: Tensor, token_ids: Tensor) -> Result:
     num_rows, hidden_size = hidden.shape
     vocab_size, num_columns = len(weight), token_ids.shape[1]
     is_even = hidden_size % _DEPTH == 0
@@ -60,7 +58,7 @@ def _read_rows(hidden: torch.Tensor, weight: torch.Tensor, token_ids: torch.Tens
     num_tiles = triton.cdiv(vocab_size, tile_columns)
     num_row_tiles = triton.cdiv(num_rows, _ROWS)
     device = hidden.device
-    # Rows last: neighbouring threads see to neighbouring rows.
+    # Rows last: neighbouring threads take neighbouring rows.
     ids = token_ids.t().contiguous()
     chosen = torch.empty((num_columns, num_rows), dtype=torch.float32, device=device)
     counts = torch.zeros((num_columns, num_rows), dtype=torch.int32, device=device)
@@ -88,7 +86,7 @@ def _read_rows(hidden: torch.Tensor, weight: torch.Tensor, token_ids: torch.Tens
     highest = maxima.amax(dim=0)
     base = torch.where(highest.isinf(), 0.0, highest)
     lse = (sums * (maxima - base).exp()).sum(dim=0).log() + base
-    # A NaN equals nothing.
+    # No column equals a NaN maximum.
     argmax = torch.where(maxima == highest, argmaxima, vocab_size - 1).amin(dim=0).clamp_(max=vocab_size - 1)
     return chosen.t().contiguous(), (1 + counts).t().contiguous(), lse, argmax, highest
 
@@ -102,8 +100,6 @@ def _product(
     weight_stride,
     weight_rows,
     hidden_size,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     IS_EVEN: tl.constexpr,
     WIDEN: tl.constexpr,
@@ -112,7 +108,7 @@ def _product(
     depth = tl.arange(0, DEPTH)
     left_ptr = hidden_ptr + rows.to(tl.int64)[:, None] * hidden_stride + depth[None, :]
     right_ptr = weight_ptr + weight_rows.to(tl.int64)[None, :] * weight_stride + depth[:, None]
-    sums = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    sums = tl.zeros([rows.shape[0], weight_rows.shape[0]], dtype=tl.float32)
     for first in range(0, hidden_size, DEPTH):
         if IS_EVEN:
             left = tl.load(left_ptr)
@@ -156,19 +152,9 @@ def _chosen_logits_kernel(
     is_valid = (row_of_place < num_rows) & (wanted < num_columns)
     ids = tl.load(ids_ptr + wanted.to(tl.int64) * num_rows + row_of_place, mask=is_valid, other=0)
     rows = first_row + tl.arange(0, ROWS)
+    row_inside = tl.minimum(rows, num_rows - 1)
     sums = _product(
-        hidden_ptr,
-        hidden_stride,
-        tl.minimum(rows, num_rows - 1),
-        weight_ptr,
-        weight_stride,
-        ids,
-        hidden_size,
-        ROWS,
-        COLUMNS,
-        DEPTH,
-        IS_EVEN,
-        WIDEN,
+        hidden_ptr, hidden_stride, row_inside, weight_ptr, weight_stride, ids, hidden_size, DEPTH, IS_EVEN, WIDEN
     )
     for each in tl.static_range(COLUMNS // ROWS):
         is_own = place[None, :] == each * ROWS + tl.arange(0, ROWS)[:, None]
@@ -204,19 +190,10 @@ def _linear_readings_kernel(
     tile = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tile * COLUMNS + tl.arange(0, COLUMNS)
+    row_inside = tl.minimum(rows, num_rows - 1)
+    id_inside = tl.minimum(column, vocab_size - 1)
     logits = _product(
-        hidden_ptr,
-        hidden_stride,
-        tl.minimum(rows, num_rows - 1),
-        weight_ptr,
-        weight_stride,
-        tl.minimum(column, vocab_size - 1),
-        hidden_size,
-        ROWS,
-        COLUMNS,
-        DEPTH,
-        IS_EVEN,
-        WIDEN,
+        hidden_ptr, hidden_stride, row_inside, weight_ptr, weight_stride, id_inside, hidden_size, DEPTH, IS_EVEN, WIDEN
     )
     logits = tl.where((column < vocab_size)[None, :], logits, float("-inf"))
     inside = rows < num_rows

@@ -1,23 +1,18 @@
 """Triton implementation of `paged_attention`: online softmax over tiles of the paged cache.
 
-Requests with one query are decoded: a program owns one key head of one request, with all the query heads that share
-it, and reads one split of the context at a time, or several one after the other where there are more requests than
-the device can run at once. What a split comes to is kept in float32, and a second kernel adds the splits up in their
-order. How a context is split follows from its own length alone.
+Requests with one query are decoded: a program owns one key head of one request, with all the query heads that share it,
+and reads one split of the context, or several in turn where there are more requests than the device can run at once. A
+split's partial result is kept in float32, and a second kernel adds the splits up in their order. How a context is split
+follows from its own length alone.
 
 Other requests are prefilled: a program owns one key head and a tile of rows: consecutive tokens of one request, each
-with all the query heads that share the key head. Which tile it owns follows from its number: request r's tiles start
-at query_start_loc[r] // tokens + r, a bound that the grid can be sized by without looking at the lengths on the
-device. Long tiles start first.
+with all the query heads that share the key head. Request r's tiles start at number query_start_loc[r] // tokens + r,
+which bounds the grid without reading lengths on the device. Long tiles start first. Tiles that every row sees in full
+have no mask; the masked ones come last.
 
-Both read keys and values once a program. Tiles of a prefill that every row sees in full have no mask; the masked ones
-come last.
-
-What holds of a row's bits: shapes depend on the model and the device alone, so they do not depend on the other
-requests of the batch. Nor do they depend on where a prompt was cut, but for pieces of one token, which are decoded.
-
-The grids depend on shapes alone: the number of requests, of tokens and of the block table's columns. Programs that
-have nothing to do leave at once. Products run in the tensors' dtype (float32 without TF32) and are summed in float32.
+Tile shapes depend on the model and the device alone, so a row's bits depend neither on the other requests of the batch
+nor on where a prompt was cut, except for pieces of one token, which are decoded. Grids depend on shapes alone; programs
+without work return at once. Products run in the tensors' dtype (float32 without TF32) and are summed in float32.
 """
 
 from __future__ import annotations
@@ -26,14 +21,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm.ops.kv_cache import cache_rows
 from vllm.ops.triton.paged_decode import decode
 from vllm.ops.triton.paged_tiles import ANY_ALIGNMENT, LEAST_SHARED_KIB, Inputs, Tile, attend, padded, shared_kib
 
 
 def paged_attention(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
     block_table: Tensor,
     query_start_loc: Tensor,
     seq_lens: Tensor,
@@ -41,9 +37,8 @@ def paged_attention(
     out: Tensor,
     max_query_len: int | None,
 ) -> Tensor:
-    """Run the kernels. Arguments and result: `vllm.ops.paged_attention.paged_attention`, the caches as `cache_rows`
-    views them."""
     if len(q) and len(seq_lens):
+        keys, values = cache_rows(k_cache, v_cache, q.shape[-1])
         inputs = Inputs(q, keys, values, block_table, query_start_loc, seq_lens, scale, out)
         decode(inputs)
         if max_query_len != 1:
@@ -56,20 +51,14 @@ def _prefill(inputs: Inputs) -> None:
     group = q.shape[1] // kv_heads
     tile = _prefill_tile(padded(q.shape[2]), q.element_size(), shared_kib(q.device))
     rows = max(tile.rows, triton.next_power_of_2(group))
-    _prefill_kernel[(kv_heads, len(q) // (rows // group) + requests)](
-        *inputs.arguments(),
-        requests,
-        **inputs.constants(),
-        ROWS=rows,
-        KEYS=tile.keys,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-    )
+    launch = {"ROWS": rows, "KEYS": tile.keys, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    grid = kv_heads, len(q) // (rows // group) + requests
+    _prefill_kernel[grid](*inputs.arguments(), requests, **inputs.constants(), **launch)
 
 
 def _prefill_tile(dims: int, element_size: int, shared: int) -> Tile:
-    """As many rows as spill no register and as shared memory (`shared` KiB) holds. float32, and on Turing everything,
-    is multiplied without tensor cores, which takes more registers."""
+    """As many rows as spill no register and fit shared memory (`shared` KiB). float32, and on Turing every dtype, is
+    multiplied without tensor cores, which takes more registers."""
     if shared == LEAST_SHARED_KIB:
         return Tile(64, 32, 8, 1) if dims <= 64 else Tile(32 if dims <= 128 else 16, 16, 4, 1)
     if element_size == 2:
@@ -136,34 +125,18 @@ def _prefill_kernel(
     last_key = seq_len - num_tokens + query
     whole = (seq_len - num_tokens + first_query + 1) // KEYS * KEYS
     end = tl.minimum(seq_len, seq_len - num_tokens + first_query + TOKENS)
+    table_row_ptr = block_table_ptr + request.to(tl.int64) * table_stride
+    keys = keys_ptr + kv_head * keys_head_stride, keys_block_stride, keys_row_stride, keys_dim_stride
+    values = values_ptr + kv_head * values_head_stride, values_block_stride, values_row_stride
     highest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], dtype=tl.float32)
-    sums = tl.zeros([ROWS, DIMS], dtype=tl.float32)
+    state = highest, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIMS], tl.float32)
     for MASKED in tl.static_range(2):
-        highest, total, sums = attend(
-            q,
-            highest,
-            total,
-            sums,
-            whole if MASKED else 0,
-            end if MASKED else whole,
-            last_key,
-            block_table_ptr + request.to(tl.int64) * table_stride,
-            keys_ptr + kv_head * keys_head_stride,
-            keys_block_stride,
-            keys_row_stride,
-            keys_dim_stride,
-            values_ptr + kv_head * values_head_stride,
-            values_block_stride,
-            values_row_stride,
-            scale,
-            HEAD_DIM,
-            BLOCK_SIZE,
-            DIMS,
-            WIDEN,
-            KEYS,
-            MASKED,
+        first = whole if MASKED else 0
+        stop = end if MASKED else whole
+        state = attend(
+            q, state, first, stop, last_key, table_row_ptr, keys, values, scale, HEAD_DIM, BLOCK_SIZE, KEYS, MASKED
         )
+    _, total, sums = state
     at = out_ptr + ((token * num_heads + head) * HEAD_DIM)[:, None] + dim[None, :]
     tl.store(at, (sums / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
 

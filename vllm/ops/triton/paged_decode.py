@@ -1,4 +1,4 @@
-"""Decoding, for `paged_attention`: requests with one query, whose context is split; paged_attention.py says how."""
+"""The decode kernels of `paged_attention`: requests with one query, whose context is split; see paged_attention.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 from vllm.ops.triton.paged_tiles import ANY_ALIGNMENT, LEAST_SHARED_KIB, Inputs, Tile, attend, padded, shared_kib
 
-# Contexts are split from this length on: below it the second kernel costs more than is won.
+# Contexts are split from this length on: below it the second kernel costs more than it saves.
 _SPLIT_TOKENS = 512
 # Splits of a long context times key heads: as many programs for one request as the largest devices have processors.
 _SPLITS_OF_ALL_HEADS = 128
@@ -32,39 +32,21 @@ def decode(inputs: Inputs) -> None:
     cells = (requests, splits, num_heads) if splits > 1 else (0, 0, 0)
     sums = torch.empty((*cells, head_dim), dtype=torch.float32, device=q.device)
     highest, total = (torch.empty(cells, dtype=torch.float32, device=q.device) for _ in range(2))
+    parts = sums, highest, total, splits
     splitting = {"MAX_SPLITS": max_splits, "SPLIT_TOKENS": _SPLIT_TOKENS, "KEYS": tile.keys}
+    launch = {"ROWS": tile.rows, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
     _decode_kernel[(kv_heads, requests, programs)](
-        *inputs.arguments(),
-        sums,
-        highest,
-        total,
-        splits,
-        **inputs.constants(),
-        **splitting,
-        ROWS=tile.rows,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        *inputs.arguments(), *parts, **inputs.constants(), **splitting, **launch
     )
     if splits > 1:
+        sizes = {"HEAD_DIM": head_dim, "DIMS": dims, "ALL_SPLITS": triton.next_power_of_2(max_splits)}
         _merge_splits_kernel[(num_heads, requests)](
-            sums,
-            highest,
-            total,
-            splits,
-            inputs.query_start_loc,
-            inputs.seq_lens,
-            inputs.out,
-            HEAD_DIM=head_dim,
-            DIMS=dims,
-            **splitting,
-            ALL_SPLITS=triton.next_power_of_2(max_splits),
-            SPLITS=_MERGED_SPLITS,
+            *parts, inputs.query_start_loc, inputs.seq_lens, inputs.out, **sizes, **splitting, SPLITS=_MERGED_SPLITS
         )
 
 
 def _decode_tile(dims: int, element_size: int, group: int, shared: int) -> Tile:
-    """Few rows; keys and values of 16 KiB each a tile, of which two are on their way while one is computed with, but
-    for Turing, which cannot load ahead."""
+    """Few rows; keys and values of 16 KiB each a tile. Two tiles are loaded ahead, except on Turing, which cannot."""
     rows = max(16, triton.next_power_of_2(group))
     if shared == LEAST_SHARED_KIB:
         return Tile(rows, 32 if dims <= 128 else 16, 4, 1)
@@ -124,37 +106,17 @@ def _decode_kernel(
     if WIDEN:
         q = q.to(tl.float32)
     last_key = tl.zeros([ROWS], dtype=tl.int32) + (seq_len - 1)
+    table_row_ptr = block_table_ptr + request * table_stride
+    keys = keys_ptr + kv_head * keys_head_stride, keys_block_stride, keys_row_stride, keys_dim_stride
+    values = values_ptr + kv_head * values_head_stride, values_block_stride, values_row_stride
     for split in range(tl.program_id(2), num_splits, tl.num_programs(2)):
         first = split * split_len
         end = tl.minimum(seq_len, first + split_len)
         highest = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], dtype=tl.float32)
-        sums = tl.zeros([ROWS, DIMS], dtype=tl.float32)
-        # One loop, masked throughout: its loads wait for memory anyway, and a second loop would start with none on
-        # their way.
+        state = highest, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIMS], tl.float32)
+        # One loop, masked throughout: it waits for memory anyway, and a second one would start with no load in flight.
         highest, total, sums = attend(
-            q,
-            highest,
-            total,
-            sums,
-            first,
-            end,
-            last_key,
-            block_table_ptr + request * table_stride,
-            keys_ptr + kv_head * keys_head_stride,
-            keys_block_stride,
-            keys_row_stride,
-            keys_dim_stride,
-            values_ptr + kv_head * values_head_stride,
-            values_block_stride,
-            values_row_stride,
-            scale,
-            HEAD_DIM,
-            BLOCK_SIZE,
-            DIMS,
-            WIDEN,
-            KEYS,
-            True,
+            q, state, first, end, last_key, table_row_ptr, keys, values, scale, HEAD_DIM, BLOCK_SIZE, KEYS, True
         )
         if num_splits == 1:
             at = out_ptr + (token * num_heads + head[:, None]) * HEAD_DIM + dim[None, :]
@@ -206,11 +168,8 @@ def _merge_splits_kernel(
         cell = first_cell + split * num_heads
         weights = tl.exp2(tl.load(highest_ptr + cell, mask=inside, other=float("-inf")) - highest)
         total += tl.sum(tl.load(total_ptr + cell, mask=inside, other=0.0) * weights, axis=0)
-        part = tl.load(
-            sums_ptr + cell[:, None] * HEAD_DIM + dim[None, :],
-            mask=inside[:, None] & (dim < HEAD_DIM)[None, :],
-            other=0.0,
-        )
+        mask = inside[:, None] & (dim < HEAD_DIM)[None, :]
+        part = tl.load(sums_ptr + cell[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0)
         sums += tl.sum(part * weights[:, None], axis=0)
     at = out_ptr + (token * num_heads + head) * HEAD_DIM + dim
     tl.store(at, (sums / total).to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)

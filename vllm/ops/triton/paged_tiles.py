@@ -1,4 +1,4 @@
-"""What the decode and the prefill kernels of `paged_attention` share: their inputs, and a row's walk over the keys."""
+"""What the decode and prefill kernels of `paged_attention` share: their inputs, and the loop over the keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAST_SHARED_KIB = 64
 """Turing's, the oldest generation that runs."""
 
 _LOG2_E = 1.4426950408889634
-# Parts of one upload, each step at other places in it: code for each alignment would be compiled while requests wait.
+# Parts of one upload, at other offsets each step: code for each alignment would be compiled while requests wait.
 ANY_ALIGNMENT = ["block_table_ptr", "query_start_loc_ptr", "seq_lens_ptr"]
 
 
@@ -29,7 +29,7 @@ class Tile(NamedTuple):
 
 @lru_cache(maxsize=8)
 def shared_kib(device: torch.device) -> int:
-    """Shared memory that a program can have."""
+    """Shared memory that a program may use."""
     if triton.knobs.runtime.interpret:
         return 99
     capability = triton.runtime.driver.active.get_current_target().arch
@@ -38,7 +38,7 @@ def shared_kib(device: torch.device) -> int:
 
 
 class Inputs(NamedTuple):
-    """What both kernels take, the strides of the first three aside."""
+    """What both kernels take, beside the strides of the first three."""
 
     q: Tensor
     keys: Tensor
@@ -51,20 +51,9 @@ class Inputs(NamedTuple):
 
     def arguments(self) -> tuple:
         """In the kernels' order."""
-        return (
-            self.q,
-            *self.q.stride()[:2],
-            self.keys,
-            *self.keys.stride(),
-            self.values,
-            *self.values.stride()[:3],
-            self.block_table,
-            self.block_table.stride(0),
-            self.query_start_loc,
-            self.seq_lens,
-            self.scale * _LOG2_E,
-            self.out,
-        )
+        caches = self.keys, *self.keys.stride(), self.values, *self.values.stride()[:3]
+        requests = self.block_table, self.block_table.stride(0), self.query_start_loc, self.seq_lens
+        return self.q, *self.q.stride()[:2], *caches, *requests, self.scale * _LOG2_E, self.out
 
     def constants(self) -> dict[str, int | bool]:
         """By the kernels' names."""
@@ -80,38 +69,33 @@ class Inputs(NamedTuple):
 
 
 def padded(head_dim: int) -> int:
-    """The width that a head has in a product."""
+    """A head's width in a product."""
     return max(16, triton.next_power_of_2(head_dim))
 
 
 @triton.jit
 def attend(
     q,  # [ROWS, DIMS]
-    highest,  # float32 [ROWS], of the scaled scores so far
-    total,  # float32 [ROWS]
-    sums,  # float32 [ROWS, DIMS]
+    state,  # float32: maximum of the scaled scores so far [ROWS], total [ROWS], sums [ROWS, DIMS]
     first,  # key to start at
     end,  # and to stop before
-    last_key,  # int32 [ROWS], the last one that a row sees, looked at if MASKED
+    last_key,  # int32 [ROWS], the last one that a row sees, read if MASKED
     table_row_ptr,  # int32 [blocks of the request]
-    keys_ptr,  # one head's
-    keys_block_stride,
-    keys_row_stride,
-    keys_dim_stride,
-    values_ptr,  # one head's
-    values_block_stride,
-    values_row_stride,
+    keys,  # one head's pointer, and the strides of blocks, rows and dimensions
+    values,  # likewise, without that of dimensions
     scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    DIMS: tl.constexpr,
-    WIDEN: tl.constexpr,
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Take the keys in [first, end) in. Without a mask every row must see all of them, in whole tiles; with it, every
-    row must see one of the first tile or of those before."""
+    """The state with the keys in [first, end) added. Without a mask every row must see all of them, in whole tiles;
+    with it, every row must see one of the first tile or of those before."""
+    DIMS: tl.constexpr = q.shape[1]
     dim = tl.arange(0, DIMS)
+    highest, total, sums = state
+    keys_ptr, keys_block_stride, keys_row_stride, keys_dim_stride = keys
+    values_ptr, values_block_stride, values_row_stride = values
     for first_key in range(first, end, KEYS):
         key = first_key + tl.arange(0, KEYS)
         inside = key < end
@@ -126,15 +110,14 @@ def attend(
             mask = (dim < HEAD_DIM)[None, :]
             if MASKED:
                 mask = mask & inside[:, None]
-            keys = tl.load(key_ptrs, mask=mask, other=0.0)
-            values = tl.load(value_ptrs, mask=mask, other=0.0)
+            k = tl.load(key_ptrs, mask=mask, other=0.0)
+            v = tl.load(value_ptrs, mask=mask, other=0.0)
         else:
-            keys = tl.load(key_ptrs)
-            values = tl.load(value_ptrs)
-        if WIDEN:
-            keys = keys.to(tl.float32)
-            values = values.to(tl.float32)
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+            k = tl.load(key_ptrs)
+            v = tl.load(value_ptrs)
+        k = k.to(q.dtype)
+        v = v.to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if MASKED:
             scores = tl.where(key[None, :] <= last_key[:, None], scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=1) * scale)
@@ -142,6 +125,6 @@ def attend(
         # One rounding whether there is a mask or not: a row's bits do not depend on its place in a tile.
         weights = tl.exp2(tl.fma(scores, scale, -higher[:, None]))
         total = total * shrink + tl.sum(weights, axis=1)
-        sums = tl.dot(weights.to(values.dtype), values, sums * shrink[:, None], input_precision="ieee")
+        sums = tl.dot(weights.to(v.dtype), v, sums * shrink[:, None], input_precision="ieee")
         highest = higher
     return highest, total, sums

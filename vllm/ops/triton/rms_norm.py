@@ -16,14 +16,12 @@ _VALUES_A_WARP = 1024
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Run the kernel. Arguments and result: `vllm.ops.rms_norm.rms_norm`."""
     # Two strides reach the heads of a qkv row without a copy.
-    heads = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
+    heads = x if x.dim() == 3 else x[:, None]
     return _launch(heads, None, weight, eps).view(x.shape)
 
 
 def fused_add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Run the kernel. Arguments and result: `vllm.ops.rms_norm.fused_add_rms_norm_`."""
     return _launch(x[:, None], residual, weight, eps).view(x.shape)
 
 
@@ -34,23 +32,12 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
         return out
     block = triton.next_power_of_2(hidden)
     rows = max(1, _TILE // block)
-    _rms_norm_kernel[(triton.cdiv(tokens * num_heads, rows),)](
-        x,
-        x.stride(0),
-        x.stride(1),
-        residual if residual is not None else x,
-        residual.stride(0) if residual is not None else 0,
-        weight,
-        out,
-        tokens * num_heads,
-        num_heads,
-        hidden,
-        eps,
-        HAS_RESIDUAL=residual is not None,
-        ROWS=rows,
-        BLOCK=block,
-        num_warps=min(16, max(4, block // _VALUES_A_WARP)),
-    )
+    stream = (x, 0) if residual is None else (residual, residual.stride(0))
+    sizes = tokens * num_heads, num_heads, hidden, eps
+    constants = dict(HAS_RESIDUAL=residual is not None, ROWS=rows, BLOCK=block)
+    num_warps = min(16, max(4, block // _VALUES_A_WARP))
+    grid = (triton.cdiv(tokens * num_heads, rows),)
+    _rms_norm_kernel[grid](x, *x.stride()[:2], *stream, weight, out, *sizes, **constants, num_warps=num_warps)
     return out
 
 
@@ -59,7 +46,7 @@ def _rms_norm_kernel(
     x_ptr,  # [T, heads, H]
     token_stride,
     head_stride,
-    residual_ptr,  # [T, H], looked at if HAS_RESIDUAL (then heads is 1)
+    residual_ptr,  # [T, H], read if HAS_RESIDUAL (then heads is 1)
     residual_stride,
     weight_ptr,  # [H]
     out_ptr,  # [T, heads, H]

@@ -11,7 +11,6 @@ _BLOCK = 1024
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """Run the kernel. Argument and result: `vllm.ops.silu_and_mul.silu_and_mul`."""
     width = x.shape[1] // 2
     out = torch.empty((len(x), width), dtype=x.dtype, device=x.device)
     if out.numel():
@@ -19,14 +18,9 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return out
 
 
+# x [T, 2 * width], out [T, width]
 @triton.jit
-def _silu_and_mul_kernel(
-    x_ptr,  # [T, 2 * width]
-    x_stride,
-    out_ptr,  # [T, width]
-    width,
-    BLOCK: tl.constexpr,
-):
+def _silu_and_mul_kernel(x_ptr, x_stride, out_ptr, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < width

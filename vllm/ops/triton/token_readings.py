@@ -1,21 +1,17 @@
 """Triton implementation of `token_readings`: one launch, and the logits are read from memory once.
 
-A row is cut into chunks of _CHUNK logits, so that even one row fills the device. A program is one warp: it needs no
-barriers, and a decision costs it a vote. It first gathers the row's requested logits (a handful of scattered reads,
-from the L2 cache for all chunks but one). Then it takes its chunk tile by tile, a tile in registers while the next one
-is on its way, and adds up maximum, sum of exponentials, argmax, if asked the sum that the entropy takes, and, for each
-requested logit, how many are greater.
+A row is cut into chunks of _CHUNK logits, so that even one row fills the device. A program is one warp, which needs no
+barriers. It first gathers the row's requested logits (a few scattered reads, from the L2 cache for all chunks but one).
+Then it takes its chunk tile by tile, loading one ahead, and adds up maximum, sum of exponentials, argmax, the sum for
+the entropy if requested, and, for each requested logit, how many are greater.
 
-Comparing every logit with every requested one would take longer than reading the logits. So a tile is compared with
-those alone that are below its maximum, the lowest first. And a lane sees to runs of 4 or 8 logits: once a requested
-logit is so high that no run holds two that are greater, the higher ones are compared with the runs' maxima in place of
-the logits.
+Comparing every logit with every requested one would take longer than reading the logits. So a tile is compared only
+with those that are below its maximum, the lowest first. And a lane holds runs of 4 or 8 logits: once a requested logit
+is so high that no run holds two that are greater, the higher ones are compared with the runs' maxima alone.
 
-The last program of a row to be done merges the chunks' results, always in the order of the chunks: equal inputs give
-equal bits. Which one that is an atomic counter tells, which is 0 again afterwards.
-
-The kernel masks: the last chunk's tail counts as -inf, and padding columns as +inf, which nothing exceeds. The wrapper
-must not look at a value on the device: that would wait for it.
+The program of a row that finishes last, by an atomic counter that it resets, merges the chunks' results in the order of
+the chunks: equal inputs give equal bits. The last chunk's tail counts as -inf, and padding columns as +inf. The wrapper
+must not read a value on the device: that would wait for it.
 """
 
 from __future__ import annotations
@@ -25,30 +21,30 @@ import itertools
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from vllm.ops.count_above import count_above_reference
 
 _CHUNK = 4096
-# Logits that a warp works at, and as many on their way, stay in its registers.
+# Logits in a warp's registers, beside as many that are being loaded.
 _TILE = 1024
 # What a lane loads at once: contiguous logits.
 _RUN_BYTES = 16
-# Above this many columns one sort of the row is cheaper than a comparison of the row with each column.
+# Above this many columns one sort of the row, which is what count_above_reference then does, is cheaper.
 _SORT_ABOVE = 256
 # Widths that a kernel is compiled for.
 _WIDTHS = (0, 32, _SORT_ABOVE)
 # A lane's counts that are merged at once.
 _MERGED = 32
-# With these, 16 warps share a multiprocessor. What is asked more seldom, and rows that are loaded one logit at a time,
-# need more not to spill.
+# With these, 16 warps share a multiprocessor. Less common requests, and rows that are loaded one logit at a time, need
+# more not to spill.
 _REGISTERS = 128
 _MANY_REGISTERS = 224
 
-Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
+Result = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
 
 
-def token_readings(
-    logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None, entropy: bool
-) -> Result:
-    """Run the kernel. Arguments and the order of the results: `vllm.ops.token_readings`."""
+def token_readings(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None, entropy: bool) -> Result:
     num_rows, num_columns = token_ids.shape
     if num_columns <= _SORT_ABOVE:
         return _launch(logits, token_ids, num_token_ids, entropy)
@@ -60,9 +56,7 @@ def token_readings(
         valid = torch.arange(num_columns, device=ids.device) < num_token_ids[:, None]
         ids.masked_fill_(~valid, 0)
     chosen = logits.gather(1, ids)
-    ascending = logits.sort(dim=-1).values
-    not_greater = torch.searchsorted(ascending, chosen, right=True)
-    ranks = (1 + logits.shape[1] - not_greater).to(torch.int32)
+    ranks = 1 + count_above_reference(logits, chosen)
     chosen = chosen.float()
     if valid is not None:
         ranks.masked_fill_(~valid, 0)
@@ -84,22 +78,20 @@ _PAIRS = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}
 
 
 def _compare_pairs(dtype: torch.dtype) -> str:
-    """How two numbers are compared in one instruction, in a quarter of the time; empty where nothing can."""
+    """How two numbers are compared in one instruction, in a quarter of the time; empty where none does."""
     if dtype not in _PAIRS or triton.knobs.runtime.interpret:
         return ""
     has_pairs = triton.runtime.driver.active.get_current_target().arch >= 90
     return _COMPARE_PAIRS.format(pair=_PAIRS[dtype]) if has_pairs else ""
 
 
-def _launch(
-    logits: torch.Tensor, token_ids: torch.Tensor, num_token_ids: torch.Tensor | None, with_entropy: bool
-) -> Result:
+def _launch(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None, with_entropy: bool) -> Result:
     num_rows, num_columns = token_ids.shape
     vocab_size = logits.shape[1]
     num_chunks = triton.cdiv(vocab_size, _CHUNK)
     device = logits.device
 
-    def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    def empty(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     chosen = empty(torch.float32, num_rows, num_columns)
@@ -113,24 +105,19 @@ def _launch(
     # Of each chunk: maximum, sum and weighted sum (float32), argmax and the columns' counts (int32).
     parts = empty(torch.int32, num_rows, num_chunks, 4 + num_columns)
     width = next(width for width in _WIDTHS if width >= num_columns)
-    has_counts = num_token_ids is not None
     is_aligned = logits.stride(0) * logits.element_size() % 16 == 0
+    rows = logits, logits.stride(0), vocab_size
+    ids = token_ids, token_ids.stride(0), num_columns, argmax if num_token_ids is None else num_token_ids
+    chunks = parts, _arrivals(num_rows, device), num_chunks
     _token_readings_kernel[(num_rows * num_chunks,)](
-        logits,
-        logits.stride(0),
-        vocab_size,
-        token_ids,
-        token_ids.stride(0),
-        num_columns,
-        num_token_ids if has_counts else argmax,
-        parts,
-        _arrivals(num_rows, device),
-        num_chunks,
+        *rows,
+        *ids,
+        *chunks,
         chosen,
         ranks,
         statistics,
         argmax,
-        HAS_COUNTS=has_counts,
+        HAS_COUNTS=num_token_ids is not None,
         HAS_ENTROPY=with_entropy,
         WIDTH=width,
         CHUNK=_CHUNK,
@@ -145,20 +132,20 @@ def _launch(
     return result
 
 
-# Counters of programs that are done, 0 between launches. Calls take regions in turn, so that launches which run at one
-# time, on several streams, count apart.
+# Counters of finished programs, 0 between launches. Calls take regions in turn, so that launches which run at one time,
+# on several streams, do not share counters.
 _REGION_ROWS = 4096
 _NUM_REGIONS = 256
-_counters: dict[torch.device, torch.Tensor] = {}
+_counters: dict[torch.device, Tensor] = {}
 _calls = itertools.count()
 
 
-def _arrivals(num_rows: int, device: torch.device) -> torch.Tensor:
+def _arrivals(num_rows: int, device: torch.device) -> Tensor:
     """int32 [at least num_rows], zeros; the kernel leaves zeros."""
     counters = _counters.get(device)
     if counters is None or num_rows > _REGION_ROWS:
         fresh = torch.zeros(max(num_rows, _NUM_REGIONS * _REGION_ROWS), dtype=torch.int32, device=device)
-        # What is made while a CUDA graph is captured belongs to the graph.
+        # Memory allocated while a CUDA graph is captured belongs to the graph.
         is_kept = counters is None and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
         return _counters.setdefault(device, fresh) if is_kept else fresh
     start = next(_calls) % _NUM_REGIONS * _REGION_ROWS
@@ -173,7 +160,7 @@ def _token_readings_kernel(
     token_ids_ptr,  # int32 [R, W]
     token_ids_stride,
     num_columns,
-    num_token_ids_ptr,  # int32 [R], looked at if HAS_COUNTS
+    num_token_ids_ptr,  # int32 [R], read if HAS_COUNTS
     parts_ptr,  # int32 [R, chunks, 4 + W]
     arrivals_ptr,  # int32 [R], zeros
     num_chunks,
@@ -227,7 +214,7 @@ def _token_readings_kernel(
         x = raw.to(tl.float32)
         start = first + tile * TILE
         following = start + TILE + place_in_tile
-        # Two comparisons, so that it shows that a run's logits are all there or none is.
+        # Two comparisons, so that the compiler sees that all of a run's logits exist or none does.
         is_there = (following < vocab_size) & (following < end)
         coming = tl.load(row_ptr + following, mask=is_there, other=float("-inf"))
         runs = tl.max(x, axis=1)
@@ -240,12 +227,12 @@ def _token_readings_kernel(
         peak = tl.maximum(peak, highest)
         # An infinite maximum must not be subtracted from itself: -inf alone sums to 0, +inf to +inf.
         base = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)
-        # exp2 takes what is below the normal numbers as 0, in a third of exp's instructions.
+        # exp2 flushes subnormal numbers to 0, in a third of exp's instructions.
         scale = tl.exp2((before - base) * LOG2_E)
         shifted = x - base
         weights = tl.exp2(shifted * LOG2_E)
         if HAS_ENTROPY:
-            # Of -inf it makes a number whose exponential is 0 too: 0 times -inf would be NaN.
+            # -inf becomes a number whose exponential is 0 too: 0 times -inf would be NaN.
             weighted = (weighted + tl.maximum(before - base, -200.0) * total) * scale
             weighted += tl.sum(tl.maximum(shifted, -200.0) * weights)
         total = total * scale + tl.sum(weights)
@@ -348,5 +335,5 @@ def _merge_statistics(
         # Not tl.maximum, which drops NaN.
         tl.store(statistics_ptr + 2 * num_rows + row, tl.where(entropy < 0.0, 0.0, entropy))
     lowest_id = tl.min(tl.where(maxima == highest, argmaxima, vocab_size), axis=0)
-    # A NaN equals nothing.
+    # No column equals a NaN maximum.
     tl.store(argmax_ptr + row, tl.minimum(lowest_id, vocab_size - 1))

@@ -1,8 +1,7 @@
 """Triton implementation of `topk`: torch.topk over integers whose order is (logit, then lower id).
 
-torch.topk promises nothing about equals, neither which of them make the cut nor in what order. A kernel
-writes each logit as a signed 32-bit integer of the same order, above the complement of its id: all
-distinct, so the selection has one right answer.
+torch.topk promises nothing about equals, neither which it takes nor their order. A kernel writes each logit as a signed
+32-bit integer of the same order, above the complement of its id: all distinct, so the selection has one right answer.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 _BLOCK = 2048
 
 
-def topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernel and the selection. Arguments and results: `vllm.ops.topk.topk`."""
+def topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     num_rows, vocab_size = logits.shape
     keys = torch.empty((num_rows, vocab_size), dtype=torch.int64, device=logits.device)
     if keys.numel():
@@ -28,19 +27,14 @@ def topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values, (0xFFFFFFFF - (best & 0xFFFFFFFF)).to(torch.int32)
 
 
+# logits [R, V], keys int64 [R, V]
 @triton.jit
-def _ordered_keys_kernel(
-    logits_ptr,  # [R, V]
-    logits_stride,
-    vocab_size,
-    keys_ptr,  # int64 [R, V]
-    BLOCK: tl.constexpr,
-):
+def _ordered_keys_kernel(logits_ptr, logits_stride, vocab_size, keys_ptr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < vocab_size
     logits = tl.load(logits_ptr + row * logits_stride + column, mask=inside, other=0.0).to(tl.float32)
-    # The two zeros are equals.
+    # The two zeros are equal.
     bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
     # Negative floats grow downwards.
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)

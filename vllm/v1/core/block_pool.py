@@ -1,4 +1,4 @@
-"""The pool of KV blocks: who owns which, which are free, and which hold content worth finding again."""
+"""The pool of KV blocks: owners, free blocks, blocks with cached content."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from vllm.v1.request import Request
 
 
 def extend_block_hashes(request: Request, block_size: int) -> list[bytes]:
-    """Hash the request's full blocks that have not been hashed yet; returns all of them."""
+    """The content hashes of all full blocks of the request; computes the missing ones."""
     return hash_full_blocks(request.token_ids, block_size, request.cache_salt, request.block_hashes)
 
 
 def hash_full_blocks(token_ids: list[int], block_size: int, cache_salt: str | None, known: list[bytes]) -> list[bytes]:
-    """Content hashes of all full blocks, in order: `known`, the first of them, is extended by what it lacks.
-
-    A block's is made of its tokens and, through its predecessor's hash as the key, of everything before them. 16 bytes
-    of BLAKE2b, so that two contents that meet are not a matter of luck that an attacker can work on.
-    """
+    """Content hashes of all full blocks, in order; `known`, the leading ones, is extended in place. A hash covers the
+    block's tokens and, by its key, all before them; it is 16 bytes of BLAKE2b, against constructed collisions."""
     num_full = len(token_ids) // block_size
     if len(known) < num_full:
         parent = known[-1] if known else root_hash(cache_salt)
@@ -34,17 +31,18 @@ def hash_full_blocks(token_ids: list[int], block_size: int, cache_salt: str | No
 
 
 def root_hash(salt: str | None) -> bytes:
-    """What stands for the predecessor of a first block."""
+    """The key of a first block's hash."""
     return hashlib.blake2b((salt or "").encode("utf-8", "surrogatepass"), digest_size=16, person=b"salt").digest()
 
 
 class BlockPool:
     """Blocks 0 .. num_blocks - 1, by reference count.
 
-    A free block may still hold content under a hash: it can be taken back by that content until it is handed
-    out for another. Blocks without content are handed out first (latest freed first, so that memory never
-    touched stays untouched), then those with content (evictable), least recently used first. While there are
-    `max_evictable_blocks` of these, the oldest comes before a block that was never handed out.
+    A free block may still hold content (evictable): it can be found by its hash until it is allocated again. Blocks
+    without content are allocated first (latest freed first, so that memory never touched stays untouched), then
+    evictable ones, least recently used first; with `max_evictable_blocks` (None = no limit) of these, the oldest comes
+    before a block that was never allocated. `on_evict` gets each evicted block and its hash; the block holds the
+    content until the step being scheduled writes there.
     """
 
     def __init__(
@@ -53,60 +51,45 @@ class BlockPool:
         max_evictable_blocks: int | None = None,
         on_evict: Callable[[int, bytes], None] | None = None,
     ) -> None:
-        """
-        Args:
-            max_evictable_blocks: None = as many as there are.
-            on_evict: told of each block whose content is given up for another, and of that content's hash. The block
-                holds it until the step being scheduled writes there.
-        """
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
         self._max_evictable_blocks = num_blocks if max_evictable_blocks is None else max_evictable_blocks
-        self._num_touched = 0  # blocks from this id on were never handed out
+        self._num_touched = 0  # blocks from this id on were never allocated
         self._on_evict = on_evict
         self.ref_counts = [0] * num_blocks
         self._uncached = list(range(num_blocks - 1, -1, -1))  # a stack: low ids come first
         self._evictable: OrderedDict[int, None] = OrderedDict()  # free, with content; oldest first
         self._hash_of: dict[int, bytes] = {}
-        self._with_hidden: set[int] = set()  # blocks whose tokens' final hidden states are kept, too
+        self._with_hidden: set[int] = set()  # blocks with the final hidden states of their tokens
         self._block_of: dict[bytes, int] = {}
-        # Cached blocks, and those that are partly filled, until they are handed out for other content.
+        # Cached and partly filled blocks, until they are allocated for other content.
         self.partial_blocks = PartialBlockIndex()
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody owns."""
+        """Blocks without an owner."""
         return len(self._uncached) + len(self._evictable)
-
-    @property
-    def num_cached(self) -> int:
-        """Blocks that can be found by content."""
-        return len(self._block_of)
 
     def find(self, content_hash: bytes) -> int | None:
         """The block that holds this content, if any."""
         return self._block_of.get(content_hash)
 
     def has_hidden(self, block_id: int) -> bool:
-        """Whether the final hidden states of the block's tokens are kept beside their keys and values."""
+        """Whether the block has the final hidden states of its tokens."""
         return block_id in self._with_hidden
 
     def is_evictable(self, block_id: int) -> bool:
-        """Whether the block is free and holds content."""
         return block_id in self._evictable
 
     def allocate(self, count: int) -> list[int]:
-        """Hand out `count` blocks, each with one owner; content that they held is forgotten.
-
-        Raises:
-            RuntimeError: fewer are free.
-        """
+        """Allocate blocks, each with one owner; their old content is forgotten. RuntimeError: too few are free."""
         if count > self.num_free:
             raise RuntimeError(f"{count} blocks asked for, {self.num_free} free")
         blocks = []
         for _ in range(count):
-            if self._uncached and not (self._uncached[-1] >= self._num_touched and self._has_enough_evictable):
+            has_enough_evictable = len(self._evictable) >= max(self._max_evictable_blocks, 1)
+            if self._uncached and not (self._uncached[-1] >= self._num_touched and has_enough_evictable):
                 block_id = self._uncached.pop()
                 self.partial_blocks.discard(block_id)
                 self._num_touched = max(self._num_touched, block_id + 1)
@@ -119,10 +102,6 @@ class BlockPool:
             blocks.append(block_id)
         return blocks
 
-    @property
-    def _has_enough_evictable(self) -> bool:
-        return len(self._evictable) >= max(self._max_evictable_blocks, 1)
-
     def share(self, block_ids: Iterable[int]) -> None:
         """Add an owner to each block, taking back those that are free."""
         for block_id in block_ids:
@@ -131,7 +110,7 @@ class BlockPool:
             self.ref_counts[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Take one owner from each block. Earlier ones in `block_ids` are handed out again sooner."""
+        """Remove one owner from each block. Earlier ones in `block_ids` are evicted sooner."""
         for block_id in block_ids:
             count = self.ref_counts[block_id] - 1
             if count < 0:
@@ -144,8 +123,7 @@ class BlockPool:
                     self._uncached.append(block_id)
 
     def register(self, block_id: int, content_hash: bytes, has_hidden: bool = False) -> None:
-        """Make an owned block findable by its content. A second block of equal content stays unregistered, unless
-        hidden states are kept for it and not for the first."""
+        """Cache an owned block. A second one of equal content is ignored, unless only it has hidden states."""
         first = self._block_of.get(content_hash)
         if first is not None and first != block_id and has_hidden and first not in self._with_hidden:
             self.unregister(first)
@@ -157,7 +135,7 @@ class BlockPool:
                 self._with_hidden.add(block_id)
 
     def unregister(self, block_id: int) -> bytes | None:
-        """The block does not hold what it was registered for: the hash of that, None if it was not registered."""
+        """Forget the block's content; returns its hash, None if it was not registered."""
         self.partial_blocks.discard(block_id)
         if block_id not in self._hash_of:
             return None
@@ -168,7 +146,7 @@ class BlockPool:
         return content_hash
 
     def forget_evictable(self) -> None:
-        """Forget the content of blocks that nobody owns."""
+        """Forget the content of all free blocks."""
         for block_id in (*self._evictable, *self._uncached):
             self.unregister(block_id)
 

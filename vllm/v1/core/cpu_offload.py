@@ -1,4 +1,4 @@
-"""Blocks of host memory that hold copies of KV blocks, to be brought back instead of computed again."""
+"""Blocks of host memory that hold copies of KV blocks, for swap-in instead of recomputation."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from collections import OrderedDict
 
 
 class OffloadPool:
-    """Host blocks 0 .. num_blocks - 1 by content hash; the least recently used one makes room.
-
-    A step's copies to the host run before its copies from there, each of them in any order. So a block that the step
-    being scheduled copies to or from keeps its content until that step is complete, and has one content in it.
-    """
+    """Host blocks 0 .. num_blocks - 1 by content hash; the least recently used one is evicted first. A step's copies to
+    the host precede those from there; so a block that the step being scheduled copies to or from is not evicted."""
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
@@ -18,7 +15,6 @@ class OffloadPool:
         self.num_blocks = num_blocks
         self._uncached = list(range(num_blocks - 1, -1, -1))  # a stack: memory that was never touched comes last
         self._block_of: OrderedDict[bytes, int] = OrderedDict()  # oldest use first
-        self._hash_of: dict[int, bytes] = {}
         self._of_this_step: set[bytes] = set()
 
     @property
@@ -31,46 +27,43 @@ class OffloadPool:
         return self._block_of.get(content_hash)
 
     def use(self, content_hash: bytes) -> None:
-        """Content that is there is wanted in this step."""
+        """Cached content is used in this step."""
         self._block_of.move_to_end(content_hash)
         self._of_this_step.add(content_hash)
 
     def store(self, content_hash: bytes) -> int | None:
-        """The block that this content is to be copied to; None when it is there already, or no block is to be had in
-        this step."""
+        """The block to copy this content to; None: it is cached already, or this step uses all blocks."""
         if content_hash in self._block_of:
             self.use(content_hash)
             return None
         if self._uncached:
             block_id = self._uncached.pop()
         else:
-            # What this step uses stands at the end: if it comes first, it is all there is.
+            # What this step uses is at the end: if it comes first, there is nothing else.
             oldest = next(iter(self._block_of))
             if oldest in self._of_this_step:
                 return None
             block_id = self._block_of.pop(oldest)
         self._block_of[content_hash] = block_id
-        self._hash_of[block_id] = content_hash
         self._of_this_step.add(content_hash)
         return block_id
 
     def end_step(self) -> None:
-        """All of the step's copies are known."""
+        """The step is scheduled: all of its copies are known."""
         self._of_this_step.clear()
 
     def forget(self, content_hash: bytes) -> None:
-        """This content, if it is there, is not to be trusted."""
+        """Discard this content, if it is cached."""
         block_id = self._block_of.pop(content_hash, None)
         if block_id is not None:
-            del self._hash_of[block_id]
             self._uncached.append(block_id)
 
     def forget_block(self, block_id: int) -> None:
-        """Nothing was copied to the block after all."""
-        if block_id in self._hash_of:
-            self.forget(self._hash_of[block_id])
+        """Discard the block's content, if any: the copy to it failed."""
+        for content_hash in [each for each, block in self._block_of.items() if block == block_id]:
+            self.forget(content_hash)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard all content."""
         for content_hash in list(self._block_of):
             self.forget(content_hash)

@@ -1,4 +1,4 @@
-"""Blocks that share what comes before them: where a prefix ends inside a block, one of them may begin as it does."""
+"""Finds a block that begins with given tokens, for cached prefixes that end inside a block."""
 
 from __future__ import annotations
 
@@ -6,29 +6,24 @@ from array import array
 from collections.abc import Sequence
 from itertools import islice
 
-# Of those that agree in the first token, so many are compared, the latest first.
-_MOST_COMPARED = 16
+_MOST_COMPARED = 16  # of the blocks that agree in the first token, the latest
 
 
 class PartialBlockIndex:
-    """The tokens that blocks hold from their beginning on, full or not, found by their predecessor's content and their
-    first token."""
+    """The tokens of blocks, full or not, by the hash of the preceding content and the first token."""
 
     def __init__(self) -> None:
         self._groups: dict[tuple[bytes, int], dict[int, array[int]]] = {}
         self._group_of: dict[int, tuple[bytes, int]] = {}
 
-    def __len__(self) -> int:
-        return len(self._group_of)
-
     def add(self, block_id: int, parent: bytes, token_ids: Sequence[int]) -> None:
-        """The block holds these tokens, after content of the hash `parent`."""
+        """The block holds these tokens (not empty), after content of the hash `parent`."""
         self.discard(block_id)
         group = self._group_of[block_id] = parent, token_ids[0]
         self._groups.setdefault(group, {})[block_id] = array("q", token_ids)
 
     def discard(self, block_id: int) -> None:
-        """The block holds something else, if it was here."""
+        """Forget the block, if it is known."""
         group = self._group_of.pop(block_id, None)
         if group is not None:
             members = self._groups[group]
@@ -37,13 +32,11 @@ class PartialBlockIndex:
                 del self._groups[group]
 
     def clear(self) -> None:
-        """Forget all."""
         self._groups.clear()
         self._group_of.clear()
 
     def find(self, parent: bytes, token_ids: Sequence[int]) -> tuple[int, int]:
-        """A block that begins with as many of `token_ids` (not empty) as any that is compared, and how many those are:
-        -1 and 0 where no block has even the first."""
+        """The block with the longest common prefix with `token_ids` (not empty), and its length; (-1, 0): none."""
         members = self._groups.get((parent, token_ids[0]), {})
         best, longest = -1, 0
         for block_id, content in islice(reversed(members.items()), _MOST_COMPARED):

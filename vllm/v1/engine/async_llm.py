@@ -1,4 +1,4 @@
-"""The engine for an event loop: requests go in, streams of outputs come back, the cores work in their own processes."""
+"""The engine for an event loop: requests in, streams of outputs back, the cores in processes of their own."""
 
 from __future__ import annotations
 
@@ -26,17 +26,13 @@ from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.engine.upstream_calls import NO_LORA, adds_special_tokens
 from vllm.v1.messages import EngineCoreOutput
 
-# Texts longer than this are tokenised in a thread, so that the loop goes on meanwhile.
-_LONG_TEXT = 4096
+_LONG_TEXT = 4096  # characters; more are tokenised in a thread, so that the loop goes on meanwhile
 
 
 class AsyncLLM(AsyncEngineControl):
     """Generates for requests that come at any time. All methods but the constructor and `shutdown` belong to one event
-    loop.
-
-    Attributes:
-        replicas: of the model, data_parallel_size of them. When one of them dies, the engine is dead: it takes no
-            further requests. Those that the others work on go on to their ends.
+    loop. When one of the `replicas` (data_parallel_size of them) dies, the engine is dead: it takes no further
+    requests, but the other replicas finish theirs.
     """
 
     def __init__(
@@ -45,16 +41,11 @@ class AsyncLLM(AsyncEngineControl):
         core_processes: Sequence[CoreProcessHandle] = (),
         meanwhile: Callable[[Tokenizer | None], None] | None = None,
     ) -> None:
-        """Start the engine cores' processes and wait until they are ready.
+        """Start the engine cores and wait until they are ready; EngineDeadError: one could not start, with the cause.
 
         Args:
-            config: the engine's.
-            core_processes: data_parallel_size of them that `start_core` started; none = start them.
+            core_processes: data_parallel_size processes that `start_core` started; none = start them.
             meanwhile: called with the tokenizer while the cores load the model.
-
-        Raises:
-            ValueError: VLLM_ENGINE_HANG_TIMEOUT_S is no such time.
-            EngineDeadError: one could not start; the message has the cause.
         """
         self.vllm_config = config
         self.model_config = config.model_config
@@ -72,10 +63,8 @@ class AsyncLLM(AsyncEngineControl):
         self.replicas = [Replica(core, self.input_processor) for core in cores]
         self._router: ReplicaRouter | None = None
         if len(cores) > 1:
-            cache = config.cache_config
-            self._router = ReplicaRouter(
-                [core.num_blocks for core in cores], cache.block_size, cache.enable_prefix_caching
-            )
+            cache, num_blocks = config.cache_config, [core.num_blocks for core in cores]
+            self._router = ReplicaRouter(num_blocks, cache.block_size, cache.enable_prefix_caching)
         self._receivers: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -92,12 +81,8 @@ class AsyncLLM(AsyncEngineControl):
         client_count: int = 1,
         client_index: int = 0,
     ) -> AsyncLLM:
-        """An engine of a finished configuration. It logs nothing by itself, so the arguments about logs change nothing.
-
-        Raises:
-            VLLMValidationError: cores that run elsewhere, or loggers.
-            EngineDeadError: the core could not start.
-        """
+        """An engine of a finished configuration; errors as the constructor's. It logs nothing by itself, so that the
+        arguments about logs change nothing; loggers, and cores that run elsewhere, are refused."""
         check_neutral("stat_loggers", stat_loggers, "read get_metrics, or the server's /metrics")
         check_neutral("client_addresses", client_addresses, "the engine starts its cores itself")
         return cls(vllm_config)
@@ -110,12 +95,7 @@ class AsyncLLM(AsyncEngineControl):
         usage_context: Any = None,
         stat_loggers: Sequence[Any] | None = None,
     ) -> AsyncLLM:
-        """Build the configuration and the engine; see from_vllm_config.
-
-        Raises:
-            ValueError: an argument that cannot be honoured.
-            EngineDeadError: the core could not start.
-        """
+        """Build the configuration and the engine; see from_vllm_config. ValueError for bad arguments."""
         return cls.from_vllm_config(engine_args.create_engine_config(), start_engine_loop, usage_context, stat_loggers)
 
     async def generate(
@@ -130,13 +110,8 @@ class AsyncLLM(AsyncEngineControl):
         priority: int = 0,
         data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Generate for one prompt; yields outputs as `sampling_params.output_kind` wants them. Leaving the iteration
-        early, by whatever way, aborts the request. Arguments are those of `add_request`.
-
-        Raises:
-            VLLMValidationError: see `add_request`.
-            EngineDeadError: the engine is dead, or dies meanwhile.
-        """
+        """Yield the outputs of one prompt, by `sampling_params.output_kind`. Leaving the iteration early aborts the
+        request. Arguments and errors as for `add_request`; EngineDeadError also when the engine dies meanwhile."""
         stream = await self.add_request(
             request_id,
             prompt,
@@ -172,7 +147,7 @@ class AsyncLLM(AsyncEngineControl):
 
         Args:
             request_id: a name that no unfinished request has.
-            prompt: a string, a list of ids, a TextPrompt / TokensPrompt dict, or what the input processor made of one.
+            prompt: a string, a list of ids, a TextPrompt / TokensPrompt dict, or a ProcessedPrompt.
             params: what to do with it.
             lora_request, data_parallel_rank: None; adapters are not implemented, and the engine chooses the replica.
             tokenization_kwargs: may hold add_special_tokens.
@@ -184,22 +159,15 @@ class AsyncLLM(AsyncEngineControl):
             EngineDeadError: the engine is dead.
         """
         self._check_alive()
-        self._start_receiving()
         check_neutral("lora_request", lora_request, NO_LORA)
         if data_parallel_rank is not None:
-            raise VLLMValidationError(
-                "data_parallel_rank is not supported: the engine chooses the replica",
-                "data_parallel_rank",
-                data_parallel_rank,
-            )
+            message = "data_parallel_rank is not supported: the engine chooses the replica"
+            raise VLLMValidationError(message, "data_parallel_rank", data_parallel_rank)
         check_params_type(params)
         self.input_processor.check_request(request_id, params, priority)
         if params.logits_processors:
-            raise VLLMValidationError(
-                "logits_processors are functions, which cannot be sent to the engine's process; load a custom logits "
-                "processor instead",
-                parameter="logits_processors",
-            )
+            message = "logits_processors cannot be sent to the engine's process; load a custom logits processor instead"
+            raise VLLMValidationError(message, "logits_processors")
         if isinstance(prompt, ProcessedPrompt):
             processed = prompt
         else:
@@ -212,11 +180,7 @@ class AsyncLLM(AsyncEngineControl):
     async def process_prompts(
         self, prompts: Sequence[Any], params: Sequence[SamplingParams], *, add_special_tokens: bool = True
     ) -> list[ProcessedPrompt]:
-        """Tokenise and check prompts; long texts in a thread, so that the loop goes on meanwhile.
-
-        Raises:
-            VLLMValidationError: see InputProcessor.process_prompts.
-        """
+        """InputProcessor.process_prompts, for long texts in a thread."""
         process = self.input_processor.process_prompts
         if sum(len(_text_of(prompt)) for prompt in prompts) > _LONG_TEXT:
             return await asyncio.to_thread(process, prompts, params, add_special_tokens=add_special_tokens)
@@ -230,29 +194,23 @@ class AsyncLLM(AsyncEngineControl):
         priority: int = 0,
         changed: asyncio.Event | None = None,
     ) -> RequestStream:
-        """Queue a request whose parts are known to be good.
-
-        Args:
-            request_id: a name that no unfinished request has.
-            processed: from `process_prompts`.
-            checked: from `input_processor.process_params`, or of the same quality.
-            priority: lower runs earlier under the "priority" policy.
-            changed: see RequestStream.
-
-        Raises:
-            VLLMValidationError: the id is in use.
-            EngineDeadError: the engine is dead.
-        """
+        """Queue a request from `process_prompts` and `input_processor.process_params`; errors: the id is in use, the
+        engine is dead. `changed`: see RequestStream."""
         self._check_alive()
-        self._start_receiving()
         await self._wait_while_paused()
-        if self._router is None:
+        router = self._router
+        if router is None:
             return self.replicas[0].add(request_id, processed, checked, priority, changed)
-        replica = self.replicas[self._route(self._router, request_id, processed, checked)]
+        if request_id in router:
+            raise id_in_use_error(request_id, request_id)
+        assert checked.max_tokens is not None, "the input processor sets max_tokens"
+        index = router.route(
+            request_id, processed.token_ids, processed.cache_salt, checked.num_sequences, checked.max_tokens
+        )
         try:
-            return replica.add(request_id, processed, checked, priority, changed)
+            return self.replicas[index].add(request_id, processed, checked, priority, changed)
         except BaseException:
-            self._router.end([request_id])
+            router.end([request_id])
             raise
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
@@ -264,11 +222,7 @@ class AsyncLLM(AsyncEngineControl):
             self._router.end(request_ids)
 
     async def check_health(self) -> None:
-        """
-        Raises:
-            EngineDeadError: the engine is dead.
-        """
-        self._start_receiving()
+        """Raises EngineDeadError when the engine is dead."""
         self._check_alive()
 
     @property
@@ -283,28 +237,25 @@ class AsyncLLM(AsyncEngineControl):
 
     @property
     def errored(self) -> bool:
-        """Whether the engine is dead."""
         return self.dead_error is not None
 
     @property
     def dead_error(self) -> EngineDeadError | None:
-        """Why, if it is."""
-        for replica in self.replicas:
-            if replica.core.dead_error is not None:
-                return replica.core.dead_error
-        return None
+        """Why the engine is dead; None: it is not."""
+        errors = (replica.core.dead_error for replica in self.replicas)
+        return next((error for error in errors if error is not None), None)
 
     @property
     def num_unfinished_sequences(self) -> int:
-        """The same in sequences, of which a request may have several."""
+        """In sequences, of which a request may have several."""
         return sum(replica.num_unfinished_sequences for replica in self.replicas)
 
     async def wait_dead(self) -> EngineDeadError:
-        """Wait until the engine is dead; says why."""
+        """Wait until the engine is dead; returns the cause."""
         self._start_receiving()
         done, _ = await asyncio.wait(self._receivers, return_when=asyncio.FIRST_COMPLETED)
         for receiver in done:
-            receiver.result()  # raises what else ended it
+            receiver.result()  # raises any other error that ended it
         assert self.dead_error is not None
         return self.dead_error
 
@@ -314,7 +265,7 @@ class AsyncLLM(AsyncEngineControl):
         return [replica.core.pid for replica in self.replicas]
 
     def shutdown(self) -> None:
-        """End the cores' processes. Streams that are open get EngineDeadError."""
+        """End the cores' processes; open streams get EngineDeadError."""
         for receiver in self._receivers:
             receiver.cancel()
         _close_cores([replica.core for replica in self.replicas])
@@ -324,26 +275,13 @@ class AsyncLLM(AsyncEngineControl):
             self._fail(replica, replica.core.dead_error)
 
     async def _call(self, method: str, *arguments: Any) -> list[Any]:
-        """One result a replica."""
         self._check_alive()
-        self._start_receiving()
         return await asyncio.gather(*(replica.core.call(method, *arguments) for replica in self.replicas))
 
     def _check_alive(self) -> None:
-        error = self.dead_error
-        if error is not None:
-            raise error
-
-    def _route(
-        self, router: ReplicaRouter, request_id: str, processed: ProcessedPrompt, checked: SamplingParams
-    ) -> int:
-        """The number of the replica that the request is to go to."""
-        if request_id in router:
-            raise id_in_use_error(request_id, request_id)
-        assert checked.max_tokens is not None, "the input processor sets max_tokens"
-        return router.route(
-            request_id, processed.token_ids, processed.cache_salt, checked.num_sequences, checked.max_tokens
-        )
+        if self.dead_error is not None:
+            raise self.dead_error
+        self._start_receiving()
 
     def _start_receiving(self) -> None:
         if not self._receivers:
@@ -360,7 +298,6 @@ class AsyncLLM(AsyncEngineControl):
         return bool(replica.num_unfinished_sequences) and not self._is_paused
 
     def _take(self, replica: Replica, outputs: list[EngineCoreOutput], stats: dict[str, Any]) -> None:
-        """Hand a step's outputs to their streams."""
         processed = replica.take(outputs, stats)
         if self._router is not None:
             self._router.begin(processed.begun)
@@ -373,7 +310,7 @@ class AsyncLLM(AsyncEngineControl):
 
 
 def _start_cores(config: VllmConfig, processes: Sequence[CoreProcessHandle]) -> list[CoreClient]:
-    """A core for each replica, all of them about to begin."""
+    """A core for each replica, not ready yet."""
     parallel = config.parallel_config
     num_replicas = parallel.data_parallel_size
     cores = []
@@ -385,7 +322,7 @@ def _start_cores(config: VllmConfig, processes: Sequence[CoreProcessHandle]) -> 
 
 
 def _close_cores(cores: Sequence[CoreClient]) -> None:
-    """End them side by side."""
+    """End the cores in parallel."""
     for core in cores:
         core.ask_to_stop()
     for core in cores:
@@ -393,6 +330,6 @@ def _close_cores(cores: Sequence[CoreClient]) -> None:
 
 
 def _text_of(prompt: Any) -> str:
-    """The text that is to be tokenised, if there is one."""
+    """The prompt's text if it is to be tokenised, else empty."""
     text = prompt.get("prompt") if isinstance(prompt, dict) and "prompt_token_ids" not in prompt else prompt
     return text if isinstance(text, str) else ""

@@ -1,8 +1,4 @@
-"""Beam search over one prompt as a state machine: it says which sequences to read, and takes what was read.
-
-It knows ids and logprobs only. Whoever drives it (a loop over the engine, a server's coroutine) turns each query into
-one reading of the next token.
-"""
+"""Beam search over one prompt as a state machine over ids and logprobs; the caller reads each query's next token."""
 
 from __future__ import annotations
 
@@ -19,32 +15,20 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A sequence that is still growing.
+    """A sequence that is still growing."""
 
-    Attributes:
-        token_ids: the generated tokens.
-        cum_logprob: sum of their logprobs.
-        path: for each of them, the index of the query whose reading it comes from, among its step's queries.
-    """
-
-    token_ids: list[int]
+    token_ids: list[int]  # generated
     cum_logprob: float
-    path: list[int]
+    path: list[int]  # for each token, the index of the query that it comes from, among its step's queries
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis(Beam):
-    """A sequence that has ended; the token that ended it is its last.
+    """A sequence that has ended, the token that ended it included."""
 
-    Attributes:
-        score: its beam_search_score, by which hypotheses are ranked.
-        finish_reason: "stop" or "length".
-        stop_reason: the stop token id that ended it; None for an end-of-sequence token and for "length".
-    """
-
-    score: float
-    finish_reason: str
-    stop_reason: int | None
+    score: float  # its beam_search_score
+    finish_reason: str  # "stop" or "length"
+    stop_reason: int | None  # the stop token id; None for an end-of-sequence token and for "length"
 
 
 class BeamSearch:
@@ -52,15 +36,15 @@ class BeamSearch:
 
     A step ranks the continuations of all beams by cumulative logprob. Those among the first `width` that end, by an
     end token or by reaching `max_tokens`, compete with the hypotheses found so far, by score, for `width` places. The
-    best `width` that do not end are the next step's beams. When all places are taken, the search is over
+    best `width` that do not end are the next step's beams. When no beam is left, the search is over; when all places
+    are taken, it is over
 
     - early_stopping=True: at once;
     - False: as soon as the best beam, scored at its present length, does not exceed the worst hypothesis;
-    - "never": the same, but with a positive length_penalty the beam is scored at the greatest length, which bounds
-      what it can still reach.
+    - "never": the same, but with a positive length_penalty the beam is scored at the greatest length, an upper bound.
 
-    It is over in any case when no beam is left. One beam is greedy search: its first hypothesis is the result. Fewer
-    than `width` hypotheses are found only where fewer sequences have a probability above 0.
+    One beam is greedy search: its first hypothesis is the result. Fewer than `width` hypotheses are found only where
+    fewer sequences have a probability above 0. max_tokens is at least 1.
     """
 
     def __init__(
@@ -73,16 +57,6 @@ class BeamSearch:
         length_penalty: float = 1.0,
         early_stopping: EarlyStopping = False,
     ) -> None:
-        """
-        Args:
-            prompt_token_ids: what the beams continue.
-            width: number of beams and of hypotheses kept.
-            max_tokens: most tokens that a hypothesis has; at least 1.
-            eos_token_ids: these end a hypothesis without a stop_reason.
-            stop_token_ids: these end it with themselves as stop_reason.
-            length_penalty: exponent of the length that a cumulative logprob is divided by.
-            early_stopping: see above.
-        """
         self.width = width
         self._prompt = list(prompt_token_ids)
         self._max_tokens = max_tokens
@@ -96,12 +70,11 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """How many of a query's most likely tokens can matter: `width` that go on, behind every one that ends."""
+        """How many of a query's most likely tokens can matter: `width` that go on, after all that end."""
         return self.width + len(self._end_token_ids)
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to read."""
         return not self._beams
 
     def queries(self) -> list[list[int]]:
@@ -109,19 +82,12 @@ class BeamSearch:
         return [self._prompt + beam.token_ids for beam in self._beams]
 
     def results(self) -> list[Hypothesis]:
-        """The hypotheses found so far, best first; at most `width`."""
+        """The hypotheses found so far, at most `width`, best first."""
         return list(self._ended)
 
     def advance(self, candidates: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Take one step.
-
-        Args:
-            candidates: for each query its most likely tokens, in any order: integer ids [C] and their logprobs [C],
-                with C at least `num_candidates` or the vocabulary. A logprob of -inf rules a token out.
-
-        Raises:
-            ValueError: there are not as many entries as queries.
-        """
+        """Take one step with each query's most likely tokens, in any order: integer ids [C] and logprobs [C], with C at
+        least `num_candidates` or the vocabulary. -inf excludes a token. ValueError: not one entry a query."""
         ranked = self._ranked(candidates)
         self._num_steps += 1
         is_last = self._num_steps == self._max_tokens
@@ -137,12 +103,12 @@ class BeamSearch:
                     ended.append(self._end(beam))
             elif len(going_on) < self.width:
                 going_on.append(beam)
-        # The sort is stable: of two that score the same, the one found first keeps its place.
+        # The sort is stable: of equal scores, the one found first keeps its place.
         self._ended = sorted(self._ended + ended, key=lambda each: each.score, reverse=True)[: self.width]
         self._beams = [] if self._is_settled(going_on) else going_on
 
     def _ranked(self, candidates: Sequence[tuple[np.ndarray, np.ndarray]]) -> Iterable[tuple[int, int, float]]:
-        """(query, token id, cumulative logprob) of every possible continuation, the most likely first."""
+        """(query, token id, cumulative logprob) of every possible continuation, most likely first."""
         totals = [
             logprobs.astype(np.float64) + beam.cum_logprob
             for beam, (_, logprobs) in zip(self._beams, candidates, strict=True)
@@ -167,7 +133,7 @@ class BeamSearch:
         )
 
     def _is_settled(self, beams: list[Beam]) -> bool:
-        """Whether none of the beams, best first, is worth reading on."""
+        """Whether none of the beams (best first) can change the result."""
         if not beams:
             return True
         if len(self._ended) < self.width:

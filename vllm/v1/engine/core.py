@@ -20,14 +20,12 @@ from vllm.v1.request import Request
 
 
 class EngineCore:
-    """A scheduler and the workers it feeds."""
+    """A scheduler and its workers."""
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
         self.executor = make_executor(config, use_tqdm)
         cache_config = replace(
-            config.cache_config,
-            num_blocks=self.executor.num_blocks,
-            num_host_blocks=self.executor.num_host_blocks,
+            config.cache_config, num_blocks=self.executor.num_blocks, num_host_blocks=self.executor.num_host_blocks
         )
         self.scheduler = Scheduler(config.scheduler_config, cache_config, config.model_config.max_model_len)
         self._readings_seconds = 0.0
@@ -39,34 +37,15 @@ class EngineCore:
         self.is_paused = False
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request.
-
-        Raises:
-            VLLMValidationError: it can never fit in the KV cache.
-        """
-        self.scheduler.add_request(
-            Request(
-                request_id=request.request_id,
-                prompt_token_ids=request.prompt_token_ids,
-                sampling_params=request.sampling_params,
-                eos_token_ids=request.eos_token_ids,
-                arrival_time=request.arrival_time,
-                priority=request.priority,
-                cache_salt=request.cache_salt,
-            )
-        )
+        """Queue a request; errors as Scheduler.add_request."""
+        self.scheduler.add_request(Request(**vars(request)))
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """Forget requests; ids that are not there are ignored."""
         self.scheduler.abort_requests(request_ids)
 
     def step(self) -> list[EngineCoreOutput]:
         """Run one step of the batch; with async_scheduling begin the one after it before waiting for its results.
-
-        Raises:
-            EngineDeadError: a rank of a tensor-parallel group failed, and with it the engine.
-            Exception: whatever the one worker raised; the step's requests are ended, their blocks freed.
-        """
+        Raises the worker's error, after ending the step's requests; EngineDeadError: a rank of several failed."""
         if self._settled:
             settled, self._settled = self._settled, []
             return settled
@@ -91,11 +70,11 @@ class EngineCore:
                 self._check_weights()
             self._in_flight = self._begin_step()
             if last is not None:
-                # All its requests have ended since: nobody waits for its results.
+                # All its requests have ended since.
                 self._readings_seconds += last[1].result().readings_seconds
         assert self._in_flight is not None
         step, pending = self._in_flight
-        # Should this raise, the step in flight stays where it is, and the next call takes its results.
+        # If this raises, the next call takes the results of the step in flight.
         may_dispatch = (
             not self._weights_changed and self.executor.worker.can_schedule_ahead and can_schedule_ahead(self.scheduler)
         )
@@ -104,20 +83,17 @@ class EngineCore:
             runner_output = pending.result()
         except BaseException:
             discard(self.scheduler, step)
-            self._lose_step_in_flight()
+            if self._in_flight is not None:
+                # It reads what the failed step was to write.
+                step, pending = self._in_flight
+                self._in_flight = None
+                discard(self.scheduler, step)
+                # Wait until the device has finished with it; the first error is the one to raise.
+                with contextlib.suppress(Exception):
+                    pending.result()
             raise
         self._readings_seconds += runner_output.readings_seconds
         return complete(self.scheduler, step, runner_output)
-
-    def _lose_step_in_flight(self) -> None:
-        """The step before it failed, which was to write what it reads."""
-        if self._in_flight is not None:
-            step, pending = self._in_flight
-            self._in_flight = None
-            discard(self.scheduler, step)
-            # The device must be done with it. Whatever else went wrong, the first error is the one to tell.
-            with contextlib.suppress(Exception):
-                pending.result()
 
     def _begin_step(self) -> tuple[StepInFlight, PendingStep]:
         scheduler_output = self.scheduler.schedule()
@@ -186,13 +162,12 @@ class EngineCore:
         return bool(self._asleep)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether anything is waiting or running."""
         return self.scheduler.has_unfinished_requests()
 
     def stats(self) -> dict[str, Any]:
-        """The scheduler's counts (SchedulerStats by name); `readings_seconds`, how long logits have been read for
-        logprobs since the start; `collective_bytes` and `collective_calls`, what rank 0 has handed over since then, by
-        collective; `time`, on the monotonic clock, to which all that applies."""
+        """The fields of SchedulerStats; `readings_seconds` spent on reading logits for logprobs since the start;
+        `collective_bytes` and `collective_calls` of rank 0 since the start, by collective; `time`, when all this was
+        taken, on the monotonic clock."""
         group = self.executor.group
         return {
             **vars(self.scheduler.stats()),
@@ -210,18 +185,10 @@ class EngineCore:
         return self.scheduler.reset_prefix_cache(reset_running_requests)
 
     def check_health(self) -> None:
-        """
-        Raises:
-            EngineDeadError: a worker has failed.
-        """
         self.executor.check_health()
 
     def shutdown(self) -> None:
-        """End the workers."""
         self.executor.shutdown()
 
-    def collective_rpc(
-        self, method: str | Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> list[Any]:
-        """See MultiprocExecutor.collective_rpc."""
+    def collective_rpc(self, method: str | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
         return self.executor.collective_rpc(method, args, kwargs)

@@ -1,8 +1,5 @@
-"""The engine core in a process of its own, which core_start.py starts.
-
-Its configuration and addresses come pickled through stdin, which then stays open: when it ends, so has the parent, and
-the process follows. Messages are multipart; the first frame says what they are.
-"""
+"""The engine core in a process of its own. Its CoreStart comes pickled through stdin, which stays open as long as the
+parent lives; messages are multipart, their kind first."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import shutil
 import sys
 import threading
 import traceback
-from typing import Any
 
 import msgspec
 import torch
@@ -29,20 +25,18 @@ from vllm.v1.messages import EngineCoreOutput
 logger = init_logger(__name__)
 
 _HEALTH_CHECK_MS = 1000
-
-_MAX_FAILED_STEPS = 3
-"""So many steps in a row that fail are a fault of the engine, not of a request."""
+_MAX_FAILED_STEPS = 3  # in a row; the fault is then the engine's, not a request's
 
 
 class CoreProcess:
-    """The process's loop: take what has come, run a step, send what it gave."""
+    """The process's loop: take messages, run a step, send its outputs."""
 
     def __init__(self, start: CoreStart) -> None:
         context = zmq.Context()
         self._input = context.socket(zmq.PULL)
         self._output = context.socket(zmq.PUSH)
         for socket in (self._input, self._output):
-            # Nothing is dropped at a high-water mark, and nothing delays the process's end by much.
+            # No message is dropped at a high-water mark; unsent ones delay the process's end by a second at most.
             socket.set_hwm(0)
             socket.setsockopt(zmq.LINGER, 1000)
         self._input.connect(start.input_address)
@@ -70,7 +64,7 @@ class CoreProcess:
             self._output.close()
 
     def _serve(self) -> None:
-        # What is here now lives as long as the process: no collection need look at it.
+        # These objects live as long as the process: keep the garbage collector from visiting them.
         gc.freeze()
         self._send(READY, msgspec.msgpack.encode({"num_blocks": self._core.executor.num_blocks}))
         while self._take_messages():
@@ -78,7 +72,7 @@ class CoreProcess:
                 self._step()
 
     def _take_messages(self) -> bool:
-        """Handle every message that is there; wait for one when there is no other work. False: stop."""
+        """Handle all messages that have come; wait for one when there is no other work. False: stop."""
         while True:
             busy = self._core.has_work()
             if busy and not self._input.poll(0):
@@ -100,24 +94,19 @@ class CoreProcess:
         elif kind == ABORT:
             self._core.abort_requests(msgspec.msgpack.decode(frames[0]))
             if not self._core.has_work():
-                # No step follows that would tell what is left.
+                # No step follows that would send the counts.
                 self._send_outputs([])
         elif kind == CALL:
             number, method, arguments = msgspec.msgpack.decode(frames[0])
-            self._send(REPLY, msgspec.msgpack.encode((number, *self._call(method, arguments))))
-
-    def _call(self, method: str, arguments: list[Any]) -> tuple[bool, Any]:
-        """(True, result) or (False, message)."""
-        try:
-            result = getattr(self._core, method)(*arguments)
-            msgspec.msgpack.encode(result)
-            return True, result
-        except Exception as error:
-            return False, f"{type(error).__name__}: {error}"
+            try:
+                reply = msgspec.msgpack.encode((number, True, getattr(self._core, method)(*arguments)))
+            except Exception as error:
+                reply = msgspec.msgpack.encode((number, False, f"{type(error).__name__}: {error}"))
+            self._send(REPLY, reply)
 
     def _step(self) -> None:
-        scheduler = self._core.scheduler
-        before = list(scheduler.requests)
+        requests = self._core.scheduler.requests
+        before = list(requests)
         try:
             outputs = self._core.step()
             self._num_failed_steps = 0
@@ -129,12 +118,12 @@ class CoreProcess:
                 raise
             logger.exception("a step failed; its requests end")
             message = f"the engine's step failed: {type(error).__name__}: {error}"
-            lost = [request_id for request_id in before if not scheduler.has_request(request_id)]
+            lost = [request_id for request_id in before if request_id not in requests]
             outputs = [EngineCoreOutput(each, [], finish_reason="error", error=message) for each in lost]
         self._send_outputs(outputs)
 
     def _send_outputs(self, outputs: list[EngineCoreOutput]) -> None:
-        # Without copying: a step's arrays belong to nobody else once the step is over.
+        # Without copying: a step's arrays do not change after the step.
         self._output.send_multipart([OUTPUTS, *encode_outputs(outputs, self._core.stats())], copy=False)
 
     def _send(self, kind: bytes, *frames: bytes) -> None:
@@ -142,26 +131,22 @@ class CoreProcess:
 
 
 def _end_with_parent(folder: str) -> None:
-    """Wait for the end of stdin, which only the parent's end closes. A parent that was killed left its folder."""
+    """Exit when stdin ends: the parent has ended. One that was killed has left its folder."""
     while os.read(0, 4096):
         pass
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
-def _share_cores(num_replicas: int) -> None:
-    """Compute in this replica's share of the threads that one engine would have, unless the user says how many."""
-    if num_replicas > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(torch.get_num_threads() // num_replicas, 1))
-
-
 def main() -> int:
-    """Run a core as the parent describes it."""
+    """Run a core with the configuration from stdin; the process's exit status."""
     try:
         start = pickle.load(sys.stdin.buffer)
     except EOFError:
-        # The parent ended, or found that it needs no core.
+        # The parent ended, or needs no core.
         return 1
     threading.Thread(target=_end_with_parent, args=(start.folder,), daemon=True).start()
-    _share_cores(start.config.parallel_config.data_parallel_size)
+    num_replicas = start.config.parallel_config.data_parallel_size
+    if num_replicas > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(torch.get_num_threads() // num_replicas, 1))
     return CoreProcess(start).run()

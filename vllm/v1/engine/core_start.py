@@ -1,7 +1,5 @@
-"""How the engine core's process begins, and the names of the messages between the two processes.
-
-Light, so that the process can be started before its parent imports what takes time: it does the same meanwhile.
-"""
+"""Starts and ends the engine core's process; names the messages. Has only light imports: the process is started first,
+so that it and its parent import the rest at the same time."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,34 +24,31 @@ CoreProcessHandle = subprocess.Popen[bytes]
 
 _END_SECONDS = 1.0
 
-_DEFAULTS = {"GOMP_SPINCOUNT": "10000"}
-"""Of the core's environment. OpenMP's threads wait for one another by spinning, by default for some 16 ms. Where
-another process, such as the server itself, has taken a core, every operator waits that long: one sequence was decoded
-at 4 instead of 48 tokens a second. On quiet cores the shorter wait costs nothing."""
-
 
 @dataclass(frozen=True)
 class CoreStart:
-    """What a core process is told first."""
+    """The first message to a core process."""
 
     config: VllmConfig
-    folder: str  # of the addresses
+    folder: str  # of the sockets
     input_address: str
     output_address: str
 
 
 def start_core() -> CoreProcessHandle:
     """A core process that imports what it needs and waits for `tell_core`. It ends with this process."""
-    # A fresh interpreter rather than a fork or a spawn: no thread is copied, and no main module is run again. It sees
-    # the modules that this process sees.
-    environment = {**_DEFAULTS, **os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    # A fresh interpreter rather than a fork or a spawn: no thread is copied, and no main module is run again.
+    # OpenMP's threads spin while they wait for one another, by default for some 16 ms; where another process has taken
+    # a core, every operator waits that long (4 instead of 48 tokens a second).
+    spinning = {"GOMP_SPINCOUNT": "10000"}
+    environment = {**spinning, **os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return subprocess.Popen([sys.executable, "-m", "vllm.v1.engine"], stdin=subprocess.PIPE, env=environment)
 
 
 def tell_core(process: CoreProcessHandle, start: CoreStart) -> None:
-    """Let a core begin."""
+    """Send a core its configuration."""
     assert process.stdin is not None
-    # One that died at once is noticed by its exit status.
+    # A core that died at once is noticed by its exit status.
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(pickle.dumps(start))
         process.stdin.flush()
@@ -64,20 +58,18 @@ def end_core(process: CoreProcessHandle) -> None:
     """Make sure that the process is gone."""
     if process.poll() is None:
         process.terminate()
-        deadline = time.monotonic() + _END_SECONDS
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        if process.poll() is None:
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
             kill_core(process)
-        process.wait()
+            process.wait()
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
 
 
 def kill_core(process: CoreProcessHandle) -> None:
-    """Kill the process and those that it started, whatever they do. Workers end with their core, but one that hangs
-    does not notice."""
+    """Kill the process and its descendants: a worker that hangs does not end with its core."""
     pids = _descendants(process.pid)
     process.kill()
     for pid in pids:
@@ -86,7 +78,7 @@ def kill_core(process: CoreProcessHandle) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and those have. None where the system does not tell."""
+    """All processes below `pid`; none where the system has no /proc."""
     children: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):

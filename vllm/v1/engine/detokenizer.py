@@ -1,4 +1,4 @@
-"""Incremental detokenisation: text as it grows, never half a character, stop strings found as they appear."""
+"""Incremental detokenisation: whole characters only, stop strings found as they appear."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ from vllm.tokenizers.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """The text of one sequence.
-
-    Text that may yet turn out to be the start of a stop string is held back from streams until it cannot be
-    one.
-    """
+    """The text of one sequence. What may be the start of a stop string is held back from streams."""
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._stream = tokenizer.decode_stream(params.skip_special_tokens, params.spaces_between_special_tokens)
@@ -24,20 +20,15 @@ class Detokenizer:
         self._hold_back = max(map(len, self._stop), default=1) - 1 if not params.include_stop_str_in_output else 0
 
     def update(self, new_token_ids: list[int], stopped_by_token: bool) -> str | None:
-        """Take new ids; returns the stop string that ended the text, if one did.
-
-        Args:
-            new_token_ids: ids in order.
-            stopped_by_token: the last id is the end-of-sequence or a stop id, whose text is not part of the
-                output unless include_stop_str_in_output.
-        """
+        """Take new ids; returns the stop string that ended the text, if one did. `stopped_by_token`: the last id is a
+        stop id, whose text is excluded unless include_stop_str_in_output."""
         ids = new_token_ids
         if stopped_by_token and ids and not self._params.include_stop_str_in_output:
             ids = ids[:-1]
         self._pending_ids.extend(ids)
         self._num_tokens += len(new_token_ids)
         if not self._stop:
-            # Nobody looks at the text before take_text does, which may be once, at the end.
+            # The text is not needed before take_text, which may come once, at the end.
             return None
         searched = len(self.text)
         self._decode_pending()
@@ -59,14 +50,11 @@ class Detokenizer:
             self._pending_ids = []
 
     def _find_stop(self, searched: int) -> str | None:
-        """Cut the text at the stop string that begins first; a stop string may begin in text seen before."""
-        best: tuple[int, str] | None = None
-        for stop in self._stop:
-            where = self.text.find(stop, max(searched - len(stop) + 1, 0))
-            if where >= 0 and (best is None or where < best[0]):
-                best = (where, stop)
-        if best is None:
+        """Cut the text at the stop string that begins first; it may begin before `searched`."""
+        places = [(self.text.find(stop, max(searched - len(stop) + 1, 0)), stop) for stop in self._stop]
+        found = [place for place in places if place[0] >= 0]
+        if not found:
             return None
-        where, stop = best
+        where, stop = min(found, key=lambda place: place[0])
         self.text = self.text[: where + len(stop) if self._params.include_stop_str_in_output else where]
         return stop

@@ -1,8 +1,7 @@
-"""From what a user passes to what the engine core takes: tokenise, validate, number."""
+"""From what a user passes to what the engine core takes: tokenise, validate, fill in defaults."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
-from vllm.utils.checks import check_encodable, check_neutral
+from vllm.utils.checks import check_encodable, check_neutral, check_token_id, wrong_type
 from vllm.v1.messages import EngineCoreRequest
 from vllm.v1.sample.bad_words import spell_bad_words
 from vllm.v1.sample.logits_processor import validate_params
@@ -52,7 +51,7 @@ class ProcessedPrompt:
 
 
 class InputProcessor:
-    """Turns prompts and parameters into valid ones, or raises before anything is queued."""
+    """Turns prompts and parameters into valid ones, or raises VLLMValidationError before anything is queued."""
 
     def __init__(self, config: VllmConfig, tokenizer: Tokenizer | None) -> None:
         self.model_config = config.model_config
@@ -61,23 +60,14 @@ class InputProcessor:
         self.eos_token_ids = frozenset(self.model_config.hf_config.eos_token_ids)
 
     def process_prompts(
-        self,
-        prompts: Sequence[Any],
-        params: Sequence[SamplingParams] | None = None,
-        *,
-        add_special_tokens: bool = True,
+        self, prompts: Sequence[Any], params: Sequence[SamplingParams] | None = None, *, add_special_tokens: bool = True
     ) -> list[ProcessedPrompt]:
-        """Tokenise in one batch what is text, check what is ids.
+        """Tokenise texts in one batch, check ids and lengths.
 
         Args:
             prompts: strings, lists of ids, or TextPrompt / TokensPrompt dicts.
             params: one a prompt, for truncate_prompt_tokens and for whether room for output is needed; None = no
                 truncation, room for a token.
-            add_special_tokens: tokenise texts with what the tokenizer puts around one, such as <s>.
-
-        Raises:
-            VLLMValidationError: a prompt of another shape, an empty one, ids outside the vocabulary, or one
-                with no room left for output.
         """
         for own in params or ():
             check_params_type(own)
@@ -85,54 +75,41 @@ class InputProcessor:
         for i, prompt in enumerate(prompts):
             with _naming(i, len(prompts)):
                 parsed.append(self._parse(prompt))
-        missing = [i for i, prompt in enumerate(parsed) if prompt.token_ids is None]
-        encoded: dict[int, list[int]] = {}
-        if missing:
+        texts = [text or "" for text, token_ids, _ in parsed if token_ids is None]
+        encoded: Iterator[list[int]] = iter(())
+        if texts:
             if self.tokenizer is None:
-                raise VLLMValidationError(
-                    "a text prompt needs a tokenizer, and skip_tokenizer_init left it out; pass prompt_token_ids",
-                    parameter="prompt",
-                    value=parsed[missing[0]].text,
-                )
-            texts = [parsed[i].text or "" for i in missing]
-            encoded = dict(zip(missing, self.tokenizer.encode_batch(texts, add_special_tokens), strict=True))
+                message = "a text prompt needs a tokenizer, and skip_tokenizer_init left it out; pass prompt_token_ids"
+                raise VLLMValidationError(message, "prompt", texts[0])
+            encoded = iter(self.tokenizer.encode_batch(texts, add_special_tokens))
         result = []
-        for i, prompt in enumerate(parsed):
-            token_ids = encoded[i] if prompt.token_ids is None else prompt.token_ids
+        for i, (text, token_ids, cache_salt) in enumerate(parsed):
+            if token_ids is None:
+                token_ids = next(encoded)
             with _naming(i, len(prompts)):
                 room = 1
                 if params is not None:
                     token_ids = self._truncate(token_ids, params[i])
                     room = 0 if params[i].max_tokens == 0 else 1
                 self._check_length(token_ids, room)
-            result.append(ProcessedPrompt(prompt.text, token_ids, prompt.cache_salt))
+            result.append(ProcessedPrompt(text, token_ids, cache_salt))
         return result
 
     def process_params(self, params: SamplingParams, prompt_len: int) -> SamplingParams:
-        """A validated copy with the engine's defaults filled in and max_tokens set.
-
-        Raises:
-            VLLMValidationError: a value that this model or engine cannot honour.
-        """
+        """A validated copy with the engine's defaults filled in and max_tokens set."""
         check_params_type(params)
         config = self.model_config
         params.verify(config.vocab_size, config.max_logprobs, config.max_logprob_token_ids)
         params.verify_prompt(prompt_len)
         if params.stop and self.tokenizer is None:
-            raise VLLMValidationError(
-                "stop strings need a tokenizer, and skip_tokenizer_init left it out",
-                parameter="stop",
-                value=params.stop,
-            )
+            message = "stop strings need a tokenizer, and skip_tokenizer_init left it out"
+            raise VLLMValidationError(message, "stop", params.stop)
         own = params.clone()
-        room = config.max_model_len - prompt_len
-        if own.max_tokens is None and own.min_tokens > room:
-            raise VLLMValidationError(
-                f"min_tokens must be at most {room}, what max_model_len={config.max_model_len} leaves for output, "
-                f"got {own.min_tokens}",
-                parameter="min_tokens",
-                value=own.min_tokens,
-            )
+        limit, least = config.max_model_len, own.min_tokens
+        room = limit - prompt_len
+        if own.max_tokens is None and least > room:
+            message = f"min_tokens must be at most {room}, what max_model_len={limit} leaves for output, got {least}"
+            raise VLLMValidationError(message, "min_tokens", least)
         own.max_tokens = room if own.max_tokens is None else min(own.max_tokens, room)
         if own.logprobs_mode is None:
             own.logprobs_mode = config.logprobs_mode  # type: ignore[assignment]
@@ -142,123 +119,61 @@ class InputProcessor:
         return own
 
     def check_request(self, request_id: Any, params: SamplingParams, priority: Any) -> None:
-        """Check what is neither a prompt's matter nor a parameter's.
-
-        Raises:
-            VLLMValidationError: `request_id` is no text; `priority` is no integer, or the scheduling policy would
-                ignore it; or `params` asks for a beam search, which is many requests.
-        """
+        """Check the id and the priority, and that `params` describes a single request (no beam search)."""
         if not isinstance(request_id, str) or not request_id:
-            raise VLLMValidationError(
-                f"request_id must be a non-empty string, got {request_id!r}", parameter="request_id", value=request_id
-            )
+            message = f"request_id must be a non-empty string, got {request_id!r}"
+            raise VLLMValidationError(message, "request_id", request_id)
         if params.use_beam_search:
-            raise VLLMValidationError(
-                "use_beam_search is a search over many requests, which LLM.generate and LLM.beam_search drive; "
-                "the engine takes single requests",
-                parameter="use_beam_search",
-                value=True,
+            message = (
+                "use_beam_search needs many requests, made by LLM.generate and LLM.beam_search; the engine takes one"
             )
+            raise VLLMValidationError(message, "use_beam_search", True)
         if isinstance(priority, bool) or not isinstance(priority, Integral):
-            raise VLLMValidationError(
-                f"priority must be an integer, got {type(priority).__name__}",
-                parameter="priority",
-                value=priority,
-            )
+            raise wrong_type("priority", priority, "an integer")
         if priority != 0 and self._policy != "priority":
-            raise VLLMValidationError(
-                f"priority {priority} needs scheduling_policy='priority', and this engine's is {self._policy!r}",
-                parameter="priority",
-                value=priority,
-            )
+            message = f"priority {priority} needs scheduling_policy='priority', and this engine's is {self._policy!r}"
+            raise VLLMValidationError(message, "priority", priority)
 
-    def core_request(
-        self, request_id: str, prompt: ProcessedPrompt, params: SamplingParams, arrival_time: float, priority: int
-    ) -> EngineCoreRequest:
-        """What the engine core takes for one sequence. `arrival_time`: seconds on the monotonic clock."""
-        return EngineCoreRequest(
-            request_id=request_id,
-            prompt_token_ids=prompt.token_ids,
-            sampling_params=params,
-            eos_token_ids=self.eos_token_ids,
-            arrival_time=arrival_time,
-            priority=priority,
-            cache_salt=prompt.cache_salt,
-        )
+    def core_requests(
+        self, children: list[tuple[str, SamplingParams]], prompt: ProcessedPrompt, arrival_time: float, priority: int
+    ) -> Iterator[EngineCoreRequest]:
+        """A request for each (core id, parameters). `arrival_time`: seconds on the monotonic clock."""
+        ids, salt = prompt.token_ids, prompt.cache_salt
+        for core_id, params in children:
+            yield EngineCoreRequest(core_id, ids, params, self.eos_token_ids, arrival_time, priority, salt)
 
-    def _parse(self, prompt: Any) -> _ParsedPrompt:
+    def _parse(self, prompt: Any) -> tuple[str | None, list[int] | None, str | None]:
+        """(text, token ids, cache salt); without ids, the text is to be tokenised."""
         if isinstance(prompt, str):
-            return _ParsedPrompt(self._check_text(prompt), None, None)
-        if isinstance(prompt, Mapping):
-            for name in _REFUSED_KEYS.keys() & prompt.keys():
-                check_neutral(name, prompt[name], _REFUSED_KEYS[name])
-            # "type" is the tag of upstream's own prompt types.
-            unknown = sorted(set(prompt) - _PROMPT_KEYS - _REFUSED_KEYS.keys() - {"type", "arrival_time"})
-            if unknown:
-                raise VLLMValidationError(
-                    f"unknown prompt field {unknown[0]!r}; known: {', '.join(sorted(_PROMPT_KEYS))}",
-                    parameter="prompt",
-                    value=unknown[0],
-                )
-            text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
-            if salt is not None and not isinstance(salt, str):
-                raise VLLMValidationError(
-                    f"cache_salt must be a string, got {type(salt).__name__}",
-                    parameter="cache_salt",
-                    value=salt,
-                )
-            if ids is None:
-                return _ParsedPrompt(self._check_text(text), None, salt)
-            return _ParsedPrompt(text, self._check_ids(ids), salt)
-        return _ParsedPrompt(None, self._check_ids(prompt), None)
-
-    @staticmethod
-    def _check_text(text: Any) -> str:
-        if not isinstance(text, str):
-            raise VLLMValidationError(
-                f"prompt must be a string or a list of token ids, got {type(text).__name__}",
-                parameter="prompt",
-                value=text,
-            )
-        check_encodable("prompt", text)
-        return text
+            return _check_text(prompt), None, None
+        if not isinstance(prompt, Mapping):
+            return None, self._check_ids(prompt), None
+        for name in _REFUSED_KEYS.keys() & prompt.keys():
+            check_neutral(name, prompt[name], _REFUSED_KEYS[name])
+        # "type" is the tag of upstream's own prompt types.
+        unknown = sorted(set(prompt) - _PROMPT_KEYS - _REFUSED_KEYS.keys() - {"type", "arrival_time"})
+        if unknown:
+            message = f"unknown prompt field {unknown[0]!r}; known: {', '.join(sorted(_PROMPT_KEYS))}"
+            raise VLLMValidationError(message, "prompt", unknown[0])
+        text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
+        if salt is not None and not isinstance(salt, str):
+            raise wrong_type("cache_salt", salt, "a string")
+        if ids is None:
+            return _check_text(text), None, salt
+        return text, self._check_ids(ids), salt
 
     def _check_ids(self, ids: Any) -> list[int]:
+        name, vocab_size = "prompt_token_ids", self.model_config.vocab_size
         elements = ids.tolist() if hasattr(ids, "tolist") else ids
         if isinstance(elements, (str, bytes)) or not isinstance(elements, Sequence):
-            raise VLLMValidationError(
-                f"prompt_token_ids must be a list of integers, got {type(ids).__name__}",
-                parameter="prompt_token_ids",
-                value=ids,
-            )
-        result: list[int] = []
-        # Plain integers, as they mostly are, are not looked at one by one.
-        only_ints = set(map(type, elements)) <= {int}
-        if only_ints:
-            result = list(elements)
-        for element in () if only_ints else elements:
-            if isinstance(element, bool):
-                raise VLLMValidationError(
-                    "prompt_token_ids must hold integers, got bool",
-                    parameter="prompt_token_ids",
-                    value=element,
-                )
-            try:
-                result.append(operator.index(element))
-            except TypeError:
-                raise VLLMValidationError(
-                    f"prompt_token_ids must hold integers, got {type(element).__name__} {shown(element)}",
-                    parameter="prompt_token_ids",
-                    value=element,
-                ) from None
-        if result and not (min(result) >= 0 and max(result) < self.model_config.vocab_size):
+            raise wrong_type(name, ids, "a list of integers")
+        # Lists of plain integers, the usual case, are not checked one by one.
+        is_plain = set(map(type, elements)) <= {int}
+        result = list(elements) if is_plain else [check_token_id(name, element) for element in elements]
+        if result and not (min(result) >= 0 and max(result) < vocab_size):
             worst = min(result) if min(result) < 0 else max(result)
-            raise VLLMValidationError(
-                f"prompt_token_ids must be in [0, {self.model_config.vocab_size}), the model's vocabulary; "
-                f"got {shown(worst)}",
-                parameter="prompt_token_ids",
-                value=worst,
-            )
+            message = f"{name} must be in [0, {vocab_size}), the model's vocabulary; got {shown(worst)}"
+            raise VLLMValidationError(message, name, worst)
         return result
 
     def _truncate(self, token_ids: list[int], params: SamplingParams) -> list[int]:
@@ -267,11 +182,8 @@ class InputProcessor:
             return token_ids
         longest = self.model_config.max_model_len
         if limit > longest:
-            raise VLLMValidationError(
-                f"truncate_prompt_tokens must be at most max_model_len={longest}, got {limit}",
-                parameter="truncate_prompt_tokens",
-                value=limit,
-            )
+            message = f"truncate_prompt_tokens must be at most max_model_len={longest}, got {limit}"
+            raise VLLMValidationError(message, "truncate_prompt_tokens", limit)
         if limit == -1:
             max_tokens = 1 if params.max_tokens is None else params.max_tokens
             limit = max(longest - max_tokens, 1)
@@ -279,43 +191,34 @@ class InputProcessor:
 
     def _check_length(self, token_ids: list[int], room: int) -> None:
         if not token_ids:
-            raise VLLMValidationError("the prompt is empty", parameter="prompt", value="")
+            raise VLLMValidationError("the prompt is empty", "prompt", "")
         limit = self.model_config.max_model_len
         if len(token_ids) > limit - room:
             problem = "leaves no room for output within" if room else "is more than"
-            raise VLLMValidationError(
-                f"the prompt has {len(token_ids)} tokens, which {problem} max_model_len={limit}",
-                parameter="prompt",
-                value=len(token_ids),
-            )
+            message = f"the prompt has {len(token_ids)} tokens, which {problem} max_model_len={limit}"
+            raise VLLMValidationError(message, "prompt", len(token_ids))
 
 
 def check_params_type(params: Any) -> None:
-    """
-    Raises:
-        VLLMValidationError: it is no SamplingParams.
-    """
+    """Raises VLLMValidationError unless it is SamplingParams."""
     if not isinstance(params, SamplingParams):
-        raise VLLMValidationError(
-            f"sampling_params must be SamplingParams, got {type(params).__name__}", parameter="sampling_params"
-        )
+        message = f"sampling_params must be SamplingParams, got {type(params).__name__}"
+        raise VLLMValidationError(message, "sampling_params")
+
+
+def _check_text(text: Any) -> str:
+    if not isinstance(text, str):
+        raise wrong_type("prompt", text, "a string or a list of token ids")
+    check_encodable("prompt", text)
+    return text
 
 
 @contextmanager
 def _naming(index: int, count: int) -> Iterator[None]:
-    """Say which of several prompts an error is about."""
+    """Adds to an error which of several prompts it is about."""
     try:
         yield
     except VLLMValidationError as error:
         if count == 1:
             raise
-        raise VLLMValidationError(
-            f"prompts[{index}]: {error.args[0]}", parameter=error.parameter, value=error.value
-        ) from None
-
-
-@dataclass(frozen=True)
-class _ParsedPrompt:
-    text: str | None
-    token_ids: list[int] | None
-    cache_salt: str | None
+        raise VLLMValidationError(f"prompts[{index}]: {error.args[0]}", error.parameter, error.value) from None

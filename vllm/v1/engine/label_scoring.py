@@ -1,11 +1,4 @@
-"""Scores of labels after a prompt: which requests read them, and what their readings add up to.
-
-The labels' token ids form a trie. A label's logprob is the sum over its path's edges, and the edges out of one node
-are read from one row of logits. So a request is needed for every node with children but no grandchildren: it appends
-the node's tokens to the prompt, its prompt readings give the nodes before, its next position the node itself. A node
-of several paths is read by the first of them; and the first alone computes the prompt, as the others find it in the
-prefix cache.
-"""
+"""Scores of labels after a prompt: the requests that read them, and the sums of their readings."""
 
 from __future__ import annotations
 
@@ -26,7 +19,7 @@ from vllm.v1.engine.input_processor import ProcessedPrompt
 
 @dataclass(frozen=True)
 class Label:
-    """A continuation to score: its text, if it was given as one, and its token ids."""
+    """A continuation to score. `text`: None when it was given as ids."""
 
     text: str | None
     token_ids: list[int]
@@ -38,23 +31,12 @@ class Label:
 
 
 def encode_labels(labels: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str = "labels") -> list[Label]:
-    """Labels from what a user gives: a list of texts, of token ids, or of lists of token ids.
-
-    Args:
-        labels: what was given.
-        tokenizer: the model's, for texts.
-        vocab_size: bound of the ids.
-        name: what the user calls them.
-
-    Raises:
-        VLLMValidationError: no labels, one without a token, ids outside the vocabulary, a text without a tokenizer,
-            or two labels of the same tokens.
-    """
+    """Labels, distinct and not empty, from a list of texts, token ids or lists of them. `name`: the user's field."""
     elements = labels.tolist() if hasattr(labels, "tolist") else labels
     if isinstance(elements, (str, bytes)) or not isinstance(elements, Sequence):
         raise wrong_type(name, labels, "a list of strings or of token ids")
     if not elements:
-        raise VLLMValidationError(f"{name} must not be empty", parameter=name, value=labels)
+        raise VLLMValidationError(f"{name} must not be empty", name, labels)
     encoded: list[Label] = []
     seen: dict[tuple[int, ...], Label] = {}
     for element in elements:
@@ -62,7 +44,7 @@ def encode_labels(labels: Any, tokenizer: Tokenizer | None, vocab_size: int, nam
         same = seen.setdefault(tuple(label.token_ids), label)
         if same is not label:
             raise VLLMValidationError(
-                f"{name} {same} and {label} are the same tokens, {label.token_ids}", parameter=name, value=element
+                f"{name} {same} and {label} are the same tokens, {label.token_ids}", name, element
             )
         encoded.append(label)
     return encoded
@@ -72,59 +54,49 @@ def _encode_label(name: str, element: Any, tokenizer: Tokenizer | None, vocab_si
     if isinstance(element, str):
         check_texts(name, element)
         if tokenizer is None:
-            raise VLLMValidationError(
-                "a text label needs a tokenizer, and skip_tokenizer_init left it out; pass token ids",
-                parameter=name,
-                value=element,
-            )
+            message = "a text label needs a tokenizer, and skip_tokenizer_init left it out; pass token ids"
+            raise VLLMValidationError(message, name, element)
         label = Label(element, tokenizer.encode(element, add_special_tokens=False))
     else:
         values = element.tolist() if hasattr(element, "tolist") else element
         values = values if isinstance(values, (list, tuple, range)) else [values]
         label = Label(None, [check_token_id(name, value) for value in values])
     if not label.token_ids:
-        raise VLLMValidationError(f"label {element!r} has no token", parameter=name, value=element)
+        raise VLLMValidationError(f"label {element!r} has no token", name, element)
     if min(label.token_ids) < 0:
-        raise VLLMValidationError(
-            f"{name} must not be negative, got {shown(min(label.token_ids))}", parameter=name, value=element
-        )
+        raise VLLMValidationError(f"{name} must not be negative, got {shown(min(label.token_ids))}", name, element)
     check_vocabulary(name, label.token_ids, vocab_size)
     return label
 
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """A place in the trie: what was generated of a label so far."""
+    """A node of the trie."""
 
     children: dict[int, _Node] = field(default_factory=dict)
     edges: dict[int, int] = field(default_factory=dict)  # child's token id -> number of the edge, once planned
     ends_label: bool = False
 
 
-@dataclass(frozen=True)
-class _Branch:
-    """One request a prompt: the path to a node without grandchildren."""
-
-    token_ids: list[int]  # after the prompt's
-    params: SamplingParams  # prompt_logprob_start counts from the prompt's last token
-
-
 class LabelScorer:
-    """The labels of one call: requests for a prompt, scores from their outputs."""
+    """The labels of one call, from `encode_labels`: requests for a prompt, scores from their outputs.
+
+    The labels' token ids form a trie. A label's logprob is the sum over its path's edges, and the edges out of one node
+    are read from one row of logits. So a request is needed for every node with children but no grandchildren: it
+    appends the node's tokens to the prompt, its prompt readings give the nodes before, its next position the node
+    itself. A node of several paths is read by the first request; the others find the prompt in the prefix cache.
+    """
 
     def __init__(self, labels: Sequence[Label], max_model_len: int) -> None:
-        """
-        Args:
-            labels: distinct ones, of at least one token each; from `encode_labels`.
-            max_model_len: longest sequence that can be computed, in tokens.
-        """
         self._labels = list(labels)
         self._texts = [label.text for label in self._labels]
         self._token_ids = [label.token_ids for label in self._labels]
         self._max_model_len = max_model_len
         self._longest = max(self._labels, key=lambda label: len(label.token_ids))
         paths = self._build_paths()
-        self._branches: list[_Branch] = []
+        # The requests for a prompt: token ids to append to it, and parameters whose prompt_logprob_start counts from
+        # its last token.
+        self._branches: list[tuple[list[int], SamplingParams]] = []
         self._edge_tokens: list[int] = []  # in the order in which the branches' readings come
         for label, path in zip(self._labels, paths, strict=True):
             self._add_branch(label.token_ids[:-1], path)
@@ -138,7 +110,7 @@ class LabelScorer:
         self._continues_none = np.asarray([not any(node.ends_label for node in path) for path in paths])
 
     def _build_paths(self) -> list[list[_Node]]:
-        """The nodes that each label's tokens are read at."""
+        """For each label, the nodes where its tokens are read."""
         root = _Node()
         paths = []
         for label in self._labels:
@@ -151,13 +123,13 @@ class LabelScorer:
         return paths
 
     def _add_branch(self, token_ids: list[int], path: list[_Node]) -> None:
-        """Plan the request for the path's last node, unless a longer path passes it or an earlier one ends there."""
+        """Plan the request for the path's last node, unless a longer path passes it or an earlier one ended there."""
         if path[-1].edges or any(child.children for child in path[-1].children.values()):
             return
         num_shared = sum(bool(node.edges) for node in path)
         lists: list[list[int]] = []
         for node, taken in zip(path[num_shared:], [*token_ids[num_shared:], None], strict=True):
-            # A prompt position shows the prompt's own token before the ids.
+            # A prompt position's readings begin with the prompt's own token.
             first = [] if taken is None else [taken]
             lists.append(list(dict.fromkeys([*first, *node.children])))
             node.edges = {token: number for number, token in enumerate(lists[-1], start=len(self._edge_tokens))}
@@ -173,27 +145,21 @@ class LabelScorer:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        self._branches.append(_Branch(token_ids, params))
+        self._branches.append((token_ids, params))
 
     def check_prompts(self, prompts: Sequence[ProcessedPrompt]) -> None:
-        """
-        Raises:
-            VLLMValidationError: a prompt leaves no room for the longest label.
-        """
+        """Raises VLLMValidationError when a prompt leaves no room for the longest label."""
         for index, prompt in enumerate(prompts):
             num_tokens, longest = len(prompt.token_ids), len(self._longest.token_ids)
             if num_tokens > self.max_prompt_len:
                 name = "the prompt" if len(prompts) == 1 else f"prompts[{index}]"
-                raise VLLMValidationError(
-                    f"{name} has {num_tokens} tokens and label {self._longest} {longest}; all but the label's last "
-                    f"must fit within max_model_len={self._max_model_len}",
-                    parameter="prompts",
-                    value=num_tokens,
-                )
+                sizes = f"{num_tokens} tokens and label {self._longest} {longest}"
+                limit = f"all but the label's last must fit within max_model_len={self._max_model_len}"
+                raise VLLMValidationError(f"{name} has {sizes}; {limit}", "prompts", num_tokens)
 
     @property
     def num_requests(self) -> int:
-        """Requests a prompt."""
+        """Requests for each prompt."""
         return len(self._branches)
 
     @property
@@ -203,19 +169,18 @@ class LabelScorer:
         return self._max_model_len - len(self._longest.token_ids) + 1
 
     def requests(self, prompt: ProcessedPrompt) -> list[tuple[ProcessedPrompt, SamplingParams]]:
-        """What to queue for a prompt, in this order; ready for the engine core, as the caps on how many ids a user may
-        read do not apply."""
+        """What to queue for a prompt, in this order; ready for the engine core, as the caps on ids do not apply."""
         last_row = len(prompt.token_ids) - 1
         result = []
-        for branch in self._branches:
-            params = branch.params.clone()
+        for token_ids, shared_params in self._branches:
+            params = shared_params.clone()
             if params.prompt_logprob_start is not None:
                 params.prompt_logprob_start += last_row
-            result.append((ProcessedPrompt(None, prompt.token_ids + branch.token_ids, prompt.cache_salt), params))
+            result.append((ProcessedPrompt(None, prompt.token_ids + token_ids, prompt.cache_salt), params))
         return result
 
     def scores(self, prompt: ProcessedPrompt, outputs: Sequence[RequestOutput]) -> LabelScores:
-        """The prompt's scores from the outputs of its `requests`, in their order."""
+        """The prompt's scores from the outputs of its `requests`, in their order. After an error they are NaN."""
         error = next((output.outputs[0].error for output in outputs if output.outputs[0].error is not None), None)
         if error is None:
             logprobs, logits, ranks = (edges[self._edges] for edges in self._gather(outputs))
@@ -237,7 +202,7 @@ class LabelScorer:
             error=error,
         )
 
-    def _gather(self, outputs: Sequence[RequestOutput]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _gather(self, outputs: Sequence[RequestOutput]) -> list[np.ndarray]:
         """Logprob, logit (float32) and rank (int32) of every edge."""
         readings = [
             part
@@ -245,17 +210,14 @@ class LabelScorer:
             for part in (output.prompt_logprobs, output.outputs[0].logprobs)
             if part is not None
         ]
-        # Entries come in the order asked, the prompt's own token first: that of the edges' numbers.
+        # The order of entries is that of the requests, the prompt's own token first: the order of the edges' numbers.
         assert np.array_equal(np.concatenate([part.token_ids for part in readings]), self._edge_tokens)
-        return (
-            np.concatenate([part.logprobs for part in readings]),
-            np.concatenate([part.logits for part in readings]),
-            np.concatenate([part.ranks for part in readings]),
-        )
+        names = ("logprobs", "logits", "ranks")
+        return [np.concatenate([getattr(part, name) for part in readings]) for name in names]
 
 
 def _softmax(logprobs: np.ndarray) -> np.ndarray:
-    """NaN where no label is possible at all: no distribution over them exists then."""
+    """NaN when all are -inf or NaN."""
     top = logprobs.max()
     if not np.isfinite(top):
         return np.full_like(logprobs, np.nan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import SamplingParams
 from vllm.utils.checks import check_neutral
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
@@ -20,7 +19,7 @@ from vllm.v1.executor.select import Executor
 
 
 class LLMEngine:
-    """Input processor, engine core, output processor: the road of one request."""
+    """Input processor, engine core and output processor in one process."""
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
         self.vllm_config = config
@@ -44,11 +43,8 @@ class LLMEngine:
         enable_multiprocessing: bool = False,
         use_tqdm: bool = False,
     ) -> LLMEngine:
-        """Build the configuration and the engine. `usage_context` says who asks: nothing is reported.
-
-        Raises:
-            ValueError: an argument that cannot be honoured.
-        """
+        """Build the configuration and the engine; ValueError: an argument that cannot be honoured. `usage_context` says
+        who asks: nothing is reported."""
         check_neutral("stat_loggers", stat_loggers, "read LLM.get_metrics, or the server's /metrics")
         check_neutral("enable_multiprocessing", enable_multiprocessing, "AsyncLLM runs the core in its own process")
         if engine_args.data_parallel_size != 1:
@@ -75,7 +71,6 @@ class LLMEngine:
         Args:
             request_id: a name that no unfinished request has.
             prompt: a string, a list of ids, or a TextPrompt / TokensPrompt dict.
-            params: what to do with it.
             arrival_time: seconds on the monotonic clock; None = now.
             lora_request: None; adapters are not implemented.
             tokenization_kwargs: may hold add_special_tokens.
@@ -102,39 +97,21 @@ class LLMEngine:
     ) -> None:
         """Queue requests that went through the input processor; all of them, or, on an error, none."""
         now = time.monotonic() if arrival_time is None else arrival_time
+        priorities = priorities or [0] * len(prompts)
         added: list[str] = []
         try:
-            for request_id, prompt, own, priority in zip(
-                request_ids, prompts, params, priorities or itertools.repeat(0, len(prompts)), strict=True
-            ):
-                self._add_one(request_id, prompt, own, now, priority, added)
+            for request_id, prompt, own, priority in zip(request_ids, prompts, params, priorities, strict=True):
+                self.input_processor.check_request(request_id, own, priority)
+                children = self.output_processor.add_request(request_id, prompt.text, prompt.token_ids, own, now)
+                added.append(request_id)
+                for request in self.input_processor.core_requests(children, prompt, now, priority):
+                    self.engine_core.add_request(request)
         except BaseException:
             self.abort_request(added)
             raise
 
-    def _add_one(
-        self,
-        request_id: str,
-        prompt: ProcessedPrompt,
-        params: SamplingParams,
-        now: float,
-        priority: int,
-        added: list[str],
-    ) -> None:
-        self.input_processor.check_request(request_id, params, priority)
-        children = self.output_processor.add_request(request_id, prompt.text, prompt.token_ids, params, now)
-        added.append(request_id)
-        for child_id, child_params in children:
-            self.engine_core.add_request(
-                self.input_processor.core_request(child_id, prompt, child_params, now, priority)
-            )
-
     def step(self) -> list[RequestOutput]:
-        """Run one step; returns the requests that have something new to say, as their output_kind wants it.
-
-        Raises:
-            Exception: a fault of the model's step. Its requests are gone; the others may go on.
-        """
+        """Run one step; returns the outputs due by output_kind. After an error only the step's requests are gone."""
         try:
             outputs = self.engine_core.step()
         except BaseException:
@@ -211,6 +188,3 @@ class LLMEngine:
         """Call a method of every worker by name, or a function with the worker as its first argument; one result a
         worker. `timeout` has no effect: VLLM_WORKER_TIMEOUT_S bounds the wait for other ranks."""
         return self.engine_core.collective_rpc(method, args, kwargs)
-
-
-__all__ = ["LLMEngine", "RequestOutputKind"]

@@ -1,4 +1,4 @@
-"""Gathers one request's readings, step by step: its own rows, so that no step's arrays outlive the step."""
+"""Collects one request's readings, step by step: copies of its own rows, so that no step's arrays outlive the step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from vllm.sampling_params import SamplingParams
 
 
 class LogprobsProcessor:
-    """The readings of one sequence so far. Exists only when `num_logprobs` is not None.
-
-    Attributes:
-        cumulative_logprob: the sum of the generated tokens' logprobs; 0 where none is sampled.
-    """
+    """The readings of one sequence so far, for requests whose `num_logprobs` is not None."""
 
     def __init__(self, params: SamplingParams, decode: TokenDecoder | None) -> None:
         self._has_sampled = params.max_tokens != 0
@@ -28,12 +24,7 @@ class LogprobsProcessor:
             has_entropy=params.logprob_entropy,
         )
         self._readings = self._empty()
-        self.cumulative_logprob = 0.0
-
-    @classmethod
-    def from_params(cls, params: SamplingParams, decode: TokenDecoder | None) -> LogprobsProcessor | None:
-        """A processor, or None when the request asked for no readings."""
-        return None if params.num_logprobs is None else cls(params, decode)
+        self.cumulative_logprob = 0.0  # of the sampled tokens
 
     def append(self, rows: list[LogprobsRow]) -> None:
         """Add a row for each newly generated token, or, with max_tokens=0, that of the next position."""
@@ -44,17 +35,17 @@ class LogprobsProcessor:
                 self.cumulative_logprob += lists.first_logprob(index)
 
     def readings(self) -> FlatLogprobs:
-        """The readings so far; what is returned stays as it is when more come."""
+        """A snapshot of the readings so far."""
         return self._readings.snapshot()
 
     def take(self) -> FlatLogprobs:
-        """The readings since the last take, which then start afresh (for streamed deltas)."""
+        """The readings since the last take (for streamed deltas)."""
         readings, self._readings = self._readings, self._empty()
         return readings
 
 
 class PromptLogprobsProcessor:
-    """The readings of a prompt's positions so far. Exists only for requests that ask for them."""
+    """The readings of a prompt's positions so far, for requests that ask for them."""
 
     def __init__(self, params: SamplingParams, prompt_len: int, decode: TokenDecoder | None) -> None:
         start = params.first_prompt_row
@@ -75,7 +66,6 @@ class PromptLogprobsProcessor:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the whole prompt has been read."""
         return len(self.readings) >= self._prompt_len
 
 

@@ -1,4 +1,4 @@
-"""From what the engine core produces to what users get: text, readings, samples put together."""
+"""Turns the engine core's outputs into RequestOutputs: text, readings, the samples of a request together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import VLLMValidationError
-from vllm.logprobs import FlatLogprobs, PromptLogprobs
 from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
@@ -23,38 +22,40 @@ if TYPE_CHECKING:
 
 @dataclass
 class ProcessedOutputs:
-    """One step's news."""
+    """What one step gave."""
 
     request_outputs: list[RequestOutput] = field(default_factory=list)
     requests_to_abort: list[str] = field(default_factory=list)  # core ids ended by a stop string
-    begun: list[str] = field(default_factory=list)  # requests that have got their first token or reading
-    ended: list[str] = field(default_factory=list)  # requests of which nothing is left to do
+    begun: list[str] = field(default_factory=list)  # requests that got their first token or reading
+    ended: list[str] = field(default_factory=list)  # requests that are finished
 
 
 class _Sequence:
-    """One of a request's n sequences."""
+    """One of a request's sequences. `tokenizer`: None for no text."""
 
     def __init__(self, core_id: str, index: int, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         self.core_id = core_id
         self.index = index
         self.token_ids: list[int] = []
-        self.detokenizer = Detokenizer(tokenizer, params) if tokenizer is not None and params.detokenize else None
-        decode = tokenizer.decode_tokens if tokenizer is not None and params.detokenize else None
-        self.logprobs_processor = LogprobsProcessor.from_params(params, decode)
+        self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer, params)
+        self.logprobs_processor: LogprobsProcessor | None = None
+        if params.num_logprobs is not None:
+            decode = None if tokenizer is None else tokenizer.decode_tokens
+            self.logprobs_processor = LogprobsProcessor(params, decode)
+        self.record: SequenceRecord | None = None
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
-        self.record: SequenceRecord | None = None
         self._num_sent = 0
 
     @property
     def cumulative_logprob(self) -> float:
-        """Of what was generated; the lowest for a sequence that broke."""
+        """Of the generated tokens; -inf after an error."""
         assert self.logprobs_processor is not None, "compared sequences have logprobs"
         return -math.inf if self.error is not None else self.logprobs_processor.cumulative_logprob
 
     def update(self, output: EngineCoreOutput) -> bool:
-        """Take a step's news; True when a stop string ended the sequence, which the core does not know."""
+        """Add a step's output; True when a stop string ended the sequence, which the core is to abort then."""
         self.token_ids.extend(output.new_token_ids)
         self.finish_reason = output.finish_reason
         self.stop_reason = output.stop_reason
@@ -63,125 +64,97 @@ class _Sequence:
             self.logprobs_processor.append(output.logprobs)
         if self.detokenizer is None:
             return False
-        stopped_by_token = output.finish_reason == "stop"
-        stop = self.detokenizer.update(output.new_token_ids, stopped_by_token)
+        stop = self.detokenizer.update(output.new_token_ids, stopped_by_token=output.finish_reason == "stop")
         if stop is None:
             return False
-        self.stop_reason = stop
-        already_finished = self.finish_reason is not None
-        self.finish_reason = "stop"
-        return not already_finished
+        self.finish_reason, self.stop_reason = "stop", stop
+        return output.finish_reason is None
 
     def completion(self, delta: bool) -> CompletionOutput:
-        """What there is to show: all of it, or what was added since the last call (`delta`)."""
+        """The whole sequence, or what was added since the last call (`delta`)."""
         finished = self.finish_reason is not None
-        text = self.detokenizer.take_text(finished, delta) if self.detokenizer is not None else ""
-        token_ids = self.token_ids[self._num_sent :] if delta else list(self.token_ids)
-        self._num_sent = len(self.token_ids)
-        logprobs: FlatLogprobs | None = None
-        cumulative: float | None = None
-        if self.logprobs_processor is not None:
-            cumulative = self.logprobs_processor.cumulative_logprob
-            logprobs = self.logprobs_processor.take() if delta else self.logprobs_processor.readings()
-        return CompletionOutput(
+        completion = CompletionOutput(
             index=self.index,
-            text=text,
-            token_ids=token_ids,
-            cumulative_logprob=cumulative,
-            logprobs=logprobs,
+            text=self.detokenizer.take_text(finished, delta) if self.detokenizer is not None else "",
+            token_ids=self.token_ids[self._num_sent if delta else 0 :],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             error=self.error,
         )
+        self._num_sent = len(self.token_ids)
+        processor = self.logprobs_processor
+        if processor is not None:
+            completion.cumulative_logprob = processor.cumulative_logprob
+            completion.logprobs = processor.take() if delta else processor.readings()
+        return completion
 
 
+@dataclass
 class _RequestState:
     """A user's request: one or more sequences."""
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt: str | None,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        arrival_time: float,
-        sequences: list[_Sequence],
-        prompt_logprobs: PromptLogprobsProcessor | None,
-    ) -> None:
-        self.request_id = request_id
-        self.prompt = prompt
-        self.prompt_token_ids = prompt_token_ids
-        self.output_kind = params.output_kind
-        self.num_best = params.n if params.num_sequences > params.n else None
-        self.n = params.n
-        self.shows_logprobs = params.num_logprobs is not None
-        self.metrics = RequestMetrics(arrival_time)
-        self.sequences = sequences
-        self.num_running = len(sequences)
-        self.prompt_logprobs = prompt_logprobs
-        self.num_cached_tokens = 0
-        self.news: dict[_Sequence, None] = {}  # sequences that changed since the last output, in that order
-        self._prompt_logprobs_sent = False
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    metrics: RequestMetrics
+    sequences: list[_Sequence]
+    num_running: int  # of the sequences
+    num_best: int | None = None  # of the sequences to return; None: all
+    prompt_logprobs: PromptLogprobsProcessor | None = None
+    prompt_logprobs_sent: bool = False
+    num_cached_tokens: int = 0
+    changed: dict[_Sequence, None] = field(default_factory=dict)  # since the last output, in that order
 
     @property
     def finished(self) -> bool:
         return self.num_running == 0
 
     def make_output(self) -> RequestOutput | None:
-        """The output to hand out now, or None when this request's output_kind wants to wait."""
-        finished = self.finished
-        if finished:
+        """The output to return now; None when output_kind defers it."""
+        if self.finished:
             self.metrics.finished_time = time.monotonic()
-        if self._must_wait(finished):
+        elif self._must_wait():
             return None
-        delta = self.output_kind is RequestOutputKind.DELTA
+        delta = self.params.output_kind is RequestOutputKind.DELTA
+        prompt_logprobs = None
+        if self.prompt_logprobs is not None and not (delta and self.prompt_logprobs_sent):
+            self.prompt_logprobs_sent = True
+            prompt_logprobs = self.prompt_logprobs.readings
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
-            prompt_logprobs=self._take_prompt_logprobs(delta),
+            prompt_logprobs=prompt_logprobs,
             outputs=self._completions(delta),
-            finished=finished,
+            finished=self.finished,
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
         )
 
-    def _must_wait(self, finished: bool) -> bool:
-        if finished:
-            return False
-        if self.output_kind is RequestOutputKind.FINAL_ONLY or self.num_best is not None:
+    def _must_wait(self) -> bool:
+        if self.params.output_kind is RequestOutputKind.FINAL_ONLY or self.num_best is not None:
             return True
         # Another sequence may be ahead of the one that reads the prompt, which the cache may have to hold back.
-        reading = self.prompt_logprobs is not None and self.sequences[0].finish_reason is None
-        return reading and not self.prompt_logprobs.is_complete  # type: ignore[union-attr]
-
-    def _take_prompt_logprobs(self, delta: bool) -> PromptLogprobs | None:
-        if self.prompt_logprobs is None or (delta and self._prompt_logprobs_sent):
-            return None
-        self._prompt_logprobs_sent = True
-        return self.prompt_logprobs.readings
+        is_reading = self.prompt_logprobs is not None and self.sequences[0].finish_reason is None
+        return is_reading and not self.prompt_logprobs.is_complete  # type: ignore[union-attr]
 
     def _completions(self, delta: bool) -> list[CompletionOutput]:
-        """All sequences, those with news, or the best ones."""
-        news, self.news = self.news, {}
+        """All sequences, those that changed, or the best ones."""
+        changed, self.changed = self.changed, {}
         if self.num_best is None:
-            return [sequence.completion(delta) for sequence in (news if delta else self.sequences)]
+            return [sequence.completion(delta) for sequence in (changed if delta else self.sequences)]
         best = sorted(self.sequences, key=lambda sequence: -sequence.cumulative_logprob)[: self.num_best]
         outputs = [replace(sequence.completion(delta), index=index) for index, sequence in enumerate(best)]
-        if not self.shows_logprobs:
+        if self.params.num_logprobs is None:
             outputs = [replace(output, logprobs=None) for output in outputs]
         return outputs
 
 
 class OutputProcessor:
-    """Keeps the user-side state of every unfinished request."""
+    """The user-side state of all unfinished requests. Without a tokenizer texts stay empty."""
 
     def __init__(self, tokenizer: Tokenizer | None, metrics: EngineMetrics | None = None) -> None:
-        """
-        Args:
-            tokenizer: writes the texts; None leaves them empty.
-            metrics: is told of everything; None: nobody counts.
-        """
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._requests: dict[str, _RequestState] = {}
@@ -200,55 +173,43 @@ class OutputProcessor:
         params: SamplingParams,
         arrival_time: float,
     ) -> list[tuple[str, SamplingParams]]:
-        """Register a request; returns the (core id, parameters) of each sequence to queue.
-
-        Raises:
-            VLLMValidationError: the id is in use, or is the inner name of an unfinished request's sample.
-        """
+        """Register a request; returns (core id, parameters) of each sequence. VLLMValidationError: an id is in use."""
         if params.num_sequences == 1:
             children = [(request_id, params)]
         else:
             children = [(f"{index}_{request_id}", params.child(index)) for index in range(params.num_sequences)]
         taken = [core_id for core_id, _ in children if core_id in self._by_core_id]
         if taken or request_id in self._requests:
-            name = taken[0] if taken else request_id
-            raise id_in_use_error(name, request_id)
-        sequences = [
-            _Sequence(core_id, index, child, self._tokenizer) for index, (core_id, child) in enumerate(children)
-        ]
-        prompt_logprobs = None
+            raise id_in_use_error(taken[0] if taken else request_id, request_id)
+        tokenizer = self._tokenizer if params.detokenize else None
+        sequences = [_Sequence(core_id, index, child, tokenizer) for index, (core_id, child) in enumerate(children)]
+        metrics = RequestMetrics(arrival_time)
+        state = _RequestState(request_id, prompt, prompt_token_ids, params, metrics, sequences, len(sequences))
+        if params.num_sequences > params.n:
+            state.num_best = params.n
         if params.reads_prompt:
-            decode = self._tokenizer.decode_tokens if self._tokenizer is not None and params.detokenize else None
-            prompt_logprobs = PromptLogprobsProcessor(params, len(prompt_token_ids), decode)
-        state = _RequestState(request_id, prompt, prompt_token_ids, params, arrival_time, sequences, prompt_logprobs)
+            decode = None if tokenizer is None else tokenizer.decode_tokens
+            state.prompt_logprobs = PromptLogprobsProcessor(params, len(prompt_token_ids), decode)
         self._requests[request_id] = state
         for sequence in sequences:
             self._by_core_id[sequence.core_id] = (state, sequence)
-        if self._metrics is not None:
-            for sequence, (_, child) in zip(sequences, children, strict=True):
-                sequence.record = self._metrics.start(child, len(prompt_token_ids), arrival_time)
+            if self._metrics is not None:
+                sequence.record = self._metrics.start(params, len(prompt_token_ids), arrival_time)
         return children
 
     def has_unfinished_requests(self) -> bool:
-        """Whether any request is unfinished."""
         return bool(self._requests)
 
     @property
     def num_unfinished_requests(self) -> int:
-        """Number of unfinished requests."""
         return len(self._requests)
 
     @property
     def num_unfinished_sequences(self) -> int:
-        """Number of unfinished sequences."""
         return len(self._by_core_id)
 
     def process_outputs(self, outputs: list[EngineCoreOutput], step_time: float | None = None) -> ProcessedOutputs:
-        """Take one step's outputs of the core.
-
-        Args:
-            step_time: when the step ended, in seconds on the monotonic clock; None: now.
-        """
+        """Take one step's outputs of the core. `step_time`: its end, in seconds on the monotonic clock; None: now."""
         result = ProcessedOutputs()
         news: list[News] = []
         changed: dict[str, _RequestState] = {}
@@ -276,7 +237,7 @@ class OutputProcessor:
             if sequence.finish_reason is not None:
                 state.num_running -= 1
                 del self._by_core_id[sequence.core_id]
-            state.news[sequence] = None
+            state.changed[sequence] = None
             changed[state.request_id] = state
         if self._metrics is not None:
             self._metrics.observe_step(news, now if step_time is None else step_time, now)
@@ -288,11 +249,11 @@ class OutputProcessor:
                 del self._requests[request_id]
                 result.ended.append(request_id)
                 if self._metrics is not None:
-                    self._metrics.observe_request(state.n, max(len(each.token_ids) for each in state.sequences))
+                    self._metrics.observe_request(state.params.n, max(len(each.token_ids) for each in state.sequences))
         return result
 
     def abort_requests(self, request_ids: Iterable[str], reason: str = "abort") -> list[str]:
-        """Forget requests; returns the core ids that were still running, which count as ended by `reason`."""
+        """Drop requests, which count as ended by `reason`; returns the core ids of their unfinished sequences."""
         core_ids: list[str] = []
         for request_id in list(request_ids):
             state = self._requests.pop(request_id, None)
@@ -304,13 +265,11 @@ class OutputProcessor:
         return core_ids
 
     def forget_missing(self, is_known: Callable[[str], bool]) -> None:
-        """Drop every request one of whose running sequences the core no longer knows."""
+        """Drop every request with a running sequence whose core id is not known."""
         lost = {state.request_id for core_id, (state, _) in self._by_core_id.items() if not is_known(core_id)}
         self.abort_requests(lost)
 
 
 def id_in_use_error(name: str, request_id: str) -> VLLMValidationError:
     """For a request whose id, or the inner name of one of its samples, belongs to an unfinished request."""
-    return VLLMValidationError(
-        f"request_id {name!r} is in use by an unfinished request", parameter="request_id", value=request_id
-    )
+    return VLLMValidationError(f"request_id {name!r} is in use by an unfinished request", "request_id", request_id)

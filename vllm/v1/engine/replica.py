@@ -1,4 +1,4 @@
-"""A replica of the model: one engine core, the requests that it works on, and what it has told of itself."""
+"""A replica of the model: one engine core, its requests and its counts."""
 
 from __future__ import annotations
 
@@ -18,32 +18,22 @@ from vllm.v1.metrics.engine_metrics import EngineMetrics
 
 
 class Replica:
-    """An engine core that is ready, as AsyncLLM sees it. Belongs to one event loop.
-
-    Attributes:
-        core: its process.
-        metrics: what it has done.
-        stats: the core's counts (see EngineCore.stats) as of its last step; empty before the first.
-        output_processor: of its requests.
-        streams: theirs, by request.
-    """
+    """A ready engine core and the state of its requests. Belongs to one event loop."""
 
     def __init__(self, core: CoreClient, input_processor: InputProcessor) -> None:
         self.core = core
         self.metrics = EngineMetrics(input_processor.model_config.max_model_len)
-        self.stats: dict[str, Any] = {}
+        self.stats: dict[str, Any] = {}  # EngineCore.stats as of the last step; empty before the first
         self.output_processor = OutputProcessor(input_processor.tokenizer, self.metrics)
         self.streams: dict[str, RequestStream] = {}
         self._input_processor = input_processor
 
     @property
     def is_dead(self) -> bool:
-        """Whether its core is."""
         return self.core.dead_error is not None
 
     @property
     def num_unfinished_sequences(self) -> int:
-        """Sequences whose last output has not been produced."""
         return self.output_processor.num_unfinished_sequences
 
     def add(
@@ -60,18 +50,15 @@ class Replica:
         stream = RequestStream(request_id, checked.output_kind is RequestOutputKind.DELTA, changed)
         self.streams[request_id] = stream
         try:
-            for child_id, child_params in children:
-                self.core.add_request(
-                    self._input_processor.core_request(child_id, processed, child_params, now, priority)
-                )
+            for request in self._input_processor.core_requests(children, processed, now, priority):
+                self.core.add_request(request)
         except BaseException:
-            # Interrupted or broken half way: nobody will read the stream.
             self.abort([request_id])
             raise
         return stream
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Drop requests; ids that are not here are ignored. Their streams end without a finished output."""
+        """Drop requests, unknown ids are ignored; their streams end without a finished output."""
         own = [each for each in request_ids if each in self.streams]
         if not own:
             return
@@ -96,7 +83,7 @@ class Replica:
         return processed
 
     def fail(self, error: EngineDeadError) -> list[str]:
-        """End every stream with the error; the requests' ids."""
+        """End every stream with the error; returns the requests' ids."""
         streams, self.streams = self.streams, {}
         self.output_processor.abort_requests(streams, "error")
         for stream in streams.values():

@@ -1,16 +1,4 @@
-"""Which replica of the model a request goes to: where its first token is due soonest.
-
-All is counted in tokens to compute. A replica's load is what it has still to do for the requests that were sent to it;
-a prompt adds what the replica's prefix cache lacks of it. So a request follows its prefix until that replica has more
-to do than the others by as much as computing the prefix anew costs, and goes to the least loaded one otherwise.
-
-That alone could keep a replica idle for good: under few requests with one long prefix the loads never differ by as much
-as the prefix is long. But a prefill is paid once, while waiting for a busier replica is paid by request after request.
-What requests wait for the sake of a prefix while a replica has nothing to do is therefore credited to that replica;
-once the credit pays for the prefill, it is done there, and both have the prefix. As with skis that are bought when
-their price has gone into renting, what is so computed again never exceeds what was waited. A replica with other work
-earns nothing: a prefill there would make that wait.
-"""
+"""Chooses the replica of the model that a request goes to: the one where its first token is due soonest."""
 
 from __future__ import annotations
 
@@ -20,16 +8,13 @@ from dataclasses import dataclass
 
 from vllm.v1.core.block_pool import hash_full_blocks
 
-GENERATED_TOKENS = 128
-"""How long a generation is taken to be where max_tokens allows for it: when it ends is not known before."""
-
-MAX_KNOWN_BLOCKS = 100_000
-"""Of each replica: some 15 MB. Prefixes of large caches are forgotten earlier than the caches forget them."""
+GENERATED_TOKENS = 128  # expected length of a generation, where max_tokens allows it
+MAX_KNOWN_BLOCKS = 100_000  # of each replica: some 15 MB; prefixes in larger caches are forgotten too early
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request that has not ended."""
+    """An unfinished request."""
 
     replica: int
     prompt_tokens: int  # to compute before the first token
@@ -37,49 +22,40 @@ class _Request:
 
 
 class _Replica:
-    """What is known of a replica from what was sent there and came back."""
+    """The state of a replica as derived from its requests."""
 
     def __init__(self, max_blocks: int) -> None:
         self.load = 0  # tokens
         self.credit = 0  # tokens
         self.last_route = -1
         self._max_blocks = max_blocks
-        self._known: OrderedDict[bytes, None] = OrderedDict()  # least recently sent first
-
-    @property
-    def num_known(self) -> int:
-        """Blocks that the replica's cache should hold."""
-        return len(self._known)
+        self.known: OrderedDict[bytes, None] = OrderedDict()  # blocks its cache should hold, least recently sent first
 
     def count_known(self, hashes: Sequence[bytes]) -> int:
-        """How many leading ones of these blocks are among them."""
-        known = self._known
-        for index, each in enumerate(hashes):
-            if each not in known:
-                return index
-        return len(hashes)
+        """How many leading ones of these blocks the cache should hold."""
+        return next((index for index, each in enumerate(hashes) if each not in self.known), len(hashes))
 
     def remember(self, hashes: Sequence[bytes]) -> None:
-        """The replica is about to have these blocks. As in its cache, a prompt's end is forgotten first."""
-        known = self._known
+        """The replica will have these blocks. As in its cache, a prompt's end is forgotten first."""
+        known = self.known
         for each in reversed(hashes[: self._max_blocks]):
             known[each] = None
             known.move_to_end(each)
         while len(known) > self._max_blocks:
             known.popitem(last=False)
 
-    def forget(self) -> None:
-        """The replica's cache is empty."""
-        self._known.clear()
-
 
 class ReplicaRouter:
-    """Chooses replicas, and keeps count of what each has to do. Belongs to one thread.
+    """Chooses replicas and keeps their loads. Belongs to one thread.
 
-    Args:
-        num_blocks: of each replica's KV cache.
-        block_size: tokens a block.
-        caches_prefixes: whether the replicas do; otherwise the least loaded one is chosen.
+    Costs are counted in tokens to compute. A replica's load is the work left for its requests; a prompt adds what the
+    replica's prefix cache lacks of it. So a request follows its prefix until that replica's load exceeds the others' by
+    the cost of computing the prefix again.
+
+    That alone could keep a replica idle for good: with few requests of one long prefix the loads never differ by as
+    much as the prefix is long. So what requests wait for a prefix while a replica is idle is credited to that replica;
+    once the credit pays for the prefill, it is done there (the ski-rental rule: recomputation never exceeds the waiting
+    time). A replica with other work earns no credit, as a prefill there would delay that work.
     """
 
     def __init__(self, num_blocks: Sequence[int], block_size: int, caches_prefixes: bool = True) -> None:
@@ -90,43 +66,27 @@ class ReplicaRouter:
         self._num_routes = 0
 
     def __contains__(self, request_id: str) -> bool:
-        """Whether the request was added and has not ended."""
         return request_id in self._requests
 
     @property
-    def num_known_blocks(self) -> list[int]:
-        """Blocks that each replica's prefix cache is thought to hold."""
-        return [replica.num_known for replica in self._replicas]
-
-    @property
     def loads(self) -> list[int]:
-        """What each replica has to do, in tokens: prompts without their known prefixes until the first token is there,
-        and the expected generations until the request's end."""
+        """Each replica's load in tokens: prompts without their known prefixes until the first token, and the expected
+        generations until the request's end."""
         return [replica.load for replica in self._replicas]
 
     def route(
         self, request_id: str, token_ids: list[int], cache_salt: str | None, num_sequences: int, max_tokens: int
     ) -> int:
-        """Choose the replica that a request is to be sent to, and count it there until its end.
-
-        Args:
-            request_id: a name that no unfinished request has.
-            token_ids: the prompt's.
-            cache_salt: the prompt's.
-            num_sequences: to generate.
-            max_tokens: of each.
-        """
+        """Choose a request's replica and count the request there until its end. `max_tokens`: of each sequence."""
         hashes = hash_full_blocks(token_ids, self._block_size, cache_salt, []) if self._caches_prefixes else []
-        # The last token is always computed: its logits are what is asked for.
+        # The last token is always computed: its logits are needed.
         reusable = hashes[: (len(token_ids) - 1) // self._block_size]
         missing = [len(token_ids) - each.count_known(reusable) * self._block_size for each in self._replicas]
         chosen = self._choose(missing)
-        # All but the first sequence have the prompt's full blocks from that one.
+        # The further sequences find the prompt's full blocks in the cache.
         own = len(token_ids) - len(reusable) * self._block_size
         request = _Request(
-            chosen,
-            missing[chosen] + (num_sequences - 1) * own,
-            num_sequences * min(max_tokens, GENERATED_TOKENS),
+            chosen, missing[chosen] + (num_sequences - 1) * own, num_sequences * min(max_tokens, GENERATED_TOKENS)
         )
         self._requests[request_id] = request
         replica = self._replicas[chosen]
@@ -137,7 +97,7 @@ class ReplicaRouter:
         return chosen
 
     def begin(self, request_ids: Iterable[str]) -> None:
-        """The first token of each has come; ids that are not there are ignored."""
+        """The first token of each has come; unknown ids are ignored."""
         for request_id in request_ids:
             request = self._requests.get(request_id)
             if request is not None:
@@ -145,7 +105,7 @@ class ReplicaRouter:
                 request.prompt_tokens = 0
 
     def end(self, request_ids: Iterable[str]) -> None:
-        """These are finished or dropped; ids that are not there are ignored."""
+        """The requests are finished or dropped; unknown ids are ignored."""
         for request_id in request_ids:
             request = self._requests.pop(request_id, None)
             if request is not None:
@@ -154,16 +114,16 @@ class ReplicaRouter:
     def forget_prefixes(self) -> None:
         """The replicas' caches have been emptied."""
         for replica in self._replicas:
-            replica.forget()
+            replica.known.clear()
 
     def _choose(self, missing: Sequence[int]) -> int:
-        """The replica for a prompt of which each lacks so many tokens; settles who has credit for that."""
+        """The replica for a prompt of which each lacks `missing` tokens; updates the credits."""
         fewest = min(missing)
 
         def cost(index: int) -> tuple[int, int, int]:
             replica = self._replicas[index]
             due = replica.load + max(missing[index] - replica.credit, fewest)
-            # Of equal ones, that which was left alone longest: all caches are to fill.
+            # Of equal ones, the least recently chosen: all caches are to fill.
             return due, missing[index], replica.last_route
 
         index = min(range(len(missing)), key=cost)

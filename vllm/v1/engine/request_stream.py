@@ -1,4 +1,4 @@
-"""What one request gives, as it comes."""
+"""The outputs of one request as an asynchronous iterator."""
 
 from __future__ import annotations
 
@@ -8,19 +8,11 @@ from vllm.outputs import RequestOutput
 
 
 class RequestStream:
-    """The outputs of one request, in order: an asynchronous iterator that ends after the finished one, or when the
-    request is aborted.
-
-    With CUMULATIVE and FINAL_ONLY outputs a slow reader gets the newest only; deltas are all kept.
-    """
+    """The outputs of one request, in order; ends after the finished one, or when the request is aborted. Without
+    `keeps_all` (deltas) a slow reader gets the newest output only. `changed` (which streams may share) is set with each
+    output and at the end."""
 
     def __init__(self, request_id: str, keeps_all: bool, changed: asyncio.Event | None = None) -> None:
-        """
-        Args:
-            request_id: the request's.
-            keeps_all: keep outputs until they are taken; False = the newest one only.
-            changed: set when an output has come and at the end; several streams may share it. None = one of its own.
-        """
         self.request_id = request_id
         self.is_ended = False
         self._keeps_all = keeps_all
@@ -37,17 +29,13 @@ class RequestStream:
         self._changed.set()
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the stream: whoever reads on gets the error, if there is one."""
+        """End the stream; a reader gets `error` after the outputs, if it is given."""
         self.is_ended = True
         self._error = error
         self._changed.set()
 
     def take(self) -> list[RequestOutput]:
-        """The outputs that have come and were not taken yet.
-
-        Raises:
-            BaseException: there are none, and the stream has ended with this error.
-        """
+        """The outputs not taken yet; raises the error that the stream ended with when there are none."""
         outputs, self._outputs = self._outputs, []
         if not outputs and self._error is not None:
             raise self._error

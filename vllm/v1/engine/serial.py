@@ -1,8 +1,5 @@
-"""The engine core's borders as bytes: requests and outputs between two processes of one machine.
-
-Everything small is msgpack. Readings are not: the table of a step travels as it is, or its arrays, one frame an array,
-however many requests refer to their rows.
-"""
+"""Requests and outputs of the engine core as bytes for another process: msgpack, and a step's readings (its table, or
+else its arrays) as frames of their own, once for all requests."""
 
 from __future__ import annotations
 
@@ -27,53 +24,35 @@ _DEFAULTS = {name: getattr(_DEFAULT_PARAMS, name) for name in SamplingParams.__s
 
 
 def encode_request(request: EngineCoreRequest) -> bytes:
-    """A request, its parameters as those that are not the default.
-
-    Raises:
-        VLLMValidationError: `extra_args`, of which alone nothing is known, hold what msgpack cannot.
-    """
-    values = {
-        **vars(request),
-        "eos_token_ids": sorted(request.eos_token_ids),
-        "sampling_params": _encode_params(request.sampling_params),
-    }
+    """A request, of its parameters those not at their defaults; VLLMValidationError: unserialisable `extra_args`."""
+    params = request.sampling_params
+    changed = {name: value for name, default in _DEFAULTS.items() if (value := getattr(params, name)) != default}
+    if "output_kind" in changed:
+        changed["output_kind"] = params.output_kind.value
+    values = {**vars(request), "eos_token_ids": sorted(request.eos_token_ids), "sampling_params": changed}
     try:
         return _encoder.encode(values)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise VLLMValidationError(
-            f"extra_args cannot be sent to the engine's process: {error}",
-            parameter="extra_args",
-            value=request.sampling_params.extra_args,
-        ) from None
+        message = f"extra_args cannot be sent to the engine's process: {error}"
+        raise VLLMValidationError(message, "extra_args", params.extra_args) from None
 
 
 def decode_request(data: Frame) -> EngineCoreRequest:
     """The inverse of `encode_request`."""
     values = _decoder.decode(data)
     values["eos_token_ids"] = frozenset(values["eos_token_ids"])
-    values["sampling_params"] = _decode_params(values["sampling_params"])
+    changed = values["sampling_params"]
+    if "output_kind" in changed:
+        changed["output_kind"] = RequestOutputKind(changed["output_kind"])
+    # Not through the constructor: the parameters were checked before they were sent.
+    params = values["sampling_params"] = _DEFAULT_PARAMS.clone()
+    for name, value in changed.items():
+        setattr(params, name, value)
     return EngineCoreRequest(**values)
 
 
-def _encode_params(params: SamplingParams) -> dict[str, Any]:
-    changed = {name: value for name, default in _DEFAULTS.items() if (value := getattr(params, name)) != default}
-    if "output_kind" in changed:
-        changed["output_kind"] = params.output_kind.value
-    return changed
-
-
-def _decode_params(changed: dict[str, Any]) -> SamplingParams:
-    # They were checked before they were sent; the constructor would check them once more.
-    params = _DEFAULT_PARAMS.clone()
-    for name, value in changed.items():
-        setattr(params, name, value)
-    if "output_kind" in changed:
-        params.output_kind = RequestOutputKind(changed["output_kind"])
-    return params
-
-
 def encode_outputs(outputs: Sequence[EngineCoreOutput], extra: Any = None) -> list[Frame]:
-    """A step's outputs as frames: a header, then the arrays that it names. `extra`: anything that msgpack can hold."""
+    """A step's outputs as frames: a header, then the arrays it refers to. `extra`: anything that msgpack can hold."""
     lists: dict[int, int] = {}  # id of a LogprobsLists -> its number
     layouts: list[Any] = []
     frames: list[Frame] = []
@@ -85,7 +64,8 @@ def encode_outputs(outputs: Sequence[EngineCoreOutput], extra: Any = None) -> li
             arrays = [readings.table()] if readings.has_table else readings.arrays()
             shapes = [None if array is None else (array.dtype.str, array.shape) for array in arrays]
             layouts.append((readings.num_topk, readings.has_entropy, shapes))
-            frames.extend(_bytes_of(array) for array in arrays if array is not None)
+            whole = (np.ascontiguousarray(array).reshape(-1) for array in arrays if array is not None)
+            frames.extend(array.view(np.uint8).data for array in whole)
         return number
 
     rows = [
@@ -113,7 +93,9 @@ def decode_outputs(frames: Sequence[Frame]) -> tuple[list[EngineCoreOutput], Any
     data = iter(frames[1:])
     lists = []
     for num_topk, has_entropy, shapes in layouts:
-        values: list[Any] = [None if shape is None else _array(next(data), shape) for shape in shapes]
+        values: list[Any] = [
+            None if each is None else np.ndarray(each[1], each[0], buffer=next(data)) for each in shapes
+        ]
         if len(values) == 1:
             lists.append(LogprobsLists.of_table(values[0], num_topk, has_entropy))
         else:
@@ -137,12 +119,3 @@ def _decode_output(row: list[Any], lists: Sequence[LogprobsLists]) -> EngineCore
         else [LogprobsRows(lists[number], slice(start, stop), count) for number, start, stop, count in prompt],
         scheduled,
     )
-
-
-def _bytes_of(array: np.ndarray) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def _array(frame: Frame, layout: tuple[str, list[int]]) -> np.ndarray:
-    dtype, shape = layout
-    return np.ndarray(shape, dtype, buffer=frame)

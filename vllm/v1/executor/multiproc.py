@@ -21,39 +21,28 @@ from vllm.config import ParallelConfig, VllmConfig
 from vllm.distributed.communicator import ALONE, Communicator, PeerLostError
 from vllm.distributed.process_group import host_store, join_group
 from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator, make_links
-from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.worker_monitor import WorkerHandle, WorkerMonitor
-from vllm.v1.executor.worker_proc import (
-    CALL,
-    STEP,
-    STOP,
-    WorkerStart,
-)
+from vllm.v1.executor.worker_proc import CALL, STEP, STOP, WorkerStart
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.worker import Worker, call_worker, make_worker, worker_device
 
-# Before any engine has taken less.
-_NUM_THREADS = torch.get_num_threads()
+_NUM_THREADS = torch.get_num_threads()  # before any engine reduced it
 
 _STOP_SECONDS = 5.0
 _ENDING_SECONDS = 1.0
 
-# See core_start.py: with several processes on the machine's cores, threads that spin while they wait take the cores
-# from those they wait for.
-_ENVIRONMENT = {"GOMP_SPINCOUNT": "10000"}
-
 
 class LocalWorker:
-    """A worker in a process on this machine; see WorkerHandle."""
+    """A WorkerHandle of a process on this machine."""
 
     def __init__(self, start: WorkerStart) -> None:
         self.rank = start.rank
         self.connection, theirs = Pipe()
-        # A fresh interpreter rather than a fork or a spawn: no thread is copied, and no main module is run again. It
-        # sees the modules that this process sees.
+        # A fresh interpreter rather than a fork or a spawn: no thread is copied, and no main module is run again.
         environment = {
             "OMP_NUM_THREADS": str(_threads_per_rank(start.config.parallel_config)),
-            **_ENVIRONMENT,
+            "GOMP_SPINCOUNT": "10000",  # see core_start.py
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
@@ -63,42 +52,36 @@ class LocalWorker:
         theirs.close()
         if start.links is not None:
             start.links.close()
-        self.pid = self._process.pid
-        # One that died at once is noticed when it is waited for.
+        # A worker that died at once is noticed when it is waited for.
         with contextlib.suppress(BrokenPipeError):
             self.connection.send_bytes(pickle.dumps(start))
 
     def ending(self) -> str:
-        """How the process ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = self._process.wait(_ENDING_SECONDS)
             return f"its process ended with {f'signal {-status}' if status < 0 else f'exit status {status}'}"
         return "it closed its connection"
 
     def end(self, deadline: float) -> None:
-        """Wait for the process's end until `deadline`, on the monotonic clock; then make it end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(deadline - time.monotonic(), 0))
         self.kill()
 
     def kill(self) -> None:
-        """End the process now."""
         self._process.kill()
         self._process.wait()
 
 
 class MultiprocExecutor:
-    """The calls that the engine core makes on workers, here on one a rank; see UniProcExecutor.
+    """Runs the engine core's calls on one worker a rank. A step that fails on any rank ends the engine, because the
+    ranks are then out of step.
 
-    A step that fails on any rank is the engine's end, because the ranks are then out of step.
-
-    Raises:
-        ValueError: what a worker raises about the configuration, the model or the memory.
-        EngineDeadError: a worker's process ended.
+    Attributes:
+        worker, group: rank 0's worker and communicator.
+        num_blocks, num_host_blocks: KV blocks on the device and on the host that every rank has.
     """
 
-    host = "127.0.0.1"
-    """This machine's address, where the ranks meet."""
+    host = "127.0.0.1"  # this machine's address, where the ranks meet
     _links: Links | None = None
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
@@ -132,11 +115,7 @@ class MultiprocExecutor:
         return self.worker
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step on every rank; all come to the same tokens, and rank 0's output is returned.
-
-        Raises:
-            EngineDeadError: a rank failed, now or before.
-        """
+        """Run one step on every rank; returns rank 0's output. EngineDeadError: a rank failed, now or before."""
         self._monitor.check()
         try:
             self._monitor.send(STEP, pickle.dumps(("execute_model", (sendable(scheduler_output),), {})))
@@ -147,15 +126,12 @@ class MultiprocExecutor:
                 raise dead from error
             raise
 
-    def collective_rpc(
-        self, method: str | Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> list[Any]:
+    def collective_rpc(self, method: str | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
         """Call a method of every worker by name, or a function with the worker as its first argument; one result a
-        worker, in the order of ranks. What is called and its arguments are pickled: a function must be one of a module
-        that can be imported.
+        worker, in the order of ranks.
 
         Raises:
-            ValueError: it cannot be sent to the other ranks.
+            ValueError: the call cannot be pickled for the other ranks.
             RuntimeError: it raised on another rank; the message has the traceback.
             EngineDeadError: a rank failed, now or before.
         """
@@ -175,30 +151,27 @@ class MultiprocExecutor:
         return [result, *self._monitor.replies()]
 
     def check_health(self) -> None:
-        """
-        Raises:
-            EngineDeadError: a rank has failed.
-        """
+        """Raises EngineDeadError when a rank has failed."""
         self._monitor.check()
 
     def shutdown(self) -> None:
-        """End the workers: they are told to stop, then made to."""
+        """End the workers: ask them to stop, then kill them."""
         self._finalizer()
 
     def _start_workers(self, config: VllmConfig, store_port: int) -> Sequence[WorkerHandle]:
         """Start the workers of ranks 1 and above; each is to run a WorkerProcess."""
         world_size = config.parallel_config.tensor_parallel_size
         if config.device_config.device == "cuda" and world_size > torch.cuda.device_count():
-            raise ValueError(
-                f"tensor_parallel_size must be at most the number of CUDA devices={torch.cuda.device_count()}, "
-                f"got {world_size}"
-            )
+            limit = f"the number of CUDA devices={torch.cuda.device_count()}"
+            raise ValueError(f"tensor_parallel_size must be at most {limit}, got {world_size}")
         links: list[Links | None] = [None] * world_size
         if config.device_config.device == "cpu" and not config.parallel_config.disable_custom_all_reduce:
             links[:] = make_links(world_size)
         self._links = links[0]
         store = (self.host, store_port)
-        config = _without_classes(config)
+        # Custom logits processors may be classes of the user's script; the other ranks need only their number.
+        stand_ins = (_OnRankZero,) * len(config.model_config.logits_processors)
+        config = replace(config, model_config=replace(config.model_config, logits_processors=stand_ins))
         return [
             LocalWorker(WorkerStart(config, rank, world_size, store, self.host, os.getpid(), links[rank]))
             for rank in range(1, world_size)
@@ -206,36 +179,26 @@ class MultiprocExecutor:
 
 
 class _OnRankZero:
-    """Stands for a function or a class of the user, which stays in the user's process."""
+    """Stands for a function or class of the user on the other ranks: only rank 0 has it."""
 
     def __call__(self, *args: Any) -> Any:
         raise RuntimeError("a request's logits_processors run on rank 0")
 
 
-def _without_classes(config: VllmConfig) -> VllmConfig:
-    """The config without the custom logits processors, which may be classes of the user's own script; that there are
-    some is all that the other ranks need to know."""
-    stand_ins = (_OnRankZero,) * len(config.model_config.logits_processors)
-    return replace(config, model_config=replace(config.model_config, logits_processors=stand_ins))
-
-
 def sendable(step: SchedulerOutput) -> SchedulerOutput:
-    """The step without the requests' own functions: few of them could be pickled."""
-    requests = [_without_functions(new) for new in step.scheduled_new_reqs]
+    """The step without the requests' own functions, most of which cannot be pickled."""
+    requests = []
+    for new in step.scheduled_new_reqs:
+        if functions := new.sampling_params.logits_processors:
+            params = new.sampling_params.clone()
+            params.logits_processors = [_OnRankZero()] * len(functions)
+            new = replace(new, sampling_params=params)
+        requests.append(new)
     return replace(step, scheduled_new_reqs=requests)
 
 
-def _without_functions(new: NewRequestData) -> NewRequestData:
-    functions = new.sampling_params.logits_processors
-    if not functions:
-        return new
-    params = new.sampling_params.clone()
-    params.logits_processors = [_OnRankZero()] * len(functions)
-    return replace(new, sampling_params=params)
-
-
 def _threads_per_rank(parallel: ParallelConfig) -> int:
-    """What OMP_NUM_THREADS says, else the rank's share of what one process would take."""
+    """OMP_NUM_THREADS, else the rank's share of one process's threads."""
     num_ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
     share = _NUM_THREADS if "OMP_NUM_THREADS" in os.environ else max(_NUM_THREADS // num_ranks, 1)
     return min(share, torch.get_num_threads())

@@ -31,22 +31,15 @@ from vllm.v1.executor.worker_proc import WorkerProcess, WorkerStart
 _ROOM_SECONDS = 60.0
 _ENDING_SECONDS = 1.0
 _TICK_SECONDS = 0.1
-_HANDSHAKE_SECONDS = 10  # for each part of a peer's
+_HANDSHAKE_SECONDS = 10  # for each message of a peer's handshake
 _KEY_BYTES = 32
 
 
 class RayExecutor(MultiprocExecutor):
-    """A MultiprocExecutor whose further workers are actors of the Ray cluster that this process is connected to: as
-    few nodes as can hold them, this one first. A placement group keeps a bundle for each rank, of one GPU, or of as
-    many CPUs as there is room for.
-
-    A process that is not connected is connected to the cluster of RAY_ADDRESS, or starts one on this machine.
-
-    Raises:
-        ImportError: Ray is not installed.
-        ConnectionError: there is no cluster at RAY_ADDRESS.
-        ValueError: the cluster has no room; also as MultiprocExecutor.
-        EngineDeadError: an actor died, or did not start in time.
+    """A MultiprocExecutor whose further workers are actors of a Ray cluster (the one that this process is connected to,
+    else that of RAY_ADDRESS, else a new one on this machine), on as few nodes as can hold them, this one first. A
+    placement group keeps a bundle for each rank: one GPU, or as many CPUs as there is room for.
+    ConnectionError: no cluster at RAY_ADDRESS; ValueError: no room there.
     """
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
@@ -60,7 +53,6 @@ class RayExecutor(MultiprocExecutor):
             raise
 
     def shutdown(self) -> None:
-        """See MultiprocExecutor; the cluster's room is given back, too."""
         super().shutdown()
         self._release_bundles()
 
@@ -72,15 +64,13 @@ class RayExecutor(MultiprocExecutor):
         world_size = config.parallel_config.tensor_parallel_size
         on_gpus = config.device_config.device == "cuda"
         bundle = {"GPU": 1.0, "CPU": 1.0} if on_gpus else {"CPU": float(cpus_for_each(world_size))}
-        # The bundle of rank 0, which is here, keeps others from taking what it uses.
+        # Rank 0's bundle, on this node, reserves what this process uses.
         here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
         bundles = placement_group([bundle] * world_size, "PACK", bundle_label_selector=[here, *[{}] * (world_size - 1)])
         self._release = weakref.finalize(self, _remove, bundles)
         if not bundles.wait(_ROOM_SECONDS):
-            raise ValueError(
-                f"distributed_executor_backend='ray': the cluster had no room for {world_size} times {bundle} "
-                f"within {_ROOM_SECONDS:.0f} s; it has {ray.available_resources()}"
-            )
+            problem = f"the cluster had no room for {world_size} times {bundle} within {_ROOM_SECONDS:.0f} s"
+            raise ValueError(f"distributed_executor_backend='ray': {problem}; it has {ray.available_resources()}")
         if on_gpus:
             _check_own_gpu(bundles)
         key = secrets.token_bytes(_KEY_BYTES)
@@ -100,11 +90,7 @@ class RayExecutor(MultiprocExecutor):
 
 
 class RayWorker:
-    """A worker in an actor; see WorkerHandle.
-
-    Attributes:
-        done: what the actor's only call gives when it is over.
-    """
+    """A WorkerHandle of an actor."""
 
     connection: Connection
 
@@ -118,10 +104,9 @@ class RayWorker:
     ) -> None:
         self.rank = start.rank
         place = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=start.rank)
-        environment = {name: os.environ[name] for name in os.environ if name.startswith("VLLM_")}
-        if "OMP_NUM_THREADS" in os.environ:
-            # Ray would have it be the bundle's CPUs.
-            environment["OMP_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
+        # Ray sets OMP_NUM_THREADS to the bundle's CPUs unless it is given.
+        names = [name for name in os.environ if name.startswith("VLLM_") or name == "OMP_NUM_THREADS"]
+        environment = {name: os.environ[name] for name in names}
         self._actor = _WorkerActor.options(  # type: ignore[attr-defined]
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0),
@@ -131,11 +116,9 @@ class RayWorker:
         self.done = self._actor.run.remote(start, address, key)
 
     def has_ended(self) -> bool:
-        """Whether the actor has."""
         return bool(ray.wait([self.done], timeout=0)[0])
 
     def ending(self) -> str:
-        """How the actor ended."""
         try:
             ray.get(self.done, timeout=_ENDING_SECONDS)
         except ray.exceptions.GetTimeoutError:
@@ -145,24 +128,22 @@ class RayWorker:
         return "its actor ended"
 
     def end(self, deadline: float) -> None:
-        """Wait for the actor's end until `deadline`, on the monotonic clock; then make it end."""
         if ray.is_initialized():
             ray.wait([self.done], timeout=max(deadline - time.monotonic(), 0))
         self.kill()
 
     def kill(self) -> None:
-        """End the actor now."""
-        # Without Ray, at the interpreter's exit, there are no actors any more.
+        # At the interpreter's exit Ray may be shut down, and the actors with it.
         if ray.is_initialized():
             ray.kill(self._actor)
 
 
 @ray.remote(max_restarts=0)
 class _WorkerActor:
-    """Runs a WorkerProcess, in this process."""
+    """Runs a WorkerProcess."""
 
     def run(self, start: WorkerStart, address: tuple[str, int], key: bytes) -> int:
-        """Be the worker of the executor at `address`, until it is over."""
+        """Connect to the executor at `address` and run until it ends."""
         connection = Client(address, authkey=key)
         connection.send_bytes(str(start.rank).encode())
         return WorkerProcess(connection, replace(start, address=get_node_ip_address())).run()
@@ -174,11 +155,8 @@ def _gpu_of_bundle() -> list[Any]:
 
 
 def _check_own_gpu(bundles: PlacementGroup) -> None:
-    """
-    Raises:
-        ValueError: Ray keeps another GPU for rank 0 than it uses, which is this process's first.
-        EngineDeadError: it does not say which in time.
-    """
+    """Raises ValueError when Ray reserved another GPU for rank 0 than this process's first, which rank 0 uses;
+    EngineDeadError when Ray does not answer in time."""
     place = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=0)
     task = _gpu_of_bundle.options(scheduling_strategy=place).remote()
     if not ray.wait([task], timeout=START_SECONDS)[0]:
@@ -186,14 +164,13 @@ def _check_own_gpu(bundles: PlacementGroup) -> None:
     kept = [str(gpu) for gpu in ray.get(task)]
     own = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     if kept != [own]:
-        raise ValueError(
-            f"distributed_executor_backend='ray': rank 0 uses GPU {own}, but Ray has only {', '.join(kept)} for it; "
-            "set CUDA_VISIBLE_DEVICES, or end what holds the GPU"
-        )
+        problem = f"rank 0 uses GPU {own}, but Ray has only {', '.join(kept)} for it"
+        advice = "set CUDA_VISIBLE_DEVICES, or end what holds the GPU"
+        raise ValueError(f"distributed_executor_backend='ray': {problem}; {advice}")
 
 
 def _connect_all(workers: dict[int, RayWorker], server: socket.socket, key: bytes) -> None:
-    """Give each worker its connection."""
+    """Wait for every worker's connection."""
     waiting = dict(workers)
     came: queue.SimpleQueue[tuple[int, Connection]] = queue.SimpleQueue()
     deadline = time.monotonic() + START_SECONDS
@@ -209,20 +186,19 @@ def _connect_all(workers: dict[int, RayWorker], server: socket.socket, key: byte
                 raise EngineDeadError(f"tensor-parallel rank {rank} has gone: {worker.ending()}")
         if time.monotonic() > deadline:
             host, port = server.getsockname()[:2]
-            raise EngineDeadError(
-                f"tensor-parallel rank {', '.join(map(str, waiting))} did not start: no actor has connected to "
-                f"{host}:{port} within {START_SECONDS:g} s"
-            )
+            ranks = ", ".join(map(str, waiting))
+            problem = f"no actor has connected to {host}:{port} within {START_SECONDS:g} s"
+            raise EngineDeadError(f"tensor-parallel rank {ranks} did not start: {problem}")
         with contextlib.suppress(TimeoutError):
             peer, _ = server.accept()
-            # Anybody may connect. In threads of their own, those who say nothing keep no worker waiting.
+            # In a thread: any process may connect, and one that sends nothing must not delay the workers.
             threading.Thread(target=_welcome, args=(peer, key, came), daemon=True).start()
 
 
 def _welcome(peer: socket.socket, key: bytes, came: queue.SimpleQueue[tuple[int, Connection]]) -> None:
-    """Put a worker's rank and connection into `came`; turn away who does not have the key."""
+    """Put a worker's rank and connection into `came`; reject peers without the key."""
     with peer:
-        # Steps follow one another, and none is to wait for the answer to the one before.
+        # A step is sent at once, without waiting for the acknowledgement of the one before.
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _HANDSHAKE_SECONDS, 0))
         connection = Connection(os.dup(peer.fileno()))

@@ -15,42 +15,35 @@ from vllm.distributed.communicator import ALONE, PeerLostError
 from vllm.exceptions import EngineDeadError
 from vllm.v1.executor.worker_proc import BEAT, FAILED, HELLO, RAISED, RESULT, Progress
 
-START_SECONDS = 300.0
-"""For a worker to begin."""
-
+START_SECONDS = 300.0  # for a worker to begin
 _TICK_SECONDS = 0.5
-_SILENCE_SECONDS = 7.0  # without a beat: the process is stopped
-_STALL_SECONDS = 7.0  # without any rank doing anything in a step
-_COMPUTED_SECONDS = 0.1  # of CPU time in that long: less is idleness
-_OTHERS_SECONDS = 0.3  # for the others' words, when one has failed
-_WORD_SECONDS = 5.0  # for a worker's word, when rank 0 has lost it or failed in a call that the worker is to answer
-_PAUSED_SECONDS = 3.0
+_SILENCE_SECONDS = 7.0  # without a message: the process hangs
+_STALL_SECONDS = 7.0  # without progress of any rank in a step
+_COMPUTED_SECONDS = 0.1  # of CPU time within _STALL_SECONDS; less is no progress
+_OTHERS_SECONDS = 0.3  # for the others' messages, when one has failed
+_WORD_SECONDS = 5.0  # for a worker's message, when rank 0 has lost it or failed in a call that the worker is to answer
+_PAUSED_SECONDS = 3.0  # between two looks: this process was stopped
 
 
 class WorkerHandle(Protocol):
-    """A worker as rank 0 sees it.
-
-    Attributes:
-        rank: at least 1.
-        connection: to it.
-    """
+    """A worker of rank 1 or above, as rank 0 sees it."""
 
     rank: int
     connection: Connection
 
     def ending(self) -> str:
-        """How it ended, in words; called when its connection is closed."""
+        """A description of how it ended; called when its connection is closed."""
 
     def end(self, deadline: float) -> None:
-        """Wait for its end until `deadline`, on the monotonic clock; then make it end."""
+        """Wait for its end until `deadline`, on the monotonic clock; then kill it."""
 
     def kill(self) -> None:
-        """End it now, whatever it does."""
+        """End it at once."""
 
 
 @dataclass
 class _Watched:
-    """What is known of a worker."""
+    """The last known state of a worker."""
 
     handle: WorkerHandle
     replies: queue.SimpleQueue[tuple[str, Any]] = field(default_factory=queue.SimpleQueue)
@@ -61,23 +54,16 @@ class _Watched:
 
 @dataclass(order=True)
 class _Fault:
-    """Why a rank failed; the lowest is the one to tell."""
+    """Why a rank failed; the lowest is the one to report."""
 
-    severity: int  # 0: of its own; 1: it ended without a word; 2: because it lost others
+    severity: int  # 0: of its own; 1: it ended without a message; 2: because it lost others
     message: str
 
 
 class WorkerMonitor:
-    """A thread that takes what the workers send. The first fault is the end of all workers: their connections close,
-    so whoever waits for them in a collective goes on, with an error.
-
-    Args:
-        handles: the workers, running.
-        timeout_seconds: how long a rank may compute between two collectives.
-
-    Attributes:
-        group: rank 0's communicator, once there is one.
-    """
+    """A thread that receives the workers' messages. The first fault ends all workers: their connections close, so a
+    rank that waits for them in a collective gets an error. `group` is rank 0's communicator, once there is one;
+    `timeout_seconds` limits the time that a rank computes between two collectives."""
 
     def __init__(self, handles: Sequence[WorkerHandle], timeout_seconds: float) -> None:
         self.group = ALONE
@@ -93,19 +79,12 @@ class WorkerMonitor:
         self._thread.start()
 
     def check(self) -> None:
-        """
-        Raises:
-            EngineDeadError: a rank has failed; the message has its traceback.
-        """
+        """Raises EngineDeadError, with the traceback, when a rank has failed."""
         if self._failed.is_set():
             raise EngineDeadError(self._failure)
 
     def send(self, kind: bytes, call: bytes) -> None:
-        """Send a call to all workers.
-
-        Raises:
-            PeerLostError: one of them has gone.
-        """
+        """Send a call to all workers; PeerLostError: one has gone."""
         try:
             for connection in self._watched:
                 connection.send_bytes(kind + call)
@@ -113,20 +92,15 @@ class WorkerMonitor:
             raise PeerLostError(f"a worker cannot be sent to: {error}") from error
 
     def fail(self, error: BaseException) -> EngineDeadError:
-        """End all workers because of an error on rank 0; what to raise."""
+        """End all workers because of an error on rank 0; returns the error to raise."""
         if isinstance(error, PeerLostError):
-            # The cause is another rank, which the thread is about to hear of.
+            # The cause is another rank; the thread is about to receive its message.
             self._failed.wait(_WORD_SECONDS)
         self._end(f"tensor-parallel rank 0 failed: {type(error).__name__}: {error}")
         return EngineDeadError(self._failure)
 
     def replies(self) -> list[Any]:
-        """The workers' results of the last call, in the order of ranks.
-
-        Raises:
-            EngineDeadError: a rank has failed.
-            RuntimeError: a worker's call raised; the message has its traceback.
-        """
+        """The workers' results of the last call, in the order of ranks. RuntimeError: a call raised (the traceback)."""
         results: list[Any] = []
         raised: list[str] = []
         for watched in self._watched.values():
@@ -139,8 +113,7 @@ class WorkerMonitor:
         return results
 
     def discard_replies(self) -> None:
-        """The last call raised on rank 0, and in all likelihood on the others. One that does not say so in time waits
-        for rank 0, and is ended, with all others."""
+        """Take the replies to a call that raised on rank 0. If a worker sends none, it waits: all are ended."""
         deadline = time.monotonic() + _WORD_SECONDS
         for watched in self._watched.values():
             try:
@@ -149,7 +122,7 @@ class WorkerMonitor:
                 self._end(f"tensor-parallel rank {watched.handle.rank} did not answer a call that raised on rank 0")
 
     def stop_watching(self) -> None:
-        """The workers are about to be told to end."""
+        """End the thread, before the workers are asked to stop."""
         self._closing.set()
         self._thread.join()
 
@@ -173,7 +146,7 @@ class WorkerMonitor:
             try:
                 faults = self._take_messages(_TICK_SECONDS) or self._find_hang()
                 if faults and not self._closing.is_set():
-                    # One that fails takes others along, and their words may come first.
+                    # A rank that fails takes others along, and their messages may come first.
                     time.sleep(_OTHERS_SECONDS)
                     faults += self._take_messages(0)
                     self._end(min(faults).message)
@@ -181,7 +154,7 @@ class WorkerMonitor:
                 self._end(f"a worker's message cannot be read: {type(error).__name__}: {error}")
 
     def _take_messages(self, timeout: float) -> list[_Fault]:
-        """Read what has come; the faults that it tells of."""
+        """Handle the messages that have come; returns the faults among them."""
         faults: list[_Fault] = []
         connected = [connection for connection, watched in self._watched.items() if watched.is_connected]
         if not connected:
@@ -213,7 +186,7 @@ class WorkerMonitor:
         paused = now - self._looked_at > _PAUSED_SECONDS
         self._looked_at = now
         if paused:
-            # It is this process that stood still, and it has not read what the others sent.
+            # This process was stopped and has not read the others' messages.
             self._marked_at = self._collective_at = now
             for watched in self._watched.values():
                 watched.silent_after = max(watched.silent_after, now + _SILENCE_SECONDS)
@@ -223,7 +196,7 @@ class WorkerMonitor:
         return self._find_stall(now)
 
     def _find_stall(self, now: float) -> list[_Fault]:
-        """Whether rank 0 waits for others of whom none works. One that computes may take its time, up to a limit."""
+        """A fault when rank 0 waits and no other rank makes progress, or the computing ones exceed the time limit."""
         ranks = [watched.progress for watched in self._watched.values()]
         calls = [self.group.total_calls, *(each.num_collectives for each in ranks)]
         clocks = [each.cpu_seconds for each in ranks]
@@ -245,7 +218,7 @@ class WorkerMonitor:
         return []
 
     def _where(self) -> str:
-        """The stacks of the workers that others wait for."""
+        """The stacks of the workers that the others wait for."""
         ranks = [(watched.handle.rank, watched.progress) for watched in self._watched.values()]
         behind = [each for each in ranks if not each[1].is_waiting] or ranks
         return "".join(

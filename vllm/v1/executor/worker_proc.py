@@ -1,8 +1,5 @@
-"""A worker of rank 1 or above: in a process of its own it does what rank 0's executor says.
-
-The two sides share one connection. The executor sends calls, each a byte that says what is expected followed by the
-pickled (method, args, kwargs). The worker sends pickled tuples whose first element is one of HELLO ... FAILED.
-"""
+"""The process of a worker of rank 1 or above, which runs the calls of rank 0's executor: a byte (STEP, CALL, STOP) and
+the pickled (method, args, kwargs). It sends pickled tuples that begin with one of HELLO ... FAILED."""
 
 from __future__ import annotations
 
@@ -25,11 +22,11 @@ from vllm.distributed.process_group import connect_store, join_group
 from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator
 from vllm.v1.worker.worker import Worker, call_worker, make_worker, worker_device
 
-# To the worker: a call whose result nobody waits for, a call whose result is sent back, the end.
+# To the worker: a call without a reply, a call whose result is sent back, the end.
 STEP, CALL, STOP = b"s", b"c", b"q"
 
-# From the worker: it is about to join the group that a store describes; how it fares (Progress); a call's result, or
-# its traceback; it is done for: the traceback, and whether another rank's end was the cause.
+# From the worker: it is about to join the store's group; its Progress; a call's result, or its traceback; its failure:
+# the traceback, and whether the loss of another rank was the cause.
 HELLO, BEAT, RESULT, RAISED, FAILED = "hello", "beat", "result", "raised", "failed"
 
 BEAT_SECONDS = 1.0
@@ -38,43 +35,29 @@ _SHOW_STACK_AFTER_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """What a worker is told first.
-
-    Attributes:
-        store: host and port where the ranks find one another.
-        address: of the worker's machine, where it listens for other ranks.
-        parent_pid: the process with which it ends, if that is on its machine.
-        links: connect it with the other ranks, in place of the store.
-    """
+    """The first message to a worker."""
 
     config: VllmConfig
     rank: int
     world_size: int
-    store: tuple[str, int]
-    address: str
-    parent_pid: int | None
-    links: Links | None = None
+    store: tuple[str, int]  # host and port of the store through which the ranks connect
+    address: str  # of the worker's machine, where it listens for other ranks
+    parent_pid: int | None  # the process with which it ends, if that is on its machine
+    links: Links | None = None  # shared memory between the ranks, in place of the store
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a rank has come.
+    """How far a rank has come."""
 
-    Attributes:
-        num_collectives: collectives begun.
-        cpu_seconds: that its thread has computed.
-        is_waiting: it is in a collective.
-        stack: where it is, if it has been in one call for a while.
-    """
-
-    num_collectives: int = 0
-    cpu_seconds: float = 0.0
-    is_waiting: bool = False
-    stack: str | None = None
+    num_collectives: int = 0  # begun
+    cpu_seconds: float = 0.0  # of its working thread
+    is_waiting: bool = False  # in a collective
+    stack: str | None = None  # of its working thread, if it has been in one call for a while
 
 
 def thread_clock() -> Callable[[], float]:
-    """Reads the CPU seconds of the thread that asks for it now; the clock may be read in another one."""
+    """A clock of the calling thread's CPU seconds that any thread may read."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return time.process_time
     clock = time.pthread_getcpuclockid(threading.get_ident())
@@ -82,7 +65,7 @@ def thread_clock() -> Callable[[], float]:
 
 
 class WorkerProcess:
-    """The worker's side: one thread, that of `run`, works; another one beats."""
+    """The worker's side: the thread of `run` works, another one sends its progress."""
 
     def __init__(self, connection: Connection, start: WorkerStart) -> None:
         self._connection = connection
@@ -92,7 +75,7 @@ class WorkerProcess:
         self._call_began: float | None = None
 
     def run(self) -> int:
-        """Join the group, then obey until told to stop; the process's exit status."""
+        """Join the group, then run calls until STOP; the process's exit status."""
         threading.Thread(target=self._beat, args=(thread_clock(), threading.get_ident()), daemon=True).start()
         try:
             worker = self._make_worker()
@@ -104,7 +87,7 @@ class WorkerProcess:
             return 1
 
     def _receive(self) -> bytes | None:
-        """The next call; None: it is over, or the executor has gone."""
+        """The next call; None: STOP, or the executor has gone."""
         try:
             message = self._connection.recv_bytes()
         except (EOFError, OSError):
@@ -124,21 +107,17 @@ class WorkerProcess:
 
     def _obey(self, worker: Worker, message: bytes) -> None:
         self._call_began = time.monotonic()
-        if message[:1] == STEP:
-            self._call(worker, message)
-        else:
-            try:
-                self._send(RESULT, self._call(worker, message))
-            except PeerLostError:
+        is_step = message[:1] == STEP
+        try:
+            method, args, kwargs = pickle.loads(memoryview(message)[1:])
+            result = call_worker(worker, method, args, kwargs)
+            if not is_step:
+                self._send(RESULT, result)
+        except Exception as error:
+            if is_step or isinstance(error, PeerLostError):
                 raise
-            except Exception:
-                self._send(RAISED, traceback.format_exc())
+            self._send(RAISED, traceback.format_exc())
         self._call_began = None
-
-    @staticmethod
-    def _call(worker: Worker, message: bytes) -> Any:
-        method, args, kwargs = pickle.loads(memoryview(message)[1:])
-        return call_worker(worker, method, args, kwargs)
 
     def _beat(self, clock: Callable[[], float], thread_id: int) -> None:
         while True:
@@ -162,26 +141,23 @@ class WorkerProcess:
             self._connection.send_bytes(data)
 
 
-def _run(connection: Connection, start: bytes) -> int:
-    try:
-        process = WorkerProcess(connection, pickle.loads(start))
-    except Exception:
-        # A class of the user's main script, for one, is not there.
-        connection.send_bytes(pickle.dumps((FAILED, traceback.format_exc(), False)))
-        return 1
-    return process.run()
-
-
 def main() -> None:
-    """Be the worker at the other end of the connection whose descriptor is the first argument."""
-    # The terminal's Ctrl-C goes to the whole group; when to stop is the parent's decision.
+    """Run the worker whose connection's descriptor is the first argument."""
+    # Ctrl-C goes to the whole process group; the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))
     status = 1
-    # Without a start, the parent has gone.
+    # Without a first message, the parent has gone.
     with contextlib.suppress(EOFError, OSError):
-        status = _run(connection, connection.recv_bytes())
+        message = connection.recv_bytes()
+        try:
+            process = WorkerProcess(connection, pickle.loads(message))
+        except Exception:
+            # For example a class of the user's main script, which is not imported here.
+            connection.send_bytes(pickle.dumps((FAILED, traceback.format_exc(), False)))
+        else:
+            status = process.run()
     sys.stdout.flush()
     sys.stderr.flush()
-    # No library's thread keeps the process, nor do the ranks that it is connected with.
+    # Neither a library's thread nor connected ranks may keep the process alive.
     os._exit(status)

@@ -1,1 +1,0 @@
-"""Counts and distributions of what the engine has done, and their rendering for Prometheus."""

@@ -1,9 +1,4 @@
-"""What an engine has done since it started: counts, and how times and lengths are distributed.
-
-Times of a step are the core's, so that an event loop that is late does not distort them; those that a client sees
-(time to first token, the whole request) end when the event loop hears of them. All are of the monotonic clock, which
-the processes of a machine share.
-"""
+"""What an engine has done since it started: counts, and distributions of times and lengths."""
 
 from __future__ import annotations
 
@@ -37,13 +32,13 @@ NUM_SEQUENCES = (1, 2, 5, 10, 20)
 
 
 def token_bounds(max_model_len: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, 50 ... as far as a request can get."""
+    """1, 2, 5, 10, 20, 50 ... up to max_model_len."""
     series = (digit * 10**exponent for exponent in range(len(str(max_model_len))) for digit in (1, 2, 5))
     return tuple(bound for bound in series if bound <= max_model_len)
 
 
 class Histogram(prometheus_client.Histogram):
-    """As the client library's, whose `observe` counts one value at a time and tries every bucket."""
+    """The client library's, with an `observe` that takes a count and finds the bucket by bisection."""
 
     def observe(self, amount: float, exemplar: dict[str, str] | None = None, count: int = 1) -> None:
         self._sum.inc(amount * count)
@@ -52,7 +47,7 @@ class Histogram(prometheus_client.Histogram):
 
 @dataclass(slots=True)
 class SequenceRecord:
-    """What is remembered of an unfinished sequence for the metrics' sake."""
+    """The state of an unfinished sequence."""
 
     arrival_time: float
     num_prompt_tokens: int
@@ -62,21 +57,20 @@ class SequenceRecord:
     num_generated_tokens: int = 0
     scheduled_time: float = 0.0
     first_token_time: float = 0.0
-    last_token_time: float | None = None  # None: nothing has come yet
+    last_token_time: float | None = None  # None: no output yet
 
 
 News = tuple[SequenceRecord, EngineCoreOutput, str | None]
-"""A sequence, what a step gave it, and why it ends with that (None: it goes on)."""
+"""A sequence, its output of a step, and its finish reason (None: it goes on)."""
 
 
 class EngineMetrics:
-    """Counts and distributions over everything that one engine did; none ever goes down.
+    """Counters and histograms of one engine; `registry` holds them, without labels for the model and the replica.
 
-    A request for several sequences counts once for each of them, except in the two histograms that describe requests
-    by all their sequences. Belongs to one thread.
-
-    Attributes:
-        registry: holds all of them, without labels for the model and the replica.
+    A request for several sequences counts once for each of them, except in `request_longest_sequence` and
+    `request_num_sequences`. Times of a step are the core's, so that a late event loop does not distort them; those that
+    a client sees (to the first token, of the whole request) end when the event loop receives the outputs. All are on
+    the monotonic clock, which the processes of a machine share. Belongs to one thread.
     """
 
     def __init__(self, max_model_len: int) -> None:
@@ -88,44 +82,32 @@ class EngineMetrics:
         def histogram(name: str, help_text: str, bounds: Sequence[float]) -> Histogram:
             return Histogram(f"vllm:{name}", help_text, buckets=bounds, registry=self.registry)
 
-        self.num_prompt_tokens = counter(
-            "prompt_tokens", "Prompt tokens of requests whose prompt is done, cached ones included"
-        )
+        self.num_prompt_tokens = counter("prompt_tokens", "Prompt tokens of completed prompts, cached ones included")
         self.num_cached_prompt_tokens = counter("prompt_tokens_cached", "Those of them that came from the prefix cache")
         self.num_generated_tokens = counter("generation_tokens", "Tokens generated")
-        self.num_rows_read = counter(
-            "logprob_rows_read", "Positions, of prompts and generated, that were read for logprobs"
-        )
-        self.num_token_ids_read = counter(
-            "logprob_token_ids_read", "Requested token ids read, one for each id and position"
-        )
+        self.num_rows_read = counter("logprob_rows_read", "Prompt and generated positions read for logprobs")
+        self.num_token_ids_read = counter("logprob_token_ids_read", "Token ids read, one for each id and position")
         self.num_finished = counter("request_success", "Sequences that ended, by reason", "finished_reason")
         for reason in FINISH_REASONS:
-            self.num_finished.labels(reason)  # shown from the start
+            self.num_finished.labels(reason)  # exported from the start
         tokens = token_bounds(max_model_len)
         self.time_to_first_token = histogram(
-            "time_to_first_token_seconds", "From arrival to the first token or reading", FIRST_TOKEN_SECONDS
+            "time_to_first_token_seconds", "Arrival to first token or reading", FIRST_TOKEN_SECONDS
         )
         self.inter_token_latency = histogram(
-            "inter_token_latency_seconds", "Between two tokens of a sequence", TOKEN_SECONDS
+            "inter_token_latency_seconds", "Between tokens of a sequence", TOKEN_SECONDS
         )
         self.time_per_output_token = histogram(
             "request_time_per_output_token_seconds", "A sequence's mean time of a further token", TOKEN_SECONDS
         )
-        self.e2e_latency = histogram("e2e_request_latency_seconds", "From arrival to the last token", REQUEST_SECONDS)
-        self.queue_time = histogram("request_queue_time_seconds", "From arrival to the first step", REQUEST_SECONDS)
-        self.prefill_time = histogram(
-            "request_prefill_time_seconds", "From the first step to the first token", REQUEST_SECONDS
-        )
-        self.decode_time = histogram("request_decode_time_seconds", "From the first token to the last", REQUEST_SECONDS)
-        self.inference_time = histogram(
-            "request_inference_time_seconds", "From the first step to the last token", REQUEST_SECONDS
-        )
+        self.e2e_latency = histogram("e2e_request_latency_seconds", "Arrival to last token", REQUEST_SECONDS)
+        self.queue_time = histogram("request_queue_time_seconds", "Arrival to first step", REQUEST_SECONDS)
+        self.prefill_time = histogram("request_prefill_time_seconds", "First step to first token", REQUEST_SECONDS)
+        self.decode_time = histogram("request_decode_time_seconds", "First token to last token", REQUEST_SECONDS)
+        self.inference_time = histogram("request_inference_time_seconds", "First step to last token", REQUEST_SECONDS)
         self.request_prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of a sequence", tokens)
         self.request_computed_prompt_tokens = histogram(
-            "request_prefill_kv_computed_tokens",
-            "Prompt tokens of a sequence that the prefix cache did not have",
-            tokens,
+            "request_prefill_kv_computed_tokens", "Uncached prompt tokens of a sequence", tokens
         )
         self.request_generated_tokens = histogram("request_generation_tokens", "Generated tokens of a sequence", tokens)
         self.request_longest_sequence = histogram(
@@ -138,20 +120,14 @@ class EngineMetrics:
         )
 
     def start(self, params: SamplingParams, num_prompt_tokens: int, arrival_time: float) -> SequenceRecord:
-        """A record for a sequence that is queued."""
+        """A record for a queued sequence."""
         assert params.max_tokens is not None, "a queued request has max_tokens"
         num_token_ids = len(params.logprob_token_ids or ())
         return SequenceRecord(arrival_time, num_prompt_tokens, params.max_tokens, num_token_ids)
 
     def observe_step(self, news: Sequence[News], step_time: float, now: float) -> None:
-        """Count what a step gave.
-
-        Args:
-            news: at most one entry a sequence.
-            step_time: when the step ended.
-            now: when its outputs were received.
-        """
-        gaps: dict[float, int] = {}  # most sequences of a step had their last token from one and the same step
+        """Count a step that ended at `step_time` and was received at `now`. `news`: at most one entry a sequence."""
+        gaps: dict[float, int] = {}  # by the time of the last token, which is the same for most sequences of a step
         num_generated = num_computed = num_rows = num_token_ids = 0
         for record, output, finish_reason in news:
             if output.prompt_logprobs is not None:
@@ -184,16 +160,16 @@ class EngineMetrics:
             self.step_tokens.observe(num_generated + num_computed)
 
     def observe_request(self, num_sequences: int, longest: int) -> None:
-        """A request has ended with all its sequences, of which the longest has so many generated tokens."""
+        """A request has ended, whose longest sequence has `longest` generated tokens."""
         self.request_num_sequences.observe(num_sequences)
         self.request_longest_sequence.observe(longest)
 
     def observe_dropped(self, num_sequences: int, reason: str) -> None:
-        """Sequences ended without their last output: "abort" or "error"."""
+        """Sequences ended without their last output; `reason`: "abort" or "error"."""
         self.num_finished.labels(reason).inc(num_sequences)
 
     def _begin(self, record: SequenceRecord, output: EngineCoreOutput, step_time: float, now: float) -> int:
-        """The prompt is done; how many of its tokens had to be computed."""
+        """The prompt is computed; returns how many of its tokens were not cached."""
         assert output.scheduled_time is not None, "what gave a token was scheduled"
         record.scheduled_time = output.scheduled_time
         record.first_token_time = step_time

@@ -1,8 +1,9 @@
-"""An engine's metrics as Prometheus takes them; docs/metrics.md says what each one means."""
+"""An engine's metrics for Prometheus; docs/metrics.md explains each one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -32,15 +33,13 @@ _COLLECTIVES = ("all_reduce", "all_gather", "gather", "broadcast")
 
 
 class EngineCollector(Collector):
-    """The metrics of an engine, of this process and of the replicas' processes, as of the last steps that the replicas
-    have told of. It never waits for the engine."""
+    """The metrics of an engine and its processes, as of the last steps whose outputs have come: it never waits."""
 
     def __init__(self, engine: AsyncLLM, model_name: str) -> None:
         self._engine = engine
         self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics, each with the samples of every replica."""
         cache_config = self._engine.vllm_config.cache_config
         families: dict[str, Metric] = {}
         for index, replica in enumerate(self._engine.replicas):
@@ -51,30 +50,26 @@ class EngineCollector(Collector):
             _add(families, replica.metrics.registry.collect(), labels)
         _add(families, ProcessCollector(registry=None).collect(), {})
         for index, pid in enumerate(self._engine.core_pids):
-            _add(families, _process_metrics(pid), {"engine": str(index)})
+            process = ProcessCollector("vllm_engine_core", pid=partial(int, pid), registry=None)
+            _add(families, process.collect(), {"engine": str(index)})
         return iter(families.values())
 
 
 def _add(families: dict[str, Metric], metrics: Iterable[Metric], labels: dict[str, str]) -> None:
-    """Put the samples of `metrics`, with further labels, into the families of their names."""
+    """Add the samples of `metrics`, with `labels`, to the families of the same names."""
     for metric in metrics:
         family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
         for sample in metric.samples:
-            # When each metric was made is of no use: it is when the process began.
+            # The time of creation is that of the process.
             if not sample.name.endswith("_created"):
                 family.samples.append(sample._replace(labels={**labels, **sample.labels}))
 
 
-def _process_metrics(pid: int) -> Iterable[Metric]:
-    return ProcessCollector("vllm_engine_core", pid=lambda: pid, registry=None).collect()
-
-
 def _core_metrics(replica: Replica) -> Iterator[Metric]:
-    """What the core has told of."""
-    # A dead one holds nothing, whatever it told last.
+    # A dead core holds nothing, whatever its last counts.
     now = {} if replica.is_dead else replica.stats
     running = now.get("num_running", 0)
-    # What came since the last step is not in its counts.
+    # The core's counts lack the requests that came since the last step.
     waiting = max(now.get("num_waiting", 0), replica.num_unfinished_sequences - running)
     for name, value, help_text in (
         ("num_requests_running", running, "Sequences in the batch, as of the last step"),
@@ -101,12 +96,7 @@ def _cache_info(replica: Replica, config: CacheConfig) -> Metric:
 
 
 def make_registry(engine: AsyncLLM, model_name: str) -> CollectorRegistry:
-    """The engine's metrics, with those of this process and of the engine cores'.
-
-    Args:
-        engine: whose metrics.
-        model_name: stands in their labels.
-    """
+    """The metrics of the engine, this process and the engine cores' processes, labelled with `model_name`."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(EngineCollector(engine, model_name))
     return registry

@@ -9,28 +9,23 @@ from vllm.tokenizers.tokenizer import Tokenizer
 
 
 def spell_bad_words(words: Sequence[str], tokenizer: Tokenizer | None, vocab_size: int) -> list[list[int]]:
-    """The token sequences that write the words: each as it stands at the start of a text, and as it stands after a
-    space, where that is another first token followed by as many tokens.
-
-    Args:
-        words: non-empty texts; spaces in front of them mean nothing.
-        vocab_size: of the model; a sequence with an id beyond it can never be generated and is left out.
+    """The token sequences that write the words: each as at the start of a text, and as after a space, where that has
+    another first token and equally many tokens. Spaces in front of a word are ignored. Sequences with an id of
+    `vocab_size` or above can never be generated and are left out.
 
     Raises:
         VLLMValidationError: there is no tokenizer, or it has no token for a word.
     """
     if tokenizer is None:
         raise VLLMValidationError(
-            "bad_words need a tokenizer, and skip_tokenizer_init left it out", parameter="bad_words", value=list(words)
+            "bad_words need a tokenizer, and skip_tokenizer_init left it out", "bad_words", list(words)
         )
     sequences: list[list[int]] = []
     for word in words:
         text = word.lstrip(" ") or word
         alone = tokenizer.encode(text, add_special_tokens=False)
         if not alone:
-            raise VLLMValidationError(
-                f"bad_words holds {word!r}, which has no token", parameter="bad_words", value=word
-            )
+            raise VLLMValidationError(f"bad_words holds {word!r}, which has no token", "bad_words", word)
         sequences.append(alone)
         after_space = tokenizer.encode(f" {text}", add_special_tokens=False)
         if len(after_space) == len(alone) and after_space[0] != alone[0]:

@@ -1,10 +1,9 @@
-"""Keeps the model's logits of chosen token ids, for every position that is sampled."""
+"""Captures the model's logits of chosen token ids, for every sampled position."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from vllm.model_executor.layers.logits_processor_ext import check_indices
 
 
 class LogitsCapturingSampler:
-    """Stands before an engine's sampler and keeps the raw logits that pass by.
+    """Wraps an engine's sampler and keeps the raw logits that it gets.
 
         capture = LogitsCapturingSampler([1, 2])
         capture.install(llm)
@@ -24,32 +23,22 @@ class LogitsCapturingSampler:
         logits = capture.get_captured_logits()
 
     Or `with LogitsCapturingSampler([1, 2]).install(llm) as capture:`, which uninstalls it at the end. Several can be
-    installed at a time. What was captured stays until `reset`. Each step waits for the device to hand its rows over;
-    `SamplingParams.logprob_token_ids` reads the same logits without that, and their logprobs and ranks.
-
-    Of several ranks, each hands its part of what is captured to the first one, in the caller's process, which keeps it:
-    only the chosen columns travel, or whole rows where all are wanted.
+    installed at a time. Captured logits stay until `reset`. Each step waits for the device;
+    `SamplingParams.logprob_token_ids` reads the same logits, their logprobs and ranks without that. Of several ranks,
+    the first one, in the caller's process, gathers the chosen columns and keeps them.
     """
 
     def __init__(self, indices: Iterable[int] | None = None) -> None:
-        """
-        Args:
-            indices: I token ids, the columns of what is captured; None = the whole vocabulary.
-
-        Raises:
-            VLLMValidationError: an index that is no integer, or negative.
-        """
+        """`indices` are I token ids, the columns to capture; None = the whole vocabulary. Raises VLLMValidationError
+        for an index that is no integer, or negative."""
         self.indices = None if indices is None else check_indices("indices", indices)
         self._width = 0 if self.indices is None else len(self.indices)
         self._captured = _Captured()
-        self._key = uuid.uuid4().hex  # by which the ranks know it
+        self._key = uuid.uuid4().hex  # identifies it on the ranks
         self._llm: Any = None
 
     def install(self, llm: Any) -> LogitsCapturingSampler:
-        """Capture from now on what `llm` samples.
-
-        Args:
-            llm: an LLM or LLMEngine that runs in this process.
+        """Start to capture what `llm`, an LLM or LLMEngine in this process, samples.
 
         Raises:
             VLLMValidationError: an index outside the model's vocabulary; nothing is installed then.
@@ -62,20 +51,20 @@ class LogitsCapturingSampler:
         return self
 
     def uninstall(self) -> None:
-        """Capture no more. What was captured stays."""
+        """Stop capturing. Captured logits stay."""
         if self._llm is not None:
             self._llm.collective_rpc(_uninstall, args=(self._key,))
             self._llm = None
 
     def get_captured_logits(self, request_id: str | None = None) -> Tensor:
-        """What was captured so far, on the host.
+        """The logits captured so far, on the host.
 
         Args:
             request_id: only this request's rows. Sample i of a request for several is named f"{i}_{request_id}".
 
         Returns:
-            float32 [rows, I] in the order sampled: step by step, within a step in batch order. A request's own rows
-            are one a generated token. No rows when the id is unknown.
+            float32 [rows, I], step by step, within a step in batch order; one row a generated token, none for an
+            unknown id.
         """
         rows = torch.cat([torch.empty(0, self._width), *self._captured.rows])
         if request_id is None:
@@ -83,21 +72,18 @@ class LogitsCapturingSampler:
         return rows[[index for index, owner in enumerate(self._captured.request_ids) if owner == request_id]]
 
     def reset(self) -> None:
-        """Forget what was captured."""
         self._captured.request_ids.clear()
         self._captured.rows.clear()
 
     def __enter__(self) -> LogitsCapturingSampler:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.uninstall()
 
 
 class _Captured:
-    """What was captured: rank 0's. A copy for another rank is empty, and stays so."""
+    """The captured logits, on rank 0. A copy for another rank is empty and stays so."""
 
     def __init__(self) -> None:
         self.request_ids: list[str] = []
@@ -108,7 +94,7 @@ class _Captured:
 
 
 def _install(worker: Any, key: str, indices: list[int] | None, captured: _Captured) -> int:
-    """Put a capturing sampler before the worker's; how many columns it captures."""
+    """Wrap the worker's sampler; returns the number of captured columns."""
     runner = worker.model_runner
     vocab_size = runner.model_config.vocab_size
     if indices is not None:
@@ -120,14 +106,14 @@ def _install(worker: Any, key: str, indices: list[int] | None, captured: _Captur
 
 def _uninstall(worker: Any, key: str) -> None:
     owner, name = worker.model_runner, "sampler"
-    # Others may have been installed since, and stand before this one.
+    # Others may have been installed since, around this one.
     while getattr(owner, name).key != key:
         owner, name = getattr(owner, name), "inner"
     setattr(owner, name, getattr(owner, name).inner)
 
 
 class _CapturingSampler:
-    """A sampler that captures the logits first; in all else it is the sampler within."""
+    """Captures the logits, then calls the inner sampler, which has all other attributes."""
 
     is_followed = True
 
@@ -151,7 +137,7 @@ class _CapturingSampler:
             chosen = self._slice.gather_columns(logits, self._indices.to(logits.device))
         if self._slice.group.rank:
             return
-        # A copy: the logits' memory is used again, by the sampler itself perhaps.
+        # A copy: the logits' memory is reused, perhaps by the sampler itself.
         self._captured.rows.append(chosen.to("cpu", torch.float32, copy=True))
         names = {slot: request_id for request_id, slot in states.req_id_to_slot.items()}
         self._captured.request_ids += [names[slot] for slot in slots.tolist()]

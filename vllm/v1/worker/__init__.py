@@ -1,1 +1,1 @@
-"""What a rank does in a step."""
+"""What a rank runs: its model, its KV cache, its sampling."""

@@ -1,4 +1,5 @@
-"""How many KV blocks fit: on the device by gpu_memory_utilization, in the host's memory by swap_space."""
+"""How many KV blocks fit: on the device by gpu_memory_utilization, where the largest possible steps are run to measure
+their memory, and in host memory by swap_space."""
 
 from __future__ import annotations
 
@@ -10,26 +11,27 @@ import torch
 
 from vllm.config import VllmConfig
 from vllm.distributed.communicator import Communicator, split_kv_heads
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-# What CUDA keeps for the nodes of recorded steps, over their intermediates.
+# CUDA's memory for the nodes of captured graphs, beside their intermediates.
 _GRAPH_BYTES = 256 * 2**20
+
+_NUM_IDS = 20  # requested token ids of the largest steps
 
 
 class DeviceMemory(NamedTuple):
     """A CUDA device's memory at one time, in bytes."""
 
     total: int
-    free: int  # for anybody
+    free: int  # for any process
     reserved: int  # by this process's allocator
-    peak_reserved: int  # the most of it since `device_memory` was last asked to begin anew
+    peak_reserved: int  # since the last `device_memory` with `begin_peak`
 
 
 def device_memory(device: torch.device, begin_peak: bool = False) -> DeviceMemory:
-    """Look at a CUDA device.
-
-    Args:
-        begin_peak: give back what the allocator holds in reserve, and measure its peak from here on.
-    """
+    """Measure a CUDA device. `begin_peak` first empties the allocator's cache and restarts its peak."""
     torch.cuda.synchronize(device)
     if begin_peak:
         gc.collect()
@@ -40,7 +42,7 @@ def device_memory(device: torch.device, begin_peak: bool = False) -> DeviceMemor
 
 
 class MemoryProfile(NamedTuple):
-    """A CUDA device's memory when the worker came, with the weights there, and after the largest steps."""
+    """A CUDA device's memory before the weights were loaded, after, and after the largest steps."""
 
     start: DeviceMemory
     loaded: DeviceMemory
@@ -48,22 +50,18 @@ class MemoryProfile(NamedTuple):
 
     @property
     def step_bytes(self) -> int:
-        """What the step needed over the weights."""
+        """What the steps needed beyond the weights."""
         return self.stepped.peak_reserved - self.loaded.reserved
 
     @property
     def engine_bytes(self) -> int:
-        """The most that the engine had: weights, the step, and what CUDA, cuBLAS and NCCL keep outside of the
-        allocator."""
+        """The engine's peak, with what CUDA, cuBLAS and NCCL keep outside of the allocator."""
         used = self.start.free - self.stepped.free
         return used - self.stepped.reserved + self.stepped.peak_reserved
 
 
 def check_free_memory(memory: DeviceMemory, utilization: float) -> None:
-    """
-    Raises:
-        ValueError: less is free than the engine may use.
-    """
+    """Raises ValueError when less is free than the engine may use."""
     if memory.free < utilization * memory.total:
         share = memory.free / memory.total
         raise ValueError(
@@ -74,20 +72,13 @@ def check_free_memory(memory: DeviceMemory, utilization: float) -> None:
 
 
 def device_block_count(config: VllmConfig, profile: MemoryProfile, block_bytes: int, staging_bytes: int = 0) -> int:
-    """How many KV blocks of `block_bytes` a CUDA device holds beside what the profile has found: gpu_memory_utilization
-    is the engine's share of the memory, whatever others use of the rest. Steps that CUDA graphs record keep their
-    intermediates, for which the profiled step's are allowed once more.
-
-    Args:
-        staging_bytes: that the engine will take beside.
-
-    Raises:
-        ValueError: one request of max_model_len does not fit; the message says what to lower and to what.
-    """
+    """How many KV blocks of `block_bytes` fit into gpu_memory_utilization of a CUDA device, beside the profiled memory
+    and `staging_bytes`. CUDA graphs keep their intermediates: the profiled step's size is reserved once more for them.
+    ValueError: one request of max_model_len does not fit; the message says what to lower and to what."""
     model, cache = config.model_config, config.cache_config
     total, utilization = profile.start.total, cache.gpu_memory_utilization
     graph_bytes = 0 if model.enforce_eager else profile.step_bytes + _GRAPH_BYTES
-    # One block more than asked for is where the padding of recorded steps goes.
+    # One more block is for the padding rows of captured steps.
     taken = profile.engine_bytes + graph_bytes + staging_bytes + block_bytes
     budget = max(int(utilization * total) - taken, 0)
     num_blocks = budget // block_bytes
@@ -121,25 +112,20 @@ def kv_block_bytes(config: VllmConfig, group: Communicator) -> int:
     hf = config.model_config.hf_config
     num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, group.world_size)[group.rank])
     width = 2 * hf.num_hidden_layers * num_kv_heads * hf.head_dim
-    return width * config.cache_config.block_size * _item_bytes(config)
+    return width * config.cache_config.block_size * getattr(torch, config.model_config.dtype).itemsize
 
 
 def hidden_block_bytes(config: VllmConfig) -> int:
-    """Bytes of a block's final hidden states, which prompt readings keep beside keys and values."""
+    """Bytes of a block's final hidden states, kept beside keys and values for prompt readings."""
     if not config.cache_config.enable_prefix_caching:
         return 0
-    return config.model_config.hf_config.hidden_size * config.cache_config.block_size * _item_bytes(config)
+    width = config.model_config.hf_config.hidden_size
+    return width * config.cache_config.block_size * getattr(torch, config.model_config.dtype).itemsize
 
 
 def host_block_count(config: VllmConfig, block_bytes: int, available_bytes: int) -> int:
-    """How many host blocks of `block_bytes` a rank gets by `swap_space`.
-
-    Args:
-        available_bytes: of the host's memory, for all ranks and replicas.
-
-    Raises:
-        ValueError: they do not fit there, or swap_space does not hold one block.
-    """
+    """How many host blocks of `block_bytes` a rank gets by `swap_space`. ValueError: all ranks and replicas together
+    need more than `available_bytes`, or swap_space is below one block."""
     cache, parallel = config.cache_config, config.parallel_config
     if not cache.swap_space or not cache.enable_prefix_caching:
         return 0
@@ -161,7 +147,7 @@ def host_block_count(config: VllmConfig, block_bytes: int, available_bytes: int)
 
 
 def available_host_bytes() -> int:
-    """Memory that can be had without swapping, from /proc/meminfo; 8 GiB where there is none."""
+    """MemAvailable of /proc/meminfo; 8 GiB where there is no such file."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:
@@ -172,10 +158,58 @@ def available_host_bytes() -> int:
     return 8 * 2**30
 
 
-def _item_bytes(config: VllmConfig) -> int:
-    dtype: torch.dtype = getattr(torch, config.model_config.dtype)
-    return dtype.itemsize
-
-
 def _gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.2f} GiB"
+
+
+def run_largest_steps(runner: GPUModelRunner, config: VllmConfig) -> None:
+    """Run max_num_seqs requests with every filter of sampling and readings of generated and of prompt positions: once
+    with max_num_batched_tokens of prompts, once each at the end of the longest context. Leaves the runner unchanged."""
+    longest, scheduler = config.model_config.max_model_len, config.scheduler_config
+    num_tokens = scheduler.max_num_batched_tokens
+    num_requests = min(scheduler.max_num_seqs, num_tokens)
+    shares = [num_tokens // num_requests + (index < num_tokens % num_requests) for index in range(num_requests)]
+    # Custom processors must see users' requests only.
+    custom, runner.sampler.custom = runner.sampler.custom, None
+    try:
+        with runner.scratch_cache():
+            _run_requests(runner, config, [min(share, longest) for share in shares], 0)
+            _run_requests(runner, config, [longest] * num_requests, longest - 1)
+    finally:
+        runner.sampler.custom = custom
+
+
+def _run_requests(runner: GPUModelRunner, config: VllmConfig, lengths: list[int], computed: int) -> None:
+    """A step of requests whose prompts have these lengths, of which `computed` tokens each are done."""
+    params = _demanding_params(config)
+    new: list[NewRequestData] = []
+    for index, length in enumerate(lengths):
+        # All write to the scratch cache's only block.
+        blocks = [0] * -(-length // config.cache_config.block_size)
+        first_row = 0 if not computed and length > 1 else None
+        new.append(NewRequestData(f"largest-step-{index}", [0] * length, length, params, blocks, computed, first_row))
+    counts = {each.req_id: each.num_prompt_tokens - computed for each in new}
+    # Backwards, so that low slots are free first again.
+    ended = [each.req_id for each in reversed(new)]
+    try:
+        runner.execute_model(SchedulerOutput(new, CachedRequestData(), counts, sum(counts.values()), [], [])).result()
+    finally:
+        runner.execute_model(SchedulerOutput([], CachedRequestData(), {}, 0, ended, [])).result()
+
+
+def _demanding_params(config: VllmConfig) -> SamplingParams:
+    model, vocab_size = config.model_config, config.model_config.vocab_size
+    ids = list(range(min(_NUM_IDS, vocab_size)))
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.9,
+        top_p=0.9,
+        top_k=min(50, vocab_size),
+        min_p=0.01,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+        repetition_penalty=1.1,
+        logprobs=vocab_size if model.max_logprobs == -1 else min(model.max_logprobs, vocab_size),
+        logprob_token_ids=ids,
+        prompt_logprob_token_ids=ids,
+    )

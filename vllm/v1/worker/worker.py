@@ -1,4 +1,4 @@
-"""A worker: one device, its model, its KV cache, its runner."""
+"""A worker: one device with its model runner and KV cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from vllm.utils.host_memory import return_freed_memory
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
 from vllm.v1.worker.gpu.kv_swap import STAGING_BYTES
-from vllm.v1.worker.gpu.largest_steps import run_largest_steps
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.memory import (
     DeviceMemory,
@@ -35,23 +34,18 @@ from vllm.v1.worker.memory import (
     hidden_block_bytes,
     host_block_count,
     kv_block_bytes,
+    run_largest_steps,
 )
 
 logger = init_logger(__name__)
 
-# Half of what is free leaves room for activations and for the caller's own data; more than this is of use to few
-# CPU workloads, and VLLM_CPU_KVCACHE_SPACE asks for it.
+# The other half of the free memory is for activations and the caller's data. VLLM_CPU_KVCACHE_SPACE overrides both.
 _CPU_CACHE_LIMIT_BYTES = 4 * 2**30
 _CPU_CACHE_FRACTION = 0.5
 
 
 class Worker:
-    """Drives one device.
-
-    Args:
-        config: the engine's.
-        group: the ranks that share the model, each with a worker of its own.
-    """
+    """Runs one device's share of a model; `group` holds the ranks that share it."""
 
     def __init__(self, config: VllmConfig, group: Communicator = ALONE) -> None:
         self.config = self.vllm_config = config
@@ -68,11 +62,7 @@ class Worker:
         self._profiler: Any = None
 
     def load_model(self, use_tqdm: bool = False) -> None:
-        """Load this rank's share of the weights and build the runner.
-
-        Raises:
-            ValueError: the GPU has less free memory than gpu_memory_utilization says.
-        """
+        """Load this rank's weights and build the runner. Raises ValueError: see `check_free_memory`."""
         cache = self.config.cache_config
         if self.device.type == "cuda" and cache.num_blocks is None:
             self._memory_at_start = device_memory(self.device, begin_peak=True)
@@ -82,17 +72,12 @@ class Worker:
             self.model_runner = GPUModelRunner(self.config, model, self.device)
 
     def determine_num_blocks(self) -> int:
-        """How many KV blocks the pool gets: what was asked for, else what the memory budget holds, but no more than
-        max_num_seqs requests of max_model_len can use.
-
-        Raises:
-            ValueError: the budget does not hold one request of max_model_len.
-        """
-        cache = self.config.cache_config
-        model = self.config.model_config
-        blocks_per_request = -(-model.max_model_len // cache.block_size)
+        """How many KV blocks the pool gets: cache_config.num_blocks, else what the memory budget holds, at most what
+        max_num_seqs requests of max_model_len can use. ValueError: the budget does not hold one such request."""
+        cache, model = self.config.cache_config, self.config.model_config
         if cache.num_blocks is not None:
             return cache.num_blocks
+        blocks_per_request = -(-model.max_model_len // cache.block_size)
         most = blocks_per_request * self.config.scheduler_config.max_num_seqs
         block_bytes = kv_block_bytes(self.config, self.group) + hidden_block_bytes(self.config)
         if cache.memory_bytes is not None:
@@ -115,30 +100,25 @@ class Worker:
         return budget // block_bytes
 
     def determine_num_host_blocks(self) -> int:
-        """How many blocks of host memory `swap_space` holds.
-
-        Raises:
-            ValueError: see host_block_count.
-        """
+        """How many host blocks `swap_space` holds. Raises ValueError: see `host_block_count`."""
         return host_block_count(self.config, kv_block_bytes(self.config, self.group), available_host_bytes())
 
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Allocate the KV cache, and the host blocks for what has to leave it."""
+        """Allocate the KV cache and the host blocks of its offload."""
         logger.info("KV cache: %d blocks of %d tokens", num_blocks, self.config.cache_config.block_size)
         self._num_blocks = (num_blocks, num_host_blocks)
         self.model_runner.initialize_kv_cache(num_blocks, num_host_blocks)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step."""
         return self.model_runner.execute_model(scheduler_output).result()
 
     def begin_step(self, scheduler_output: SchedulerOutput) -> PendingStep:
-        """Begin a step; its results may still be on the device."""
+        """Dispatch a step; its results may still be on the device."""
         return self.model_runner.execute_model(scheduler_output)
 
     @property
     def can_schedule_ahead(self) -> bool:
-        """Whether a step may begin before the tokens of the one before are known."""
+        """Whether a step may be dispatched before the last one's tokens are known."""
         return not self.model_runner.sampler.is_followed
 
     # -- weights and memory while the engine lives ------------------------------------------------------------
@@ -218,8 +198,7 @@ class Worker:
             profiler.export_chrome_trace(os.path.join(folder, name))
 
     def _cpu_cache_bytes(self) -> int:
-        # The ranks share the host's memory.
-        world_size = self.group.world_size
+        world_size = self.group.world_size  # the ranks share the host's memory
         asked = envs.cpu_kvcache_space_bytes()
         if asked is not None:
             return asked // world_size
@@ -230,16 +209,12 @@ class Worker:
     def _profile_memory(self) -> MemoryProfile:
         assert self._memory_at_start is not None
         loaded = device_memory(self.device, begin_peak=True)
-        run_largest_steps(self.model_runner, self.execute_model, self.config)
+        run_largest_steps(self.model_runner, self.config)
         stepped = device_memory(self.device)
         profile = MemoryProfile(self._memory_at_start, loaded, stepped)
-        logger.info(
-            "GPU memory: %.2f GiB, of which weights, the largest steps and CUDA take %.2f GiB",
-            stepped.total / 2**30,
-            profile.engine_bytes / 2**30,
-        )
-        # What the step needed goes to the cache.
-        device_memory(self.device, begin_peak=True)
+        gib, used_gib = stepped.total / 2**30, profile.engine_bytes / 2**30
+        logger.info("GPU memory: %.2f GiB, of which weights, the largest steps and CUDA take %.2f GiB", gib, used_gib)
+        device_memory(self.device, begin_peak=True)  # frees the steps' memory for the cache
         return profile
 
 
@@ -267,15 +242,14 @@ def make_worker(config: VllmConfig, group: Communicator = ALONE) -> Worker:
 
 
 def call_worker(worker: Worker, method: str | Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Call a method of a worker by name, or a function with the worker as its first argument."""
+    """Call a worker's method by name, or a function with the worker as its first argument."""
     if isinstance(method, str):
         return getattr(worker, method)(*args, **kwargs)
     return method(worker, *args, **kwargs)
 
 
 def worker_device(config: VllmConfig, rank: int) -> torch.device:
-    """What the worker of this rank drives: the CPU, or the CUDA device with its number; the only one that it sees in an
-    actor."""
+    """The CPU or this rank's CUDA device, modulo the visible ones: a Ray actor sees only its own."""
     kind, parallel = config.device_config.device, config.parallel_config
     if kind == "cpu" or parallel.tensor_parallel_size == parallel.data_parallel_size == 1:
         return torch.device(kind)

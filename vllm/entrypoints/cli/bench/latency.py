@@ -11,34 +11,25 @@ from __future__ import annotations
 
 import argparse
 
-from vllm.entrypoints.cli.bench.run import Sample, add_workload_arguments, measure, report, summary
+from vllm.entrypoints.cli.bench.run import add_workload_arguments, measure, report, summary
 
 NAME = "latency"
 HELP = "how long one batch takes"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `vllm bench latency`, the engine's among them."""
     add_workload_arguments(parser, "--batch-size", num_prompts=1, input_len=128, output_len=32)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and report.
-
-    Raises:
-        CliError: an argument or the model cannot be used.
-    """
     engine, samples = measure(args)
-
-    def rest(sample: Sample) -> float:
-        return (sample.seconds - sample.first_token_seconds) / (args.output_len - 1)
-
     figures = {
         "batch_seconds": summary([sample.seconds for sample in samples]),
         "first_token_seconds": summary([sample.first_token_seconds for sample in samples]),
         "output_tokens_per_second": summary([sample.output_tokens / sample.seconds for sample in samples]),
     }
     if args.output_len > 1:
-        figures["seconds_per_further_token"] = summary([rest(sample) for sample in samples])
+        rest = [(sample.seconds - sample.first_token_seconds) / (args.output_len - 1) for sample in samples]
+        figures["seconds_per_further_token"] = summary(rest)
     report(args, "latency", engine, figures)
     return 0

@@ -21,32 +21,19 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Call:
-    """A request to be made; it streams if its body says so."""
+    """A request; it streams if its body says so."""
 
     path: str
     body: dict[str, Any]
 
-    @property
-    def streams(self) -> bool:
-        """Whether it is answered with events."""
-        return bool(self.body.get("stream"))
-
 
 @dataclass
 class Outcome:
-    """What became of a call. Times are seconds on the monotonic clock.
+    """The result of a call. Times are seconds on the monotonic clock, token counts the server's."""
 
-    Attributes:
-        began: when it was due; under a request rate that is before it is sent, if the client falls behind.
-        ended: when its answer was there.
-        token_times: when each chunk with a choice came; empty unless it streams.
-        prompt_tokens, output_tokens: as the server counts them.
-        error: why it failed; None if it did not.
-    """
-
-    began: float
+    began: float  # when it was due; under a request rate it is sent later if the client falls behind
     ended: float = 0.0
-    token_times: list[float] = field(default_factory=list)
+    token_times: list[float] = field(default_factory=list)  # of each chunk with tokens; empty unless it streams
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None
@@ -59,16 +46,8 @@ async def run_load(
     request_rate: float | None = None,
     seed: int = 0,
 ) -> list[Outcome]:
-    """Make all calls; their outcomes, in the same order.
-
-    Args:
-        client: the server's.
-        calls: what to ask for.
-        concurrency: calls in flight at most; None = any number.
-        request_rate: calls a second, at intervals that are drawn from the exponential distribution (a Poisson
-            process); None = each as soon as `concurrency` admits it.
-        seed: of the intervals.
-    """
+    """Make all calls, at most `concurrency` at once; their outcomes, in the same order. `request_rate`: calls a second,
+    at exponentially distributed intervals (a Poisson process) drawn from `seed`; None = without intervals."""
     draw = random.Random(seed)
     slots = nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
     due, tasks = time.monotonic(), []
@@ -90,7 +69,7 @@ async def run_load(
 async def _outcome(client: ServerClient, call: Call, began: float) -> Outcome:
     outcome = Outcome(began)
     try:
-        if call.streams:
+        if call.body.get("stream"):
             await _read_stream(outcome, client.events(call.path, call.body))
         else:
             _count(outcome, await client.post(call.path, call.body))
@@ -101,7 +80,7 @@ async def _outcome(client: ServerClient, call: Call, began: float) -> Outcome:
 
 
 async def _read_stream(outcome: Outcome, events: AsyncIterator[bytes]) -> None:
-    # Decoded at the end: the client shares its machine with the server more often than not.
+    # Decoded at the end: the client often shares its machine with the server.
     received = [(time.monotonic(), data) async for data in events]
     outcome.ended = time.monotonic()
     for when, data in received:
@@ -112,11 +91,9 @@ async def _read_stream(outcome: Outcome, events: AsyncIterator[bytes]) -> None:
 
 
 def _has_token(choice: dict[str, Any]) -> bool:
-    """Whether a chunk's choice brings tokens. A chat begins with the role, and can end with an end and nothing else."""
-    if "delta" in choice:
-        return bool(choice["delta"].get("content"))
-    # No text yet where a token is only part of a character.
-    return "text" in choice
+    # The first chunk of a chat has only the role, the last may have only the end. A completion's text may be empty: its
+    # token is part of a character.
+    return bool(choice["delta"].get("content")) if "delta" in choice else "text" in choice
 
 
 def _count(outcome: Outcome, answer: dict[str, Any]) -> None:
@@ -138,9 +115,8 @@ def rates(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def latencies(outcomes: Iterable[Outcome]) -> dict[str, dict[str, float]]:
-    """Percentiles in seconds, of what there is of: the whole request's time (end_to_end_seconds), the time to its first
-    token (first_token_seconds), its mean time for a further one (further_token_seconds), and the time between two
-    chunks of a stream (inter_token_seconds)."""
+    """Percentiles in seconds of a request's whole time, time to first token, mean time for a further token, and of the
+    time between two chunks of a stream; without those that have no values."""
     done = [outcome for outcome in outcomes if outcome.error is None]
     streams = [outcome for outcome in done if outcome.token_times]
     values = {
@@ -161,6 +137,6 @@ def latencies(outcomes: Iterable[Outcome]) -> dict[str, dict[str, float]]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Mean and percentiles of at least one value, interpolated between neighbours."""
+    """Mean and linearly interpolated percentiles of at least one value."""
     cuts = statistics.quantiles(values, n=100, method="inclusive") if len(values) > 1 else [values[0]] * 99
     return {"mean": statistics.fmean(values), **{f"p{percent}": cuts[percent - 1] for percent in PERCENTILES}}

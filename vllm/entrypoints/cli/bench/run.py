@@ -1,4 +1,4 @@
-"""What the benchmarks share: a workload of random prompts, run some times over, and its report."""
+"""What the benchmarks share: a workload of random prompts, run several times, and its report."""
 
 from __future__ import annotations
 
@@ -26,14 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sample:
-    """One run of the workload.
-
-    Attributes:
-        seconds: from the first step to the last token.
-        first_token_seconds: from the first step until every request had its first token.
-        prompt_tokens: of all requests.
-        output_tokens: of all requests.
-    """
+    """One run of the workload: seconds from the first step to the last token, and until every request had its first
+    token; tokens of all requests."""
 
     seconds: float
     first_token_seconds: float
@@ -44,7 +38,6 @@ class Sample:
 def add_workload_arguments(
     parser: argparse.ArgumentParser, prompts_flag: str, num_prompts: int, input_len: int, output_len: int
 ) -> None:
-    """Add the workload's flags, with these defaults, and the engine's."""
     group = parser.add_argument_group("workload")
     for flag, least, default, text in (
         (prompts_flag, 1, num_prompts, "prompts that arrive together"),
@@ -61,12 +54,6 @@ def add_workload_arguments(
 
 
 def measure(args: argparse.Namespace) -> tuple[LLMEngine, list[Sample]]:
-    """Load the model and run the workload.
-
-    Raises:
-        CliError: an argument or the model cannot be used.
-        VLLMValidationError: the workload does not fit the model.
-    """
     check_json_path(args.json)
     engine = load_engine(args)
     draw = random.Random(args.seed)
@@ -89,58 +76,51 @@ def measure(args: argparse.Namespace) -> tuple[LLMEngine, list[Sample]]:
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
-    """Median, least and greatest of one figure over the runs, and the runs themselves."""
+    """Median, least and greatest of one figure over the runs, and the runs."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "runs": list(values)}
 
 
 def report(args: argparse.Namespace, kind: str, engine: LLMEngine, figures: dict[str, dict[str, Any]]) -> None:
-    """Print the figures, and write them to --json.
+    import torch
 
-    Raises:
-        CliError: the file cannot be written.
-    """
     config = engine.vllm_config
-    workload = {name: getattr(args, name) for name in ("num_prompts", "input_len", "output_len", "num_ids")}
     about = {
         "benchmark": kind,
         "version": __version__,
         "model": Path(config.model_config.model).name,
         "dtype": config.model_config.dtype,
-        "device": _device_name(config.device_config.device),
+        "device": torch.cuda.get_device_name() if config.device_config.device == "cuda" else cpu_model(),
         "prefix_caching": config.cache_config.enable_prefix_caching,
-        **workload,
+        **{name: getattr(args, name) for name in ("num_prompts", "input_len", "output_len", "num_ids")},
         "warmup": args.warmup,
         "repeats": args.repeats,
     }
     print_about(about)
-    width = max(map(len, figures))
-    print(f"{'':{width}} {'median':>12} {'min':>12} {'max':>12}")
-    for name, values in figures.items():
-        print(f"{name:{width}} {values['median']:12.4g} {values['min']:12.4g} {values['max']:12.4g}")
-    if args.json is not None:
-        write_json(args.json, {**about, "figures": figures})
+    print_figures(figures, ("median", "min", "max"), max(map(len, figures)))
+    write_json(args.json, {**about, "figures": figures})
 
 
 def print_about(about: dict[str, Any]) -> None:
-    """Print what was measured, in one line; what does not apply (None) is left out."""
+    """Print what was measured, in one line; None: does not apply."""
     print(", ".join(f"{name} {value}" for name, value in about.items() if value is not None))
 
 
+def print_figures(figures: dict[str, dict[str, Any]], columns: Sequence[str], width: int) -> None:
+    """Print a line a figure, whose name has `width` columns, and the header."""
+    print(" " * width, *(f"{column:>12}" for column in columns))
+    for name, values in figures.items():
+        print(f"{name:{width}}", *(f"{values[column]:12.4g}" for column in columns))
+
+
 def check_json_path(path: Path | None) -> None:
-    """
-    Raises:
-        CliError: --json names a file in a folder that is not there.
-    """
+    """Raise a CliError if the folder of --json does not exist."""
     if path is not None and not path.parent.is_dir():
         raise CliError(f"--json: there is no folder {path.parent}")
 
 
-def write_json(path: Path, result: dict[str, Any]) -> None:
-    """Write a result to --json.
-
-    Raises:
-        CliError: the file cannot be written.
-    """
+def write_json(path: Path | None, result: dict[str, Any]) -> None:
+    if path is None:
+        return
     try:
         path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
@@ -167,9 +147,3 @@ def _run_once(engine: LLMEngine, prompts: Sequence[list[int]], params: SamplingP
         prompt_tokens=sum(map(len, prompts)),
         output_tokens=sum(len(output.outputs[0].token_ids) for output in outputs),
     )
-
-
-def _device_name(device: str) -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if device == "cuda" else cpu_model()

@@ -1,12 +1,12 @@
 """How fast a running server answers, under a load that is the same for every server.
 
-Prompts are random tokens, drawn anew for every run from --seed, and sent as ids (to chat, which takes none, as the text
-that the server says they are). completions and chat generate all of --output-len tokens, whatever they are, and stream
-if there is more than one; score reads --num-ids tokens at the prompt's end.
+Prompts are random tokens, drawn from --seed, and sent as ids (to chat as the text that the server decodes them to).
+completions and chat generate exactly --output-len tokens, and stream if there is more than one; score reads --num-ids
+tokens at the prompt's end.
 
-Either --concurrency requests are in flight all the time, or they come at --request-rate a second at random intervals,
-whether earlier ones are done or not. Times are wall-clock seconds as the client sees them. The server must be idle
-otherwise; that the client shares its machine is part of the figures.
+Either --concurrency requests are in flight all the time, or they are sent at --request-rate a second at random
+intervals, whether earlier ones are done or not. Times are wall-clock seconds of the client. The server must be idle
+otherwise; if the client shares its machine, that is part of the figures.
 
 example: vllm bench serve --url http://127.0.0.1:8000 --num-prompts 256 --concurrency 64 --output-len 64
 """
@@ -20,8 +20,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.entrypoints.cli.bench.run import check_json_path, print_about, write_json
-from vllm.entrypoints.cli.server_flags import add_server_arguments
+from vllm.entrypoints.cli.bench.run import check_json_path, print_about, print_figures, write_json
+from vllm.entrypoints.cli.generation import add_server_arguments
 from vllm.exceptions import CliError
 from vllm.utils.flag_types import at_least, positive
 from vllm.utils.server_client import connect, served_model
@@ -34,17 +34,12 @@ if TYPE_CHECKING:
 NAME = "serve"
 HELP = "how fast a running server answers"
 
-ENDPOINTS = {
-    "completions": "/v1/completions",
-    "chat": "/v1/chat/completions",
-    "score": "/generative_scoring",
-}
+ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "score": "/generative_scoring"}
 _URL = "http://127.0.0.1:8000"
 _MAX_SHOWN = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `vllm bench serve`."""
     add_server_arguments(parser, _URL)
     parser.add_argument("--model", metavar="NAME", help="one of the server's models; left out: its first")
     group = parser.add_argument_group("workload")
@@ -60,38 +55,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         group.add_argument(flag, metavar="N", type=at_least(least), default=default, help=text)
     load = group.add_mutually_exclusive_group()
-    load.add_argument(
-        "--concurrency", metavar="N", type=at_least(1), help="requests in flight (default: 16, or without limit)"
-    )
+    in_flight = "requests in flight (default: 16, or without limit)"
+    load.add_argument("--concurrency", metavar="N", type=at_least(1), help=in_flight)
     load.add_argument("--request-rate", metavar="R", type=positive, help="requests a second, instead")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the result, single requests included, as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and report.
-
-    Returns:
-        0, or 1 when a request failed.
-
-    Raises:
-        CliError: an argument or the server cannot be used.
-    """
     import asyncio
 
     check_json_path(args.json)
     if args.concurrency is None and args.request_rate is None:
         args.concurrency = 16
-    if max(args.num_ids, args.endpoint == "score") > min(args.num_ids, args.vocab_size):
-        raise CliError(
-            f"--num-ids must be from {int(args.endpoint == 'score')} to --vocab-size={args.vocab_size}, "
-            f"got {args.num_ids}"
-        )
+    least = int(args.endpoint == "score")
+    if not least <= args.num_ids <= args.vocab_size:
+        raise CliError(f"--num-ids must be from {least} to --vocab-size={args.vocab_size}, got {args.num_ids}")
     about, outcomes = asyncio.run(_measure(args))
     return _report(args, about, outcomes)
 
 
 async def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], list[Outcome]]:
-    """What was measured, and the outcomes."""
     from vllm.entrypoints.cli.bench.load import run_load
 
     client = connect(args)
@@ -123,11 +106,7 @@ async def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], list[Outco
 
 
 async def make_calls(client: ServerClient, args: argparse.Namespace, model: str) -> list[Call]:
-    """The requests of the workload, those that warm up first.
-
-    Raises:
-        CliError: the server does not say what a chat's prompt reads as.
-    """
+    """The requests of the workload, the warm-up first."""
     from vllm.entrypoints.cli.bench.load import Call
 
     draw = random.Random(args.seed)
@@ -137,13 +116,12 @@ async def make_calls(client: ServerClient, args: argparse.Namespace, model: str)
         prompt = draw.choices(range(args.vocab_size), k=args.input_len)
         if args.endpoint == "score":
             body: dict[str, Any] = {"model": model, "query": [], "items": [prompt], "label_token_ids": ids}
+        elif args.endpoint == "chat":
+            answer = await client.post("/detokenize", {"model": model, "tokens": prompt})
+            message = {"role": "user", "content": answer["prompt"]}
+            body = {**_generation(args, model, ids), "messages": [message]}
         else:
-            body = _generation(args, model, ids)
-            if args.endpoint == "chat":
-                answer = await client.post("/detokenize", {"model": model, "tokens": prompt})
-                body["messages"] = [{"role": "user", "content": answer["prompt"]}]
-            else:
-                body["prompt"] = prompt
+            body = {**_generation(args, model, ids), "prompt": prompt}
         calls.append(Call(ENDPOINTS[args.endpoint], body))
     return calls
 
@@ -151,7 +129,7 @@ async def make_calls(client: ServerClient, args: argparse.Namespace, model: str)
 def _generation(args: argparse.Namespace, model: str, ids: list[int]) -> dict[str, Any]:
     body: dict[str, Any] = {"model": model, "max_tokens": args.output_len, "temperature": 0.0, "ignore_eos": True}
     if ids:
-        # Some servers read them only where logprobs are asked for.
+        # Some servers ignore logprob_token_ids without logprobs.
         body |= {"logprob_token_ids": ids, "logprobs": True if args.endpoint == "chat" else 1}
     if args.output_len > 1:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -168,27 +146,21 @@ def _report(args: argparse.Namespace, about: dict[str, Any], outcomes: list[Outc
     for name, value in totals.items():
         print(f"{name:{width}} {value:12.4g}")
     if times:
-        columns = list(next(iter(times.values())))
-        print(f"{'':{width}} " + " ".join(f"{name:>12}" for name in columns))
-        for name, values in times.items():
-            print(f"{name:{width}} " + " ".join(f"{values[column]:12.4g}" for column in columns))
-    if args.json is not None:
-        first = min(outcome.began for outcome in outcomes)
-        requests = [
-            {
-                "began": outcome.began - first,
-                "seconds": outcome.ended - outcome.began if outcome.error is None else None,
-                "token_times": [when - outcome.began for when in outcome.token_times],
-                "prompt_tokens": outcome.prompt_tokens,
-                "output_tokens": outcome.output_tokens,
-                "error": outcome.error,
-            }
-            for outcome in outcomes
-        ]
-        write_json(
-            args.json,
-            {**about, "failures": failures.total(), "rates": totals, "latencies": times, "requests": requests},
-        )
+        print_figures(times, list(next(iter(times.values()))), width)
+    first = min(outcome.began for outcome in outcomes)
+    requests = [
+        {
+            "began": outcome.began - first,
+            "seconds": outcome.ended - outcome.began if outcome.error is None else None,
+            "token_times": [when - outcome.began for when in outcome.token_times],
+            "prompt_tokens": outcome.prompt_tokens,
+            "output_tokens": outcome.output_tokens,
+            "error": outcome.error,
+        }
+        for outcome in outcomes
+    ]
+    figures = {"failures": failures.total(), "rates": totals, "latencies": times}
+    write_json(args.json, {**about, **figures, "requests": requests})
     if not failures:
         return 0
     print(f"vllm bench serve: {failures.total()} of {len(outcomes)} requests failed:", file=sys.stderr)

@@ -18,16 +18,10 @@ HELP = "how many prompts and tokens a second"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `vllm bench throughput`, the engine's among them."""
     add_workload_arguments(parser, "--num-prompts", num_prompts=64, input_len=128, output_len=32)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and report.
-
-    Raises:
-        CliError: an argument or the model cannot be used.
-    """
     engine, samples = measure(args)
     figures = {
         "seconds": summary([sample.seconds for sample in samples]),

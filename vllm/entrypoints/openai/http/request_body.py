@@ -1,11 +1,11 @@
-"""From the bytes of a request to a model of protocol/, or to an error that says which field is wrong."""
+"""Request bytes to a model of protocol/, or to an error that names the wrong field."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import re
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from fastapi import Request
@@ -15,43 +15,26 @@ from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.protocol.base import RequestModel, nested_model
 from vllm.exceptions import shown
 
-Model = TypeVar("Model", bound=RequestModel)
-
-# A body that is no JSON is read once more to say what is wrong with it; not if that takes long.
+# Invalid JSON is decoded a second time, for a better error, only up to this length.
 _SHORT_BODY = 2**20
 
+# No known field's name is longer.
 _LONGEST_NAME = 64
-"""Of a field: a longer one is none that anybody knows."""
 
 
-async def read_body(request: Request, model: type[Model], max_bytes: int, ignore_unknown: bool) -> Model:
-    """Read, decode and check a JSON body.
-
-    Args:
-        request: whose body nobody has read.
-        model: what it shall be.
-        max_bytes: longest body.
-        ignore_unknown: let fields pass that the model does not have.
-
-    Raises:
-        ApiError: 415 another content type or a compressed body, 413 a longer body, 400 anything else.
-    """
-    _check_content_type(request.headers.get("content-type"))
-    _check_encoding(request.headers.get("content-encoding"))
-    return parse(decode(await _read(request, max_bytes)), model, ignore_unknown)
+async def read_body(request: Request, model: type[RequestModel], max_bytes: int, ignore_unknown: bool) -> Any:
+    """The `model` that a JSON body of at most `max_bytes` describes; unknown fields are errors or ignored. Raises
+    ApiError: 415 for another content type or a compressed body, 413 for a longer body, 400 otherwise."""
+    _check_headers(request.headers.get("content-type"), request.headers.get("content-encoding"))
+    return _parse(_decode(await _read(request, max_bytes)), model, ignore_unknown)
 
 
-def decode(data: bytes) -> Any:
-    """What the JSON text says.
-
-    Raises:
-        ApiError: it is none.
-    """
+def _decode(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         if len(data) <= _SHORT_BODY:
-            # Python's decoder takes lone surrogates and large integers, whose field can then be named.
+            # Python's decoder accepts lone surrogates and large integers: the error can then name the field.
             try:
                 return json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
             except (ValueError, RecursionError):
@@ -60,15 +43,12 @@ def decode(data: bytes) -> Any:
         raise ApiError(400, f"the body is not valid JSON: {problem}", code="invalid_json") from None
 
 
-def parse(value: Any, model: type[Model], ignore_unknown: bool) -> Model:
-    """The model that a JSON value describes.
-
-    Raises:
-        ApiError: a field is missing, of a wrong type, unknown, or asks for what this server does not do.
-    """
+def _parse(value: Any, model: type[RequestModel], ignore_unknown: bool) -> Any:
     if not isinstance(value, dict):
-        raise ApiError(400, f"the body must be a JSON object, got {_json_type(value)}", code="invalid_type")
-    # First, as a misspelt field explains a missing one.
+        kinds = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+        message = f"the body must be a JSON object, got {kinds.get(type(value), 'a number')}"
+        raise ApiError(400, message, code="invalid_type")
+    # Before validation: a misspelt field explains a missing one.
     _check_names(value, model, ignore_unknown)
     try:
         return model.model_validate(value)
@@ -77,7 +57,7 @@ def parse(value: Any, model: type[Model], ignore_unknown: bool) -> Model:
 
 
 def _check_names(fields: dict[str, Any], model: type[RequestModel], ignore_unknown: bool, within: str = "") -> None:
-    """No field, nor one of the object `within` a field, is unknown or asks for what is not done here."""
+    """Refuse unknown and unsupported fields, also of objects inside; `within`: the outer field and a dot."""
     known_fields = model.model_fields
     for name, value in fields.items():
         if name in known_fields:
@@ -86,22 +66,14 @@ def _check_names(fields: dict[str, Any], model: type[RequestModel], ignore_unkno
         elif name in model.REFUSED:
             neutral, reason = model.REFUSED[name]
             if value is not None and not any(type(value) is type(each) and value == each for each in neutral):
-                raise ApiError(
-                    400,
-                    f"{name} cannot be honoured: {reason}; got {shown(value)}",
-                    param=name,
-                    code="unsupported_field",
-                )
+                message = f"{name} cannot be honoured: {reason}; got {shown(value)}"
+                raise ApiError(400, message, name, "unsupported_field")
         elif name not in model.ACCEPTED and not ignore_unknown:
             known = [*known_fields, *model.ACCEPTED]
             near = difflib.get_close_matches(name, known, n=1) if len(name) <= _LONGEST_NAME else []
             hint = f"; did you mean {within + near[0]!r}?" if near else ""
-            raise ApiError(
-                400,
-                f"unknown field {shown(within + name)}{hint}",
-                param=within + name[:_LONGEST_NAME],
-                code="unknown_field",
-            )
+            message = f"unknown field {shown(within + name)}{hint}"
+            raise ApiError(400, message, within + name[:_LONGEST_NAME], "unknown_field")
 
 
 def _explain(error: ValidationError) -> ApiError:
@@ -111,28 +83,23 @@ def _explain(error: ValidationError) -> ApiError:
         place += f"[{step}]" if isinstance(step, int) else f".{step}" if place else str(step)
     param = ".".join(str(step) for step in first["loc"] if not isinstance(step, int)) or None
     if first["type"] == "missing":
-        return ApiError(400, f"{place} is required", param=param, code="missing_field")
+        return ApiError(400, f"{place} is required", param, "missing_field")
     problem = re.sub(r"^\w+ should ", "must ", first["msg"].removeprefix("Value error, "))
-    return ApiError(400, f"{place} {problem}, got {shown(first['input'])}", param=param, code="invalid_type")
+    return ApiError(400, f"{place} {problem}, got {shown(first['input'])}", param, "invalid_type")
 
 
-def _check_content_type(value: str | None) -> None:
-    kind = (value or "application/json").partition(";")[0].strip().lower()
+def _check_headers(content_type: str | None, encoding: str | None) -> None:
+    kind = (content_type or "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise ApiError(415, f"the body must be application/json, got {kind}", code="unsupported_media_type")
-
-
-def _check_encoding(value: str | None) -> None:
-    if (value or "identity").strip().lower() != "identity":
-        raise ApiError(
-            415, f"the body must not be compressed, got Content-Encoding {value}", code="unsupported_content_encoding"
-        )
+    if (encoding or "identity").strip().lower() != "identity":
+        message = f"the body must not be compressed, got Content-Encoding {encoding}"
+        raise ApiError(415, message, code="unsupported_content_encoding")
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
-    too_long = ApiError(
-        413, f"the body is longer than the limit of {max_bytes} bytes (--max-body-mib)", code="body_too_large"
-    )
+    message = f"the body is longer than the limit of {max_bytes} bytes (--max-body-mib)"
+    too_long = ApiError(413, message, code="body_too_large")
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
         raise too_long
@@ -147,8 +114,3 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
-
-
-def _json_type(value: Any) -> str:
-    kinds = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    return kinds.get(type(value), "a number")

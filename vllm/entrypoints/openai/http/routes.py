@@ -1,24 +1,25 @@
-"""What the endpoints' declarations share: the schema of their bodies, and of their errors."""
+"""Declarations of endpoints: schemas of bodies and errors, and how bodies are read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
-from fastapi import Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
+from pydantic.json_schema import models_json_schema
 
 from vllm.entrypoints.openai.http.request_body import read_body
 from vllm.entrypoints.openai.protocol.base import RequestModel, ResponseModel
 from vllm.entrypoints.openai.protocol.generation import ErrorResponse
-from vllm.entrypoints.openai.state import server_state
+from vllm.entrypoints.openai.state import ServerState, server_state
 
-Model = TypeVar("Model", bound=RequestModel)
+Endpoint = Callable[[Request, ServerState, Any], Awaitable[Response]]
 
 SCHEMA_REF = "#/components/schemas/"
 REQUEST_MODELS: list[type[RequestModel]] = []
 CHUNK_MODELS: list[type[ResponseModel]] = []
-"""Those of `takes`, for the schema's components."""
+"""Models given to `post`, for the components of /openapi.json."""
 
 _ERRORS = {
     400: "A field is missing, unknown, of a wrong type, out of range, or cannot be honoured; `param` names it",
@@ -32,32 +33,57 @@ _ERRORS = {
 }
 
 
-class RequestRoute(APIRoute):
-    """A route whose endpoint takes the request and nothing else, and returns a Response. What the framework does for
-    other signatures, resolving parameters and encoding results, costs as much as such an endpoint."""
+def _header(description: str, **schema: Any) -> dict[str, Any]:
+    return {"description": description, "required": True, "schema": schema}
+
+
+_REQUEST_ID = {"X-Request-Id": _header("The request's, or a new one.", type="string")}
+_RETRY = {"Retry-After": _header("Seconds after which to try again.", type="integer", minimum=1)}
+_HEADERS = {"401": {"WWW-Authenticate": _header("Bearer", type="string")}, "429": _RETRY, "503": _RETRY}
+
+
+class _RequestRoute(APIRoute):
+    """A route whose endpoint takes only the request and returns a Response. It skips FastAPI's parameter resolution and
+    result encoding, which cost as much as a small endpoint."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """See APIRoute."""
         return self.endpoint
 
 
-def takes(
-    model: type[RequestModel], answer: Any, chunk: type[ResponseModel] | None = None, **options: Any
-) -> dict[str, Any]:
-    """Arguments of a route whose body is `model` and whose answer is described by `answer`, and each event of a
-    streamed one by `chunk`."""
+def post(
+    router: APIRouter, path: str, model: type[RequestModel], answer: Any, chunk: type[ResponseModel] | None = None
+) -> Callable[[Endpoint], Endpoint]:
+    """Decorator that adds an endpoint, called with the request, the server's state and the checked body. The schema
+    describes the body by `model`, the answer by `answer`, and each event of a streamed answer by `chunk`."""
     REQUEST_MODELS.append(model)
     content = {}
     if chunk is not None:
         CHUNK_MODELS.append(chunk)
         content["text/event-stream"] = {"schema": _event(chunk)}
-    body = {"required": True, "content": {"application/json": {"schema": {"$ref": SCHEMA_REF + model.__name__}}}}
-    return {
-        "openapi_extra": {"requestBody": body},
-        "responses": {200: {"model": answer, "content": content}, **error_answers(*_ERRORS)},
-        "response_model": None,
-        **options,
-    }
+    body_schema = {"schema": {"$ref": SCHEMA_REF + model.__name__}}
+
+    def add(function: Endpoint) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            state = server_state(request)
+            args = state.args
+            body = await read_body(request, model, int(args.max_body_mib * 2**20), args.ignore_unknown_fields)
+            state.check_model(body.model)
+            return await function(request, state, body)
+
+        router.add_api_route(
+            path,
+            endpoint,
+            methods=["POST"],
+            name=function.__name__,
+            description=function.__doc__,
+            route_class_override=_RequestRoute,
+            response_model=None,
+            responses={200: {"model": answer, "content": content}, **error_answers(*_ERRORS)},
+            openapi_extra={"requestBody": {"required": True, "content": {"application/json": body_schema}}},
+        )
+        return function
+
+    return add
 
 
 def _event(chunk: type[ResponseModel]) -> dict[str, Any]:
@@ -65,24 +91,43 @@ def _event(chunk: type[ResponseModel]) -> dict[str, Any]:
     data = {
         "type": "string",
         "description": "A chunk; or an error; or, as the last, [DONE].",
-        "anyOf": [
-            {"const": "[DONE]"},
-            {"contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}},
-        ],
+        "anyOf": [{"const": "[DONE]"}, {"contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}],
     }
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def error_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Descriptions of answers with these statuses."""
+    """OpenAPI descriptions of errors with these statuses."""
     return {status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in statuses}
 
 
-async def body_of(request: Request, model: type[Model]) -> Model:
-    """The request's body.
+def document(app: FastAPI, model_names: list[str], has_keys: bool) -> None:
+    """Complete `app.openapi` of an application that has all its routes: bodies, names accepted as `model`, API keys."""
+    make_schema = app.openapi
 
-    Raises:
-        ApiError: see read_body.
-    """
-    args = server_state(request).args
-    return await read_body(request, model, int(args.max_body_mib * 2**20), args.ignore_unknown_fields)
+    app.openapi = lambda: app.openapi_schema or _complete(make_schema(), model_names, has_keys)  # type: ignore[method-assign]
+
+
+def _complete(schema: dict[str, Any], model_names: list[str], has_keys: bool) -> dict[str, Any]:
+    components = schema["components"]
+    models = [(model, "validation") for model in (*REQUEST_MODELS, *CHUNK_MODELS)]
+    _, definitions = models_json_schema(models, ref_template=SCHEMA_REF + "{model}")  # type: ignore[arg-type]
+    components["schemas"].update(definitions["$defs"])
+    for model in REQUEST_MODELS:
+        field = components["schemas"][model.__name__]["properties"]["model"]
+        own = next(each for each in field.get("anyOf", [field]) if each["type"] == "string")
+        own["enum"] = model_names
+    # FastAPI's own errors never occur: request_body.py checks the bodies, and path parameters are strings.
+    for name in ("HTTPValidationError", "ValidationError"):
+        components["schemas"].pop(name, None)
+    if has_keys:
+        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            answers = operation["responses"]
+            answers.pop("422", None)
+            for status, answer in answers.items():
+                answer["headers"] = {**_REQUEST_ID, **_HEADERS.get(status, {})}
+            if has_keys and "401" in answers:
+                operation["security"] = [{"bearer": []}]
+    return schema

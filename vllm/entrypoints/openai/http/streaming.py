@@ -21,20 +21,12 @@ DONE = b"data: [DONE]\n\n"
 
 
 class EventStream(Response):
-    """Sends each chunk as it comes; ends the source when the client goes.
-
-    An error after the first chunk is an event of its own, in the shape of every error, before the end.
-    """
+    """Sends each chunk as it comes and closes their source when the client disconnects. An error is an event, too."""
 
     media_type = "text/event-stream"
 
     def __init__(self, chunks: AsyncGenerator[Any, None], release: Callable[[], Awaitable[None]]) -> None:
-        """
-        Args:
-            chunks: what encode_parts takes, one an event.
-            release: gives back what they are made from, however far they came: a generator that nobody has begun to
-                read would not.
-        """
+        """`release` frees what `chunks` reads from: closing a generator that never started runs none of its code."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks

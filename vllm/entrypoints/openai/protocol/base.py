@@ -1,4 +1,4 @@
-"""What all request models share."""
+"""Bases and shared types of all models."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from vllm.sampling_params import LIMITS
 _TOOLS = "this server calls no tools"
 _GUIDED = "this server does not constrain what is generated (allowed_token_ids, logit_bias and bad_words do)"
 
-# Of OpenAI's clients: what changes nothing here.
+# OpenAI's fields without effect here.
 ACCEPTED_FIELDS = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "parallel_tool_calls",
 )  # fmt: skip
 
-# What asks for something that is not done here: field -> (values that ask for nothing, why it is refused).
+# Fields of unsupported features: name -> (accepted neutral values, why others are refused).
 REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "tools": (([],), _TOOLS),
     "tool_choice": (("none", "auto"), _TOOLS),
@@ -59,17 +59,13 @@ REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
 
 @dataclass(frozen=True, eq=False)
 class Unread:
-    """Marks a type that the schema describes in full and parsing checks on its outside only: the engine checks the rest
-    and names the entry, where pydantic would note every wrong one of a million.
-
-    Attributes:
-        checked: what parsing checks.
-    """
+    """Marks a type that the schema describes in full but parsing checks only by `checked`: the engine checks the rest
+    and names the first wrong entry, where pydantic would report each of a million."""
 
     checked: CoreSchema
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        # Bodies are parsed as Python's values; the JSON side is what the schema is made from.
+        # Parsing uses the Python side, the schema is made from the JSON side.
         return core_schema.json_or_python_schema(json_schema=handler(source), python_schema=self.checked)
 
 
@@ -86,13 +82,12 @@ Object = Annotated[dict[str, Any], UNREAD_OBJECT]
 
 _NULL = {"type": "null"}
 
-# Fields that SamplingParams knows by another name.
+# Names in SamplingParams of fields that differ.
 _SAMPLING_NAMES = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs"}
 
 
 def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
-    """Say in the schema what is not pydantic's to check: nothing but the known fields is taken, and numbers have
-    SamplingParams' limits."""
+    """Add to the schema what pydantic does not check: SamplingParams' limits, no other fields, one of ONE_OF."""
     schema["additionalProperties"] = False
     properties = schema["properties"]
     for name, own in properties.items():
@@ -114,17 +109,16 @@ def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
 
 
 def nested_model(annotation: Any) -> type[RequestModel] | None:
-    """The model among a field's types, if there is one."""
+    """The model among a field's types, if any."""
     kinds = (annotation, *get_args(annotation))
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, RequestModel)), None)
 
 
 class RequestModel(BaseModel):
-    """A request's body. Types are taken as they are: no string is a number, no bool an integer.
+    """A request's body. Types are strict: no string is a number, no bool an integer.
 
-    Fields beyond the declared ones are looked at before parsing: ACCEPTED ones are ignored, REFUSED ones too if they
-    ask for nothing. Of the fields ONE_OF exactly one is to be given.
-    """
+    read_body checks undeclared fields: ACCEPTED ones are ignored, REFUSED ones allow their neutral values only. Exactly
+    one field of ONE_OF must be given."""
 
     ACCEPTED: ClassVar[tuple[str, ...]] = ACCEPTED_FIELDS
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {}
@@ -133,22 +127,17 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", json_schema_extra=_document, protected_namespaces=())
 
     def given_field(self) -> str:
-        """The field of ONE_OF that is given.
-
-        Raises:
-            ApiError: none is, or several are.
-        """
+        """The only given field of ONE_OF. Raises ApiError if none or several are given."""
         given = [name for name in self.ONE_OF if getattr(self, name) is not None]
         if not given:
-            raise ApiError(400, f"{' or '.join(self.ONE_OF)} is required", param=self.ONE_OF[0], code="missing_field")
+            raise ApiError(400, f"{' or '.join(self.ONE_OF)} is required", self.ONE_OF[0], "missing_field")
         if len(given) > 1:
-            raise ApiError(
-                400, f"{' and '.join(given)} exclude each other: give one of them", param=given[1], code="invalid_value"
-            )
+            message = f"{' and '.join(given)} exclude each other: give one of them"
+            raise ApiError(400, message, given[1], "invalid_value")
         return given[0]
 
 
 class ResponseModel(BaseModel):
-    """An answer's body, for the schema: answers are made as plain dicts."""
+    """An answer's body, for the schema only: answers are made as plain dicts."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())

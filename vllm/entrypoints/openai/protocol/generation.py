@@ -1,10 +1,10 @@
-"""Requests and answers of OpenAI's endpoints, with vLLM's further fields and ours (extensions.py)."""
+"""Requests and answers of OpenAI's endpoints, with vLLM's further fields and our own."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, Field
 from typing_extensions import NotRequired, TypedDict
 
 from vllm.entrypoints.openai.protocol.base import (
@@ -16,11 +16,18 @@ from vllm.entrypoints.openai.protocol.base import (
     RequestModel,
     ResponseModel,
     Text,
+    Texts,
     TokenId,
     TokenIds,
 )
-from vllm.entrypoints.openai.protocol.extensions import LabelEntry, PositionReadings, PromptReadingFields, ReadingFields
 from vllm.sampling_params import MAX_STOP_STRINGS, LogprobsMode
+
+__all__ = [
+    "ChatChoice", "ChatChunkChoice", "ChatCompletionChunk", "ChatCompletionRequest", "ChatCompletionResponse",
+    "ChatDelta", "ChatFields", "ChatLogprob", "ChatLogprobs", "ChatMessage", "ChatPositionLogprobs", "ChoiceFields",
+    "CompletionChoice", "CompletionLogprobs", "CompletionRequest", "CompletionResponse", "ErrorInfo", "ErrorResponse",
+    "GenerationFields", "PromptLogprob", "StreamOptions", "Usage",
+]  # fmt: skip
 
 
 def _check_prompt(prompt: Any) -> Any:
@@ -39,19 +46,15 @@ Prompt = Annotated[
     UNREAD,
     AfterValidator(_check_prompt),
 ]
-"""A text, texts, a list of token ids, or several; the engine's input processor checks it."""
+"""Parsing checks only the outside; the engine's input processor checks the rest."""
 
 
 class TextPart(TypedDict):
-    """A part of a message."""
-
     type: Literal["text"]
     text: str
 
 
 class TextMessage(TypedDict):
-    """A message of a text or of parts."""
-
     role: Text
     content: str | list[str | TextPart]
 
@@ -81,8 +84,6 @@ LogitBias = Annotated[
 
 
 class StreamOptions(RequestModel):
-    """What a stream carries beside the text."""
-
     ACCEPTED: ClassVar[tuple[str, ...]] = ()
 
     include_usage: bool | None = Field(None, description="A last chunk with the usage and no choice.")
@@ -90,8 +91,29 @@ class StreamOptions(RequestModel):
     include_obfuscation: bool | None = Field(None, description="Accepted; nothing is padded.")
 
 
+class ReadingFields(BaseModel):
+    """Our fields: what to read at generated positions."""
+
+    logprob_token_ids: TokenIds | None = Field(
+        None, description="Token ids to read at every generated position, with or without `logprobs`."
+    )
+    labels: Texts | None = Field(
+        None, description="Texts of one token each, read like logprob_token_ids; the answer says which ids they are."
+    )
+    logits_indices: TokenIds | None = Field(None, description="Token ids whose logits `logits_values` shall hold.")
+    logprob_entropy: bool | None = Field(None, description="Add each position's entropy, in nats, to `readings`.")
+
+
+class PromptReadingFields(BaseModel):
+    """Our fields: what to read at prompt positions."""
+
+    prompt_logprobs: int | None = None
+    prompt_logprob_token_ids: Annotated[list[TokenId] | list[list[TokenId]] | None, UNREAD] = None
+    prompt_logprob_start: int | None = None
+
+
 class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
-    """What completions and chat share. Limits are those of SamplingParams, which checks the values."""
+    """Fields of completions and chat. SamplingParams checks the values."""
 
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = REFUSED_FIELDS
 
@@ -152,17 +174,39 @@ class ChatCompletionRequest(GenerationFields):
 
 
 class Usage(ResponseModel):
-    """Tokens of a request."""
-
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: dict[str, int] | None = None
 
 
-class PromptLogprob(ResponseModel):
-    """A prompt position's reading of one token."""
+class LabelEntry(ResponseModel):
+    label: str
+    token_id: int
 
+
+class TokenReading(ResponseModel):
+    """A requested token at one position; numbers are null where a logits processor made the token impossible."""
+
+    token: str | None
+    label: str | None = None
+    logprob: float | None
+    logit: float | None
+    rank: int
+    probability: float | None = Field(description="Softmax over the requested tokens alone.")
+
+
+class PositionReadings(ResponseModel):
+    """The requested tokens at one generated position."""
+
+    token_id: int | None = Field(description="The token that was generated; null when none was (max_tokens=0).")
+    ids: dict[str, TokenReading] = Field(description="By token id, in the order asked.")
+    mass: float | None = Field(description="Probability of all requested tokens together.")
+    lse: float | None = Field(description="Log of the sum of exp of the position's logits.")
+    entropy: float | None = None
+
+
+class PromptLogprob(ResponseModel):
     logprob: float
     rank: int | None
     decoded_token: str | None
@@ -173,7 +217,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class ChoiceFields(ResponseModel):
-    """What a choice has beside its text, when it was asked for."""
+    """Optional fields of a choice, present when the request asked for them."""
 
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
@@ -185,9 +229,8 @@ class ChoiceFields(ResponseModel):
 
 
 class CompletionLogprobs(ResponseModel):
-    """OpenAI's classic shape. `tokens` put together are the text; a token that ends no character is an empty text, and
-    the one that ends it has it whole. A key of `top_logprobs` is a token's text, or token_id:N when another has that
-    text."""
+    """OpenAI's classic shape. `tokens` concatenated are the text: a token that completes no character is empty, and the
+    one that completes it has it whole. Keys of `top_logprobs` are texts, or token_id:N where another token has it."""
 
     text_offset: list[int]
     tokens: list[str]
@@ -198,8 +241,6 @@ class CompletionLogprobs(ResponseModel):
 
 
 class CompletionChoice(ChoiceFields):
-    """One answer to one prompt."""
-
     index: int
     text: str
     logprobs: CompletionLogprobs | None
@@ -207,8 +248,6 @@ class CompletionChoice(ChoiceFields):
 
 
 class CompletionResponse(ResponseModel):
-    """The answer of /v1/completions."""
-
     id: str
     object: Literal["text_completion"]
     created: int
@@ -219,8 +258,6 @@ class CompletionResponse(ResponseModel):
 
 
 class ChatLogprob(ResponseModel):
-    """A token's reading."""
-
     token: str
     logprob: float
     bytes: list[int] | None
@@ -236,23 +273,17 @@ class ChatPositionLogprobs(ChatLogprob):
 
 
 class ChatLogprobs(ResponseModel):
-    """One entry a generated token."""
-
     content: list[ChatPositionLogprobs] | None
     refusal: None = None
 
 
 class ChatMessage(ResponseModel):
-    """The model's answer."""
-
     role: Literal["assistant"]
     content: str | None
     refusal: None = None
 
 
 class ChatChoice(ChoiceFields):
-    """One answer."""
-
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
@@ -260,7 +291,7 @@ class ChatChoice(ChoiceFields):
 
 
 class ChatFields(ResponseModel):
-    """What an answer has beside its choices; in a stream, the first chunk what belongs to the whole answer."""
+    """Fields beside the choices; a stream sends `labels` and the prompt's fields with its first chunk."""
 
     id: str
     created: int
@@ -272,22 +303,16 @@ class ChatFields(ResponseModel):
 
 
 class ChatCompletionResponse(ChatFields):
-    """The answer of /v1/chat/completions."""
-
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
 
 
 class ChatDelta(ResponseModel):
-    """What a chunk adds to an answer."""
-
     role: Literal["assistant"] | None = None
     content: str
 
 
 class ChatChunkChoice(ChoiceFields):
-    """What a chunk adds to a choice."""
-
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
@@ -295,15 +320,11 @@ class ChatChunkChoice(ChoiceFields):
 
 
 class ChatCompletionChunk(ChatFields):
-    """An event of the streamed answer."""
-
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
 
 
 class ErrorInfo(ResponseModel):
-    """What is wrong."""
-
     message: str = Field(min_length=1)
     type: str
     param: str | None
@@ -311,6 +332,4 @@ class ErrorInfo(ResponseModel):
 
 
 class ErrorResponse(ResponseModel):
-    """Every error of every route."""
-
     error: ErrorInfo

@@ -14,7 +14,7 @@ Parts = Annotated[list[Part], NOT_EMPTY]
 
 
 class ScoringFields(RequestModel):
-    """What both endpoints take."""
+    """Fields of both endpoints."""
 
     ONE_OF: ClassVar[tuple[str, ...]] = ("label_token_ids", "labels")
 
@@ -81,8 +81,6 @@ class ScoredLabel(ResponseModel):
 
 
 class ScoredItem(ResponseModel):
-    """What one item got."""
-
     index: int
     object: Literal["score"]
     score: float | None = Field(description="The first label's probability.")
@@ -96,8 +94,6 @@ class ScoredItem(ResponseModel):
 
 
 class GenerativeScoringResponse(ResponseModel):
-    """The answer of /generative_scoring."""
-
     id: str
     object: Literal["list"]
     created: int
@@ -107,9 +103,9 @@ class GenerativeScoringResponse(ResponseModel):
 
 
 class ScoringResponse(ResponseModel):
-    """The answer of /v1/score. Lists are in the order of the items, inner ones in that of the labels."""
+    """Lists are in the order of the items, inner ones in that of the labels."""
 
-    scores: list[list[float | None]] = Field(description="Probabilities, as apply_softmax wants them.")
+    scores: list[list[float | None]] = Field(description="Probabilities, as apply_softmax says.")
     logprobs: list[list[float | None]] = Field(description="Log of the labels' true probabilities.")
     ranks: list[list[int]] = Field(description="Of the labels' first tokens in the vocabulary.")
     label_mass: list[float | None] = Field(description="Probability that the prompt goes on with any of the labels.")

@@ -19,7 +19,7 @@ from vllm.entrypoints.openai.protocol.generation import Messages
 from vllm.utils.checks import MAX_LIST_LENGTH
 
 MAX_TEXT_BYTES = 2**20
-"""Longest text that is tokenised, in bytes of UTF-8: of characters, some take four times as many tokens."""
+"""Longest text to tokenise, in bytes of UTF-8: a character may take four times as many tokens as another."""
 
 
 class TokenizeRequest(RequestModel):
@@ -44,8 +44,6 @@ class TokenizeRequest(RequestModel):
 
 
 class TokenizeResponse(ResponseModel):
-    """The answer of /tokenize."""
-
     count: int = Field(description="Number of tokens.")
     max_model_len: int = Field(description="Longest sequence of the model, in tokens.")
     tokens: list[int]
@@ -66,14 +64,10 @@ class DetokenizeRequest(RequestModel):
 
 
 class DetokenizeResponse(ResponseModel):
-    """The answer of /detokenize."""
-
     prompt: str = Field(description="The tokens' text, special tokens included.")
 
 
 class TokenizerInfo(ResponseModel):
-    """The answer of /tokenizer_info."""
-
     model: str
     vocab_size: int = Field(description="Number of tokens, added ones included.")
     max_model_len: int

@@ -5,22 +5,22 @@ JSON has no infinity: an impossible token's logprob is OpenAI's -9999.0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from vllm.entrypoints.openai.rendering.rows import Row, chat_row, classic_row, prompt_row
 from vllm.entrypoints.openai.rendering.token_texts import TokenNames, id_name
-from vllm.entrypoints.openai.rendering.turns import Turns
-from vllm.entrypoints.openai.rendering.wide_rows import WIDE, chat_row, classic_row, prompt_row
-from vllm.entrypoints.openai.rendering.written_json import Written
+from vllm.entrypoints.openai.rendering.written_json import ENTRIES_PER_TURN, turn
 from vllm.logprobs import FlatLogprobs, PromptLogprobs
 
-IMPOSSIBLE = -9999.0
+IMPOSSIBLE = np.float32(-9999.0)
+_MINUS_INFINITY = np.float32(-np.inf)
 
-# The arrays of so many entries are put together at once: about a millisecond.
-_ENTRIES_A_PART = 65536
+# Entries whose arrays are put together at once, which takes about a millisecond.
+_ENTRIES_PER_PART = 65536
 
 
 class Position(NamedTuple):
@@ -31,27 +31,13 @@ class Position(NamedTuple):
     logits: np.ndarray  # float32 [E]
     ranks: np.ndarray  # int32 [E]
     lse: float
-    entropy: float  # NaN when it was not asked for
+    entropy: float  # NaN when not requested
 
     def pick(self, indices: np.ndarray) -> Position:
         """The entries at `indices`."""
-        return self._replace(
-            token_ids=self.token_ids[indices],
-            logprobs=self.logprobs[indices],
-            logits=self.logits[indices],
-            ranks=self.ranks[indices],
-        )
-
-
-class ChatEntry(msgspec.Struct):
-    """A token's reading in chat's shape."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-    token_id: int
-    rank: int
-    logit: float
+        columns = self.token_ids, self.logprobs, self.logits, self.ranks
+        token_ids, logprobs, logits, ranks = (column[indices] for column in columns)
+        return Position(token_ids, logprobs, logits, ranks, self.lse, self.entropy)
 
 
 class ClassicLogprobs(msgspec.Struct):
@@ -60,7 +46,7 @@ class ClassicLogprobs(msgspec.Struct):
     text_offset: list[int] = []
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
-    top_logprobs: list[Written | dict[str, float] | None] = []
+    top_logprobs: list[Row | None] = []
     token_ids: list[int] = []
     ranks: list[int | None] = []
 
@@ -70,46 +56,38 @@ class ClassicLogprobs(msgspec.Struct):
             getattr(self, name).extend(getattr(other, name))
 
 
-def positions(readings: FlatLogprobs) -> Iterator[Position]:
-    """Every position that was read."""
-    for part in readings.parts(_ENTRIES_A_PART):
+async def positions(readings: FlatLogprobs) -> AsyncGenerator[Position, None]:
+    """Every position that was read; waits for a turn whenever ENTRIES_PER_TURN entries come together."""
+    num_entries = 0
+    for part in readings.parts(_ENTRIES_PER_PART):
         token_ids, logprobs, logits, ranks = part.token_ids, part.logprobs, part.logits, part.ranks
         start = 0
         for stop, lse, entropy in zip(part.end_indices.tolist(), part.lse.tolist(), part.entropy.tolist(), strict=True):
+            num_entries += stop - start
+            if num_entries >= ENTRIES_PER_TURN:
+                num_entries = 0
+                await turn()
             own = slice(start, stop)
             yield Position(token_ids[own], logprobs[own], logits[own], ranks[own], lse, entropy)
             start = stop
 
 
 async def classic_logprobs(
-    readings: FlatLogprobs,
-    names: TokenNames,
-    pieces: Sequence[str],
-    offsets: Sequence[int],
+    readings: FlatLogprobs, names: TokenNames, pieces: Sequence[str], offsets: Sequence[int]
 ) -> ClassicLogprobs:
-    """Completions' shape of positions that follow one another.
-
-    Args:
-        readings: of P positions, each with its token first.
-        names: how tokens are shown.
-        pieces: each position's text [P].
-        offsets: where it begins [P].
-    """
+    """Completions' shape of P positions, each with its token first; `pieces` [P] are the tokens' texts, which begin at
+    `offsets` [P]."""
     result = ClassicLogprobs(text_offset=list(offsets))
-    turns = Turns()
-    for position, piece in zip(positions(readings), pieces, strict=True):
-        await turns.take(len(position.token_ids))
-        token_id = position.token_ids[0].item()
+    rest = iter(pieces)
+    async for position in positions(readings):
+        token_id, piece = position.token_ids[0].item(), next(rest)
         logprobs = _finite(position.logprobs)
         chosen = id_name(token_id) if names.as_ids else piece
         result.tokens.append(chosen)
         result.token_logprobs.append(logprobs[0].item())
         result.token_ids.append(token_id)
         result.ranks.append(position.ranks[0].item())
-        if len(position.token_ids) > WIDE:
-            result.top_logprobs.append(await classic_row(position.token_ids, logprobs, chosen, names))
-        else:
-            result.top_logprobs.append(_keyed(chosen, position.token_ids.tolist(), logprobs.tolist(), names))
+        result.top_logprobs.append(await classic_row(position.token_ids, logprobs, chosen, names))
     return result
 
 
@@ -120,7 +98,7 @@ async def classic_prompt_logprobs(
     pieces: Sequence[str],
     offsets: Sequence[int],
 ) -> ClassicLogprobs:
-    """The same for a prompt, whose first position, if not more, has no reading."""
+    """The same for a prompt, where one or more first positions were not read."""
     count = len(token_ids) if readings is None else readings.num_unread
     result = ClassicLogprobs(
         text_offset=list(offsets[:count]),
@@ -140,67 +118,44 @@ async def chat_logprobs(
 ) -> list[dict[str, Any]]:
     """Chat's `content`: each generated token with the true top `num_topk` (-1: the vocabulary), then `ids`."""
     content = []
-    turns = Turns()
-    for position in positions(readings):
-        shown = position.pick(_top_then_ids(position, num_topk, ids))
-        await turns.take(1 + len(shown.token_ids))
-        (own,) = _chat_entries(position.pick(np.zeros(1, np.int64)), names)
-        top: Written | list[ChatEntry]
-        if len(shown.token_ids) > WIDE:
-            logprobs, logits = _finite(shown.logprobs), _finite(shown.logits)
-            top = await chat_row(shown.token_ids, logprobs, shown.ranks, logits, names)
-        else:
-            top = _chat_entries(shown, names)
-        content.append({**{name: getattr(own, name) for name in own.__struct_fields__}, "top_logprobs": top})
+    async for position in positions(readings):
+        token_id = position.token_ids[0].item()
+        logprobs, logits = _finite(position.logprobs), _finite(position.logits)
+        shown = _top_then_ids(position, num_topk, ids)
+        content.append(
+            {
+                "token": names.texts([token_id])[0],
+                "bytes": names.bytes_of(token_id),
+                "token_id": token_id,
+                "logprob": logprobs[0].item(),
+                "rank": position.ranks[0].item(),
+                "logit": logits[0].item(),
+                "top_logprobs": await chat_row(
+                    position.token_ids[shown], logprobs[shown], position.ranks[shown], logits[shown], names
+                ),
+            }
+        )
     return content
 
 
-async def prompt_logprobs(readings: PromptLogprobs, names: TokenNames) -> list[Written | dict[str, Any] | None]:
+async def prompt_logprobs(readings: PromptLogprobs, names: TokenNames) -> list[Row | None]:
     """vLLM's `prompt_logprobs`: by token id, null where nothing was read."""
-    result: list[Written | dict[str, Any] | None] = [None] * readings.num_unread
-    turns = Turns()
-    for position in positions(readings):
-        await turns.take(len(position.token_ids))
+    result: list[Row | None] = [None] * readings.num_unread
+    async for position in positions(readings):
         logprobs, logits = _finite(position.logprobs), _finite(position.logits)
-        if len(logprobs) > WIDE:
-            result.append(await prompt_row(position.token_ids, logprobs, position.ranks, logits, names))
-            continue
-        token_ids = position.token_ids.tolist()
-        columns = logprobs.tolist(), logits.tolist(), position.ranks.tolist()
-        result.append(
-            {
-                str(token_id): {"logprob": logprob, "rank": rank, "decoded_token": text, "logit": logit}
-                for token_id, text, logprob, logit, rank in zip(
-                    token_ids, names.texts(token_ids), *columns, strict=True
-                )
-            }
-        )
+        result.append(await prompt_row(position.token_ids, logprobs, position.ranks, logits, names))
     return result
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
-    return np.where(values == -np.inf, np.float32(IMPOSSIBLE), values)
-
-
-def _keyed(chosen: str, token_ids: list[int], logprobs: list[float], names: TokenNames) -> dict[str, float]:
-    """Logprobs by text. The chosen token keeps its text as its key, then the likelier one does; others with that text
-    go by their ids."""
-    texts = names.texts(token_ids)
-    texts[0] = chosen
-    keyed = dict(zip(texts, logprobs, strict=True))
-    if len(keyed) == len(texts):
-        return keyed
-    keyed = {}
-    for text, token_id, logprob in zip(texts, token_ids, logprobs, strict=True):
-        keyed[id_name(token_id) if text in keyed else text] = logprob
-    return keyed
+    return np.where(values == _MINUS_INFINITY, IMPOSSIBLE, values)
 
 
 def _top_then_ids(position: Position, num_topk: int, ids: Sequence[int]) -> np.ndarray:
-    """Entries' indices int64: the k most likely in order, then those of `ids` that are not among them."""
+    """Indices (int64) of the k most likely entries in order, then of those of `ids` that are not among them."""
     num_entries = len(position.token_ids)
     k = num_entries if num_topk < 0 else num_topk
-    # The entries after the first are the top k in order, but for the first if it is one of them.
+    # The entries after the first are the top k in order, without the first if it is one of them.
     ranked = slice(1, min(k + 1, num_entries))
     falling, first = -position.logits[ranked], -position.logits[0]
     tied = slice(int(np.searchsorted(falling, first)), int(np.searchsorted(falling, first, side="right")))
@@ -211,14 +166,3 @@ def _top_then_ids(position: Position, num_topk: int, ids: Sequence[int]) -> np.n
     shown = set(position.token_ids[top].tolist())
     index_of = {token_id: index for index, token_id in enumerate(position.token_ids.tolist())}
     return np.append(top, [index_of[token_id] for token_id in ids if token_id not in shown]).astype(np.int64)
-
-
-def _chat_entries(position: Position, names: TokenNames) -> list[ChatEntry]:
-    token_ids, ranks = position.token_ids.tolist(), position.ranks.tolist()
-    logprobs, logits = _finite(position.logprobs).tolist(), _finite(position.logits).tolist()
-    return [
-        ChatEntry(text, logprob, names.bytes_of(token_id), token_id, rank, logit)
-        for token_id, text, logprob, rank, logit in zip(
-            token_ids, names.texts(token_ids), logprobs, ranks, logits, strict=True
-        )
-    ]

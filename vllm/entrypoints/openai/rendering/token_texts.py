@@ -1,4 +1,4 @@
-"""Tokens as answers show them: their texts, their bytes, their places in the whole text."""
+"""Tokens as answers show them: texts, bytes, offsets in the whole text."""
 
 from __future__ import annotations
 
@@ -13,20 +13,15 @@ _heads: WeakKeyDictionary[Tokenizer, _HeadsByKind] = WeakKeyDictionary()
 
 
 class TokenNames:
-    """Single tokens by themselves."""
+    """How single tokens are shown: by their texts, or as "token_id:N" with `as_ids` or without a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer | None, as_ids: bool) -> None:
-        """
-        Args:
-            tokenizer: the model's; None = tokens have no text, only ids.
-            as_ids: show "token_id:N" for every text.
-        """
         self._tokenizer = tokenizer
-        self._own_heads: _HeadsByKind = {}
+        self._heads: _HeadsByKind = {} if tokenizer is None else _heads.setdefault(tokenizer, {})
         self.as_ids = as_ids or tokenizer is None
 
     def texts(self, token_ids: Sequence[int]) -> list[str]:
-        """Each token's text; a part of a character is the replacement character."""
+        """Each token's text, with the replacement character for parts of characters."""
         if self.as_ids or self._tokenizer is None:
             return [id_name(token_id) for token_id in token_ids]
         return self._tokenizer.decode_tokens(token_ids)
@@ -36,49 +31,35 @@ class TokenNames:
         return None if self._tokenizer is None else list(self._tokenizer.token_bytes(token_id))
 
     def heads(self, token_ids: Sequence[int], write: HeadWriter) -> list[bytes]:
-        """What `write` makes of each token, which is remembered as long as there is the tokenizer.
-
-        Args:
-            token_ids: the tokens.
-            write: a function of a module, called with a token's id, text and bytes.
-        """
-        by_kind = self._own_heads if self._tokenizer is None else _heads.setdefault(self._tokenizer, {})
-        known = by_kind.setdefault((write, self.as_ids), {})
-        found = list(map(known.get, token_ids))
-        if None in found:
-            for index, token_id in enumerate(token_ids):
-                if found[index] is None:
-                    (text,) = self.texts([token_id])
-                    found[index] = known[token_id] = write(token_id, text, self.bytes_of(token_id))
-        return found  # type: ignore[return-value]
+        """`write(id, text, bytes)` of each token, cached per module-level function `write` for the tokenizer's life."""
+        known = self._heads.setdefault((write, self.as_ids), {})
+        for token_id in set(token_ids).difference(known):
+            (text,) = self.texts([token_id])
+            known[token_id] = write(token_id, text, self.bytes_of(token_id))
+        return [known[token_id] for token_id in token_ids]
 
 
 def id_name(token_id: int) -> str:
-    """A token's name where its text would not do."""
+    """The name of a token that is not shown by its text."""
     return f"token_id:{token_id}"
 
 
 class TokenPieces:
-    """The tokens of a text and where each begins, as it grows.
+    """The tokens of a growing text and their offsets.
 
-    Put together, the pieces are the text: a token that ends no character is an empty piece, and the one that ends the
-    character has it whole. Special tokens that the text leaves out have a name but no width.
+    Concatenated, the pieces are the text: a token that completes no character is an empty piece, and the one that
+    completes it has it whole. Special tokens that the text leaves out are shown but have no width.
     """
 
     def __init__(self, tokenizer: Tokenizer, offset: int, skip_special_tokens: bool) -> None:
-        """
-        Args:
-            tokenizer: the model's.
-            offset: where the first token begins, in characters.
-            skip_special_tokens: whether the text leaves special tokens out.
-        """
+        """`offset`: of the first token, in characters."""
         self._tokenizer = tokenizer
         self._skipped = frozenset(tokenizer.all_special_ids) if skip_special_tokens else frozenset[int]()
         self._stream = tokenizer.decode_stream(skip_special_tokens=False)
         self._offset = offset
 
     def add(self, token_ids: Iterable[int]) -> tuple[list[str], list[int]]:
-        """(pieces, offsets) of further tokens."""
+        """(pieces, offsets) of the next tokens."""
         pieces, offsets = [], []
         for token_id in token_ids:
             offsets.append(self._offset)
@@ -92,17 +73,8 @@ class TokenPieces:
 
 
 def split_text(tokenizer: Tokenizer, text: str | None, token_ids: Sequence[int]) -> tuple[str, list[str], list[int]]:
-    """A whole text by its tokens.
-
-    Args:
-        tokenizer: the model's.
-        text: what the tokens were made from; None = they were given as ids, and the text is made from them.
-        token_ids: its tokens.
-
-    Returns:
-        (text, pieces, offsets), as TokenPieces. Tokens that do not stand in the text, as the one that begins every
-        text, have no width; a space that only the tokens have is left out.
-    """
+    """(text, pieces, offsets) of a whole text, as in TokenPieces; without `text` it is made from the tokens. Those that
+    are not in the text, such as one that begins every text, have no width; a space only in a token is left out."""
     stream = tokenizer.decode_stream(skip_special_tokens=False)
     pieces = [stream.step([token_id]) for token_id in token_ids]
     if text is None:

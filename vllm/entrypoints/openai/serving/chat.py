@@ -13,130 +13,113 @@ from starlette.responses import Response
 
 from vllm.entrypoints.chat import render_conversations
 from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.http.routes import RequestRoute, body_of, takes
+from vllm.entrypoints.openai.http.routes import post
 from vllm.entrypoints.openai.protocol.generation import (
     ChatCompletionChunk,
     ChatCompletionRequest,
     ChatCompletionResponse,
 )
-from vllm.entrypoints.openai.rendering.logprobs import chat_logprobs, prompt_logprobs
-from vllm.entrypoints.openai.rendering.readings import ReadingPlan
-from vllm.entrypoints.openai.serving.answers import respond
-from vllm.entrypoints.openai.serving.completion_choices import token_names
-from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of
-from vllm.entrypoints.openai.serving.sampling import named_as, process, sampling_params
-from vllm.entrypoints.openai.serving.usage import StreamUsage, UsageCount
-from vllm.entrypoints.openai.state import ServerState, server_state
+from vllm.entrypoints.openai.protocol.tokenization import TokenizeRequest
+from vllm.entrypoints.openai.rendering.logprobs import chat_logprobs
+from vllm.entrypoints.openai.serving.completion_choices import ChoiceWriter
+from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, respond
+from vllm.entrypoints.openai.serving.sampling import named_as, queue_prompts, sampling_params
+from vllm.entrypoints.openai.serving.usage import UsageCount
+from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import CompletionOutput, RequestOutput
 
-router = APIRouter(route_class=RequestRoute)
+router = APIRouter()
+
+_OWN_NAMES = {"logprobs": "top_logprobs", "prompt": "messages", "extra_args": "vllm_xargs"}
 
 
-@router.post("/v1/chat/completions", **takes(ChatCompletionRequest, ChatCompletionResponse, ChatCompletionChunk))
-async def create_chat_completion(request: Request) -> Response:
+@post(router, "/v1/chat/completions", ChatCompletionRequest, ChatCompletionResponse, ChatCompletionChunk)
+async def create_chat_completion(request: Request, state: ServerState, body: ChatCompletionRequest) -> Response:
     """Answer a conversation, and read the logprobs of chosen tokens."""
-    state = server_state(request)
-    body = await body_of(request, ChatCompletionRequest)
-    state.check_model(body.model)
     answer = ChatAnswer(body, state, request_id_of(request, "chatcmpl", body.request_id))
     return await respond(request, answer, bool(body.stream))
+
+
+def render(state: ServerState, body: ChatCompletionRequest | TokenizeRequest) -> dict[str, Any]:
+    """The prompt of the request's conversation; see `render_conversations`."""
+    if body.chat_template is not None and not state.args.trust_request_chat_template:
+        message = (
+            "chat_template: a template is a program, and this server runs those of requests only with "
+            "--trust-request-chat-template"
+        )
+        raise ApiError(400, message, "chat_template", "unsupported_field")
+    begins_answer = body.add_generation_prompt
+    (prompt,) = render_conversations(
+        body.messages,
+        state.tokenizer,
+        chat_template=body.chat_template or state.chat_template,
+        add_generation_prompt=not body.continue_final_message if begins_answer is None else begins_answer,
+        continue_final_message=bool(body.continue_final_message),
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    return dict(prompt)
 
 
 class ChatAnswer:
     """See `Answer`."""
 
     def __init__(self, body: ChatCompletionRequest, state: ServerState, answer_id: str) -> None:
-        """
-        Raises:
-            ApiError, VLLMValidationError: a field that cannot be honoured.
-        """
+        """Raises ApiError or VLLMValidationError for a field that cannot be honoured."""
         self._body = body
         self._state = state
         self._id = answer_id
         self._frame = {"id": answer_id, "created": int(time.time()), "model": body.model}
-        self._names = token_names(body.return_tokens_as_token_ids, state)
         self._max_tokens_field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, self._max_tokens_field)
         if body.max_tokens not in (None, max_tokens):
-            raise ApiError(
-                400,
-                f"max_tokens={body.max_tokens} contradicts max_completion_tokens={max_tokens}, its newer name",
-                param="max_tokens",
-                code="invalid_value",
-            )
+            message = f"max_tokens={body.max_tokens} contradicts max_completion_tokens={max_tokens}, its newer name"
+            raise ApiError(400, message, "max_tokens", "invalid_value")
         if body.top_logprobs and not body.logprobs:
-            raise ApiError(
-                400,
-                f"top_logprobs={body.top_logprobs} needs logprobs=true",
-                param="top_logprobs",
-                code="invalid_value",
-            )
+            message = f"top_logprobs={body.top_logprobs} needs logprobs=true"
+            raise ApiError(400, message, "top_logprobs", "invalid_value")
         self._num_topk = (body.top_logprobs or 0) if body.logprobs else None
         shows_topk = max_tokens == 0 and self._num_topk is not None
-        self._plan = ReadingPlan.of(body, state, shows_topk)
-        self._own_names = {
-            "max_tokens": self._max_tokens_field,
-            "logprobs": "top_logprobs",
-            "prompt": "messages",
-            "extra_args": "vllm_xargs",
-        }
+        self._writer = ChoiceWriter.of(body, state, shows_topk)
+        self._plan = self._writer.plan
+        self._own_names = {**_OWN_NAMES, "max_tokens": self._max_tokens_field}
         with named_as(self._own_names):
             self._params = sampling_params(body, state, self._plan, max_tokens=max_tokens, logprobs=self._num_topk)
 
     async def submit(self) -> Submission:
-        """Render the conversation, check everything and queue it.
-
-        Raises:
-            ApiError, VLLMValidationError, EngineDeadError: see `render_conversations`, `process` and Submission.queue.
-        """
-        # In a thread, as templates and their library may take their time.
+        # In a thread: templates and their library may be slow.
         with named_as({"messages": "chat_template"} if self._body.chat_template else {}):
-            prompt = await asyncio.to_thread(self._render)
+            prompt = await asyncio.to_thread(render, self._state, self._body)
         with named_as(self._own_names):
-            processed, checked = await process(
+            return await queue_prompts(
                 self._state,
                 self._body,
+                self._id,
                 [prompt],
                 self._params,
                 add_special_tokens=False,
                 prompt_field="messages",
                 max_tokens_field=self._max_tokens_field,
             )
-            return await Submission.queue(self._state, self._id, processed, checked, self._body.priority or 0)
-
-    def _render(self) -> dict[str, Any]:
-        body = self._body
-        begins_answer = body.add_generation_prompt
-        (prompt,) = render_conversations(
-            body.messages,
-            self._state.tokenizer,
-            chat_template=self._state.chat_template_of(body.chat_template),
-            add_generation_prompt=not body.continue_final_message if begins_answer is None else begins_answer,
-            continue_final_message=bool(body.continue_final_message),
-            chat_template_kwargs=body.chat_template_kwargs,
-        )
-        return dict(prompt)
 
     async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
-        """The answer from the conversation's finished output."""
         (output,) = outputs
         choices = []
         for completion in output.outputs:
             message = {"role": "assistant", "content": completion.text, "refusal": None}
             choices.append({"message": message, **await self._choice(completion, is_first=True)})
-        usage = request.state.usage = UsageCount.of(outputs).fields()
+        usage = UsageCount(request)
+        usage.add(0, output)
         return {
             **self._frame,
             "object": "chat.completion",
             "choices": choices,
             "labels": self._plan.label_entries,
-            "usage": usage,
-            **await self._prompt_fields(output),
+            "usage": usage.fields(),
+            **await self._writer.prompt_fields(output),
         }
 
     async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer as it comes."""
-        usage = StreamUsage(self._body.stream_options, request)
+        usage = UsageCount(request, self._body.stream_options)
         frame = {**self._frame, "object": "chat.completion.chunk"}
         begun: set[int] = set()
         async with aclosing(submission.events()) as events:
@@ -146,42 +129,23 @@ class ChatAnswer:
                     once: dict[str, Any] = {}
                     if not begun:
                         once = {"labels": self._plan.label_entries} if self._plan.labels else {}
-                        once.update(await self._prompt_fields(output))
+                        once.update(await self._writer.prompt_fields(output))
                     is_first = completion.index not in begun
                     begun.add(completion.index)
                     role = {"role": "assistant"} if is_first else {}
-                    choice = {
-                        "delta": {**role, "content": completion.text},
-                        **await self._choice(completion, is_first),
-                    }
+                    delta = {**role, "content": completion.text}
+                    choice = {"delta": delta, **await self._choice(completion, is_first)}
                     yield {**frame, "choices": [choice], **once, **usage.so_far()}
         if usage.is_wanted_last:
             yield {**frame, "choices": [], "usage": usage.fields()}
 
     async def _choice(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:
-        """A choice's fields beside its text, for what `completion` adds."""
-        readings = completion.logprobs
+        """Fields beside the text, for what `completion` adds to the choice."""
+        readings, ids = completion.logprobs, self._plan.engine_ids
         logprobs = None
-        if self._num_topk is not None or self._plan.engine_ids:
+        if self._num_topk is not None or ids:
             content: list[dict[str, Any]] = []
             if readings is not None and readings.has_sampled:
-                content = await chat_logprobs(readings, self._names, self._num_topk or 0, self._plan.engine_ids)
+                content = await chat_logprobs(readings, self._writer.names, self._num_topk or 0, ids)
             logprobs = {"content": content, "refusal": None}
-        fields: dict[str, Any] = {
-            "index": completion.index,
-            "logprobs": logprobs,
-            "finish_reason": completion.finish_reason,
-            "stop_reason": completion.stop_reason,
-        }
-        if self._body.return_token_ids:
-            fields["token_ids"] = completion.token_ids
-        return {**fields, **await self._plan.choice_fields(readings, self._names, is_first)}
-
-    async def _prompt_fields(self, output: RequestOutput) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        if self._body.return_token_ids:
-            fields["prompt_token_ids"] = output.prompt_token_ids
-        wanted = self._body.prompt_logprobs is not None or self._body.prompt_logprob_token_ids
-        if wanted and output.prompt_logprobs is not None:
-            fields["prompt_logprobs"] = await prompt_logprobs(output.prompt_logprobs, self._names)
-        return fields
+        return {"index": completion.index, "logprobs": logprobs, **await self._writer.fields(completion, is_first)}

@@ -11,41 +11,35 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.http.routes import RequestRoute, body_of, takes
+from vllm.entrypoints.openai.http.routes import post
 from vllm.entrypoints.openai.protocol.generation import CompletionRequest, CompletionResponse
-from vllm.entrypoints.openai.rendering.readings import ReadingPlan
-from vllm.entrypoints.openai.serving.answers import respond
-from vllm.entrypoints.openai.serving.completion_choices import CompletionPrompt, CompletionSequence, Shown
-from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of
-from vllm.entrypoints.openai.serving.sampling import named_as, process, sampling_params
-from vllm.entrypoints.openai.serving.usage import StreamUsage, UsageCount
-from vllm.entrypoints.openai.state import ServerState, server_state
+from vllm.entrypoints.openai.serving.completion_choices import ChoiceWriter, CompletionPrompt, CompletionSequence
+from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, respond
+from vllm.entrypoints.openai.serving.sampling import named_as, queue_prompts, sampling_params
+from vllm.entrypoints.openai.serving.usage import UsageCount
+from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.sampling_params import SamplingParams
 
-router = APIRouter(route_class=RequestRoute)
+router = APIRouter()
 
-# Of OpenAI's API, where the field is left out.
+# OpenAI's default.
 _DEFAULT_MAX_TOKENS = 16
 
 _OWN_NAMES = {"extra_args": "vllm_xargs", "prompt_token_ids": "prompt"}
 
 
-@router.post("/v1/completions", **takes(CompletionRequest, CompletionResponse, CompletionResponse))
-async def create_completion(request: Request) -> Response:
+@post(router, "/v1/completions", CompletionRequest, CompletionResponse, CompletionResponse)
+async def create_completion(request: Request, state: ServerState, body: CompletionRequest) -> Response:
     """Continue one prompt or many, and read the logprobs of chosen tokens."""
-    state = server_state(request)
-    body = await body_of(request, CompletionRequest)
-    state.check_model(body.model)
     answer = CompletionAnswer(body, state, request_id_of(request, "cmpl", body.request_id))
     return await respond(request, answer, bool(body.stream))
 
 
 def _prompt_list(prompt: Any) -> list[Any]:
-    """One prompt or many, as a list. What they are is the input processor's business."""
+    """One prompt or many, as a list; the input processor checks them."""
     if isinstance(prompt, list):
         if not prompt:
-            raise ApiError(400, "prompt must not be empty", param="prompt", code="invalid_value")
+            raise ApiError(400, "prompt must not be empty", "prompt", "invalid_value")
         if isinstance(prompt[0], (str, list)):
             return prompt
     return [prompt]
@@ -55,84 +49,64 @@ class CompletionAnswer:
     """See `Answer`."""
 
     def __init__(self, body: CompletionRequest, state: ServerState, answer_id: str) -> None:
-        """
-        Raises:
-            ApiError, VLLMValidationError: a field that cannot be honoured.
-        """
+        """Raises ApiError or VLLMValidationError for a field that cannot be honoured."""
         self._body = body
         self._state = state
         self._id = answer_id
         self._frame = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": body.model}
         self._prompts = _prompt_list(body.prompt)
         state.check_count(len(self._prompts), "prompt")
-        self._max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        plan = ReadingPlan.of(body, state, shows_topk=self._max_tokens == 0 and body.logprobs is not None)
-        self._shown = Shown.of(body, state, plan)
-        self._params = self._sampling_params(plan)
-
-    def _sampling_params(self, plan: ReadingPlan) -> SamplingParams:
-        body = self._body
+        max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        self._writer = ChoiceWriter.of(body, state, shows_topk=max_tokens == 0 and body.logprobs is not None)
+        self._plan = plan = self._writer.plan
+        self._tokenizer = state.tokenizer if body.echo else state.engine.tokenizer
         own = body.logprobs or 0
-        reads_echo = self._shown.echo and self._shown.logprobs
+        reads_echo = body.echo and (body.logprobs is not None or plan.engine_ids)
         if reads_echo and body.prompt_logprobs not in (None, own):
-            raise ApiError(
-                400,
-                f"echo shows the prompt with logprobs={own}, which prompt_logprobs={body.prompt_logprobs} contradicts",
-                param="prompt_logprobs",
-                code="invalid_value",
+            message = (
+                f"echo shows the prompt with logprobs={own}, which prompt_logprobs={body.prompt_logprobs} contradicts"
             )
+            raise ApiError(400, message, "prompt_logprobs", "invalid_value")
+        prompt_topk = own if reads_echo else None
         with named_as(_OWN_NAMES):
-            return sampling_params(
-                body,
-                self._state,
-                plan,
-                max_tokens=self._max_tokens,
-                logprobs=body.logprobs,
-                prompt_logprobs=own if reads_echo else None,
+            self._params = sampling_params(
+                body, state, plan, max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=prompt_topk
             )
 
     async def submit(self) -> Submission:
-        """Check everything and queue it.
-
-        Raises:
-            ApiError, VLLMValidationError, EngineDeadError: see `process` and Submission.queue.
-        """
+        body = self._body
+        special = body.add_special_tokens is not False
         with named_as(_OWN_NAMES):
-            processed, checked = await process(
-                self._state,
-                self._body,
-                self._prompts,
-                self._params,
-                add_special_tokens=self._body.add_special_tokens is not False,
+            return await queue_prompts(
+                self._state, body, self._id, self._prompts, self._params, add_special_tokens=special
             )
-            return await Submission.queue(self._state, self._id, processed, checked, self._body.priority or 0)
 
     async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
-        """The answer from the finished output of each prompt."""
         choices = []
+        usage = UsageCount(request)
         for index, output in enumerate(outputs):
-            prompt = CompletionPrompt(self._shown, output)
+            usage.add(index, output)
+            prompt = CompletionPrompt(self._body, self._writer, self._tokenizer, output)
             for completion in output.outputs:
-                sequence = CompletionSequence(self._shown, prompt, self._number(index, completion))
+                sequence = CompletionSequence(prompt, self._number(index, completion))
                 choices.append(await sequence.fields(completion))
-        usage = request.state.usage = UsageCount.of(outputs).fields()
-        return {**self._frame, "choices": choices, "labels": self._shown.plan.label_entries, "usage": usage}
+        labels = self._plan.label_entries
+        return {**self._frame, "choices": choices, "labels": labels, "usage": usage.fields()}
 
     async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer as it comes."""
-        usage = StreamUsage(self._body.stream_options, request)
+        usage = UsageCount(request, self._body.stream_options)
         prompts: dict[int, CompletionPrompt] = {}
         sequences: dict[int, CompletionSequence] = {}
-        labels = {"labels": self._shown.plan.label_entries} if self._shown.plan.labels else {}
+        labels = {"labels": self._plan.label_entries} if self._plan.labels else {}
         async with aclosing(submission.events()) as events:
             async for index, output in events:
                 usage.add(index, output)
                 if index not in prompts:
-                    prompts[index] = CompletionPrompt(self._shown, output)
+                    prompts[index] = CompletionPrompt(self._body, self._writer, self._tokenizer, output)
                 for completion in output.outputs:
                     number = self._number(index, completion)
                     if number not in sequences:
-                        sequences[number] = CompletionSequence(self._shown, prompts[index], number)
+                        sequences[number] = CompletionSequence(prompts[index], number)
                     choice = await sequences[number].fields(completion)
                     yield {**self._frame, "choices": [choice], **labels, **usage.so_far()}
                     labels = {}

@@ -1,11 +1,11 @@
-"""The choices of /v1/completions: text, echo, logprobs and readings of each sequence, as they come."""
+"""The fields of choices: those of completions and chat, and /v1/completions' text, echo and logprobs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.entrypoints.openai.protocol.generation import CompletionRequest
+from vllm.entrypoints.openai.protocol.generation import CompletionRequest, GenerationFields
 from vllm.entrypoints.openai.rendering.logprobs import (
     ClassicLogprobs,
     classic_logprobs,
@@ -20,83 +20,64 @@ from vllm.tokenizers.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What a request wants to see.
+class ChoiceWriter:
+    """Makes the fields that choices of completions and chat share, as far as the request asks for them."""
 
-    Attributes:
-        logprobs: choices have `logprobs`.
-        echo: the first text of a choice begins with the prompt.
-        prompt_logprobs: choices have `prompt_logprobs`.
-        token_ids: choices have `token_ids` and `prompt_token_ids`.
-        given_text: the prompt's text is what the client wrote, not a part of it.
-        skip_special_tokens: texts leave special tokens out.
-    """
-
+    body: GenerationFields
     plan: ReadingPlan
     names: TokenNames
-    tokenizer: Tokenizer | None
-    logprobs: bool
-    echo: bool
-    prompt_logprobs: bool
-    token_ids: bool
-    given_text: bool
-    skip_special_tokens: bool
 
     @classmethod
-    def of(cls, body: CompletionRequest, state: ServerState, plan: ReadingPlan) -> Shown:
-        """By the request's fields.
+    def of(cls, body: GenerationFields, state: ServerState, shows_topk: bool) -> ChoiceWriter:
+        """See ReadingPlan.of."""
+        as_ids = body.return_tokens_as_token_ids
+        names = TokenNames(state.engine.tokenizer, state.args.return_tokens_as_token_ids if as_ids is None else as_ids)
+        return cls(body, ReadingPlan.of(body, state, shows_topk), names)
 
-        Raises:
-            ApiError: echo without a tokenizer.
-        """
-        return cls(
-            plan=plan,
-            names=token_names(body.return_tokens_as_token_ids, state),
-            tokenizer=state.tokenizer if body.echo else state.engine.tokenizer,
-            logprobs=body.logprobs is not None or bool(plan.engine_ids),
-            echo=bool(body.echo),
-            prompt_logprobs=body.prompt_logprobs is not None or bool(body.prompt_logprob_token_ids),
-            token_ids=bool(body.return_token_ids),
-            given_text=body.truncate_prompt_tokens is None,
-            skip_special_tokens=body.skip_special_tokens is not False,
-        )
+    async def fields(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:
+        """For what `completion` adds to a choice; `is_first`: it begins the choice."""
+        fields: dict[str, Any] = {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
+        if self.body.return_token_ids:
+            fields["token_ids"] = completion.token_ids
+        return {**fields, **await self.plan.choice_fields(completion.logprobs, self.names, is_first)}
 
-
-def token_names(as_ids: bool | None, state: ServerState) -> TokenNames:
-    """How an answer shows tokens: as the request says, or else as the server does."""
-    return TokenNames(state.engine.tokenizer, state.args.return_tokens_as_token_ids if as_ids is None else as_ids)
+    async def prompt_fields(self, output: RequestOutput) -> dict[str, Any]:
+        """The prompt's ids and logprobs, as far as requested."""
+        fields: dict[str, Any] = {}
+        if self.body.return_token_ids:
+            fields["prompt_token_ids"] = output.prompt_token_ids
+        is_wanted = self.body.prompt_logprobs is not None or self.body.prompt_logprob_token_ids
+        if is_wanted and output.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = await prompt_logprobs(output.prompt_logprobs, self.names)
+        return fields
 
 
 class CompletionPrompt:
     """A prompt as its choices show it."""
 
-    def __init__(self, shown: Shown, output: RequestOutput) -> None:
-        self._shown = shown
-        self.token_ids = output.prompt_token_ids
+    def __init__(
+        self, body: CompletionRequest, writer: ChoiceWriter, tokenizer: Tokenizer | None, output: RequestOutput
+    ) -> None:
+        self.body = body
+        self.writer = writer
+        self.tokenizer = tokenizer
+        self.output = output
         self.text = ""
-        self._readings = output.prompt_logprobs
         self._classic: ClassicLogprobs | None = None
         self._pieces: list[str] = []
         self._offsets: list[int] = []
-        if shown.echo:
-            assert shown.tokenizer is not None
-            text = output.prompt if shown.given_text else None
-            self.text, self._pieces, self._offsets = split_text(shown.tokenizer, text, self.token_ids)
-
-    async def fields(self) -> dict[str, Any]:
-        """What the first chunk of each choice shows of the prompt."""
-        fields: dict[str, Any] = {}
-        if self._shown.token_ids:
-            fields["prompt_token_ids"] = self.token_ids
-        if self._shown.prompt_logprobs and self._readings is not None:
-            fields["prompt_logprobs"] = await prompt_logprobs(self._readings, self._shown.names)
-        return fields
+        if body.echo:
+            assert tokenizer is not None
+            # A truncated prompt's text is made from its ids.
+            text = output.prompt if body.truncate_prompt_tokens is None else None
+            self.text, self._pieces, self._offsets = split_text(tokenizer, text, output.prompt_token_ids)
 
     async def classic(self) -> ClassicLogprobs:
-        """The echoed tokens with their logprobs."""
+        """The echoed tokens' logprobs."""
         if self._classic is None:
+            readings, token_ids = self.output.prompt_logprobs, self.output.prompt_token_ids
             self._classic = await classic_prompt_logprobs(
-                self._readings, self._shown.names, self.token_ids, self._pieces, self._offsets
+                readings, self.writer.names, token_ids, self._pieces, self._offsets
             )
         return self._classic
 
@@ -104,37 +85,32 @@ class CompletionPrompt:
 class CompletionSequence:
     """A choice as it grows."""
 
-    def __init__(self, shown: Shown, prompt: CompletionPrompt, index: int) -> None:
-        self._shown = shown
+    def __init__(self, prompt: CompletionPrompt, index: int) -> None:
         self._prompt = prompt
         self._index = index
         self._is_first = True
+        body, plan = prompt.body, prompt.writer.plan
+        self._has_logprobs = body.logprobs is not None or bool(plan.engine_ids)
         self._pieces = None
-        if shown.tokenizer is not None and shown.logprobs:
-            self._pieces = TokenPieces(shown.tokenizer, len(prompt.text), shown.skip_special_tokens)
+        if prompt.tokenizer is not None and self._has_logprobs:
+            skips_special = body.skip_special_tokens is not False
+            self._pieces = TokenPieces(prompt.tokenizer, len(prompt.text), skips_special)
 
     async def fields(self, completion: CompletionOutput) -> dict[str, Any]:
-        """The choice's fields for what `completion` adds."""
-        shown, is_first = self._shown, self._is_first
+        """Fields for what `completion` adds to the choice."""
+        prompt, is_first = self._prompt, self._is_first
         self._is_first = False
-        echoed = self._prompt.text if is_first else ""
-        fields: dict[str, Any] = {
+        return {
             "index": self._index,
-            "text": echoed + completion.text,
-            "logprobs": await self._logprobs(completion, is_first) if shown.logprobs else None,
-            "finish_reason": completion.finish_reason,
-            "stop_reason": completion.stop_reason,
+            "text": prompt.text + completion.text if is_first else completion.text,
+            "logprobs": await self._logprobs(completion, is_first) if self._has_logprobs else None,
+            **(await prompt.writer.prompt_fields(prompt.output) if is_first else {}),
+            **await prompt.writer.fields(completion, is_first),
         }
-        if shown.token_ids:
-            fields["token_ids"] = completion.token_ids
-        if is_first:
-            fields.update(await self._prompt.fields())
-        fields.update(await shown.plan.choice_fields(completion.logprobs, shown.names, is_first))
-        return fields
 
     async def _logprobs(self, completion: CompletionOutput, is_first: bool) -> ClassicLogprobs:
         result = ClassicLogprobs()
-        if is_first and self._shown.echo:
+        if is_first and self._prompt.body.echo:
             result.extend(await self._prompt.classic())
         readings = completion.logprobs
         if readings is not None and readings.has_sampled:
@@ -142,5 +118,5 @@ class CompletionSequence:
             pieces, offsets = [""] * count, [0] * count
             if self._pieces is not None:
                 pieces, offsets = self._pieces.add(completion.token_ids)
-            result.extend(await classic_logprobs(readings, self._shown.names, pieces, offsets))
+            result.extend(await classic_logprobs(readings, self._prompt.writer.names, pieces, offsets))
         return result

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from vllm.entrypoints.openai.errors import ApiError, json_response
-from vllm.entrypoints.openai.http.routes import body_of
+from vllm.entrypoints.openai.http.request_body import read_body
 from vllm.entrypoints.openai.protocol.base import RequestModel
 from vllm.entrypoints.openai.state import server_state
 
@@ -102,8 +102,11 @@ async def is_paused(request: Request) -> Response:
 @router.post("/collective_rpc")
 async def collective_rpc(request: Request) -> Response:
     """Call a method of every worker; one result a worker."""
-    body = await body_of(request, CollectiveRpcRequest)
-    engine = server_state(request).engine
+    state = server_state(request)
+    body = await read_body(
+        request, CollectiveRpcRequest, int(state.args.max_body_mib * 2**20), state.args.ignore_unknown_fields
+    )
+    engine = state.engine
     results = await engine.collective_rpc(body.method, body.timeout, tuple(body.args or ()), body.kwargs)
     return json_response({"results": msgspec.to_builtins(results, enc_hook=str)})
 

@@ -1,4 +1,4 @@
-"""The engine's requests that one HTTP request stands for, and their end when the client goes."""
+"""The engine requests of one HTTP request; they are aborted when the client disconnects."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import asyncio
 import sys
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
+from starlette.responses import Response
 
 from vllm.entrypoints.openai.errors import ApiError
+from vllm.entrypoints.openai.http.streaming import EventStream
+from vllm.entrypoints.openai.rendering.written_json import PartsResponse
 from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
@@ -21,16 +24,16 @@ Result = TypeVar("Result")
 
 
 class ClientDisconnected(Exception):
-    """Nobody is there to read the answer."""
+    """The client disconnected before its answer was ready."""
 
 
 class Submission:
-    """Queued requests, one a prompt."""
+    """Queued engine requests, one per prompt."""
 
     def __init__(self, state: ServerState) -> None:
         self._engine = state.engine
         self._streams: list[RequestStream] = []
-        self._changed = asyncio.Event()  # of any stream
+        self._changed = asyncio.Event()  # set by any stream
 
     @classmethod
     async def queue(
@@ -44,11 +47,8 @@ class Submission:
         """Queue all prompts.
 
         Args:
-            state: the server's.
-            request_id: of the HTTP request; only a part of the engine's ids, which clients cannot make collide.
-            prompts: from `engine.process_prompts`.
-            params: one a prompt, from `engine.input_processor.process_params`.
-            priority: lower runs earlier.
+            request_id: of the HTTP request; engine ids extend it, so that clients cannot make them collide.
+            prompts, params: one of each per prompt, from the engine's `process_prompts` and `process_params`.
 
         Raises:
             ApiError: 429 or 503, no room for them.
@@ -63,21 +63,17 @@ class Submission:
         try:
             for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
                 core_id = f"{request_id}-{unique}-{index}"
-                submission._streams.append(
-                    await state.engine.add_checked(core_id, prompt, own, priority, submission._changed)
-                )
+                stream = await state.engine.add_checked(core_id, prompt, own, priority, submission._changed)
+                submission._streams.append(stream)
         except BaseException:
             await asyncio.shield(submission.abort())
             raise
         return submission
 
     async def results(self) -> list[RequestOutput]:
-        """The finished output of every prompt, in their order. All end when one fails, or when the caller is
-        cancelled.
+        """The finished output of every prompt, in order. All are aborted when one fails or the caller is cancelled.
 
-        Raises:
-            ApiError: the model failed on a prompt, or the server stops.
-            EngineDeadError: the engine died.
+        Raises ApiError if the model failed on a prompt or the server stops, EngineDeadError if the engine died.
         """
         try:
             return [await self._last(stream) for stream in self._streams]
@@ -86,12 +82,7 @@ class Submission:
             raise
 
     async def events(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """(number of the prompt, output) of all prompts as they come. All end when one fails, or when the iteration is
-        left.
-
-        Raises:
-            ApiError, EngineDeadError: as `results`.
-        """
+        """(prompt index, output) of all prompts as they come; aborts and raises as `results`."""
         unfinished = dict(enumerate(self._streams))
         try:
             while unfinished:
@@ -104,13 +95,13 @@ class Submission:
                             del unfinished[index]
                         yield index, output
                     if stream.is_ended and index in unfinished:
-                        stream.take()  # raises what ended it, if anything did
+                        stream.take()  # raises the error that ended it, if any
                         raise _stopped()
         finally:
             await asyncio.shield(self.abort())
 
     async def abort(self) -> None:
-        """End what is unfinished."""
+        """Abort unfinished requests."""
         await self._engine.abort([stream.request_id for stream in self._streams])
 
     async def _last(self, stream: RequestStream) -> RequestOutput:
@@ -134,21 +125,14 @@ def _check_errors(output: RequestOutput) -> None:
 
 
 def request_id_of(request: Request, prefix: str, given: str | None = None) -> str:
-    """The answer's id: what the body gives, else what the X-Request-Id header gives, else a new one."""
+    """The answer's id: from the body (`given`), else from the X-Request-Id header, else new."""
     name = given or getattr(request.state, "request_id", None) or uuid.uuid4().hex
     return f"{prefix}-{name}"
 
 
 async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of `work`, which is cancelled when the client goes.
-
-    Args:
-        request: whose body has been read.
-        work: a coroutine.
-
-    Raises:
-        ClientDisconnected: the client went first.
-    """
+    """The result of `work`, which is cancelled when the client disconnects: ClientDisconnected. The request's body must
+    have been read."""
     task = asyncio.current_task()
     assert task is not None
     is_gone = False
@@ -160,7 +144,7 @@ async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
         is_gone = True
         task.cancel()
 
-    # Only the watcher is a task of its own: work that is done at once costs no more than a call.
+    # Only the watcher is a task of its own: work that never waits costs no more than a call.
     watcher = asyncio.create_task(watch())
     try:
         return await work
@@ -172,3 +156,29 @@ async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
         raise ClientDisconnected from None
     finally:
         watcher.cancel()
+
+
+class Answer(Protocol):
+    """A generation request on its way from body to answer."""
+
+    async def submit(self) -> Submission:
+        """Check everything and queue it; see `queue_prompts` for errors."""
+
+    async def whole(self, outputs: list[RequestOutput], request: Request) -> Any:
+        """The answer, from the finished output of each prompt."""
+
+    def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
+        """The events of a streamed answer."""
+
+
+async def respond(request: Request, answer: Answer, stream: bool) -> Response:
+    """Generate and answer, whole or as events; aborts with ClientDisconnected when the client disconnects."""
+    if stream:
+        submission = await while_connected(request, answer.submit())
+        return EventStream(answer.chunks(submission, request), submission.abort)
+
+    async def whole() -> Any:
+        submission = await answer.submit()
+        return await answer.whole(await submission.results(), request)
+
+    return PartsResponse(await while_connected(request, whole()))

@@ -1,18 +1,17 @@
-"""The service behind the scoring endpoints: from a request's fields to its items' scores."""
+"""Scoring: a request's fields to the scores of its items."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.protocol.scoring import ScoringFields
 from vllm.entrypoints.openai.rendering.token_texts import id_name
 from vllm.entrypoints.openai.serving.engine_requests import Submission
-from vllm.entrypoints.openai.serving.scoring_prompts import PromptBuilder, ScoringPrompt
-from vllm.entrypoints.openai.serving.usage import cached_tokens_told
+from vllm.entrypoints.openai.serving.scoring_prompts import PromptBuilder
+from vllm.entrypoints.openai.serving.usage import cached_tokens_shown
 from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import LabelScores, RequestOutput
 from vllm.sampling_params import SamplingParams
@@ -25,82 +24,68 @@ MAX_READINGS = 2**18
 """Most tokens of labels, over all items, that one request may read."""
 
 MAX_TOKENS = 2**24
-"""Most tokens of prompts that one request may make, each branch of the labels counted."""
+"""Most tokens of prompts that one request may make, counting each branch of the labels."""
 
-# Work on more characters, ids or readings than this is done in a thread, so that the loop goes on meanwhile.
+# More characters, ids or readings than this are processed in a thread, to keep the event loop responsive.
 _LARGE = 4096
-# What an item costs beside its readings, in readings.
+# An item's cost beside its readings, in readings.
 _ITEM_WORK = 16
 
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class ScoredItems:
-    """What a request's items got, in their order.
-
-    Attributes:
-        label_names: each label's text, as it was given or as its token ids read.
-        prompts: the prompt made of each item.
-        scores: its labels' scores.
-        usage: the request's token counts.
-        is_large: an answer made of this takes a while.
-    """
-
-    label_names: list[str]
-    prompts: list[ScoringPrompt]
-    scores: list[LabelScores]
-    usage: dict[str, Any]
-    is_large: bool
-
-
 async def score_items(state: ServerState, body: ScoringFields, request_id: str) -> ScoredItems:
-    """Check everything, queue it, wait for it.
-
-    Raises:
-        ApiError, VLLMValidationError: a field that cannot be honoured; nothing was queued then.
-        ApiError, EngineDeadError: see Submission.
-    """
-    items = _item_list(body.items)
+    """Check everything, queue it and wait for the results. Raises ApiError or VLLMValidationError for a field that
+    cannot be honoured, before anything is queued."""
+    items = body.items
+    if not isinstance(items, list):
+        raise wrong_type("items", items, "a list of texts or of lists of token ids")
+    if not items:
+        raise ApiError(400, "items must not be empty", "items", "invalid_value")
     state.check_count(len(items), "items")
     field = body.given_field()
     labels = getattr(body, field)
-    is_large = _size([body.query, *items, *(labels if isinstance(labels, list) else ())]) > _LARGE
-    plan = await in_thread_if(is_large, lambda: _Plan.of(state, body, items, field))
-    requests = await in_thread_if(plan.is_large, plan.requests)
-    submission = await Submission.queue(
-        state, request_id, [own for own, _ in requests], [own for _, own in requests], body.priority or 0
-    )
+    parts = [body.query, *items, *(labels if isinstance(labels, list) else ())]
+    is_large = sum(len(part) if isinstance(part, (str, list)) else 1 for part in parts) > _LARGE
+    scored = await in_thread_if(is_large, lambda: ScoredItems(state, body, items, field))
+    requests = await in_thread_if(scored.is_large, scored.requests)
+    prompts, params = zip(*requests, strict=True)
+    submission = await Submission.queue(state, request_id, prompts, params, body.priority or 0)
     outputs = await submission.results()
-    return await in_thread_if(plan.is_large, lambda: plan.result(outputs))
+    await in_thread_if(scored.is_large, lambda: scored.finish(outputs))
+    return scored
 
 
 async def in_thread_if(condition: bool, function: Callable[[], Result]) -> Result:
-    """The function's result; with `condition` it runs in a thread."""
+    """The function's result; it runs in a thread if `condition`."""
     return await asyncio.to_thread(function) if condition else function()
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A checked request."""
+class ScoredItems:
+    """A checked request, and its scores and usage once it is finished; lists are in the order of the items.
 
-    label_names: list[str]
-    scorer: LabelScorer
-    prompts: list[ScoringPrompt]
-    processed: list[ProcessedPrompt]
-    is_large: bool
+    `label_names` are the labels' texts, as given or decoded. With `is_large`, processing this is slow.
+    """
 
-    @classmethod
-    def of(cls, state: ServerState, body: ScoringFields, items: list[Any], field: str) -> _Plan:
-        """`field`: the one that holds the labels.
-
-        Raises:
-            ApiError, VLLMValidationError: a field that cannot be honoured.
-        """
+    def __init__(self, state: ServerState, body: ScoringFields, items: list[Any], field: str) -> None:
+        """`field`: the one that holds the labels."""
         config, tokenizer = state.engine.model_config, state.engine.tokenizer
         labels = _labels(state, getattr(body, field), field, len(items))
-        scorer = LabelScorer(labels, config.max_model_len)
-        _check_num_requests(state, scorer.num_requests * len(items), field)
+        self._scorer = scorer = LabelScorer(labels, config.max_model_len)
+        num_requests = scorer.num_requests * len(items)
+        # An error of its own: a full queue's error would say that trying again may help.
+        if num_requests > state.max_sequences:
+            message = (
+                f"these items with {field} of several tokens take {num_requests} sequences, more than the limit of "
+                f"{state.max_sequences} (--max-num-seqs and --max-num-queued-reqs together)"
+            )
+            raise ApiError(400, message, field, "too_many_sequences")
+        truncate_to = body.truncate_prompt_tokens
+        if truncate_to == -1:
+            truncate_to = scorer.max_prompt_len
+        elif truncate_to is not None:
+            check_integer("truncate_prompt_tokens", truncate_to, 1, config.max_model_len)
+            truncate_to = min(truncate_to, scorer.max_prompt_len)
         builder = PromptBuilder(
             tokenizer,
             config.vocab_size,
@@ -108,41 +93,34 @@ class _Plan:
             add_special_tokens=body.add_special_tokens is not False,
             max_len=scorer.max_prompt_len,
             max_total=MAX_TOKENS // scorer.num_requests,
-            truncate_to=_truncated_len(body.truncate_prompt_tokens, scorer.max_prompt_len, config.max_model_len),
+            truncate_to=truncate_to,
         )
-        prompts = builder.build(body.query, items)
-        processed = [ProcessedPrompt(None, prompt.token_ids, body.cache_salt) for prompt in prompts]
+        self.label_names = [_name(label, tokenizer) for label in labels]
+        self.prompts = builder.build(body.query, items)
+        self._processed = [ProcessedPrompt(None, prompt.token_ids, body.cache_salt) for prompt in self.prompts]
         num_readings = sum(len(label.token_ids) for label in labels)
-        is_large = len(items) * (_ITEM_WORK + num_readings) > _LARGE
-        return cls(_names(labels, tokenizer), scorer, prompts, processed, is_large)
+        self.is_large = len(items) * (_ITEM_WORK + num_readings) > _LARGE
+        self.scores: list[LabelScores] = []
+        self.usage: dict[str, Any] = {}
 
     def requests(self) -> list[tuple[ProcessedPrompt, SamplingParams]]:
-        """What to queue."""
-        return [request for prompt in self.processed for request in self.scorer.requests(prompt)]
+        """The engine's requests of all prompts."""
+        return [request for prompt in self._processed for request in self._scorer.requests(prompt)]
 
-    def result(self, outputs: list[RequestOutput]) -> ScoredItems:
-        """From the outputs of all prompts' requests."""
-        each = self.scorer.num_requests
+    def finish(self, outputs: list[RequestOutput]) -> None:
+        """Set scores and usage from the outputs of `requests`."""
+        each = self._scorer.num_requests
         rows = [outputs[start : start + each] for start in range(0, len(outputs), each)]
-        scores = [self.scorer.scores(prompt, row) for prompt, row in zip(self.processed, rows, strict=True)]
+        self.scores = [self._scorer.scores(prompt, row) for prompt, row in zip(self._processed, rows, strict=True)]
         num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
-        # Further requests of a prompt find it in the cache by construction: the first one tells.
-        num_cached = sum(cached_tokens_told(row[0]) for row in rows)
-        usage = {
+        # Only the first: a prompt's further requests always find it in the cache.
+        num_cached = sum(cached_tokens_shown(row[0]) for row in rows)
+        self.usage = {
             "prompt_tokens": num_tokens,
             "completion_tokens": 0,
             "total_tokens": num_tokens,
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
-        return ScoredItems(self.label_names, self.prompts, scores, usage, self.is_large)
-
-
-def _item_list(items: Any) -> list[Any]:
-    if not isinstance(items, list):
-        raise wrong_type("items", items, "a list of texts or of lists of token ids")
-    if not items:
-        raise ApiError(400, "items must not be empty", param="items", code="invalid_value")
-    return items
 
 
 def _labels(state: ServerState, given: Any, field: str, num_items: int) -> list[Label]:
@@ -159,58 +137,26 @@ def _labels(state: ServerState, given: Any, field: str, num_items: int) -> list[
     _check_num_readings(field, sum(len(label.token_ids) for label in labels), num_items)
     longest = max(labels, key=lambda label: len(label.token_ids))
     if len(longest.token_ids) > config.max_model_len:
-        raise ApiError(
-            400,
-            f"{field}: a label of {len(longest.token_ids)} tokens is longer than the context's {config.max_model_len}",
-            param=field,
-            code="context_length_exceeded",
-        )
+        num_tokens = len(longest.token_ids)
+        message = f"{field}: a label of {num_tokens} tokens is longer than the context's {config.max_model_len}"
+        raise ApiError(400, message, field, "context_length_exceeded")
     return labels
 
 
 def _check_num_readings(field: str, num_tokens: int, num_items: int) -> None:
     if num_tokens * num_items > MAX_READINGS:
-        raise ApiError(
-            400,
+        message = (
             f"{field} of {num_tokens} tokens together for {num_items} items are {num_tokens * num_items} readings, "
-            f"more than the limit of {MAX_READINGS}",
-            param=field,
-            code="too_many_readings",
+            f"more than the limit of {MAX_READINGS}"
         )
-
-
-def _check_num_requests(state: ServerState, num_requests: int, field: str) -> None:
-    """More than ever fit in the queue is an error of the request, not of the moment."""
-    if num_requests > state.max_sequences:
-        raise ApiError(
-            400,
-            f"these items with {field} of several tokens take {num_requests} sequences, more than the limit of "
-            f"{state.max_sequences} (--max-num-seqs and --max-num-queued-reqs together)",
-            param=field,
-            code="too_many_sequences",
-        )
-
-
-def _truncated_len(asked: int | None, max_prompt_len: int, max_model_len: int) -> int | None:
-    if asked is None:
-        return None
-    if asked == -1:
-        return max_prompt_len
-    return min(check_integer("truncate_prompt_tokens", asked, 1, max_model_len), max_prompt_len)
-
-
-def _names(labels: list[Label], tokenizer: Tokenizer | None) -> list[str]:
-    return [_name(label, tokenizer) if label.text is None else label.text for label in labels]
+        raise ApiError(400, message, field, "too_many_readings")
 
 
 def _name(label: Label, tokenizer: Tokenizer | None) -> str:
+    if label.text is not None:
+        return label.text
     if tokenizer is None:
         return " ".join(map(id_name, label.token_ids))
     if len(label.token_ids) == 1:
         return tokenizer.decode_tokens(label.token_ids)[0]
     return tokenizer.decode(label.token_ids, skip_special_tokens=False)
-
-
-def _size(parts: list[Any]) -> int:
-    """Characters of texts, and numbers of ids."""
-    return sum(len(part) if isinstance(part, (str, list)) else 1 for part in parts)

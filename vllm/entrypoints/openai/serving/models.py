@@ -1,24 +1,27 @@
-"""GET /v1/models, /version, /ping, /health, /load."""
+"""GET /v1/models, /version, /ping, /health, /load, /metrics."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
+from prometheus_client import generate_latest
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.errors import ApiError, json_response
+from vllm.entrypoints.openai.errors import json_response
 from vllm.entrypoints.openai.http.routes import error_answers
 from vllm.entrypoints.openai.protocol.base import ResponseModel
 from vllm.entrypoints.openai.state import ServerState, server_state
+from vllm.v1.metrics.prometheus import make_registry
 from vllm.version import __version__
 
 router = APIRouter()
 
+METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Prometheus's text format, which every version of it reads."""
+
 
 class ModelCard(ResponseModel):
-    """A model that is served."""
-
     id: str
     object: Literal["model"]
     created: int
@@ -29,21 +32,15 @@ class ModelCard(ResponseModel):
 
 
 class ModelList(ResponseModel):
-    """The answer of /v1/models."""
-
     object: Literal["list"]
     data: list[ModelCard]
 
 
 class VersionResponse(ResponseModel):
-    """The answer of /version."""
-
     version: str
 
 
 class LoadResponse(ResponseModel):
-    """The answer of /load."""
-
     server_load: int
 
 
@@ -58,7 +55,7 @@ async def list_models(request: Request) -> Response:
     "/v1/models/{model:path}", responses={200: {"model": ModelCard}, **error_answers(401, 404)}, response_model=None
 )
 async def retrieve_model(model: str, request: Request) -> Response:
-    """One of them."""
+    """One served model."""
     state = server_state(request)
     return json_response(_card(state, state.check_model(model)))
 
@@ -80,18 +77,30 @@ _HEALTH: dict[str, Any] = {
 @router.get("/ping", **_HEALTH)
 @router.post("/ping", **_HEALTH)
 async def health(request: Request) -> Response:
-    """Whether the engine is alive and takes work."""
+    """Whether the engine is alive and accepts work."""
     state = server_state(request)
     await state.engine.check_health()
-    if state.draining:
-        raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=10)
+    state.check_accepting()
     return Response()
 
 
 @router.get("/load", responses={200: {"model": LoadResponse}}, response_model=None)
 async def load(request: Request) -> Response:
     """How many requests are being answered."""
-    return json_response({"server_load": server_state(request).num_in_flight})
+    return json_response({"server_load": len(server_state(request).in_flight)})
+
+
+@router.get(
+    "/metrics",
+    responses={200: {"description": "Prometheus's text format", "content": {"text/plain": {}}}},
+    response_class=Response,
+    response_model=None,
+)
+async def metrics(request: Request) -> Response:
+    """The engine's metrics for Prometheus."""
+    state = server_state(request)
+    registry = make_registry(state.engine, state.model_names[0])
+    return Response(generate_latest(registry), headers={"Content-Type": METRICS_CONTENT_TYPE})
 
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From a request's fields to the engine's parameters."""
+"""A generation request's fields to queued engine requests."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.protocol.generation import GenerationFields
 from vllm.entrypoints.openai.rendering.readings import ReadingPlan
+from vllm.entrypoints.openai.serving.engine_requests import Submission
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine.input_processor import ProcessedPrompt
 
 # Fields with the same name and meaning in SamplingParams.
 _SAME = (
@@ -32,20 +32,12 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """The parameters of each of the request's prompts.
+    """The parameters of the request's prompts. Fields left out have the model's defaults, or else vLLM's.
 
-    Args:
-        request: its fields; what it leaves out is the model's own default, or else vLLM's.
-        state: the server's.
-        plan: the tokens to read.
-        max_tokens: None = as many as the context holds.
-        logprobs: top-k to read at generated positions; None = none.
-        prompt_logprobs: top-k to read at prompt positions, where the request's own field does not say.
-
-    Raises:
-        VLLMValidationError: a value out of its range.
+    `logprobs` and `prompt_logprobs` are top-k at generated and prompt positions; without the latter, the request's own
+    field counts. Raises VLLMValidationError for a value out of its range.
     """
-    fields: dict[str, Any] = dict(state.default_sampling_params)
+    fields: dict[str, Any] = dict(state.engine.model_config.default_sampling_params)
     default_max_tokens = fields.pop("max_tokens", None)
     fields.update({name: value for name in _SAME if (value := getattr(request, name)) is not None})
     if prompt_logprobs is not None:
@@ -61,37 +53,34 @@ def sampling_params(
     )
 
 
-async def process(
+async def queue_prompts(
     state: ServerState,
     request: GenerationFields,
+    answer_id: str,
     prompts: list[Any],
     params: SamplingParams,
     *,
     add_special_tokens: bool,
     prompt_field: str = "prompt",
     max_tokens_field: str = "max_tokens",
-) -> tuple[list[ProcessedPrompt], list[SamplingParams]]:
-    """Tokenise and check all prompts of a request; one list each, in their order.
-
-    Args:
-        add_special_tokens: see InputProcessor.process_prompts.
-        prompt_field: the field that the prompts were given by, to be named if one does not fit.
-        max_tokens_field: the same for `params.max_tokens`.
+) -> Submission:
+    """Tokenise, check and queue all prompts of a request. Errors name `prompt_field` and `max_tokens_field`.
 
     Raises:
         VLLMValidationError: a prompt or parameter that cannot be honoured.
-        ApiError: a prompt with `max_tokens` beyond the context.
+        ApiError: a prompt with `max_tokens` beyond the context; no room in the queue.
+        EngineDeadError: the engine is dead.
     """
     if request.cache_salt is not None:
         prompts = [_with_salt(prompt, request.cache_salt) for prompt in prompts]
     longest = state.engine.model_config.max_model_len
     if params.truncate_prompt_tokens is None:
         for prompt in prompts:
-            # Before each of its ids is looked at.
+            # Before each id of a long prompt is checked.
             ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else prompt
             if isinstance(ids, list) and len(ids) > longest:
-                problem = f"the prompt has {len(ids)} tokens, more than the context's {longest}"
-                raise _too_long(prompt_field, f"{prompt_field}: {problem}")
+                message = f"{prompt_field}: the prompt has {len(ids)} tokens, more than the context's {longest}"
+                raise ApiError(400, message, prompt_field, "context_length_exceeded")
     processed = await state.engine.process_prompts(
         prompts, [params] * len(prompts), add_special_tokens=add_special_tokens
     )
@@ -99,18 +88,19 @@ async def process(
     for prompt in processed:
         length = len(prompt.token_ids)
         if wanted is not None and length + wanted > longest:
-            raise _too_long(
-                max_tokens_field,
+            message = (
                 f"the prompt's {length} tokens and {max_tokens_field}={wanted} are more than the context's {longest} "
-                f"tokens; leave {max_tokens_field} out to generate as many as fit",
+                f"tokens; leave {max_tokens_field} out to generate as many as fit"
             )
+            raise ApiError(400, message, max_tokens_field, "context_length_exceeded")
     check = state.engine.input_processor.process_params
-    return processed, [check(params, len(prompt.token_ids)) for prompt in processed]
+    checked = [check(params, len(prompt.token_ids)) for prompt in processed]
+    return await Submission.queue(state, answer_id, processed, checked, request.priority or 0)
 
 
 @contextmanager
 def named_as(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors name a request's own fields: SamplingParams' name -> the request's."""
+    """Rename the parameter of errors: `names` maps SamplingParams' names to the request's fields."""
     try:
         yield
     except VLLMValidationError as error:
@@ -118,11 +108,7 @@ def named_as(names: Mapping[str, str]) -> Iterator[None]:
         if name is None:
             raise
         message = error.args[0].replace(error.parameter, name, 1)
-        raise VLLMValidationError(message, parameter=name, value=error.value) from None
-
-
-def _too_long(param: str, message: str) -> ApiError:
-    return ApiError(400, message, param=param, code="context_length_exceeded")
+        raise VLLMValidationError(message, name, error.value) from None
 
 
 def _with_salt(prompt: Any, salt: str) -> Any:

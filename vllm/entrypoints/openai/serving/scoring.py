@@ -1,4 +1,4 @@
-"""POST /generative_scoring and /v1/score: how likely labels continue a query put together with each of many items."""
+"""POST /generative_scoring and /v1/score: the probabilities of labels after a query joined with items."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from vllm.entrypoints.openai.errors import json_response
-from vllm.entrypoints.openai.http.routes import RequestRoute, body_of, takes
+from vllm.entrypoints.openai.http.routes import post
 from vllm.entrypoints.openai.protocol.scoring import (
     GenerativeScoringRequest,
     GenerativeScoringResponse,
@@ -19,17 +19,15 @@ from vllm.entrypoints.openai.protocol.scoring import (
 )
 from vllm.entrypoints.openai.serving.engine_requests import request_id_of, while_connected
 from vllm.entrypoints.openai.serving.item_scores import ScoredItems, in_thread_if, score_items
-from vllm.entrypoints.openai.state import server_state
+from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import LabelScores
 
-router = APIRouter(route_class=RequestRoute)
+router = APIRouter()
 
 
-@router.post("/generative_scoring", **takes(GenerativeScoringRequest, GenerativeScoringResponse))
-async def generative_scoring(request: Request) -> Response:
-    """Score items by the probability of labels after the query and each of them."""
-    state = server_state(request)
-    body = await body_of(request, GenerativeScoringRequest)
+@post(router, "/generative_scoring", GenerativeScoringRequest, GenerativeScoringResponse)
+async def generative_scoring(request: Request, state: ServerState, body: GenerativeScoringRequest) -> Response:
+    """Score items by the probabilities of labels after the query joined with each item."""
     model = state.check_model(body.model)
     answer_id = request_id_of(request, "generative-scoring", body.request_id)
     frame = {"id": answer_id, "object": "list", "created": int(time.time()), "model": model}
@@ -47,11 +45,9 @@ async def generative_scoring(request: Request) -> Response:
     return await in_thread_if(scored.is_large, answer)
 
 
-@router.post("/v1/score", **takes(ScoringRequest, ScoringResponse))
-async def score(request: Request) -> Response:
+@post(router, "/v1/score", ScoringRequest, ScoringResponse)
+async def score(request: Request, state: ServerState, body: ScoringRequest) -> Response:
     """The same scores in SGLang's shape: a row of probabilities for each item."""
-    state = server_state(request)
-    body = await body_of(request, ScoringRequest)
     model = state.check_model(body.model)
     if isinstance(body.items, str):
         body.items = [body.items]
@@ -117,7 +113,7 @@ def _label_fields(names: list[str], scores: LabelScores, probabilities: list[flo
 
 
 def _probabilities(scores: LabelScores, among_labels: bool) -> np.ndarray:
-    """float64 [labels]. Among themselves a single label would always have 1, which says nothing."""
+    """float64 [labels]. A single label has its true probability: among labels it would always be 1."""
     return scores.probabilities if among_labels and len(scores.logprobs) > 1 else np.exp(scores.logprobs)
 
 

@@ -1,8 +1,7 @@
-"""Prompts of a scoring request: a query put together with each of its items.
+"""Prompts of a scoring request: its query joined with each of its items.
 
-Query and items are tokenised each by itself and their ids joined, so that an item's tokens do not depend on the query,
-all prompts begin with the same tokens, and a cut falls between two tokens. Where the second part would be joined to the
-first by a space, the space belongs at its beginning.
+Query and items are tokenised separately and their ids joined, so that an item's tokens do not depend on the query, all
+prompts share their first tokens, and a cut falls between two tokens. A space between the parts belongs to the second.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.entrypoints.openai.errors import ApiError
-from vllm.exceptions import VLLMValidationError, shown
+from vllm.exceptions import VLLMValidationError
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.utils.checks import check_encodable, check_list, check_token_id, check_vocabulary, wrong_type
+from vllm.utils.checks import check_encodable, check_id_sequence, check_vocabulary, wrong_type
 
 _PROBE = "a"
 
@@ -29,18 +28,16 @@ class ScoringPrompt:
 
 @dataclass(frozen=True)
 class PromptBuilder:
-    """How the prompts of a request are made.
+    """Makes the prompts of one request.
 
     Attributes:
         tokenizer: the model's; None = ids only.
-        vocab_size: bound of the ids.
-        item_first: the query follows the item.
-        add_special_tokens: put around a prompt what the tokenizer puts around a text, on those sides where it begins
-            or ends with a text. Ids are taken as they are.
+        add_special_tokens: add the tokenizer's special tokens on the sides where a prompt begins or ends with a text;
+            never around ids.
         max_len: longest prompt, in tokens.
-        max_total: tokens that all prompts together may have.
-        truncate_to: length that a longer prompt is cut to, at most `max_len`; None = it is an error. What goes is the
-            query's beginning; special tokens, the item and the query's end stay.
+        max_total: limit of tokens of all prompts together.
+        truncate_to: length to cut longer prompts to, at most `max_len`; None = too long is an error. Only the query's
+            beginning is cut: special tokens, the item and the query's end stay.
     """
 
     tokenizer: Tokenizer | None
@@ -52,19 +49,10 @@ class PromptBuilder:
     truncate_to: int | None
 
     def build(self, query: Any, items: Sequence[Any]) -> list[ScoringPrompt]:
-        """One prompt an item.
-
-        Args:
-            query: a text or a list of ids.
-            items: the same, each.
-
-        Raises:
-            VLLMValidationError: another type, or an id outside the vocabulary.
-            ApiError: an empty prompt, one that is too long, one whose item alone is, or all together are.
-        """
-        query_ids, *item_ids = self._encode(
-            [("query", query), *((f"items[{i}]", item) for i, item in enumerate(items))]
-        )
+        """One prompt per item; query and items are texts or lists of ids. Raises VLLMValidationError for other types
+        and ids outside the vocabulary, ApiError for no or too many tokens."""
+        names = ["query", *(f"items[{index}]" for index in range(len(items)))]
+        query_ids, *item_ids = self._encode(list(zip(names, [query, *items], strict=True)))
         before, after = self._special_tokens()
         prompts = []
         total = 0
@@ -74,15 +62,13 @@ class PromptBuilder:
             tail = after if isinstance(last, str) else []
             num_cut = self._num_cut(index, len(query_ids), len(ids), len(head) + len(tail))
             kept = query_ids[num_cut:]
-            # Checked here, as the query may make far more of a request than was sent.
+            # Every prompt holds the query: a short request can make very many tokens.
             total += len(head) + len(kept) + len(ids) + len(tail)
             if total > self.max_total:
-                raise ApiError(
-                    400,
-                    f"the query and {len(items)} items make more than {self.max_total} tokens together; send fewer",
-                    param="items",
-                    code="too_many_tokens",
+                message = (
+                    f"the query and {len(items)} items make more than {self.max_total} tokens together; send fewer"
                 )
+                raise ApiError(400, message, "items", "too_many_tokens")
             joined = [*ids, *kept] if self.item_first else [*kept, *ids]
             prompts.append(ScoringPrompt([*head, *joined, *tail], num_cut))
         return prompts
@@ -90,57 +76,46 @@ class PromptBuilder:
     def _num_cut(self, index: int, num_query: int, num_item: int, num_special: int) -> int:
         total = num_query + num_item + num_special
         if total == 0:
-            raise ApiError(400, f"items[{index}]: the prompt is empty", param="items", code="invalid_value")
+            raise ApiError(400, f"items[{index}]: the prompt is empty", "items", "invalid_value")
         if self.truncate_to is None:
             if total > self.max_len:
-                raise ApiError(
-                    400,
+                message = (
                     f"items[{index}] makes a prompt of {total} tokens, and the context holds {self.max_len} beside the "
-                    "labels; truncate_prompt_tokens lets the query's beginning go",
-                    param="items",
-                    code="context_length_exceeded",
+                    "labels; truncate_prompt_tokens lets the query's beginning go"
                 )
+                raise ApiError(400, message, "items", "context_length_exceeded")
             return 0
         num_cut = max(total - self.truncate_to, 0)
         if num_cut and num_cut >= num_query:
-            raise ApiError(
-                400,
+            message = (
                 f"items[{index}] has {num_item} tokens, which leaves no room for the end of the query within "
-                f"{self.truncate_to} tokens (truncate_prompt_tokens); items are never cut",
-                param="items",
-                code="context_length_exceeded",
+                f"{self.truncate_to} tokens (truncate_prompt_tokens); items are never cut"
             )
+            raise ApiError(400, message, "items", "context_length_exceeded")
         return num_cut
 
     def _encode(self, parts: list[tuple[str, Any]]) -> list[list[int]]:
-        """The ids of named parts, without special tokens around them."""
+        """The ids of named parts, without special tokens."""
         texts = []
         for name, part in parts:
             if isinstance(part, str):
                 if self.tokenizer is None:
-                    raise VLLMValidationError(
-                        f"{name} must be token ids: this server runs without a tokenizer", parameter=name, value=part
-                    )
+                    message = f"{name} must be token ids: this server runs without a tokenizer"
+                    raise VLLMValidationError(message, name, part)
                 check_encodable(name, part)
                 texts.append(part)
-        encoded = iter(
-            self.tokenizer.encode_batch(texts, add_special_tokens=False) if self.tokenizer is not None else ()
-        )
+        encoded = iter(() if self.tokenizer is None else self.tokenizer.encode_batch(texts, add_special_tokens=False))
         return [next(encoded) if isinstance(part, str) else self._check_ids(name, part) for name, part in parts]
 
     def _check_ids(self, name: str, part: Any) -> list[int]:
         if not isinstance(part, list):
             raise wrong_type(name, part, "a string or a list of token ids")
-        ids = [check_token_id(name, value) for value in check_list(name, part, "a list of token ids")]
-        if ids and min(ids) < 0:
-            raise VLLMValidationError(
-                f"{name} must not be negative, got {shown(min(ids))}", parameter=name, value=min(ids)
-            )
+        ids = check_id_sequence(name, part)
         check_vocabulary(name, ids, self.vocab_size)
         return ids
 
     def _special_tokens(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer puts before and after a text."""
+        """The ids that the tokenizer adds before and after a text."""
         if self.tokenizer is None or not self.add_special_tokens:
             return [], []
         bare = self.tokenizer.encode(_PROBE, add_special_tokens=False)

@@ -8,9 +8,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.entrypoints.chat import render_conversations
 from vllm.entrypoints.openai.errors import ApiError, json_response
-from vllm.entrypoints.openai.http.routes import RequestRoute, body_of, error_answers, takes
+from vllm.entrypoints.openai.http.routes import error_answers, post
 from vllm.entrypoints.openai.protocol.tokenization import (
     MAX_TEXT_BYTES,
     DetokenizeRequest,
@@ -19,26 +18,24 @@ from vllm.entrypoints.openai.protocol.tokenization import (
     TokenizeResponse,
     TokenizerInfo,
 )
+from vllm.entrypoints.openai.serving.chat import render
 from vllm.entrypoints.openai.serving.engine_requests import while_connected
 from vllm.entrypoints.openai.state import ServerState, server_state
-from vllm.exceptions import VLLMValidationError, shown
-from vllm.utils.checks import MAX_LIST_LENGTH, check_encodable, check_token_id, check_vocabulary, wrong_type
+from vllm.exceptions import VLLMValidationError
+from vllm.utils.checks import MAX_LIST_LENGTH, check_encodable, check_id_sequence, check_vocabulary, wrong_type
 
-router = APIRouter(route_class=RequestRoute)
+router = APIRouter()
 
-# More characters or ids than this are worked on in a thread, so that the loop goes on meanwhile.
+# More characters or ids than this are processed in a thread, to keep the event loop responsive.
 _LARGE = 4096
 
 
-@router.post("/tokenize", **takes(TokenizeRequest, TokenizeResponse))
-async def tokenize(request: Request) -> Response:
+@post(router, "/tokenize", TokenizeRequest, TokenizeResponse)
+async def tokenize(request: Request, state: ServerState, body: TokenizeRequest) -> Response:
     """The token ids of a text, or of a conversation as the chat template writes it."""
-    state = server_state(request)
-    body = await body_of(request, TokenizeRequest)
-    state.check_model(body.model)
     if body.given_field() == "messages":
         _check_length("messages", body.messages)
-        # Templates and their library may take their time.
+        # Templates and their library may be slow.
         return await while_connected(request, asyncio.to_thread(_tokenize_messages, state, body))
     text = body.prompt or ""
     check_encodable("prompt", text)
@@ -48,21 +45,15 @@ async def tokenize(request: Request) -> Response:
     return _tokenize_text(state, body, text)
 
 
-@router.post("/detokenize", **takes(DetokenizeRequest, DetokenizeResponse))
-async def detokenize(request: Request) -> Response:
+@post(router, "/detokenize", DetokenizeRequest, DetokenizeResponse)
+async def detokenize(request: Request, state: ServerState, body: DetokenizeRequest) -> Response:
     """The text of token ids."""
-    state = server_state(request)
-    body = await body_of(request, DetokenizeRequest)
-    state.check_model(body.model)
     ids = body.tokens
     if not isinstance(ids, list):
         raise wrong_type("tokens", ids, "a list of token ids")
     if len(ids) > MAX_LIST_LENGTH:
-        raise VLLMValidationError(
-            f"tokens has {len(ids)} entries, more than the limit of {MAX_LIST_LENGTH}",
-            parameter="tokens",
-            value=len(ids),
-        )
+        message = f"tokens has {len(ids)} entries, more than the limit of {MAX_LIST_LENGTH}"
+        raise VLLMValidationError(message, "tokens", len(ids))
     if len(ids) > _LARGE:
         return await while_connected(request, asyncio.to_thread(_detokenize, state, ids))
     return _detokenize(state, ids)
@@ -94,15 +85,7 @@ def _tokenize_text(state: ServerState, body: TokenizeRequest, text: str) -> Resp
 
 
 def _tokenize_messages(state: ServerState, body: TokenizeRequest) -> Response:
-    begins_answer = body.add_generation_prompt
-    (prompt,) = render_conversations(
-        body.messages,
-        state.tokenizer,
-        chat_template=state.chat_template_of(body.chat_template),
-        add_generation_prompt=not body.continue_final_message if begins_answer is None else begins_answer,
-        continue_final_message=bool(body.continue_final_message),
-        chat_template_kwargs=body.chat_template_kwargs,
-    )
+    prompt = render(state, body)
     if body.add_special_tokens:
         return _answer(state, body, state.tokenizer.encode(prompt["prompt"]))
     return _answer(state, body, prompt["prompt_token_ids"])
@@ -113,23 +96,13 @@ def _answer(state: ServerState, body: TokenizeRequest, ids: list[int]) -> Respon
     if body.return_token_strs:
         strs = [token or "" for token in state.tokenizer.convert_ids_to_tokens(ids)]
         texts = state.tokenizer.decode_tokens(ids)
-    return json_response(
-        {
-            "count": len(ids),
-            "max_model_len": state.engine.model_config.max_model_len,
-            "tokens": ids,
-            "token_strs": strs,
-            "token_texts": texts,
-        }
-    )
+    max_len = state.engine.model_config.max_model_len
+    fields = {"count": len(ids), "max_model_len": max_len, "tokens": ids, "token_strs": strs, "token_texts": texts}
+    return json_response(fields)
 
 
 def _detokenize(state: ServerState, ids: list[Any]) -> Response:
-    tokens = [check_token_id("tokens", value) for value in ids]
-    if tokens and min(tokens) < 0:
-        raise VLLMValidationError(
-            f"tokens must not be negative, got {shown(min(tokens))}", parameter="tokens", value=min(tokens)
-        )
+    tokens = check_id_sequence("tokens", ids)
     check_vocabulary("tokens", tokens, state.engine.model_config.vocab_size)
     return json_response({"prompt": state.tokenizer.decode(tokens, skip_special_tokens=False)})
 
@@ -137,16 +110,12 @@ def _detokenize(state: ServerState, ids: list[Any]) -> Response:
 def _check_length(field: str, value: Any) -> None:
     num_bytes = _num_bytes(value)
     if num_bytes > MAX_TEXT_BYTES:
-        raise ApiError(
-            400,
-            f"{field} has {num_bytes} bytes of text, more than the limit of {MAX_TEXT_BYTES}",
-            param=field,
-            code="text_too_long",
-        )
+        message = f"{field} has {num_bytes} bytes of text, more than the limit of {MAX_TEXT_BYTES}"
+        raise ApiError(400, message, field, "text_too_long")
 
 
 def _num_bytes(value: Any) -> int:
-    """Of all texts in a JSON value, in UTF-8."""
+    """Bytes in UTF-8 of all texts in a JSON value."""
     total, rest = 0, [value]
     while rest:
         each = rest.pop()

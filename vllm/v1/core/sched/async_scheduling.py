@@ -1,9 +1,5 @@
-"""Steps that begin while the one before them runs, before its tokens are known.
-
-A request that draws a token in a step in flight counts it as pending: the next step computes it, wherever its value
-comes from, and draws the one after it. If the token turns out to have ended the request, what the next step makes of it
-is dropped. Where a step needs more than the number of tokens, it waits: see `can_schedule_ahead`.
-"""
+"""Steps that begin while the one before them runs, before its tokens are known: these are pending, and the next step
+computes them. If such a token ended its request, the next step's result for the request is discarded."""
 
 from __future__ import annotations
 
@@ -18,36 +14,31 @@ from vllm.v1.request import Request, RequestStatus
 
 @dataclass
 class StepInFlight:
-    """A step whose results are not here yet. Until they are, its requests may end, and their ids go to others."""
+    """A step without results yet. Meanwhile its requests may end, and their ids may be reused."""
 
     scheduled: SchedulerOutput
     requests: dict[str, Request]
-    drawing: list[Request]  # those that draw a token in it
-    num_ended: int  # requests that the scheduler had ended by then
+    drawing: list[Request]  # those that draw a token in the step
+    num_ended: int  # scheduler.num_ended when the step began
 
     def stale_ids(self, scheduler: Scheduler) -> set[str]:
-        """Ids of its requests that have ended since."""
+        """Ids of the step's requests that have ended since."""
         if self.num_ended == scheduler.num_ended:
             return set()
-        return {
-            request_id
-            for request_id, request in self.requests.items()
-            if scheduler.requests.get(request_id) is not request
-        }
+        return {name for name, request in self.requests.items() if scheduler.requests.get(name) is not request}
 
     def is_over(self, scheduler: Scheduler) -> bool:
-        """Whether all its requests have ended."""
         return len(self.stale_ids(scheduler)) == len(self.requests)
 
 
 def can_schedule_ahead(scheduler: Scheduler) -> bool:
-    """Whether a step can be scheduled while another one is in flight: no request of it is processed on the host by
-    tokens that are not known yet, and none has to be preempted, for which all its tokens must be known."""
+    """Whether a step can be scheduled while another one is in flight: no request needs unknown tokens on the host, or
+    would be preempted, for which all its tokens must be known."""
     if any(request.num_pending_tokens and request.needs_known_tokens for request in scheduler.running):
         return False
     kv, budget = scheduler.kv, scheduler.config.max_num_batched_tokens
     num_free = kv.pool.num_free
-    # Each request begins at most one block more than its share of the budget fills.
+    # A quick bound: each request begins at most one block more than its share of the budget fills.
     if num_free >= budget // kv.block_size + len(scheduler.running):
         return True
     for request in scheduler.running:
@@ -58,7 +49,7 @@ def can_schedule_ahead(scheduler: Scheduler) -> bool:
 
 
 def dispatch(scheduler: Scheduler, scheduled: SchedulerOutput) -> StepInFlight:
-    """The step just scheduled runs: note whose tokens are pending."""
+    """Begin the scheduled step: mark the tokens that it draws as pending."""
     requests = {request_id: scheduler.requests[request_id] for request_id in scheduled.num_scheduled_tokens}
     drawing = [
         request
@@ -71,7 +62,7 @@ def dispatch(scheduler: Scheduler, scheduled: SchedulerOutput) -> StepInFlight:
 
 
 def complete(scheduler: Scheduler, step: StepInFlight, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
-    """Take the step's results."""
+    """Process the step's results."""
     for request in step.drawing:
         request.num_pending_tokens -= 1
     stale = step.stale_ids(scheduler)
@@ -84,9 +75,9 @@ def complete(scheduler: Scheduler, step: StepInFlight, output: ModelRunnerOutput
 
 
 def discard(scheduler: Scheduler, step: StepInFlight) -> None:
-    """The step failed."""
+    """The step failed: end its requests."""
     stale = step.stale_ids(scheduler)
     scheduler.discard_step(step.scheduled, stale)
     if stale:
-        # Those have given their blocks back already, and what the step was to write into them may not be there.
+        # Their blocks are free already, and may lack what the step was to write.
         scheduler.kv.pool.forget_evictable()

@@ -1,4 +1,4 @@
-"""The border between the scheduler and the workers: what one step does."""
+"""What the scheduler tells the workers to do in a step."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class NewRequestData:
     """A request that gets a slot in this step: newly admitted, or resumed after a preemption."""
 
     req_id: str
-    prefill_token_ids: list[int]  # the prompt, and what was generated before a preemption
+    prefill_token_ids: list[int]  # the prompt, and the tokens generated before a preemption
     num_prompt_tokens: int
     sampling_params: SamplingParams
     block_ids: list[int]  # all blocks owned so far, cached prefix first
-    num_computed_tokens: int  # tokens whose KV stands in those blocks, or is written there by this very step
+    num_computed_tokens: int  # tokens whose KV is in those blocks, or is written there by this step
     next_prompt_row: int | None = None  # first prompt position whose logits are still to be read, if any
 
 
 @dataclass
 class CachedRequestData:
-    """Requests that own a slot already, in batch order."""
+    """Requests that have a slot already, in batch order."""
 
     req_ids: list[str] = field(default_factory=list)
     new_block_ids: list[list[int]] = field(default_factory=list)  # appended in this step, often none
@@ -35,7 +35,7 @@ class SharedTokens(NamedTuple):
     """Tokens that two requests have at the same positions, which a step computes once."""
 
     owner: str  # id of the request that computes them
-    sharer: str  # id of the other, whose block they are written to as well
+    sharer: str  # id of the other, into whose block they are written, too
     start: int  # their first position
     num_tokens: int
 
@@ -50,16 +50,15 @@ class SchedulerOutput:
     total_num_scheduled_tokens: int
     finished_req_ids: list[str]  # ended since the last step: their slots are free
     preempted_req_ids: list[str]  # lost slot and blocks in this step; they come back as NewRequestData
-    # Copies that come before anything else of the step: to the host's memory, then between blocks, then from the host.
+    # Copies at the start of the step: to the host's memory, then between blocks, then from the host.
     swap_out: list[tuple[int, int]] = field(default_factory=list)  # (device block, host block), each at most once
     # (block, its copy), the copies distinct. All blocks are read before a copy is written.
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, device block), the latter distinct
-    # Keys and values that the step computes for one request and writes for another, too.
     shared_tokens: list[SharedTokens] = field(default_factory=list)
 
     def begun_at(self) -> Iterator[tuple[str, int]]:
-        """Each request of the step, and how many of its tokens had been computed before."""
+        """Each request of the step, and how many of its tokens were computed before."""
         cached = self.scheduled_cached_reqs
         yield from zip(cached.req_ids, cached.num_computed_tokens, strict=True)
         for new in self.scheduled_new_reqs:

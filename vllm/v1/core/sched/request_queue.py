@@ -3,110 +3,44 @@
 from __future__ import annotations
 
 import heapq
-import itertools
-from collections import OrderedDict
-from typing import Protocol
 
 from vllm.v1.request import Request
 
 
-class RequestQueue(Protocol):
-    """What the scheduler needs of a queue."""
+class RequestQueue:
+    """Requests by arrival, or, with `by_priority`, by Request.sort_key. A preempted one gets its old place again."""
+
+    def __init__(self, by_priority: bool) -> None:
+        self._by_priority = by_priority
+        self._heap: list[tuple[int, float, int]] = []  # keys, which end with the request's arrival_index
+        self._members: dict[int, Request] = {}  # by arrival_index
 
     def add(self, request: Request) -> None:
-        """Put a newly arrived request where it belongs."""
-
-    def put_back(self, request: Request) -> None:
-        """Put back a request that was preempted: before those that have not run."""
-
-    def peek(self) -> Request:
-        """The request whose turn it is."""
-
-    def pop(self) -> Request:
-        """Take it out."""
-
-    def remove(self, request: Request) -> None:
-        """Take out any request."""
-
-    def __len__(self) -> int: ...
-
-
-class FCFSQueue:
-    """First come, first served."""
-
-    def __init__(self) -> None:
-        self._requests: OrderedDict[str, Request] = OrderedDict()
-
-    def add(self, request: Request) -> None:
-        """At the end."""
-        self._requests[request.request_id] = request
-
-    def put_back(self, request: Request) -> None:
-        """At the front."""
-        self._requests[request.request_id] = request
-        self._requests.move_to_end(request.request_id, last=False)
+        """Add a request that has arrived or was preempted."""
+        self._members[request.arrival_index] = request
+        heapq.heappush(self._heap, request.sort_key() if self._by_priority else (0, 0.0, request.arrival_index))
 
     def peek(self) -> Request:
-        """The first."""
-        return next(iter(self._requests.values()))
-
-    def pop(self) -> Request:
-        """Take out the first."""
-        return self._requests.popitem(last=False)[1]
-
-    def remove(self, request: Request) -> None:
-        """Take out any."""
-        del self._requests[request.request_id]
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-
-class PriorityQueue:
-    """Lowest priority value first, ties by arrival; a preempted request takes its old place again."""
-
-    def __init__(self) -> None:
-        # By number, not by id: an entry of a request that left stays in the heap while its id may come back.
-        self._heap: list[tuple[tuple[int, float, int], int]] = []
-        self._members: dict[int, Request] = {}
-        self._number_of: dict[str, int] = {}
-        self._numbers = itertools.count()
-
-    def add(self, request: Request) -> None:
-        """By its sort key."""
-        number = next(self._numbers)
-        self._members[number] = request
-        self._number_of[request.request_id] = number
-        heapq.heappush(self._heap, (request.sort_key(), number))
-
-    put_back = add
-
-    def peek(self) -> Request:
-        """The one with the lowest key."""
-        # Removed requests stay in the heap until they surface, or outnumber the others.
-        while self._heap[0][1] not in self._members:
+        """The next request."""
+        # Removed requests stay in the heap until they are its first entry, or outnumber the others.
+        while self._heap[0][-1] not in self._members:
             heapq.heappop(self._heap)
-        return self._members[self._heap[0][1]]
+        return self._members[self._heap[0][-1]]
 
     def pop(self) -> Request:
-        """Take it out."""
+        """Remove and return the next request."""
         request = self.peek()
         heapq.heappop(self._heap)
         self.remove(request)
         return request
 
     def remove(self, request: Request) -> None:
-        """Take out any."""
-        del self._members[self._number_of.pop(request.request_id)]
-        # The work is that of the removals since the last time.
+        """Remove any request."""
+        del self._members[request.arrival_index]
+        # In amortised constant time: the removals since the last time pay for it.
         if len(self._heap) > 2 * len(self._members):
-            self._heap = [entry for entry in self._heap if entry[1] in self._members]
+            self._heap = [key for key in self._heap if key[-1] in self._members]
             heapq.heapify(self._heap)
 
     def __len__(self) -> int:
         return len(self._members)
-
-
-def make_queue(policy: str) -> RequestQueue:
-    """The queue of a scheduling policy, "fcfs" or "priority"."""
-    return PriorityQueue() if policy == "priority" else FCFSQueue()

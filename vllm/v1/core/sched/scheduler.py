@@ -11,7 +11,7 @@ from vllm.config import CacheConfig, SchedulerConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
-from vllm.v1.core.sched.request_queue import make_queue
+from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -19,7 +19,7 @@ from vllm.v1.request import Request, RequestStatus
 
 @dataclass
 class SchedulerStats:
-    """A look at the scheduler between two steps."""
+    """Counts of the scheduler between two steps."""
 
     num_running: int
     num_waiting: int
@@ -35,23 +35,13 @@ class SchedulerStats:
 class Scheduler:
     """Continuous batching under a token budget, with chunked prefill, prefix caching and preemption.
 
-    A preempted request starts again, with what the cache still has of it, on the device or in the host's memory.
-
-    It knows tokens, blocks and budgets. A step serves running requests first, in the order of their admission
-    (so a prompt that is being prefilled over several steps, always the last one admitted, comes after the
-    decodes), then admits waiting ones while slots, budget and blocks last. No request is admitted in a step
-    that preempts one: a block registered in the cache by a request that then loses its place is therefore
-    shared by nobody.
+    A step serves running requests first, in the order of their admission (so a prompt that is prefilled over several
+    steps, always the last one admitted, comes after the decodes), then admits waiting ones while slots, budget and
+    blocks last. No request is admitted in a step that preempts one: so no request shares a block that a preempted one
+    registered in the same step. A preempted request starts again, with what the cache still has of it.
     """
 
     def __init__(self, scheduler_config: SchedulerConfig, cache_config: CacheConfig, max_model_len: int) -> None:
-        """
-        Raises:
-            ValueError: cache_config.num_blocks is not set, or chunked prefill is off and a prompt of
-                max_model_len does not fit in a step.
-        """
-        if cache_config.num_blocks is None:
-            raise ValueError("num_blocks must be set before the scheduler is built")
         if not scheduler_config.enable_chunked_prefill and scheduler_config.max_num_batched_tokens < max_model_len:
             raise ValueError(
                 f"max_num_batched_tokens must be at least max_model_len={max_model_len} when chunked prefill "
@@ -59,61 +49,43 @@ class Scheduler:
             )
         self.config = scheduler_config
         self.max_model_len = max_model_len
-        self.kv = KVCacheManager(
-            cache_config.num_blocks,
-            cache_config.block_size,
-            cache_config.enable_prefix_caching,
-            cache_config.max_idle_tokens,
-            cache_config.num_host_blocks,
-            cache_config.shares_parts_of_blocks,
-        )
+        self.kv = KVCacheManager(cache_config)
         self.requests: dict[str, Request] = {}
-        self.waiting = make_queue(scheduler_config.policy)
+        self._by_priority = scheduler_config.policy == "priority"
+        self.waiting = RequestQueue(self._by_priority)
         self.running: list[Request] = []
         self.num_preemptions = 0
-        self.num_ended = 0  # requests, in whatever way
+        self.num_ended = 0  # requests that ended, for any reason
         self._finished_req_ids: list[str] = []
         self._arrivals = itertools.count()
 
-    # -- requests --------------------------------------------------------------------------------------------
-
     def add_request(self, request: Request) -> None:
-        """Queue a request.
-
-        Raises:
-            ValueError: the id is in use, or the prompt is empty or longer than max_model_len.
-            VLLMValidationError: the prompt and max_tokens together need more blocks than the pool has (so
-                that a lone request never runs dry).
-        """
+        """Queue a request. ValueError: the id is in use, the prompt is empty or longer than max_model_len, or
+        (VLLMValidationError) the prompt and max_tokens together need more blocks than the pool has."""
         if request.request_id in self.requests:
             raise ValueError(f"request_id {request.request_id!r} is in use by an unfinished request")
         if not 0 < request.num_tokens < self.max_model_len + 1:
-            raise ValueError(
-                f"request {request.request_id!r}: the prompt must have 1 to {self.max_model_len} tokens, "
-                f"got {request.num_tokens}"
-            )
-        # The last generated token is never fed back, so it needs no place.
+            limits = f"the prompt must have 1 to {self.max_model_len} tokens, got {request.num_tokens}"
+            raise ValueError(f"request {request.request_id!r}: {limits}")
+        # The last generated token is never computed, so it needs no place.
         longest = min(request.num_tokens + max(request.max_tokens, 1) - 1, self.max_model_len)
-        block_size, num_blocks = self.kv.block_size, self.kv.pool.num_blocks
-        if longest > num_blocks * block_size:
-            raise VLLMValidationError(
-                f"request {request.request_id!r} may need {longest} tokens of KV cache "
-                f"(prompt {request.num_tokens}, max_tokens {request.max_tokens}), "
-                f"but the cache holds {num_blocks * block_size}",
-                parameter="max_tokens",
-                value=request.max_tokens,
+        capacity = self.kv.pool.num_blocks * self.kv.block_size
+        if longest > capacity:
+            message = (
+                f"request {request.request_id!r} may need {longest} tokens of KV cache (prompt {request.num_tokens}, "
+                f"max_tokens {request.max_tokens}), but the cache holds {capacity}"
             )
+            raise VLLMValidationError(message, "max_tokens", request.max_tokens)
         request.arrival_index = next(self._arrivals)
         request.length_limit = min(request.max_tokens, self.max_model_len - request.num_prompt_tokens)
         self.requests[request.request_id] = request
         self.waiting.add(request)
 
     def has_request(self, request_id: str) -> bool:
-        """Whether the request is waiting or running."""
         return request_id in self.requests
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """Forget requests in any state; ids that are not there are ignored."""
+        """Forget requests in any state; unknown ids are ignored."""
         aborted_running = False
         for request_id in list(request_ids):
             request = self.requests.get(request_id)
@@ -128,12 +100,7 @@ class Scheduler:
             self._drop_finished_from_running()
 
     def has_unfinished_requests(self) -> bool:
-        """Whether anything is waiting or running."""
         return bool(self.requests)
-
-    def get_num_unfinished_requests(self) -> int:
-        """How many are waiting or running."""
-        return len(self.requests)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached blocks; False, and nothing done, while requests run, unless these are to begin anew
@@ -147,38 +114,32 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Counts for logs and metrics."""
-        cache = self.kv.stats
         return SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
             kv_cache_usage=self.kv.usage,
-            num_prefix_queried_tokens=cache.num_queried_tokens,
-            num_prefix_hit_tokens=cache.num_hit_tokens,
             num_preemptions=self.num_preemptions,
-            num_swapped_out_blocks=cache.num_swapped_out_blocks,
-            num_swapped_in_blocks=cache.num_swapped_in_blocks,
             host_cache_usage=0.0 if self.kv.host is None else self.kv.host.usage,
+            **vars(self.kv.stats),
         )
 
-    # -- one step --------------------------------------------------------------------------------------------
-
     def schedule(self) -> SchedulerOutput:
-        """Choose the next step. Its tokens count as computed from here on."""
+        """Choose the next step. Its tokens count as computed from now on."""
         step = SchedulerOutput([], CachedRequestData(), {}, 0, self._finished_req_ids, [])
         self._finished_req_ids = []
+        self.kv.begin_step(step)
         self._schedule_running(step)
         if not step.preempted_req_ids:
             self._admit_waiting(step)
-        self.kv.finish_step(step)
+        self.kv.finish_step()
         return step
 
     def _schedule_running(self, step: SchedulerOutput) -> None:
         budget = self.config.max_num_batched_tokens
-        cached, scheduled, running, grow = (
-            step.scheduled_cached_reqs, step.num_scheduled_tokens, self.running, self.kv.grow
-        )  # fmt: skip
+        cached, scheduled = step.scheduled_cached_reqs, step.num_scheduled_tokens
+        running, grow = self.running, self.kv.grow
         index = 0
-        # Preemption shortens the list while it is walked.
+        # Preemption shortens the list during the loop.
         while index < len(running) and budget > 0:
             request = running[index]
             num_computed = request.num_computed_tokens
@@ -186,14 +147,14 @@ class Scheduler:
             if request.num_pending_tokens or num_new <= 0:
                 num_new = request.num_tokens_to_compute - num_computed
                 if num_new <= 0:
-                    # The step in flight is its last.
+                    # Its last step is in flight.
                     index += 1
                     continue
             if num_new > budget:
                 num_new = budget
             added = grow(request, num_new)
             if added is None:
-                victim = self._choose_victim()
+                victim = max(running, key=Request.sort_key) if self._by_priority else running[-1]
                 position = running.index(victim)
                 budget += self._preempt(victim, step)
                 if position < index:
@@ -208,13 +169,8 @@ class Scheduler:
             index += 1
         step.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget
 
-    def _choose_victim(self) -> Request:
-        if self.config.policy == "priority":
-            return max(self.running, key=Request.sort_key)
-        return self.running[-1]
-
     def _preempt(self, victim: Request, step: SchedulerOutput) -> int:
-        """Take the victim's slot and blocks; returns the tokens that it had been given in this step."""
+        """Free the victim's slot and blocks; returns the tokens that were scheduled for it in this step."""
         request_id = victim.request_id
         num_scheduled = step.num_scheduled_tokens.pop(request_id, 0)
         if num_scheduled:
@@ -222,15 +178,14 @@ class Scheduler:
             where = cached.req_ids.index(request_id)
             for column in (cached.req_ids, cached.new_block_ids, cached.num_computed_tokens):
                 del column[where]  # type: ignore[attr-defined]
-            begun_at = victim.num_computed_tokens - num_scheduled
-            self.kv.forget_content(self.kv.blocks_filled_by(victim, begun_at))
+            self.kv.forget_step(victim, victim.num_computed_tokens - num_scheduled)
         self.running.remove(victim)
         self.kv.free(victim)
         victim.status = RequestStatus.WAITING
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.put_back(victim)
+        self.waiting.add(victim)
         step.preempted_req_ids.append(request_id)
         return num_scheduled
 
@@ -272,7 +227,7 @@ class Scheduler:
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> list[EngineCoreOutput]:
-        """Take a step's results: append tokens, end what is done, slice the readings."""
+        """Process a step's results: append tokens, end finished requests, slice the readings."""
         outputs: list[EngineCoreOutput] = []
         any_finished = False
         logprobs = model_runner_output.logprobs
@@ -310,7 +265,7 @@ class Scheduler:
             request = self.requests.get(request_id)
             if request is not None:
                 outputs.append(EngineCoreOutput(request_id, [], finish_reason="error", error=message))
-                # What the broken request wrote may be as broken as its logits.
+                # Its keys and values may be as corrupted as its logits.
                 self.kv.forget_broken_content(self.kv.blocks_of(request_id))
                 self._end(request)
                 any_finished = True
@@ -319,31 +274,31 @@ class Scheduler:
         return outputs
 
     def _add_prompt_logprobs(self, output: EngineCoreOutput, step: ModelRunnerOutput) -> None:
-        """Move what the step read of the request's prompt to its output."""
+        """Move the step's readings of the request's prompt to its output."""
         output.prompt_logprobs = step.prompt_logprobs.pop(output.request_id, None)
         if output.prompt_logprobs is not None:
             count = sum(rows.rows.stop - rows.rows.start for rows in output.prompt_logprobs)
             self.requests[output.request_id].note_prompt_rows_read(count)
 
     def discard_step(self, scheduler_output: SchedulerOutput, stale: Collection[str] = ()) -> list[str]:
-        """The step failed: end its requests, but for the `stale` ids, which have gone over to others, and forget what
-        it would have written. Returns their ids."""
+        """The step failed: end its requests, except for `stale` ids, which other requests may have now, and forget what
+        it was to write. Returns the ids of the ended requests."""
         lost = []
         self.kv.forget_swaps(scheduler_output.swap_out, scheduler_output.swap_in)
         for request_id, begun_at in scheduler_output.begun_at():
             request = self.requests.get(request_id)
             if request is None or request_id in stale:
                 continue
-            self.kv.forget_content(self.kv.blocks_filled_by(request, begun_at))
+            self.kv.forget_step(request, begun_at)
             self._end(request)
             lost.append(request_id)
         self._drop_finished_from_running()
-        # The workers may not have got as far as freeing these; freeing a slot twice is harmless.
+        # The workers may not have freed these slots yet; freeing one twice is harmless.
         self._finished_req_ids += scheduler_output.finished_req_ids + scheduler_output.preempted_req_ids
         return lost
 
     def _check_stop(self, request: Request, token_id: int, output: EngineCoreOutput) -> None:
-        """Fill in why the request ends with this token, if it does (min_tokens may keep it going)."""
+        """Set the finish reason if the request ends with this token (not before min_tokens)."""
         if request.num_output_tokens >= request.min_tokens:
             if token_id in request.eos_token_ids:
                 output.finish_reason = "stop"

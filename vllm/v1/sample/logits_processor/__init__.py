@@ -1,10 +1,13 @@
 """Custom logits processors: the interface, the adapter for single requests, and how classes are found."""
 
-from vllm.v1.sample.logits_processor.adapter import AdapterLogitsProcessor, RequestProcessorsFailed
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor, MoveDirectionality
 from vllm.v1.sample.logits_processor.loading import LOGITSPROCS_GROUP, load_logits_processors, validate_params
-from vllm.v1.sample.logits_processor.request import RequestLogitsProcessor
+from vllm.v1.sample.logits_processor.request import (
+    AdapterLogitsProcessor,
+    RequestLogitsProcessor,
+    RequestProcessorsFailed,
+)
 
 __all__ = [
     "LOGITSPROCS_GROUP",

@@ -1,4 +1,4 @@
-"""A helper for processors that keep one entry for each request they care about."""
+"""A helper for processors that keep one entry a request."""
 
 from __future__ import annotations
 
@@ -16,16 +16,8 @@ def process_dict_updates(
     batch_update: BatchUpdate | None,
     new_state: Callable[[SamplingParams, list[int] | None, list[int]], T | None],
 ) -> bool:
-    """Carry a batch update over to a dict of index -> entry.
-
-    Args:
-        req_entries: changed in place.
-        batch_update: None = nothing to do.
-        new_state: the entry of an added request from its parameters, prompt and output token ids; None = no entry.
-
-    Returns:
-        Whether anything in `req_entries` changed.
-    """
+    """Apply a batch update (None: nothing to do) to a dict of index -> entry, in place; whether anything in it changed.
+    `new_state` gives an added request's entry from its parameters, prompt and output token ids; None = no entry."""
     if batch_update is None:
         return False
     changed = False
@@ -43,7 +35,7 @@ def process_dict_updates(
 
 
 def _place(entries: dict[int, T], index: int, entry: T | None) -> bool:
-    """Put the entry at the index, over whatever was there; whether that changed anything."""
+    """Replace the entry at the index; returns whether that changed anything."""
     before = entries.pop(index, None)
     if entry is not None:
         entries[index] = entry

@@ -1,4 +1,4 @@
-"""What a custom logits processor is, and how it is told about the batch."""
+"""The interface of custom logits processors, and the updates of the batch that they receive."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import torch
 
+from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
 
 
 class MoveDirectionality(Enum):
@@ -28,65 +25,46 @@ class MoveDirectionality(Enum):
 RemovedRequest = int
 """The index that a request left."""
 AddedRequest = tuple[int, SamplingParams, list[int] | None, list[int]]
-"""Index, parameters, prompt token ids, and the output token ids: the request's own list, to which every token that
-it generates is appended."""
+"""Index, parameters, prompt token ids, and the output token ids: the request's own list, which grows with every token
+that it generates."""
 MovedRequest = tuple[int, int, MoveDirectionality]
 """The indices a and b, and the direction."""
 
 
 @dataclass(frozen=True)
 class BatchUpdate:
-    """How the batch differs from the last step's. To be followed in this order: removed, added, moved.
+    """How the batch differs from the last step's. To be followed in this order: removed, added, moved. An added request
+    may take the index of a finished one; the index is then not among `removed`."""
 
-    An added request may take the index of one that is gone; the index is then not among `removed`.
-    """
-
-    batch_size: int  # requests in the batch when all of this is done; their indices are 0 to batch_size - 1
+    batch_size: int  # requests in the batch after the update; their indices are 0 to batch_size - 1
     removed: Sequence[RemovedRequest]
     added: Sequence[AddedRequest]
     moved: Sequence[MovedRequest]
 
 
 class LogitsProcessor(ABC):
-    """Changes the logits of a whole batch, once a step. One instance serves all requests of an engine.
-
-    Every step first calls `update_state`, then `apply`.
-    """
+    """Changes the logits of a whole batch, once a step. One instance serves all requests of an engine. Every step first
+    calls `update_state`, then `apply`."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:  # noqa: B027
-        """
-        Args:
-            vllm_config: the engine's configuration.
-            device: where `apply` gets its logits.
-            is_pin_memory: whether tensors that are uploaded to the device should be made in pinned memory.
-        """
+        """`device` is that of the logits in `apply`; with `is_pin_memory`, tensors to be uploaded to it should be in
+        pinned memory."""
 
     @classmethod  # noqa: B027
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Check a request's parameters before it is queued.
-
-        Raises:
-            ValueError: they cannot be honoured. The caller of the engine sees it as a VLLMValidationError.
-        """
+        """Check a request's parameters before it is queued. Raises ValueError when they cannot be honoured, which the
+        engine raises as a VLLMValidationError."""
 
     @abstractmethod
     def is_argmax_invariant(self) -> bool:
-        """Whether `apply` never changes which token of a row is the most likely. Asked once, when the engine starts.
-
-        Such a processor runs after min_p, does not affect greedy requests, and is skipped when all are greedy.
-        """
+        """Whether `apply` never changes which token of a row is the most likely. Called once, when the engine starts.
+        Such a processor runs after min_p, does not affect greedy requests, and is skipped when all are greedy."""
 
     @abstractmethod
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Learn what changed in the batch; None: nothing. Called in every step, also when `apply` is skipped."""
+        """Follow the batch's changes; None: nothing changed. Called in every step, also when `apply` is skipped."""
 
     @abstractmethod
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Process.
-
-        Args:
-            logits: float32 [batch_size, V]; row i is of the request at index i. May be changed in place.
-
-        Returns:
-            The logits in the same shape: the argument, or a new tensor.
-        """
+        """Process float32 [batch_size, V]; row i is of the request at index i. Returns the argument, changed in place,
+        or a new tensor of its shape."""

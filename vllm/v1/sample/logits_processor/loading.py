@@ -1,4 +1,4 @@
-"""Finding the processor classes that an engine shall use."""
+"""Loads an engine's custom processor classes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,12 @@ from vllm.v1.sample.logits_processor.interface import LogitsProcessor
 from vllm.v1.sample.logits_processor.request import processor_name
 
 LOGITSPROCS_GROUP = "vllm.logits_processors"
-"""Installed packages name their processors under this entry-point group, and every engine uses them."""
+"""Entry-point group under which installed packages name processors; every engine uses them."""
 
 
 def load_logits_processors(specs: Sequence[str | type] | None = None) -> list[type[LogitsProcessor]]:
-    """The classes of installed packages, then those of `specs`, each once.
-
-    Args:
-        specs: each a subclass of LogitsProcessor, or where to find one: "module.path:ClassName".
-
-    Raises:
-        ValueError: one cannot be loaded; the message names it and the reason.
-    """
+    """The classes of installed packages, then those of `specs` (subclasses of LogitsProcessor, or
+    "module.path:ClassName"), each once. ValueError: one cannot be loaded; the message names it and the reason."""
     if isinstance(specs, (str, type)) or not isinstance(specs or (), Iterable):
         raise ValueError(f"logits_processors must be a list of classes or of 'module.path:ClassName', got {specs!r}")
     installed = sorted(entry_points(group=LOGITSPROCS_GROUP), key=lambda entry: (entry.name, entry.value))
@@ -34,11 +28,7 @@ def load_logits_processors(specs: Sequence[str | type] | None = None) -> list[ty
 
 
 def validate_params(classes: Iterable[type[LogitsProcessor]], params: SamplingParams) -> None:
-    """Ask every class whether it can honour a request's parameters.
-
-    Raises:
-        VLLMValidationError: one of them cannot.
-    """
+    """Raises VLLMValidationError when one of the classes cannot honour a request's parameters."""
     for cls in classes:
         try:
             cls.validate_params(params)
@@ -47,19 +37,17 @@ def validate_params(classes: Iterable[type[LogitsProcessor]], params: SamplingPa
         except ValueError as error:
             raise VLLMValidationError(str(error)) from error
         except Exception as error:
+            subject = f"logits processor {processor_name(cls)}"
             raise VLLMValidationError(
-                f"logits processor {processor_name(cls)} could not check the parameters: "
-                f"{type(error).__name__}: {error}"
+                f"{subject} could not check the parameters: {type(error).__name__}: {error}"
             ) from error
 
 
 def _load_spec(spec: Any) -> type[LogitsProcessor]:
-    if not isinstance(spec, str):
-        return _checked(f"logits processor {spec!r}", spec)
     subject = f"logits processor {spec!r}"
-    module, colon, attribute = spec.partition(":")
-    if not (module and colon and attribute):
-        raise ValueError(f"{subject}: must have the form 'module.path:ClassName'")
+    if not isinstance(spec, str):
+        return _checked(subject, spec)
+    module, _, attribute = spec.partition(":")
     return _resolve(subject, module, attribute)
 
 
@@ -68,12 +56,12 @@ def _load_entry_point(entry: EntryPoint) -> type[LogitsProcessor]:
     # Not entry.module: what it raises for another form differs from Python to Python.
     form = entry.pattern.match(entry.value)
     module, attribute = form.group("module", "attr") if form else (None, None)
-    if not (module and attribute):
-        raise ValueError(f"{subject}: must have the form 'module.path:ClassName'")
     return _resolve(subject, module, attribute)
 
 
-def _resolve(subject: str, module_name: str, attribute: str) -> type[LogitsProcessor]:
+def _resolve(subject: str, module_name: str | None, attribute: str | None) -> type[LogitsProcessor]:
+    if not (module_name and attribute):
+        raise ValueError(f"{subject}: must have the form 'module.path:ClassName'")
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:

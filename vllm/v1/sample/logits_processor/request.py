@@ -1,13 +1,18 @@
-"""Processors of single requests: callables over one row of logits."""
+"""Processors of single requests: callables over one row of logits, and their adapter to the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from vllm.config import VllmConfig
+from vllm.sampling_params import SamplingParams
 from vllm.utils.checks import num_arguments
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 
 RequestLogitsProcessor = (
     Callable[[list[int], torch.Tensor], torch.Tensor] | Callable[[list[int], list[int], torch.Tensor], torch.Tensor]
@@ -20,35 +25,22 @@ class WrongResultError(ValueError):
 
 
 class BoundProcessor:
-    """A callable with the token ids of the request that it works for."""
+    """A callable with its request's token ids."""
 
     def __init__(self, processor: Callable[..., Any], prompt_ids: list[int] | None, output_ids: list[int]) -> None:
-        """
-        Args:
-            processor: takes (logits [1, V]), (output_ids, logits [V]) or (prompt_ids, output_ids, logits [V]); returns
-                the processed logits, or None when it has changed them in place.
-            output_ids: is handed on as it is, so it should grow with the request.
-
-        Raises:
-            TypeError: it takes other arguments.
-        """
+        """`processor` takes (logits [1, V]), (output_ids, logits [V]) or (prompt_ids, output_ids, logits [V]), else
+        TypeError is raised; it returns the processed logits, or None when it has changed them in place. `output_ids` is
+        passed on as the same object, so it should grow with the request."""
+        self.name = processor_name(processor)
         count = num_arguments(processor)
         if count not in (1, 2, 3):
-            raise TypeError(
-                f"{processor_name(processor)} must take (output_ids, logits) or (prompt_ids, output_ids, logits)"
-            )
-        self.name = processor_name(processor)
+            raise TypeError(f"{self.name} must take (output_ids, logits) or (prompt_ids, output_ids, logits)")
         self._processor = processor
         self._token_ids = ((), (output_ids,), (prompt_ids, output_ids))[count - 1]
         self._takes_matrix = count == 1
 
     def apply(self, row: torch.Tensor) -> None:
-        """Process float32 [V] in place.
-
-        Raises:
-            WrongResultError: the callable returned something else than logits.
-            Exception: whatever it raised.
-        """
+        """Process float32 [V] in place. Raises WrongResultError, or what the callable raised."""
         given = row[None] if self._takes_matrix else row
         result = self._processor(*self._token_ids, given)
         if result is not None and result is not given:
@@ -57,10 +49,7 @@ class BoundProcessor:
 
 
 def check_result(result: Any, given: torch.Tensor) -> None:
-    """
-    Raises:
-        WrongResultError: what a processor returned is not a tensor like the one it was given.
-    """
+    """Raises WrongResultError when what a processor returned is not a tensor like the one that it was given."""
     if not isinstance(result, torch.Tensor):
         raise WrongResultError(f"{type(result).__name__}, not a tensor")
     if result.shape != given.shape:
@@ -72,12 +61,80 @@ def check_result(result: Any, given: torch.Tensor) -> None:
 
 
 def processor_name(processor: Any) -> str:
-    """What a function, a class or an instance is called in messages."""
+    """The name of a function, a class or an instance's class, for messages."""
     return getattr(processor, "__name__", type(processor).__name__)
 
 
 def failure_message(name: str, error: Exception) -> str:
-    """What a user reads when a processor fails."""
+    """The user's message when a processor fails."""
     if isinstance(error, WrongResultError):
         return f"logits processor {name} returned {error}"
     return f"logits processor {name} raised {type(error).__name__}: {error}"
+
+
+class RequestProcessorsFailed(Exception):
+    """Processors of some requests raised, `errors` by index in the batch; all others have run, in place."""
+
+    def __init__(self, errors: dict[int, Exception]) -> None:
+        super().__init__("; ".join(f"index {i}: {type(error).__name__}: {error}" for i, error in errors.items()))
+        self.errors = errors
+
+
+class AdapterLogitsProcessor(LogitsProcessor):
+    """Runs a separate processor for each request. A subclass defines `new_req_logits_processor` and
+    `is_argmax_invariant`; its constructor, if any, must call this class's."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+        super().__init__(vllm_config, device, is_pin_memory)
+        self.req_info: dict[int, BoundProcessor] = {}  # index -> the request's processor and its token ids
+
+    @abstractmethod
+    def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
+        """The processor of a request that joins the batch; None when its logits stay as they are. An exception from
+        here, like one from the processor, ends this request alone."""
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        process_dict_updates(self.req_info, batch_update, self._bind)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """As LogitsProcessor's. Raises RequestProcessorsFailed when some of the requests' processors did."""
+        errors = self.apply_to_rows({index: logits[index] for index in self.req_info})
+        if errors:
+            raise RequestProcessorsFailed(errors)
+        return logits
+
+    def apply_to_rows(self, rows: Mapping[int, torch.Tensor]) -> dict[int, Exception]:
+        """Process in place single rows of the batch, index -> float32 [V]; rows without a processor stay as they are.
+        Returns what the requests' processors raised, by index."""
+        errors: dict[int, Exception] = {}
+        for index, row in rows.items():
+            processor = self.req_info.get(index)
+            try:
+                if processor is not None:
+                    processor.apply(row)
+            except Exception as error:
+                errors[index] = error
+        return errors
+
+    @property
+    def acts_by_row(self) -> bool:
+        """Whether `apply` is not overridden, so that `apply_to_rows` may replace it."""
+        return type(self).apply is AdapterLogitsProcessor.apply
+
+    def _bind(
+        self, params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
+    ) -> BoundProcessor | None:
+        try:
+            processor = self.new_req_logits_processor(params)
+            return None if processor is None else BoundProcessor(processor, prompt_ids, output_ids)
+        except Exception as error:
+            return _failing(error)
+
+
+def _failing(error: Exception) -> BoundProcessor:
+    """Replaces a processor that could not be created: its request fails, and the others keep their indices."""
+
+    def fail(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    return BoundProcessor(fail, None, [])

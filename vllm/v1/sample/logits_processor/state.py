@@ -8,16 +8,11 @@ from typing import Protocol
 import numpy as np
 
 from vllm.sampling_params import SamplingParams
-from vllm.v1.sample.logits_processor.interface import (
-    AddedRequest,
-    BatchUpdate,
-    MoveDirectionality,
-    MovedRequest,
-)
+from vllm.v1.sample.logits_processor.interface import AddedRequest, BatchUpdate, MoveDirectionality, MovedRequest
 
 
 class SlotTokens(Protocol):
-    """What is needed of the runner's request states: the token ids of each slot S and how many there are."""
+    """What is used of the runner's RequestStates, by slot."""
 
     prompt_len: np.ndarray  # int32 [S]
     total_len: np.ndarray  # int32 [S]
@@ -25,7 +20,7 @@ class SlotTokens(Protocol):
 
 
 class TokenLists:
-    """The token ids of a slot's request as lists. `output` stays one object, which whoever holds it sees grow."""
+    """The token ids of a slot's request as lists. `output` stays one object, which grows."""
 
     def __init__(self, slot: int, states: SlotTokens) -> None:
         self._slot = slot
@@ -50,12 +45,9 @@ class _Row:
 
 
 class PersistentBatch:
-    """Derives a batch without gaps from the runner's slots.
-
-    A request joins at the first step in which it samples. It keeps its index until it is removed or moved: new
-    requests take the indices of removed ones, the lowest first; what is left open then is filled with the last rows.
-    One that does not sample in a step stays where it is.
-    """
+    """Derives a batch without gaps from the runner's slots. A request joins at the first step in which it samples. It
+    keeps its index until it is removed or moved: new requests take the indices of removed ones, the lowest first; the
+    rest are filled with the last rows. A request that does not sample in a step keeps its index."""
 
     def __init__(self) -> None:
         self._rows: list[_Row | None] = []  # by index; None only between a removal and the next update
@@ -64,15 +56,13 @@ class PersistentBatch:
         self._freed: list[int] = []
 
     def __len__(self) -> int:
-        """Requests in the batch, as of the last update."""
         return len(self._rows)
 
     def add_request(self, slot: int, params: SamplingParams) -> None:
-        """A request took the slot; it joins when it first samples."""
+        """The request takes `slot`; it joins when it first samples."""
         self._waiting[slot] = params
 
     def remove_request(self, slot: int) -> None:
-        """The slot's request has finished or was preempted."""
         self._waiting.pop(slot, None)
         index = self._index_of_slot.pop(slot, None)
         if index is not None:
@@ -80,27 +70,20 @@ class PersistentBatch:
             self._freed.append(index)
 
     def restart(self) -> None:
-        """Begin again with an empty batch; every request in it joins anew."""
+        """Empty the batch; every request in it joins again."""
         self._waiting.update({row.slot: row.params for row in self._rows if row is not None})
         self._rows.clear()
         self._index_of_slot.clear()
         self._freed.clear()
 
     def indices(self, slots: np.ndarray) -> np.ndarray:
-        """int64 [R]: where the requests of these slots (int [R], all joined) are."""
+        """int64 [R]: the indices of the requests in these slots (int [R], all joined)."""
         index_of = self._index_of_slot
         return np.fromiter((index_of[slot] for slot in slots.tolist()), dtype=np.int64, count=len(slots))
 
     def update(self, slots: np.ndarray, states: SlotTokens) -> BatchUpdate | None:
-        """Bring the batch, and all output lists, to a step.
-
-        Args:
-            slots: int [R], of the requests that sample in it.
-            states: their token ids and lengths.
-
-        Returns:
-            What changed since the last step; None when nothing did.
-        """
+        """Advance the batch, and all output lists, to a step in which `slots` (int [R]) sample. Returns what changed
+        since the last step; None when nothing did."""
         for row in self._rows:
             if row is not None:
                 row.tokens.sync(states)

@@ -1,1 +1,1 @@
-"""The V2 model runner. It runs the CPU, too: the name is where readers of upstream look for it."""
+"""The V2 model runner, for CUDA and the CPU; the name is upstream's."""

@@ -1,4 +1,4 @@
-"""Slot tables: written on the host a row at a time, read by device code, joined by one upload a step."""
+"""Slot tables with a host and a device copy, joined by one upload a step, and other uploads."""
 
 from __future__ import annotations
 
@@ -6,29 +6,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 class StagedTensor:
-    """A table with one row a slot, in two places.
-
-    `np` is the host's array, where rows are staged and where vectorised decisions are read; `tensor` is what
-    device code reads. On CPU both are the same memory, so staging is the write. On CUDA `apply_staged_writes`
-    uploads every row staged since the last call, in one copy that does not wait.
-    """
+    """A table with one row a slot: `np` on the host, where rows are staged, and `tensor` for device code. On CPU both
+    are the same memory. On CUDA `apply_staged_writes` uploads every row staged since the last call, in one copy that
+    does not wait."""
 
     def __init__(
-        self,
-        shape: int | tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device | str,
-        fill: float | int = 0,
+        self, shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.device | str, fill: float | int = 0
     ) -> None:
-        """
-        Args:
-            shape: [S] or [S, W]: slots first.
-            dtype: of the elements; one that numpy has too.
-            fill: the value of every element until its row is staged.
-        """
+        """`shape` is S, [S] or [S, W], slots first; `fill` is the value of rows not staged yet."""
         self.device = torch.device(device)
         self._dtype = dtype
         self._fill = fill
@@ -41,13 +30,12 @@ class StagedTensor:
     def _shared(self) -> bool:
         return self.device.type == "cpu"
 
-    def _filled(self, shape: tuple[int, ...]) -> torch.Tensor:
+    def _filled(self, shape: tuple[int, ...]) -> Tensor:
         # zeros is calloc: rows that no request ever uses then cost no memory.
-        if self._fill == 0:
-            return torch.zeros(shape, dtype=self._dtype)
-        return torch.full(shape, self._fill, dtype=self._dtype)
+        host = torch.zeros(shape, dtype=self._dtype)
+        return host.fill_(self._fill) if self._fill else host
 
-    def _set_host(self, host: torch.Tensor) -> None:
+    def _set_host(self, host: Tensor) -> None:
         self._host = host
         self.np: np.ndarray = host.numpy()
 
@@ -58,16 +46,15 @@ class StagedTensor:
             self._dirty.add(row)
 
     def ensure_width(self, width: int) -> None:
-        """Make a [S, W] table at least `width` columns wide, at least doubling it when it grows. Old columns
-        keep their contents; new ones hold the fill value. `np` and `tensor` are new objects afterwards."""
+        """Make a [S, W] table at least `width` columns wide, at least doubling it when it grows; new columns hold the
+        fill value. `np` and `tensor` are new objects afterwards."""
         rows, old = self.np.shape
         if width <= old:
             return
         wider = self._filled((rows, max(width, 2 * old)))
         wider[:, :old] = self._host
         self._set_host(wider)
-        # The device's copy starts from the host's, staged rows included.
-        self.tensor = upload(self.np, self.device)
+        self.tensor = upload(self.np, self.device)  # staged rows included
         self._dirty.clear()
 
     def apply_staged_writes(self) -> None:
@@ -76,22 +63,24 @@ class StagedTensor:
             return
         rows = np.fromiter(self._dirty, dtype=np.int64, count=len(self._dirty))
         self._dirty.clear()
-        indices = upload(rows, self.device)
-        self.tensor.index_copy_(0, indices, upload(self.np[rows], self.device))
+        self.tensor.index_copy_(0, upload(rows, self.device), upload(self.np[rows], self.device))
+
+    def of(self, slots: np.ndarray) -> Tensor:
+        """The rows of `slots` (int [R]) on the device: [R] or [R, W]."""
+        return self.tensor[upload(slots, self.device)]
 
 
-def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """The array as a tensor on `device`, without waiting for the copy: CPU shares the memory, CUDA goes
-    through a pinned copy, so that the caller may reuse the array at once."""
+def upload(array: np.ndarray, device: torch.device) -> Tensor:
+    """The array on `device`, without waiting. On CPU it shares the memory; for CUDA it is copied to pinned memory
+    first, so that the caller may reuse it at once."""
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def upload_all(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """The arrays as tensors on `device`, as `upload` does it but, on CUDA, in one copy; arrays of a smaller dtype come
-    after those of a larger one, so that each is aligned."""
+def upload_all(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:
+    """As `upload`, but in one copy on CUDA. For alignment, arrays of larger dtypes must come first."""
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     sizes = [array.nbytes for array in arrays]
@@ -103,10 +92,9 @@ def upload_all(arrays: list[np.ndarray], device: torch.device) -> list[torch.Ten
     ]
 
 
-def upload_into(target: torch.Tensor, array: np.ndarray) -> None:
+def upload_into(target: Tensor, array: np.ndarray) -> None:
     """Copy the array into a tensor of its shape and dtype, without waiting."""
     source = torch.from_numpy(array)
-    if target.device.type == "cpu":
-        target.copy_(source)
-    else:
-        target.copy_(source.pin_memory(), non_blocking=True)
+    if target.device.type != "cpu":
+        source = source.pin_memory()
+    target.copy_(source, non_blocking=True)

@@ -1,4 +1,4 @@
-"""What only CUDA has: a stream that copies results beside the one that computes, and graphs."""
+"""CUDA alone: a stream that copies results to the host, and graphs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
@@ -15,21 +16,21 @@ Result = TypeVar("Result")
 
 
 class HostCopies:
-    """Copies results to pinned host memory on a stream of its own. The host waits only for what it takes."""
+    """Copies results to pinned host memory on a stream of its own. The host waits only for the copy that it takes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
     def start(self, output: SamplerOutput) -> Callable[[], SamplerOutput]:
-        """Copy what the current stream computes; the returned call waits for the copy and gives it."""
+        """Copy what the current stream computes; the returned function waits for the copy and returns it."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             copy = output.moved(_to_pinned)
             done = self._stream.record_event()
 
         def take(source: SamplerOutput = output) -> SamplerOutput:
-            # `source` is kept until then: its memory belongs to the stream that computes, which could give it away.
+            # `source` keeps its memory from being reused by the computing stream until the copy is done.
             done.synchronize()
             # Users may keep readings for long, and pinned memory is for the next step.
             return copy.moved(torch.clone)
@@ -37,12 +38,12 @@ class HostCopies:
         return take
 
     def fence(self) -> None:
-        """Let what comes next on the current stream begin when all copies are done: it may write what they read."""
+        """Make later work on the current stream wait for all copies: it may overwrite what they read."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 class GraphRecorder:
-    """Records graphs that share their memory, so that one alone may run at a time."""
+    """Captures graphs that share their memory: only one may run at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -50,15 +51,9 @@ class GraphRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, function: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        """Record what `function` does to the device.
-
-        Args:
-            function: works on tensors that stay where they are; is called twice.
-
-        Returns:
-            what the second call returned, and the replay, on the current stream, that writes it anew.
-        """
-        # Kernels are compiled, and libraries set up, where that is allowed.
+        """Capture the device work of `function`, which is called twice, on tensors that stay in place. Returns the
+        captured call's result, and the replay, on the current stream, that writes it again."""
+        # The first call compiles kernels and sets up libraries, which a capture does not allow.
         function()
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
@@ -73,18 +68,18 @@ class GraphRecorder:
 
 
 def host_copies(device: torch.device) -> HostCopies | None:
-    """What brings results to the host; None: they are there."""
+    """None on the CPU, where results are on the host."""
     return HostCopies(device) if device.type == "cuda" else None
 
 
 def graph_recorder(device: torch.device) -> GraphRecorder | None:
-    """What records graphs; None: the device has none."""
+    """None on the CPU, which has no graphs."""
     return GraphRecorder(device) if device.type == "cuda" else None
 
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """An engine that was given up holds graphs and memory, whose end in the middle of a capture could end that, too."""
+    """Collecting a discarded engine frees graphs and memory, which could break a capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -94,7 +89,7 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _to_pinned(tensor: torch.Tensor) -> torch.Tensor:
-    # The host's allocator hands the memory out again only when the copy is done.
+def _to_pinned(tensor: Tensor) -> Tensor:
+    # The pinned allocator reuses the memory only when the copy is done.
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)

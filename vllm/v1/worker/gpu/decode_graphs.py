@@ -1,105 +1,92 @@
-"""Decode steps on CUDA, recorded for a ladder of batch sizes and replayed: one launch a step."""
+"""Decode steps on CUDA, captured for a ladder of batch sizes and replayed: one launch for the model, and one for the
+head, the draw and the readings where all rows are greedy and unprocessed."""
 
 from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vllm.attention.metadata import AttentionMetadata
+from vllm.attention.backend import AttentionMetadata
 from vllm.logger import init_logger
+from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.buffer_utils import upload_into
+from vllm.v1.worker.gpu.cuda import GraphRecorder
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.states import RequestStates
+from vllm.v1.worker.gpu.sample.logprob import fill_columns, greedy_readings
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.sampler import Sampler
+from vllm.v1.worker.gpu.sample.states import Reads
+from vllm.v1.worker.gpu.states import BlockTables, KVCaches, RequestStates
 
 logger = init_logger(__name__)
 
 # With more rows the kernels take longer than their launches.
 _MAX_ROWS = 512
 
+# Widths are rounded up to these; larger ones are not replayed.
+_NUM_TOPK = (0, 8, 32)
+_NUM_TOKEN_IDS = (0, 8, 32, 128)
 
-class Recorder(Protocol):
-    """See GraphRecorder."""
-
-    def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]: ...
+_Sampled = tuple[Tensor, Tensor, LogprobsTensors | None]  # token ids int32 [B], health float32 [B], readings
 
 
 def ladder(max_rows: int) -> list[int]:
-    """Batch sizes to record, ascending, the last one `max_rows` or what is worth it."""
+    """Batch sizes to capture, ascending, up to `max_rows` or the largest that gains by it."""
     most = min(max_rows, _MAX_ROWS)
     return sorted({size for size in (1, 2, 4, *range(8, 256, 8), *range(256, most, 16)) if size < most} | {most})
 
 
 class DecodeStep:
-    """A recorded step of B requests, one token each.
-
-    Attributes:
-        size: B.
-        hidden: [B, H], final hidden states.
-        slots: int64 [B], by row; behind the last slot for rows that are padding.
-    """
+    """A captured step of B = `size` requests, one token each."""
 
     def __init__(self, size: int, block_table: Tensor) -> None:
-        """
-        Args:
-            block_table: int32 [B, most blocks of a request].
-        """
         self.size = size
         # Positions, KV cache slots, the requests' slots, token ids, lengths; rows begin at multiples of 16 bytes.
         self.inputs = block_table.new_zeros((5, -(-size // 4) * 4))
-        self.block_table = block_table
+        self.block_table = block_table  # int32 [B, most blocks of a request]
         self.query_start_loc = torch.arange(size + 1, dtype=torch.int32, device=block_table.device)
-        self.hidden: Tensor
-        self.slots: Tensor
+        self.hidden: Tensor  # [B, H], final hidden states
+        self.slots: Tensor  # int64 [B], by row; one past the last slot for padding rows
         self.replay: Callable[[], None]
 
 
 class DecodeGraphs:
-    """The model's forward pass for steps of requests that compute one token each, as RecordedDecode is on the CPU.
-
-    A step is padded to the next size of the ladder. Rows that are padding are requests of one token that live in a KV
-    block of their own, so no kernel need know of them. The largest size is recorded first, and the others use its
-    memory again.
-    """
+    """The model's forward pass for steps of requests that compute one token each, as RecordedDecode is on the CPU. A
+    step is padded to the next size of the ladder. Padding rows are requests of one token in a KV block of their own, so
+    kernels need no mask. The largest size is captured first, and the others reuse its memory."""
 
     def __init__(
         self,
         model: Any,
-        kv_caches: list[tuple[Tensor, Tensor]],
+        kv_caches: KVCaches,
         states: RequestStates,
+        block_tables: BlockTables,
         sizes: list[int],
         scratch_block: int,
-        block_size: int,
-        max_num_blocks: int,
         max_seq_len: int,
     ) -> None:
-        """
-        Args:
-            kv_caches: of each layer; the graphs keep their addresses.
-            sizes: of batches, ascending.
-            scratch_block: a KV block that no request has.
-            max_num_blocks: the most that a request can have.
-            max_seq_len: longer contexts are not replayed.
-        """
+        """Graphs keep the addresses of `kv_caches`; batch `sizes` are ascending; no request has `scratch_block`;
+        contexts longer than `max_seq_len` are not replayed."""
         self._model = model
         self._kv_caches = kv_caches
         self._states = states
         self._sizes = sizes
         self._scratch_block = scratch_block
         self._max_seq_len = max_seq_len
-        self._padding = np.array([0, scratch_block * block_size, states.max_num_reqs, 0, 1], dtype=np.int32)[:, None]
-        shape = (sizes[-1], max_num_blocks)
+        scratch_slot = scratch_block * block_tables.block_size
+        self._padding = np.array([0, scratch_slot, states.max_num_reqs, 0, 1], dtype=np.int32)[:, None]
+        shape = (sizes[-1], block_tables.table.shape[1])
         self._block_table = torch.full(shape, scratch_block, dtype=torch.int32, device=states.device)
         self._steps: dict[int, DecodeStep] = {}
 
-    def record(self, recorder: Recorder) -> None:
-        """Record every size."""
+    def record(self, recorder: GraphRecorder) -> None:
         start = time.monotonic()
         for size in reversed(self._sizes):
             step = DecodeStep(size, self._block_table[:size])
@@ -128,23 +115,15 @@ class DecodeGraphs:
         return batch.is_decode and len(batch.req_ids) <= self._sizes[-1] and batch.max_seq_len <= self._max_seq_len
 
     def step_for(self, batch: InputBatch) -> DecodeStep:
-        """The step that `batch` is padded to."""
         return self._steps[self._sizes[bisect.bisect_left(self._sizes, len(batch.req_ids))]]
 
-    def __call__(self, batch: InputBatch, states: RequestStates) -> Tensor:
+    def __call__(self, batch: InputBatch) -> Tensor:
         """Final hidden states, [T, H]; valid until the next step."""
         step, num_rows = self.step_for(batch), len(batch.req_ids)
         inputs = np.empty(step.inputs.shape, dtype=np.int32)
         inputs[:, num_rows:] = self._padding
-        columns = (
-            batch.positions_np,
-            batch.slot_mapping_np,
-            batch.idx_mapping_np,
-            batch.input_ids_np,
-            batch.seq_lens_np,
-        )
-        for row, column in zip(inputs, columns, strict=True):
-            row[:num_rows] = column
+        inputs[:2, :num_rows] = batch.positions_np, batch.slot_mapping_np
+        inputs[2:, :num_rows] = batch.idx_mapping_np, batch.input_ids_np, batch.seq_lens_np
         upload_into(step.inputs, inputs)
         num_blocks = batch.block_table_np.shape[1]
         blocks = np.full((step.size, num_blocks), self._scratch_block, dtype=np.int32)
@@ -152,3 +131,75 @@ class DecodeGraphs:
         upload_into(step.block_table[:, :num_blocks], blocks)
         step.replay()
         return step.hidden[:num_rows]
+
+
+class Widths(NamedTuple):
+    """What a step reads beside the sampled tokens."""
+
+    reads: bool  # anything at all
+    num_topk: int
+    num_token_ids: int
+
+
+class GreedyGraphs:
+    """One graph for each batch size and width, captured at its first use."""
+
+    def __init__(self, model: Any, sampler: Sampler, states: RequestStates, recorder: GraphRecorder) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._states = states
+        self._recorder = recorder
+        self._graphs: dict[tuple[int, Widths], tuple[_Sampled, Callable[[], None]]] = {}
+        self._lists: Tensor | None = None
+
+    def widths(self, slots: np.ndarray) -> Widths | None:
+        """What these slots (int64 [R]) read, rounded up; None: the step cannot be replayed."""
+        sampler, own = self._sampler, self._sampler.states
+        reads = own.reads[slots]
+        if (reads & Reads.ENTROPY).any() or not sampler.is_plain(slots, self._states).all():
+            return None
+        num_topk = _round_up(int(own.num_topk[slots].max()), _NUM_TOPK)
+        num_token_ids = _round_up(sampler.token_ids.max_num_token_ids(slots), _NUM_TOKEN_IDS)
+        if num_topk is None or num_token_ids is None:
+            return None
+        return Widths(bool(reads.any()), min(num_topk, own.vocab_size), num_token_ids)
+
+    def __call__(self, step: DecodeStep, slots: np.ndarray, widths: Widths) -> SamplerOutput:
+        """Sample what `step` has just computed for `slots`, and keep the tokens on the device for the next step. The
+        results are valid until the next step."""
+        if self._lists is not self._sampler.token_ids.token_ids.tensor:
+            # The lists have moved to a wider table, and graphs read from fixed addresses.
+            self._lists = self._sampler.token_ids.token_ids.tensor
+            self._graphs = {key: graph for key, graph in self._graphs.items() if not key[1].num_token_ids}
+        key = step.size, widths
+        if key not in self._graphs:
+            self._graphs[key] = self._recorder.record(lambda: self._run(step, widths))
+        (token_ids, health, readings), replay = self._graphs[key]
+        replay()
+        num_rows = len(slots)
+        output = SamplerOutput(token_ids[:num_rows], health[:num_rows])
+        if readings is not None:
+            reads = self._sampler.states.reads[slots] > 0
+            rows = range(num_rows) if reads.all() else np.where(reads, np.arange(num_rows), -1).tolist()
+            output.logprobs.append((rows, readings.moved(lambda tensor: tensor[:num_rows])))
+        return output
+
+    def _run(self, step: DecodeStep, widths: Widths) -> _Sampled:
+        logits, sampler = self._model.compute_logits(step.hidden), self._sampler
+        readings: LogprobsTensors | None = None
+        if widths.reads:
+            # Padding reads what the last slot reads.
+            slots = step.slots.clamp(max=self._states.max_num_reqs - 1)
+            columns = fill_columns(logits, widths.num_topk, sampler.token_ids, slots, widths.num_token_ids)
+            token_ids, readings = greedy_readings(logits, columns, vocab=sampler.vocab)
+            health = readings.lse
+        else:
+            token_ids, health = sampler.vocab.most_likely(logits)
+        if self._states.last_sampled is not None:
+            self._states.keep_sampled(step.slots, token_ids)
+        return token_ids, health, readings
+
+
+def _round_up(value: int, steps: Sequence[int]) -> int | None:
+    """The first of `steps` (ascending) that is no less; None: there is none."""
+    return next((step for step in steps if step >= value), None)

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
+from torch import Tensor
 
-from vllm.attention.metadata import AttentionMetadata
-from vllm.v1.core.sched.output import SharedTokens
-from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.attention.backend import AttentionMetadata
+from vllm.v1.core.sched.output import SchedulerOutput, SharedTokens
 from vllm.v1.worker.gpu.buffer_utils import upload_all
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsState, PromptRows
-from vllm.v1.worker.gpu.states import UNKNOWN, RequestStates
+from vllm.v1.worker.gpu.states import UNKNOWN, BlockTables, RequestStates
 
 
 @dataclass
@@ -30,36 +29,45 @@ class PromptBatch:
 @dataclass
 class InputBatch:
     """R requests, T tokens, M rows of final hidden states, L logits rows (the requests whose known tokens all have KV
-    after this step, and that want a token or readings then)."""
+    after this step, and that need a token or readings then)."""
 
     req_ids: list[str]
     idx_mapping_np: np.ndarray  # int64 [R], row -> slot
     num_scheduled_np: np.ndarray  # int32 [R]
-    input_ids_np: np.ndarray  # int32 [T], UNKNOWN where the device alone has the token
+    seq_lens_np: np.ndarray  # int32 [R], tokens with KV after the step
+    query_start_loc_np: np.ndarray  # int32 [R + 1]
     token_slots_np: np.ndarray  # int64 [T], the slot of each token's request
     positions_np: np.ndarray  # int64 [T]
     slot_mapping_np: np.ndarray  # int64 [T], KV cache slots
-    block_table_np: np.ndarray  # int32 [R, blocks of the longest request]
-    query_start_loc_np: np.ndarray  # int32 [R + 1]
-    seq_lens_np: np.ndarray  # int32 [R]
-    hidden_rows_np: np.ndarray  # int64 [M], increasing: tokens whose final hidden state is wanted
-    logits_rows_np: np.ndarray | None  # int64 [L], rows of the hidden states; None = all
-    sampling_rows_np: np.ndarray  # int64 [L], batch row of each logits row
-    silent_rows_np: np.ndarray  # int64, batch rows that are complete, too, but want no logits
-    prompts: PromptBatch | None  # None: no request reads its prompt
+    input_ids_np: np.ndarray  # int32 [T], UNKNOWN where only the device has the token
     max_query_len: int
     max_seq_len: int
-    # Tokens whose keys and values are written once more, and the KV cache slots of that, both int64 [S]; None: none.
+    block_table_np: np.ndarray  # int32 [R, blocks of the longest request]
+    sampling_rows_np: np.ndarray  # int64 [L], batch row of each logits row
+    silent_rows_np: np.ndarray  # int64, batch rows that are complete, too, but need no logits
+    hidden_rows_np: np.ndarray  # int64 [M], increasing: tokens whose final hidden state is needed
+    logits_rows_np: np.ndarray | None = None  # int64 [L], rows of the hidden states; None = all
+    prompts: PromptBatch | None = None  # None: no request reads its prompt
+    # Tokens whose keys and values are written a second time, and the KV cache slots for that, both int64 [S].
     shared_np: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def is_decode(self) -> bool:
-        """Whether each request computes one token of its own, and its final hidden state is wanted."""
+        """Whether each request computes one token of its own, and its final hidden state is needed."""
         is_short = self.max_query_len == 1 and self.shared_np is None
         return is_short and len(self.hidden_rows_np) == len(self.input_ids_np)
 
+    @property
+    def num_computed_np(self) -> np.ndarray:
+        """int32 [R], tokens with KV before the step."""
+        return self.seq_lens_np - self.num_scheduled_np
+
+    @property
+    def origins_np(self) -> np.ndarray:
+        """int32 [R]: a request's token at position p is the step's token `origin + p`."""
+        return self.query_start_loc_np[:-1] - self.num_computed_np
+
     def to_device(self, states: RequestStates) -> ModelInputs:
-        """What the model reads, in one upload."""
         wide = [self.positions_np, self.slot_mapping_np, self.hidden_rows_np]
         narrow = [self.input_ids_np, self.query_start_loc_np, self.seq_lens_np, self.block_table_np]
         is_unknown = states.last_sampled is not None and (self.input_ids_np == UNKNOWN).any()
@@ -68,140 +76,103 @@ class InputBatch:
         tensors = upload_all(wide + narrow, states.device)
         positions, slot_mapping, hidden_rows, *token_slots = tensors[: len(wide)]
         input_ids, query_start_loc, seq_lens, block_table = tensors[len(wide) :]
-        shared: tuple[torch.Tensor, torch.Tensor] | None = None
+        shared: tuple[Tensor, Tensor] | None = None
         if self.shared_np is not None:
             tokens, other_slots = upload_all(list(self.shared_np), states.device)
             shared = tokens, other_slots
+        attn = AttentionMetadata(
+            slot_mapping=slot_mapping,
+            block_table=block_table,
+            query_start_loc=query_start_loc,
+            seq_lens=seq_lens,
+            max_query_len=self.max_query_len,
+            max_seq_len=self.max_seq_len,
+            shared=shared,
+        )
         return ModelInputs(
-            states.known(input_ids, *token_slots) if is_unknown else input_ids,
-            positions,
-            AttentionMetadata(
-                slot_mapping=slot_mapping,
-                block_table=block_table,
-                query_start_loc=query_start_loc,
-                seq_lens=seq_lens,
-                max_query_len=self.max_query_len,
-                max_seq_len=self.max_seq_len,
-                shared=shared,
-            ),
-            hidden_rows,
+            states.known(input_ids, *token_slots) if is_unknown else input_ids, positions, attn, hidden_rows
         )
 
 
 class ModelInputs(NamedTuple):
     """A batch on the device: T tokens, M rows of final hidden states."""
 
-    input_ids: torch.Tensor  # int32 [T]
-    positions: torch.Tensor  # int64 [T]
+    input_ids: Tensor  # int32 [T]
+    positions: Tensor  # int64 [T]
     attn: AttentionMetadata
-    hidden_rows: torch.Tensor  # int64 [M]
-
-
-class _Layout(NamedTuple):
-    """Where a step's tokens belong: R requests, T tokens."""
-
-    slots: np.ndarray  # int64 [R]
-    computed: np.ndarray  # int32 [R], tokens with KV before the step
-    seq_lens: np.ndarray  # int32 [R], and after it
-    query_start_loc: np.ndarray  # int32 [R + 1]
-    token_slots: np.ndarray  # int64 [T]
-    positions: np.ndarray  # int64 [T]
-    slot_mapping: np.ndarray  # int64 [T], KV cache slots
+    hidden_rows: Tensor  # int64 [M]
 
 
 def build_input_batch(
-    num_scheduled_tokens: dict[str, int],
-    states: RequestStates,
-    block_tables: BlockTables,
-    prompt_logprobs: PromptLogprobsState,
-    shared_tokens: Sequence[SharedTokens] = (),
+    step: SchedulerOutput, states: RequestStates, block_tables: BlockTables, prompt_logprobs: PromptLogprobsState
 ) -> InputBatch:
-    """Gather a step's inputs from the slots. Everything is vectorised over the step; nothing is built row by row."""
-    req_ids = list(num_scheduled_tokens)
+    """Gather a step's inputs from the slots, vectorised over the step: nothing is built row by row."""
+    req_ids = list(step.num_scheduled_tokens)
     slots = np.fromiter(map(states.req_id_to_slot.__getitem__, req_ids), dtype=np.int64, count=len(req_ids))
-    counts = np.fromiter(num_scheduled_tokens.values(), dtype=np.int32, count=len(req_ids))
-    layout = _lay_out(slots, counts, states, block_tables)
-
-    complete = layout.seq_lens == states.total_len[slots]
-    sampling_rows = np.flatnonzero(complete & states.reads_next[slots])
-    hidden_rows = layout.query_start_loc[1:][sampling_rows].astype(np.int64) - 1
-    logits_rows: np.ndarray | None = None
-    prompts: PromptBatch | None = None
-    if not prompt_logprobs.is_idle:
-        kept = prompt_logprobs.keeps_hidden(layout.token_slots, layout.positions)
-        wanted = kept.copy()
-        wanted[hidden_rows] = True
-        row_of_token = np.cumsum(wanted) - 1
-        logits_rows, hidden_rows = row_of_token[hidden_rows], np.flatnonzero(wanted)
-        prompts = PromptBatch(
-            cached=_cached_rows(prompt_logprobs, block_tables, layout),
-            computed=_computed_rows(prompt_logprobs, layout, row_of_token),
-            kept_rows=row_of_token[kept],
-            kept_slots=layout.slot_mapping[kept],
-        )
-
-    max_seq_len = int(layout.seq_lens.max(initial=0))
-    return InputBatch(
+    counts = np.fromiter(step.num_scheduled_tokens.values(), dtype=np.int32, count=len(req_ids))
+    query_start_loc = np.zeros(len(slots) + 1, dtype=np.int32)
+    np.cumsum(counts, out=query_start_loc[1:])
+    computed = states.num_computed_tokens[slots]
+    seq_lens = computed + counts
+    max_seq_len = int(seq_lens.max(initial=0))
+    token_slots = np.repeat(slots, counts)
+    # Position = tokens already computed + index within the request's share of this step.
+    positions = np.arange(query_start_loc[-1], dtype=np.int64) + np.repeat(computed - query_start_loc[:-1], counts)
+    complete, reads_next = seq_lens == states.total_len[slots], states.reads_next[slots]
+    sampling_rows = np.flatnonzero(complete & reads_next)
+    batch = InputBatch(
         req_ids=req_ids,
         idx_mapping_np=slots,
         num_scheduled_np=counts,
-        input_ids_np=states.token_ids[layout.token_slots, layout.positions],
-        token_slots_np=layout.token_slots,
-        positions_np=layout.positions,
-        slot_mapping_np=layout.slot_mapping,
-        block_table_np=block_tables.gather(slots, max_seq_len),
-        query_start_loc_np=layout.query_start_loc,
-        seq_lens_np=layout.seq_lens,
-        hidden_rows_np=hidden_rows,
-        logits_rows_np=logits_rows,
-        sampling_rows_np=sampling_rows,
-        silent_rows_np=np.flatnonzero(complete & ~states.reads_next[slots]),
-        prompts=prompts,
+        seq_lens_np=seq_lens,
+        query_start_loc_np=query_start_loc,
+        token_slots_np=token_slots,
+        positions_np=positions,
+        slot_mapping_np=block_tables.slot_mapping(token_slots, positions),
+        input_ids_np=states.token_ids[token_slots, positions],
         max_query_len=int(counts.max(initial=0)),
         max_seq_len=max_seq_len,
-        shared_np=_shared(shared_tokens, req_ids, states, block_tables, layout) if shared_tokens else None,
+        block_table_np=block_tables.gather(slots, max_seq_len),
+        sampling_rows_np=sampling_rows,
+        silent_rows_np=np.flatnonzero(complete & ~reads_next),
+        hidden_rows_np=query_start_loc[1:][sampling_rows].astype(np.int64) - 1,
+    )
+    if not prompt_logprobs.is_idle:
+        _add_prompts(batch, prompt_logprobs, block_tables)
+    if step.shared_tokens:
+        batch.shared_np = _shared(step.shared_tokens, batch, states, block_tables)
+    return batch
+
+
+def _add_prompts(batch: InputBatch, prompt_logprobs: PromptLogprobsState, block_tables: BlockTables) -> None:
+    """Add the prompt positions that the step reads, and the rows of hidden states for them."""
+    kept = prompt_logprobs.keeps_hidden(batch.token_slots_np, batch.positions_np)
+    needed = kept.copy()
+    needed[batch.hidden_rows_np] = True
+    row_of_token = np.cumsum(needed) - 1
+    batch.logits_rows_np, batch.hidden_rows_np = row_of_token[batch.hidden_rows_np], np.flatnonzero(needed)
+    slots, computed = batch.idx_mapping_np, batch.num_computed_np
+    # The prefix cache has computed positions only of requests in their first step.
+    index, positions = prompt_logprobs.take_rows(slots, np.zeros_like(computed), computed)
+    cached = PromptRows(slots[index], positions, block_tables.slot_mapping(slots[index], positions))
+    index, positions = prompt_logprobs.take_rows(slots, computed, batch.seq_lens_np)
+    sources = row_of_token[batch.origins_np[index] + positions]
+    batch.prompts = PromptBatch(
+        computed=PromptRows(slots[index], positions, sources),
+        cached=cached,
+        kept_rows=row_of_token[kept],
+        kept_slots=batch.slot_mapping_np[kept],
     )
 
 
 def _shared(
-    shared_tokens: Sequence[SharedTokens],
-    req_ids: list[str],
-    states: RequestStates,
-    block_tables: BlockTables,
-    layout: _Layout,
+    shared_tokens: Sequence[SharedTokens], batch: InputBatch, states: RequestStates, block_tables: BlockTables
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What a step writes once more: its tokens and their other slots, both int64 [S]."""
-    row_of = {req_id: row for row, req_id in enumerate(req_ids)}
-    # The step's index of each request's position 0, were it there.
-    origins = layout.query_start_loc[:-1] - layout.computed
+    """What a step writes a second time: its tokens and their other slots, both int64 [S]."""
+    row_of = {req_id: row for row, req_id in enumerate(batch.req_ids)}
+    origins = batch.origins_np
     counts = [each.num_tokens for each in shared_tokens]
     positions = np.concatenate([np.arange(each.start, each.start + each.num_tokens) for each in shared_tokens])
     owners = np.repeat([origins[row_of[each.owner]] for each in shared_tokens], counts)
     sharers = np.repeat([states.req_id_to_slot[each.sharer] for each in shared_tokens], counts)
     return owners + positions, block_tables.slot_mapping(sharers, positions)
-
-
-def _lay_out(slots: np.ndarray, counts: np.ndarray, states: RequestStates, block_tables: BlockTables) -> _Layout:
-    query_start_loc = np.zeros(len(slots) + 1, dtype=np.int32)
-    np.cumsum(counts, out=query_start_loc[1:])
-    computed = states.num_computed_tokens[slots]
-    token_slots = np.repeat(slots, counts)
-    # Position = tokens already computed + index within the request's share of this step.
-    positions = np.arange(query_start_loc[-1], dtype=np.int64) + np.repeat(computed - query_start_loc[:-1], counts)
-    slot_mapping = block_tables.slot_mapping(token_slots, positions)
-    return _Layout(slots, computed, computed + counts, query_start_loc, token_slots, positions, slot_mapping)
-
-
-def _cached_rows(prompt_logprobs: PromptLogprobsState, block_tables: BlockTables, layout: _Layout) -> PromptRows:
-    """Positions that the prefix cache has computed; a request has such only in its first step."""
-    index, positions = prompt_logprobs.take_rows(layout.slots, np.zeros_like(layout.computed), layout.computed)
-    slots = layout.slots[index]
-    return PromptRows(slots, positions, block_tables.slot_mapping(slots, positions))
-
-
-def _computed_rows(prompt_logprobs: PromptLogprobsState, layout: _Layout, row_of_token: np.ndarray) -> PromptRows:
-    """Positions that this step computes."""
-    index, positions = prompt_logprobs.take_rows(layout.slots, layout.computed, layout.seq_lens)
-    # The step's index of each request's position 0, were it there.
-    origins = layout.query_start_loc[:-1] - layout.computed
-    return PromptRows(layout.slots[index], positions, row_of_token[origins[index] + positions])

@@ -1,4 +1,4 @@
-"""Copies of KV blocks in host memory, where a step's evicted blocks go and others come back from, and in blocks."""
+"""CPU offload of KV blocks, swap-in, and copies between blocks of the device."""
 
 from __future__ import annotations
 
@@ -13,34 +13,25 @@ from torch import Tensor
 from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.buffer_utils import upload
+from vllm.v1.worker.gpu.states import KVCaches
 
 logger = init_logger(__name__)
 
 STAGING_BYTES = 64 * 2**20
-"""Of device memory, through which blocks go on CUDA: more of them are copied in several turns."""
+"""Device memory through which blocks pass on CUDA: more blocks are copied in several turns."""
 
-# Torch rounds pinned memory up to a power of two, so it is had in pieces just below one.
+# Torch rounds pinned memory up to a power of two, so it is allocated in pieces just below one.
 _PIECE_BYTES = 2**30
 
 
 class KVSwap:
-    """This rank's host blocks, the copies to and from them, and those from one block of the device to another.
+    """This rank's host blocks, the copies to and from them, and those from one block of the device to another. A host
+    block is one piece of memory, [2 * layers, E], where E is the size of a block's keys or values in one layer. On CUDA
+    these are gathered on the device, so that a block is one transfer. Transfers run on a stream of their own: the
+    step's kernels do not wait for blocks that are swapped out."""
 
-    A host block is one piece of memory, [2 * layers, E], where E is what a block has of one layer's keys or values.
-    On CUDA a block's pieces are gathered on the device, so that a block is one transfer. Transfers run on a stream of
-    their own: the step's kernels do not wait while blocks leave.
-    """
-
-    def __init__(self, kv_caches: list[tuple[Tensor, Tensor]], num_host_blocks: int) -> None:
-        """Allocates the host blocks, pinned when the caches are CUDA's.
-
-        Args:
-            kv_caches: of each layer keys and values, contiguous, blocks first.
-            num_host_blocks: N; 0 = none, and no step may ask for copies.
-
-        Raises:
-            ValueError: the host does not give the memory.
-        """
+    def __init__(self, kv_caches: KVCaches, num_host_blocks: int) -> None:
+        """Allocates the host blocks (0: no step may swap), pinned for CUDA. ValueError: there is no such memory."""
         self._caches = [cache.view(len(cache), -1) for pair in kv_caches for cache in pair]  # 2 * layers of [B, E]
         first = self._caches[0]
         self._device = first.device
@@ -64,14 +55,13 @@ class KVSwap:
             raise ValueError(f"swap_space: the host does not give {gib:.2f} GiB, lower it: {error}") from error
         if on_cuda:
             self._stream = torch.cuda.Stream(self._device)
-            # An engine may end while blocks are leaving.
+            # An engine may end during a transfer.
             self._staging.record_stream(self._stream)
         seconds = time.perf_counter() - started
         logger.info("swap space: %d blocks, %.2f GiB of host memory, in %.1f s", num_host_blocks, gib, seconds)
 
     def run(self, step: SchedulerOutput) -> None:
-        """Make the step's copies. What the step does later on the current stream comes after them, and they come after
-        what earlier steps did there."""
+        """Make the step's copies, ordered after earlier work on the current stream and before later work on it."""
         if step.swap_out:
             self._swap_out(step.swap_out)
         if step.block_copies:
@@ -118,7 +108,7 @@ class KVSwap:
 
     @contextlib.contextmanager
     def _copying(self) -> Iterator[None]:
-        """What is queued inside runs on the copy stream, after all that the step's stream has been given so far."""
+        """Queue copies on the copy stream, after all work queued on the step's stream so far."""
         if self._stream is None:
             yield
             return
@@ -127,6 +117,6 @@ class KVSwap:
             yield
 
     def _await_copies(self) -> None:
-        """What the step's stream is given from now on runs after all copies so far."""
+        """Make later work on the step's stream wait for all copies so far."""
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)

@@ -1,71 +1,136 @@
-"""The V2 model runner: slots in, one forward pass and one sampling pass a step, arrays out."""
+"""The V2 model runner: one forward pass and one sampling pass a step, over slots."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vllm.attention.select import select_backend
 from vllm.config import VllmConfig
 from vllm.distributed.communicator import split_kv_heads
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.logprobs.lists import LogprobsRow
 from vllm.model_executor.layers.attention import use_backend
 from vllm.ops.recording import can_record
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
 from vllm.v1.worker.gpu.buffer_utils import upload
-from vllm.v1.worker.gpu.cuda import graph_recorder, host_copies
-from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, Recorder, ladder
-from vllm.v1.worker.gpu.greedy_graphs import GreedyGraphs
+from vllm.v1.worker.gpu.cuda import GraphRecorder, graph_recorder, host_copies
+from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, GreedyGraphs, ladder
 from vllm.v1.worker.gpu.input_batch import InputBatch, PromptBatch, build_input_batch
 from vllm.v1.worker.gpu.kv_swap import KVSwap
 from vllm.v1.worker.gpu.recorded_decode import RecordedDecode
+from vllm.v1.worker.gpu.sample.logprob import ReadingClock
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
-from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsState, PromptReadings, num_tile_rows
+from vllm.v1.worker.gpu.sample.prompt_logprob import (
+    NON_FINITE_PROMPT,
+    PromptLogprobsState,
+    PromptReadings,
+    num_tile_rows,
+)
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
-from vllm.v1.worker.gpu.states import RequestStates
-from vllm.v1.worker.gpu.step_result import Sampled, StepResult
+from vllm.v1.worker.gpu.states import BlockTables, KVCaches, Places, RequestStates
+
+
+@dataclass
+class Sampled:
+    """Samples and readings of R requests."""
+
+    slots: np.ndarray  # int64 [R]
+    draws: np.ndarray  # bool [R], rows that need the token; the others need readings only
+    take_output: Callable[[], SamplerOutput]  # waits until the output is on the host
+    places: Places | None  # of reserved tokens; None: tokens are appended when they are known
+
+
+@dataclass
+class StepResult:
+    """A dispatched step; see PendingStep."""
+
+    req_ids: list[str]  # of `sampled`, in its order
+    silent_req_ids: list[str]  # of requests that are complete and not in `sampled`
+    states: RequestStates
+    sampled: Sampled | None
+    readings: PromptReadings | None
+    reading_clocks: Sequence[ReadingClock]
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the results, once. A row with non-finite logits is an error of its request alone."""
+        req_ids = self.req_ids + self.silent_req_ids
+        token_ids = np.full(len(req_ids), NO_TOKEN, dtype=np.int32)
+        logprobs: list[LogprobsRow | None] = [None] * len(req_ids)
+        errors: dict[str, str] = {}
+        if self.sampled is not None:
+            sampled = self.sampled.take_output()
+            self._take_sampled(self.sampled, sampled, token_ids, logprobs)
+            errors = {self.req_ids[row]: message for row, message in sampled.errors().items()}
+        output = ModelRunnerOutput(req_ids, token_ids, logprobs)
+        if self.readings is not None:
+            output.prompt_logprobs = self.readings.rows
+            errors.update(dict.fromkeys(self.readings.non_finite, NON_FINITE_PROMPT))
+        if errors:
+            output = output.without(errors)
+            output.errors = {req_id: f"request {req_id}: {message}" for req_id, message in errors.items()}
+        # The results are on the host, so all timed work is done.
+        output.readings_seconds = sum(clock.take() for clock in self.reading_clocks)
+        return output
+
+    def _take_sampled(
+        self, sampled: Sampled, output: SamplerOutput, token_ids: np.ndarray, logprobs: list[LogprobsRow | None]
+    ) -> None:
+        """Put the tokens into the request states and, with the readings, into the step's output."""
+        drawn, draws, states = output.sampled_token_ids.numpy(), sampled.draws, self.states
+        token_ids[: len(drawn)] = np.where(draws, drawn, np.int32(NO_TOKEN))
+        for rows, tensors in output.logprobs:
+            readings = zip(repeat(tensors.tolists()), range(len(rows)), strict=False)
+            if isinstance(rows, range):
+                logprobs[rows.start : rows.stop] = readings
+                continue
+            for row, reading in zip(rows, readings, strict=True):
+                if row >= 0:
+                    logprobs[row] = reading
+        if sampled.places is not None:
+            states.fill(sampled.places, drawn[draws])
+        elif draws.all():
+            states.append_sampled(sampled.slots, drawn)
+        else:
+            states.append_sampled(sampled.slots[draws], drawn[draws])
 
 
 class GPUModelRunner:
-    """Runs the model for a batch that is an index mapping into slots; the same code on CUDA and CPU.
-
-    Slot state (RequestStates, BlockTables, the sampler's states) outlives a step; an InputBatch lives for one. Every
-    rank of a tensor-parallel group runs the same steps, and all of them come to the same tokens.
-    """
+    """Runs the model for a batch that is an index mapping into slots; the same code on CUDA and CPU. Slot state
+    (RequestStates, BlockTables, the sampler's states) outlives a step; an InputBatch lives for one. Every rank of a
+    tensor-parallel group runs the same steps and computes the same tokens."""
 
     def __init__(self, config: VllmConfig, model: Any, device: torch.device) -> None:
         self.model = model
         self.device = device
         self.group = get_tp_group()
-        self.model_config = config.model_config
+        self.model_config = model_config = config.model_config
         self.block_size = config.cache_config.block_size
         max_num_reqs = config.scheduler_config.max_num_seqs
-        max_model_len = config.model_config.max_model_len
+        max_model_len = model_config.max_model_len
         self.states = RequestStates(max_num_reqs, max_model_len, device, config.scheduler_config.async_scheduling)
         self.block_tables = BlockTables(max_num_reqs, max_model_len, self.block_size)
-        vocab_size = config.model_config.vocab_size
-        vocab = vocab_of(vocab_size, self.group)
+        vocab = vocab_of(model_config.vocab_size, self.group)
         self.sampler = Sampler(config, device, vocab)
-        self.prompt_logprobs = PromptLogprobsState(max_num_reqs, vocab_size, vocab)
-        self._backend = select_backend(
-            config.model_config.attention_backend,
-            device,
-            getattr(torch, config.model_config.dtype),
-            config.model_config.hf_config.head_dim,
-            self.block_size,
-        )
+        self.prompt_logprobs = PromptLogprobsState(max_num_reqs, model_config.vocab_size, vocab)
+        dtype, head_dim = getattr(torch, model_config.dtype), model_config.hf_config.head_dim
+        self._backend = select_backend(model_config.attention_backend, device, dtype, head_dim, self.block_size)
         use_backend(model, self._backend)
         self._host_copies = host_copies(device)
         self._reading_clocks = (self.sampler.reading_clock, self.prompt_logprobs.reading_clock)
-        self.kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
-        # A recording holds kernels, no collectives.
-        records = self.group.world_size == 1 and not config.model_config.enforce_eager
+        self.kv_caches: KVCaches = []
+        # Collectives cannot be recorded.
+        records = self.group.world_size == 1 and not model_config.enforce_eager
         self._graph_recorder = graph_recorder(device) if records and self._backend.can_be_captured else None
         self._records_kernels = records and device.type == "cpu"
         self._recorded_decode: RecordedDecode | DecodeGraphs | None = None
@@ -73,13 +138,13 @@ class GPUModelRunner:
         self._packing_version = 0
         self._max_decode_rows = min(max_num_reqs, config.scheduler_config.max_num_batched_tokens)
         self.kv_swap: KVSwap | None = None
-        # Final hidden states of cached prompts by KV cache slot, made when a request first reads its prompt.
-        self._hidden_cache: torch.Tensor | None = None  # [blocks * block size, H]
+        # [blocks * block size, H], final hidden states of cached prompts; allocated at the first prompt readings.
+        self._hidden_cache: Tensor | None = None
         self._keeps_hidden = config.cache_config.enable_prefix_caching
 
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Allocate the paged KV cache of every layer, and the host's blocks. Pages are touched when first written, not
-        here (pinned ones are). On CUDA, record decode steps."""
+        """Allocate the paged KV cache of every layer and the host blocks, untouched unless pinned. On CUDA, capture
+        decode steps."""
         self.kv_caches = self._make_kv_caches(num_blocks + self.num_extra_blocks)
         self.kv_swap = KVSwap(self.kv_caches, num_host_blocks)
         self._record_decode()
@@ -94,44 +159,34 @@ class GPUModelRunner:
             self._record_graphs(len(self.kv_caches[0][0]) - self.num_extra_blocks, self._graph_recorder)
         elif self._records_kernels and can_record(self.kv_caches[0][0]):
             self._recorded_decode = RecordedDecode(
-                self.model, self.kv_caches, self._max_decode_rows, self.block_tables.table.shape[1]
+                self.model, self.kv_caches, self.states, self.block_tables, self._max_decode_rows
             )
 
     @property
     def num_extra_blocks(self) -> int:
-        """KV blocks that the runner has over those it is asked for: one for rows that pad a recorded step."""
+        """KV blocks beyond the pool's: one for the padding rows of captured steps."""
         return 0 if self._graph_recorder is None else 1
 
     @torch.inference_mode()
-    def _record_graphs(self, scratch_block: int, recorder: Recorder) -> None:
-        limit = self.model_config.max_seq_len_to_capture or self.model_config.max_model_len
-        graphs = DecodeGraphs(
-            self.model,
-            self.kv_caches,
-            self.states,
-            ladder(self._max_decode_rows),
-            scratch_block,
-            self.block_size,
-            self.block_tables.table.shape[1],
-            min(limit, self.model_config.max_model_len),
-        )
+    def _record_graphs(self, scratch_block: int, recorder: GraphRecorder) -> None:
+        max_model_len = self.model_config.max_model_len
+        limit = min(self.model_config.max_seq_len_to_capture or max_model_len, max_model_len)
+        sizes = ladder(self._max_decode_rows)
+        graphs = DecodeGraphs(self.model, self.kv_caches, self.states, self.block_tables, sizes, scratch_block, limit)
         graphs.record(recorder)
         self._recorded_decode = graphs
         self._greedy_graphs = GreedyGraphs(self.model, self.sampler, self.states, recorder)
 
-    def _make_kv_caches(self, num_blocks: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _make_kv_caches(self, num_blocks: int) -> KVCaches:
         hf = self.model_config.hf_config
         num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, self.group.world_size)[self.group.rank])
         shape = self._backend.kv_cache_shape(num_blocks, self.block_size, num_kv_heads, hf.head_dim)
-        dtype = getattr(torch, self.model_config.dtype)
-        return [
-            (torch.empty(shape, dtype=dtype, device=self.device), torch.empty(shape, dtype=dtype, device=self.device))
-            for _ in range(hf.num_hidden_layers)
-        ]
+        make = partial(torch.empty, shape, dtype=getattr(torch, self.model_config.dtype), device=self.device)
+        return [(make(), make()) for _ in range(hf.num_hidden_layers)]
 
     @contextlib.contextmanager
     def scratch_cache(self) -> Iterator[None]:
-        """For steps whose results nobody wants: a cache of one block, number 0; nothing is recorded or replayed."""
+        """For steps whose results are discarded: a cache of one block, number 0; nothing is recorded or replayed."""
         kept = self.kv_caches, self.kv_swap, self._recorded_decode, self._hidden_cache
         self.kv_caches, self.kv_swap = self._make_kv_caches(1), None
         self._recorded_decode = self._hidden_cache = None
@@ -141,32 +196,23 @@ class GPUModelRunner:
             self.kv_caches, self.kv_swap, self._recorded_decode, self._hidden_cache = kept
 
     def max_logits_bytes(self) -> int:
-        """Bytes of logits that a step holds at most: one float32 row for each sequence and a copy of it for
-        processing, another in the order of the processors' batch where there are custom ones, and a tile of prompt
-        positions."""
+        """The most bytes of logits in a step: a float32 row a sequence, a copy of it for processing, another in the
+        order of custom processors' batch if there are any, and a tile of prompt positions."""
         num_copies = 3 if self.model_config.logits_processors else 2
         num_rows = num_copies * self.states.max_num_reqs + num_tile_rows(self.model_config.vocab_size)
         return 4 * self.model_config.vocab_size * num_rows
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> StepResult:
-        """Begin one step. Requests whose prefill is not complete after it get no token yet.
-
-        With async_scheduling, the next step may begin before this one's result is taken.
-        """
+        """Dispatch one step. Requests whose prefill is not complete after it get no token yet. With async_scheduling,
+        the next step may be dispatched before this one's result is taken."""
         self._check_weights()
         if self.kv_swap is not None:
             self.kv_swap.run(scheduler_output)
         self._update_states(scheduler_output)
         if not scheduler_output.total_num_scheduled_tokens:
-            return StepResult([], [], self.states, None, None, self._take_readings_seconds)
-        batch = build_input_batch(
-            scheduler_output.num_scheduled_tokens,
-            self.states,
-            self.block_tables,
-            self.prompt_logprobs,
-            scheduler_output.shared_tokens,
-        )
+            return StepResult([], [], self.states, None, None, self._reading_clocks)
+        batch = build_input_batch(scheduler_output, self.states, self.block_tables, self.prompt_logprobs)
         hidden = self._forward(batch)
         self.states.num_computed_tokens[batch.idx_mapping_np] += batch.num_scheduled_np
         slots = batch.idx_mapping_np[batch.sampling_rows_np]
@@ -178,7 +224,7 @@ class GPUModelRunner:
             self.states,
             sampled,
             readings,
-            self._take_readings_seconds,
+            self._reading_clocks,
         )
 
     def _check_weights(self) -> None:
@@ -189,21 +235,17 @@ class GPUModelRunner:
             self._packing_version = updater.packing_version
             self._record_decode()
 
-    def _take_readings_seconds(self) -> float:
-        return sum(clock.take() for clock in self._reading_clocks)
-
-    def _forward(self, batch: InputBatch) -> torch.Tensor:
+    def _forward(self, batch: InputBatch) -> Tensor:
         if self._recorded_decode is not None and self._recorded_decode.takes(batch):
             if self._host_copies is not None:
-                # Graphs share their memory: this one may write where the results of the last one still are.
+                # Graphs share memory: this one may overwrite the last one's results.
                 self._host_copies.fence()
-            return self._recorded_decode(batch, self.states)
+            return self._recorded_decode(batch)
         inputs = batch.to_device(self.states)
         return self.model(inputs.input_ids, inputs.positions, self.kv_caches, inputs.attn, inputs.hidden_rows)
 
-    def _sample(self, batch: InputBatch, slots: np.ndarray, hidden: torch.Tensor) -> Sampled:
-        """Sample the requests of `slots` and let the results travel; the tokens are inputs of the next step before they
-        arrive."""
+    def _sample(self, batch: InputBatch, slots: np.ndarray, hidden: Tensor) -> Sampled:
+        """Sample the requests of `slots` and start the copy of the results to the host."""
         output = self._replay_greedy(batch, slots)
         if output is None:
             rows = batch.logits_rows_np
@@ -213,25 +255,22 @@ class GPUModelRunner:
                 self.states.keep_sampled(upload(slots, self.device), output.sampled_token_ids)
         draws = self.states.samples[slots]
         places = None if self.states.last_sampled is None else self.states.reserve(slots[draws])
-        # On the CPU results are where they are read.
         take_output = (lambda: output) if self._host_copies is None else self._host_copies.start(output)
         return Sampled(slots, draws, take_output, places)
 
     def _replay_greedy(self, batch: InputBatch, slots: np.ndarray) -> SamplerOutput | None:
-        """Sample what was replayed, by a replay; None: it was not, or this cannot be."""
+        """Sample a replayed step by another replay; None: this step or its sampling cannot be replayed."""
         graphs, steps = self._greedy_graphs, self._recorded_decode
         if graphs is None or not isinstance(steps, DecodeGraphs) or not steps.takes(batch):
             return None
         if self.sampler.is_followed or len(slots) < len(batch.req_ids):
             return None
         widths = graphs.widths(slots)
-        if widths is None:
-            return None
-        return graphs(steps.step_for(batch), slots, widths)
+        return None if widths is None else graphs(steps.step_for(batch), slots, widths)
 
-    def _read_prompts(self, prompts: PromptBatch, hidden: torch.Tensor) -> PromptReadings:
-        """Read prompt positions: first those whose hidden states a cached prefix has, which may be kept in this very
-        step, then those that the step computed."""
+    def _read_prompts(self, prompts: PromptBatch, hidden: Tensor) -> PromptReadings:
+        """Read prompt positions: first those of cached prefixes, whose hidden states may be kept in this same step,
+        then those that the step computed."""
         if self._keeps_hidden:
             if self._hidden_cache is None:
                 num_slots = self.kv_caches[0][0].shape[0] * self.block_size
@@ -254,13 +293,10 @@ class GPUModelRunner:
                 self.prompt_logprobs.remove_request(slot)
         for new in step.scheduled_new_reqs:
             params = new.sampling_params
+            samples = params.max_tokens != 0
+            reads_next = samples or params.num_logprobs is not None
             slot = self.states.add_request(
-                new.req_id,
-                new.prefill_token_ids,
-                new.num_prompt_tokens,
-                new.num_computed_tokens,
-                samples=params.max_tokens != 0,
-                reads_next=params.max_tokens != 0 or params.num_logprobs is not None,
+                new.req_id, new.prefill_token_ids, new.num_prompt_tokens, new.num_computed_tokens, samples, reads_next
             )
             self.block_tables.set_row(slot, new.block_ids)
             self.sampler.add_request(slot, params, new.req_id)

@@ -1,4 +1,4 @@
-"""Decode steps, recorded at the first of each size and replayed after: one operator a step."""
+"""Decode steps on the CPU, recorded at the first of each batch size and replayed after: one operator a step."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.attention.metadata import AttentionMetadata
+from vllm.attention.backend import AttentionMetadata
 from vllm.logger import init_logger
 from vllm.ops.recording import RecordedMemory, Recording
 from vllm.utils.host_memory import return_freed_memory
 from vllm.v1.worker.gpu.input_batch import InputBatch, ModelInputs
-from vllm.v1.worker.gpu.states import RequestStates
+from vllm.v1.worker.gpu.states import BlockTables, KVCaches, RequestStates
 
 logger = init_logger(__name__)
 
 MAX_ROWS = 256
-"""Requests of a step that is recorded: with more the kernels' time leaves little to save."""
+"""Requests of a recorded step: with more, the kernels' time leaves little to save."""
 
 # A recording of 30 layers takes half a MiB.
 _MAX_RECORDINGS = 64
 
 
 class _Inputs:
-    """The inputs of up to R requests, one token each, at fixed places."""
+    """The inputs of up to R requests, one token each, at fixed addresses."""
 
     def __init__(self, num_rows: int, max_num_blocks: int) -> None:
         self.input_ids = torch.empty(num_rows, dtype=torch.int32)
@@ -41,54 +41,44 @@ class _Inputs:
 
     def take(self, inputs: ModelInputs) -> ModelInputs:
         """A batch's inputs, copied here: the rows that it fills."""
-        num_rows, theirs, attn = len(inputs.input_ids), inputs.attn, self.attn
+        num_rows, source, attn = len(inputs.input_ids), inputs.attn, self.attn
         own = replace(
-            theirs,
-            slot_mapping=attn.slot_mapping[:num_rows].copy_(theirs.slot_mapping),
+            source,
+            slot_mapping=attn.slot_mapping[:num_rows].copy_(source.slot_mapping),
             block_table=attn.block_table[:num_rows],
             query_start_loc=attn.query_start_loc[: num_rows + 1],
-            seq_lens=attn.seq_lens[:num_rows].copy_(theirs.seq_lens),
+            seq_lens=attn.seq_lens[:num_rows].copy_(source.seq_lens),
         )
-        own.block_table[:, : theirs.block_table.shape[1]].copy_(theirs.block_table)
-        return ModelInputs(
-            self.input_ids[:num_rows].copy_(inputs.input_ids),
-            self.positions[:num_rows].copy_(inputs.positions),
-            own,
-            inputs.hidden_rows,
-        )
+        own.block_table[:, : source.block_table.shape[1]].copy_(source.block_table)
+        input_ids = self.input_ids[:num_rows].copy_(inputs.input_ids)
+        return ModelInputs(input_ids, self.positions[:num_rows].copy_(inputs.positions), own, inputs.hidden_rows)
 
 
 class RecordedDecode:
-    """The model's forward pass for steps of up to MAX_ROWS requests that compute one token each.
+    """The model's forward pass for steps of up to MAX_ROWS requests that compute one token each. A replay runs the same
+    kernels on the same numbers, so results are equal bit for bit. It bypasses Python: hooks on modules are not called
+    (use `enforce_eager` for them). A model with an operation that cannot be recorded is not recorded at all."""
 
-    A replay runs the very kernels on the same numbers, so results do not change by a bit. It does not come by
-    Python, however: hooks on modules are not called (`enforce_eager` is for their users). A model with an operation
-    that cannot be recorded is not recorded at all.
-    """
-
-    def __init__(self, model: Any, kv_caches: list[tuple[Tensor, Tensor]], max_num_reqs: int, max_num_blocks: int):
-        """
-        Args:
-            kv_caches: of each layer; the recordings keep their addresses.
-            max_num_reqs: the most requests that a step can have.
-            max_num_blocks: the most blocks that a request can have.
-        """
+    def __init__(
+        self, model: Any, kv_caches: KVCaches, states: RequestStates, block_tables: BlockTables, max_num_reqs: int
+    ) -> None:
+        """Recordings keep the addresses of `kv_caches`; `max_num_reqs` is the most requests that a step can have."""
         self._model = model
         self._kv_caches = kv_caches
+        self._states = states
         self._max_rows = min(max_num_reqs, MAX_ROWS)
-        self._inputs = _Inputs(self._max_rows, max_num_blocks)
+        self._inputs = _Inputs(self._max_rows, block_tables.table.shape[1])
         self._memory = RecordedMemory()
-        # By number of requests, the last used one last.
-        self._recorded: dict[int, tuple[Recording, Tensor]] = {}
+        self._recorded: dict[int, tuple[Recording, Tensor]] = {}  # by number of requests, least recently used first
         self._records = True
 
     def takes(self, batch: InputBatch) -> bool:
         """Whether `batch` is such a step."""
         return self._records and batch.is_decode and len(batch.req_ids) <= self._max_rows
 
-    def __call__(self, batch: InputBatch, states: RequestStates) -> Tensor:
+    def __call__(self, batch: InputBatch) -> Tensor:
         """Final hidden states, [T, H]; valid until the next step."""
-        inputs = self._inputs.take(batch.to_device(states))
+        inputs = self._inputs.take(batch.to_device(self._states))
         recorded = self._recorded.pop(len(batch.req_ids), None)
         if recorded is None:
             recording = Recording(self._memory)
@@ -98,7 +88,7 @@ class RecordedDecode:
                 logger.debug("Decode is not recorded because of %s", ", ".join(sorted(recording.missed)))
                 self._records = False
                 return hidden
-            # Its calls settle between what the kernels work in, which leaves a hole of hundreds of KiB at each.
+            # Recorded calls are allocated between kernels' buffers, which leave holes of hundreds of KiB when freed.
             return_freed_memory()
         else:
             recording, hidden = recorded

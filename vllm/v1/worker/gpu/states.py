@@ -6,29 +6,29 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vllm.v1.worker.gpu.buffer_utils import upload
 
 UNKNOWN = -1
-"""In place of the id of a token that the step in flight draws."""
+"""Placeholder id of a token that a step in flight samples."""
+
+KVCaches = list[tuple[Tensor, Tensor]]
+"""Keys and values of each layer, contiguous, blocks first."""
 
 
 class Places(NamedTuple):
-    """Where the tokens that a step draws for R requests belong."""
+    """Where the tokens that a step samples for R requests belong."""
 
     slots: np.ndarray  # int [R]
     positions: np.ndarray  # int32 [R]
-    owners: np.ndarray  # int64 [R], which of the slot's requests
+    owners: np.ndarray  # int64 [R], the number of the slot's request
 
 
 class RequestStates:
-    """Token ids and lengths of the requests that own a slot. S = max_num_reqs, N = max_model_len.
-
-    Arrays live on the host, where a step's inputs are gathered; `token_ids_tensor` shows them to device code.
-
-    A step may begin before the tokens of the one before are on the host: they have their places then, count, and read
-    UNKNOWN there, while the device takes them from `last_sampled`.
-    """
+    """Token ids and lengths of the requests that own a slot, on the host. S = max_num_reqs, N = max_model_len. With
+    async_scheduling a step may begin before the last one's tokens are on the host: these are reserved as UNKNOWN in
+    `token_ids` and counted, and device code takes them from `last_sampled`."""
 
     def __init__(
         self, max_num_reqs: int, max_model_len: int, device: torch.device, async_scheduling: bool = False
@@ -36,7 +36,7 @@ class RequestStates:
         self.max_num_reqs = max_num_reqs
         self.device = device
         self.req_id_to_slot: dict[str, int] = {}
-        # Popping from the end hands out low slots first, which keeps the touched part of the tables small.
+        # Low slots are taken first, which keeps the touched part of the tables small.
         self._free_slots = list(range(max_num_reqs - 1, -1, -1))
         self.token_ids = np.zeros((max_num_reqs, max_model_len + 1), dtype=np.int32)  # [S, N + 1]
         self.prompt_len = np.zeros(max_num_reqs, dtype=np.int32)  # [S]
@@ -44,13 +44,12 @@ class RequestStates:
         self.num_computed_tokens = np.zeros(max_num_reqs, dtype=np.int32)  # [S], tokens whose KV is written
         self.owners = np.zeros(max_num_reqs, dtype=np.int64)  # [S], the number of the slot's request
         self._num_added = 0
-        # int32 [S + 1] on the device: the token that each slot's request drew last; the last row is nobody's. None:
-        # no step begins before the tokens of the one before are known.
-        self.last_sampled: torch.Tensor | None = None
+        # int32 [S + 1] on the device: each slot's last sampled token; the last row is for padding. None: no async.
+        self.last_sampled: Tensor | None = None
         if async_scheduling:
             self.last_sampled = torch.zeros(max_num_reqs + 1, dtype=torch.int32, device=device)
         self.samples = np.zeros(max_num_reqs, dtype=bool)  # [S], max_tokens is not 0
-        self.reads_next = np.zeros(max_num_reqs, dtype=bool)  # [S], the logits after the last known token are wanted
+        self.reads_next = np.zeros(max_num_reqs, dtype=bool)  # [S], the logits after the last known token are needed
 
     def add_request(
         self,
@@ -61,11 +60,7 @@ class RequestStates:
         samples: bool = True,
         reads_next: bool = True,
     ) -> int:
-        """Give the request a slot and fill it.
-
-        Raises:
-            RuntimeError: no slot is free (the scheduler admits at most max_num_seqs requests).
-        """
+        """Give the request a slot and fill it. RuntimeError: all slots are in use."""
         if not self._free_slots:
             raise RuntimeError(f"no free slot for request {req_id}: all {self.max_num_reqs} are in use")
         slot = self._free_slots.pop()
@@ -93,33 +88,57 @@ class RequestStates:
         self.total_len[slots] += 1
 
     def reserve(self, slots: np.ndarray) -> Places:
-        """Make room for a token that each of `slots` (int [R], distinct) has drawn; `fill` tells which."""
+        """Append UNKNOWN to each of `slots` (int [R], distinct), to be replaced by `fill`."""
         places = Places(slots, self.total_len[slots], self.owners[slots])
         self.append_sampled(slots, np.full(len(slots), UNKNOWN, dtype=np.int32))
         return places
 
     def fill(self, places: Places, sampled_token_ids: np.ndarray) -> None:
-        """The reserved tokens are known: int32 [R]. Requests that have left their slots do without."""
+        """Write reserved tokens, int32 [R], of the requests that still own their slots."""
         stay = self.owners[places.slots] == places.owners
         self.token_ids[places.slots[stay], places.positions[stay]] = sampled_token_ids[stay]
 
-    def keep_sampled(self, slots: torch.Tensor, sampled_token_ids: torch.Tensor) -> None:
-        """Keep what was drawn, int32 [R], for `known` of the next step.
-
-        Args:
-            slots: int64 [R].
-        """
+    def keep_sampled(self, slots: Tensor, sampled_token_ids: Tensor) -> None:
+        """Keep sampled tokens, int32 [R], of `slots`, int64 [R], for `known` in the next step."""
         assert self.last_sampled is not None
         self.last_sampled.index_copy_(0, slots, sampled_token_ids)
 
-    def known(self, token_ids: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Token ids, int32 [T, ...], of requests in `slots`, int64 [T]: the UNKNOWN ones put in."""
+    def known(self, token_ids: Tensor, slots: Tensor) -> Tensor:
+        """Token ids, int32 [T, ...], of `slots`, int64 [T], with each UNKNOWN replaced by the slot's last sample."""
         assert self.last_sampled is not None
         drawn = self.last_sampled[slots]
         return torch.where(token_ids < 0, drawn if token_ids.dim() == 1 else drawn[:, None], token_ids)
 
-    def token_ids_tensor(self, slots: np.ndarray) -> torch.Tensor:
+    def token_ids_tensor(self, slots: np.ndarray) -> Tensor:
         """Token ids of some slots on the device: int32 [R, max total_len among them]."""
         width = int(self.total_len[slots].max(initial=0))
         token_ids = upload(self.token_ids[slots, :width], self.device)
         return token_ids if self.last_sampled is None else self.known(token_ids, upload(slots, self.device))
+
+
+class BlockTables:
+    """The KV block ids of each slot's request, in order: int32 [S, B] on the host."""
+
+    def __init__(self, max_num_reqs: int, max_model_len: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.table = np.zeros((max_num_reqs, -(-(max_model_len + 1) // block_size)), dtype=np.int32)  # [S, B]
+        self.num_blocks = np.zeros(max_num_reqs, dtype=np.int32)  # [S]
+
+    def set_row(self, slot: int, block_ids: list[int]) -> None:
+        self.num_blocks[slot] = 0
+        self.append(slot, block_ids)
+
+    def append(self, slot: int, block_ids: list[int]) -> None:
+        """Add blocks at the end of the slot's row."""
+        start = self.num_blocks[slot]
+        self.table[slot, start : start + len(block_ids)] = block_ids
+        self.num_blocks[slot] = start + len(block_ids)
+
+    def gather(self, slots: np.ndarray, max_seq_len: int) -> np.ndarray:
+        """int32 [R, ceil(max_seq_len / block_size)]: the rows of `slots`, as wide as the longest one needs."""
+        return self.table[slots, : -(-max_seq_len // self.block_size)]
+
+    def slot_mapping(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """int64 [T]: the KV cache slot of each token, given its request's slot and its position (both [T])."""
+        blocks = self.table[slots, positions // self.block_size].astype(np.int64)
+        return blocks * self.block_size + positions % self.block_size

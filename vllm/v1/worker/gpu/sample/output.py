@@ -1,4 +1,4 @@
-"""What sampling hands to the model runner."""
+"""What sampling returns to the model runner."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vllm.v1.outputs import LogprobsTensors
 
 
 @dataclass
 class SamplerOutput:
-    """Results of L logits rows, on the device: nothing has waited for it yet."""
+    """Results of L logits rows, on the device, perhaps not computed yet."""
 
-    sampled_token_ids: torch.Tensor  # int32 [L]
-    # float32 [L]; finite: sound; NaN or +inf: the model's logits are not; -inf: no token was left.
-    health: torch.Tensor
-    # Readings by group of rows: (the rows, their readings in that order). A row is in at most one group; rows that
-    # asked for none are in no group. A row of -1 is nobody's.
+    sampled_token_ids: Tensor  # int32 [L]
+    health: Tensor  # float32 [L]; NaN or +inf: the model's logits are not finite; -inf: no token was left; else sound
+    # Groups of (rows, their readings in that order). A row is in one group, or in none if it reads nothing. Row -1 is
+    # padding.
     logprobs: list[tuple[Sequence[int], LogprobsTensors]] = field(default_factory=list)
-    # bool [L]; rows that were sound until a logits processor left NaN or +inf in them. None: none ran.
-    corrupted: torch.Tensor | None = None
+    # bool [L]; finite rows in which a logits processor left NaN or +inf. None: none ran.
+    corrupted: Tensor | None = None
     processor_errors: dict[int, str] = field(default_factory=dict)  # row -> how its logits processor failed
 
     @classmethod
@@ -34,8 +34,8 @@ class SamplerOutput:
             processor_errors=dict.fromkeys(range(num_rows), message),
         )
 
-    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> SamplerOutput:
-        """The same, what is read on the host moved there by `move`."""
+    def moved(self, move: Callable[[Tensor], Tensor]) -> SamplerOutput:
+        """A copy in which `move` has moved what is read on the host."""
         return replace(
             self,
             sampled_token_ids=move(self.sampled_token_ids),
@@ -47,19 +47,18 @@ class SamplerOutput:
     def errors(self) -> dict[int, str]:
         """Row -> why its token and readings must not be used. Waits for the device."""
         health = self.health.cpu().numpy()
-        errors = {int(row): _reason(health[row]) for row in np.flatnonzero(~np.isfinite(health))}
+        errors = {
+            int(row): _NO_TOKEN if health[row] == -np.inf else _NON_FINITE
+            for row in np.flatnonzero(~np.isfinite(health))
+        }
         if self.corrupted is not None:
             errors.update(dict.fromkeys(np.flatnonzero(self.corrupted.cpu().numpy()).tolist(), _CORRUPTED))
         return errors | self.processor_errors
 
 
 _CORRUPTED = "a logits processor left NaN or infinity among the logits, so no token can be sampled"
-
-
-def _reason(health: float) -> str:
-    if health == -np.inf:
-        return (
-            "no token can be sampled: logits processors, bad_words, allowed_token_ids and min_tokens together "
-            "rule out every one"
-        )
-    return "the model's logits are not finite (NaN or infinity), so no token can be sampled"
+_NON_FINITE = "the model's logits are not finite (NaN or infinity), so no token can be sampled"
+_NO_TOKEN = (
+    "no token can be sampled: logits processors, bad_words, allowed_token_ids and min_tokens together "
+    "rule out every one"
+)

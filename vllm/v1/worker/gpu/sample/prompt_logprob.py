@@ -1,5 +1,5 @@
-"""Readings of prompt positions: from final hidden states through the head, tile by tile; on CUDA, where nothing but
-chosen tokens is wanted, in one operation that leaves no logits in memory."""
+"""Readings of prompt positions: from final hidden states through the head, tile by tile; on CUDA, for chosen tokens
+alone, in one operation that keeps no logits in memory."""
 
 from __future__ import annotations
 
@@ -9,31 +9,29 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vllm.logprobs.lists import LogprobsLists, LogprobsRows
 from vllm.ops.linear_readings import has_linear_readings, linear_readings
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.buffer_utils import upload
-from vllm.v1.worker.gpu.sample.logprob import as_tensors
-from vllm.v1.worker.gpu.sample.reading_clock import ReadingClock
+from vllm.v1.worker.gpu.sample.logprob import ReadingClock, as_tensors
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 from vllm.v1.worker.gpu.states import RequestStates
 
 TILE_BYTES = 24 * 2**20
-"""Logits of prompt positions that exist at one time, in float32: so many bytes, or one row where a row is larger. From
-32 MiB on glibc would hand each tile's memory back, and every page of the next one would be a fault."""
+"""Size of a tile of float32 logits, or one row where a row is larger. From 32 MiB on glibc would return each tile's
+memory to the system, and every page of the next tile would be a fault."""
 
 NON_FINITE_PROMPT = "the model's logits are not finite (NaN or infinity) at a prompt position, so it cannot be read"
 
-# Rows that want more than this are read apart from the others, which would otherwise pay for their width.
+# Rows with more are read apart from the others, which would otherwise be read at their width.
 _WIDE = 128
 _NONE = np.iinfo(np.int64).max
-# Rows that are read at once where no logits come to be.
-_FUSED_ROWS = 8192
+_FUSED_ROWS = 8192  # read at once where no logits are kept
 
 
 def num_tile_rows(vocab_size: int) -> int:
-    """Rows of float32 logits in a tile."""
     return max(1, TILE_BYTES // (4 * vocab_size))
 
 
@@ -47,15 +45,11 @@ class PromptRows(NamedTuple):
 
 @dataclass
 class PromptReadings:
-    """What a step read of prompts."""
-
     rows: dict[str, list[LogprobsRows]] = field(default_factory=dict)  # by request, in the order of positions
     non_finite: set[str] = field(default_factory=set)  # requests with a position whose logits are not finite
 
 
-class _Kind(NamedTuple):
-    """Requests of one kind are read together."""
-
+class _Kind(NamedTuple):  # requests of one kind are read together
     many_topk: bool
     many_ids: bool
     entropy: bool
@@ -69,24 +63,16 @@ class _Request(NamedTuple):
 
 
 class PromptLogprobsState:
-    """The slots whose requests read prompt positions, and the reading itself.
-
-    A position's logits are computed for a tile of rows at a time and dropped when they have been read, so a prompt of
-    any length needs `TILE_BYTES` for them.
-    """
+    """The slots whose requests read prompt positions, and the reading itself. Logits exist for one tile of positions at
+    a time, so a prompt of any length needs `TILE_BYTES` for them."""
 
     def __init__(self, max_num_reqs: int, vocab_size: int, vocab: WholeVocab = WHOLE) -> None:
-        """
-        Args:
-            vocab_size: V, over all ranks.
-            vocab: how this rank's logits are read.
-        """
-        self.vocab_size = vocab_size
+        self.vocab_size = vocab_size  # V, over all ranks
         self._vocab = vocab
         self.reading_clock = ReadingClock()
         self._requests: dict[int, _Request] = {}
-        # Of each slot: the first position whose hidden state is kept, the first that is still to be read, and the end
-        # of those that are read. Positions from `first` on that are before `next` have been read.
+        # By slot: positions in [first, next) have been read and those in [next, end) are still to be; the hidden states
+        # of [first, end] are kept.
         self._first = np.full(max_num_reqs, _NONE, dtype=np.int64)  # [S]
         self._next = np.full(max_num_reqs, _NONE, dtype=np.int64)  # [S]
         self._end = np.zeros(max_num_reqs, dtype=np.int64)  # [S]
@@ -94,7 +80,7 @@ class PromptLogprobsState:
     def add_request(
         self, slot: int, req_id: str, params: SamplingParams, prompt_len: int, next_prompt_row: int | None
     ) -> None:
-        """The request takes `slot`; `next_prompt_row` is the first position that it still wants read, if any."""
+        """The request takes `slot`; `next_prompt_row` is the first position still to be read, if any."""
         self.remove_request(slot)
         if next_prompt_row is None:
             return
@@ -108,14 +94,12 @@ class PromptLogprobsState:
         self._end[slot] = prompt_len - 1
 
     def remove_request(self, slot: int) -> None:
-        """The slot's request is gone."""
         if self._requests.pop(slot, None) is not None:
             self._first[slot] = self._next[slot] = _NONE
             self._end[slot] = 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request reads its prompt."""
         return not self._requests
 
     def take_rows(self, slots: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -129,28 +113,22 @@ class PromptLogprobsState:
         return index, positions
 
     def keeps_hidden(self, token_slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """bool [T]: prompt tokens, given by slot and position, whose final hidden states are wanted: to be read now,
+        """bool [T]: prompt tokens, given by slot and position, whose final hidden states are needed: to be read now,
         and, kept beside the prefix cache, by later requests."""
-        # `end` is the prompt's last token: nobody reads it here, but a longer prompt may.
+        # `end` is the prompt's last token: it is not read here, but a longer prompt may read it.
         return (self._first[token_slots] <= positions) & (positions <= self._end[token_slots])
 
     def read(
         self,
-        hidden: torch.Tensor,
+        hidden: Tensor,
         rows: PromptRows,
-        compute_logits: Callable[[torch.Tensor], torch.Tensor],
-        head_weight: torch.Tensor | None,
+        compute_logits: Callable[[Tensor], Tensor],
+        head_weight: Tensor | None,
         states: RequestStates,
         readings: PromptReadings,
     ) -> None:
-        """Read positions and add them to `readings`.
-
-        Args:
-            hidden: [M, H] final hidden states.
-            compute_logits: [L, H] -> this rank's logits, float32 [L, V] where it is alone.
-            head_weight: [V, H] where logits are its plain product with hidden states; else None.
-            states: token ids by slot.
-        """
+        """Read positions from final hidden states, [M, H], and add them to `readings`. `compute_logits` returns this
+        rank's logits; `head_weight`, [V, H], is given where they are its plain product with hidden states."""
         for part, num_topk, kind in self._groups(rows):
             weight = head_weight if not (num_topk or any(kind)) and has_linear_readings(hidden) else None
             size = num_tile_rows(self.vocab_size) if weight is None else _FUSED_ROWS
@@ -158,11 +136,10 @@ class PromptLogprobsState:
                 tile = PromptRows(*(column[first : first + size] for column in part))
                 ids, counts = self._ids_to_read(tile, states)
                 chosen = hidden.index_select(0, upload(tile.sources, hidden.device))
-                if weight is None:
-                    # No name holds the logits: they are gone before the next tile's are made.
-                    lists = self._read_tile(compute_logits(chosen), ids, counts, num_topk, kind.entropy)
-                else:
-                    lists = self._read_fused(chosen, weight, ids, counts)
+                # No variable holds the logits here: they are freed before the next tile's are computed.
+                lists = self._read_tile(
+                    compute_logits(chosen) if weight is None else chosen, weight, ids, counts, num_topk, kind.entropy
+                )
                 self._hand_out(tile.slots, counts, lists, readings)
 
     def _groups(self, rows: PromptRows) -> Iterator[tuple[PromptRows, int, _Kind]]:
@@ -172,11 +149,11 @@ class PromptLogprobsState:
             members.setdefault(self._requests[slot].kind, []).append(slot)
         for kind, slots in members.items():
             num_topk = max(self._requests[slot].num_topk for slot in slots)
+            part = rows
             if len(members) > 1:
                 mine = np.isin(rows.slots, slots)
-                yield PromptRows(*(column[mine] for column in rows)), num_topk, kind
-            else:
-                yield rows, num_topk, kind
+                part = PromptRows(*(column[mine] for column in rows))
+            yield part, num_topk, kind
 
     def _ids_to_read(self, tile: PromptRows, states: RequestStates) -> tuple[np.ndarray, np.ndarray]:
         """int32 [L, 1 + M]: each row's prompt token, then its requested ids; int32 [L]: how many of those it has."""
@@ -192,30 +169,22 @@ class PromptLogprobsState:
         return ids, counts
 
     def _read_tile(
-        self, logits: torch.Tensor, ids: np.ndarray, counts: np.ndarray, num_topk: int, entropy: bool
+        self, source: Tensor, weight: Tensor | None, ids: np.ndarray, counts: np.ndarray, num_topk: int, entropy: bool
     ) -> LogprobsLists:
-        """Readings [L, 1 + K + M] of a tile: the prompt token, the K most likely ones, the requested ids."""
-        with self.reading_clock.running(logits.device):
-            wanted = upload(ids, logits.device)
-            columns = torch.nn.functional.pad(wanted, (num_topk, 0)) if num_topk else wanted
+        """Readings [L, 1 + K + M] of a tile: the prompt token, the K most likely ones, the requested ids. `source` is
+        the logits, or with the head's weight [V, H], and without K and entropy, hidden states [L, H]."""
+        with self.reading_clock.running(source.device):
+            named = columns = upload(ids, source.device)
+            if num_topk:
+                columns = torch.nn.functional.pad(named, (num_topk, 0))
             num_valid = None
             if counts.min() < ids.shape[1] - 1:
-                num_valid = upload(counts + np.int32(1 + num_topk), logits.device)
-            readings = self._vocab.read(logits, columns, num_topk, num_valid, entropy, wanted[:, 0])
+                num_valid = upload(counts + np.int32(1 + num_topk), source.device)
+            if weight is None:
+                readings = self._vocab.read(source, columns, num_topk, num_valid, entropy, named[:, 0])
+            else:
+                readings = linear_readings(source, weight, columns, num_valid)._replace(token_ids=columns)
             tensors = as_tensors(readings, num_valid, num_topk)
-        return tensors.tolists()
-
-    def _read_fused(
-        self, hidden: torch.Tensor, weight: torch.Tensor, ids: np.ndarray, counts: np.ndarray
-    ) -> LogprobsLists:
-        """Readings [L, 1 + M] of hidden states [L, H], through the head's weight [V, H]."""
-        with self.reading_clock.running(hidden.device):
-            columns = upload(ids, hidden.device)
-            num_valid = None
-            if counts.min() < ids.shape[1] - 1:
-                num_valid = upload(counts + np.int32(1), hidden.device)
-            readings = linear_readings(hidden, weight, columns, num_valid)
-            tensors = as_tensors(readings._replace(token_ids=columns), num_valid, 0)
         return tensors.tolists()
 
     def _hand_out(self, slots: np.ndarray, counts: np.ndarray, lists: LogprobsLists, readings: PromptReadings) -> None:

@@ -1,74 +1,60 @@
-"""From logits to sampled tokens and readings: each row pays for what its own request asks, no more."""
+"""From logits to sampled tokens and readings; a row's cost depends on its own request alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from vllm.config import VllmConfig
+from vllm.ops.top_p import keep_top_p_
 from vllm.sampling_params import SamplingParams
-from vllm.v1.outputs import LogprobsTensors
-from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload
-from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
-from vllm.v1.worker.gpu.sample.custom_processors import LogitsProcessorError
-from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
+from vllm.v1.worker.gpu.buffer_utils import upload
+from vllm.v1.worker.gpu.sample.logit_bias import BadWordsState, LogitBiasState
 from vllm.v1.worker.gpu.sample.logprob import (
     FilledColumns,
     LogprobTokenIdsState,
+    ReadingClock,
     compute_topk_logprobs,
     greedy_readings,
 )
-from vllm.v1.worker.gpu.sample.min_p import apply_min_p
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
-from vllm.v1.worker.gpu.sample.reading_clock import ReadingClock
-from vllm.v1.worker.gpu.sample.sliced_processors import make_processors
+from vllm.v1.worker.gpu.sample.processors import LogitsProcessorError, make_processors
 from vllm.v1.worker.gpu.sample.states import Reads, SamplingStates
-from vllm.v1.worker.gpu.sample.top_k import apply_top_k
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
+from vllm.v1.worker.gpu.states import RequestStates
 
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-    from vllm.v1.worker.gpu.states import RequestStates
-
-# Rows that keep more tokens than this are cut apart from the others, which would otherwise pay for their width.
+# Rows with a larger top_k are cut apart from the others, which would otherwise be cut at their width.
 _WIDE_TOP_K_CUT = 256
 
-# A row's logits are read about as fast as they are copied.
+# Reading rows that lie between a group's costs about as much as copying the group together.
 _MAX_SPAN = 1.5
 
-
-class _Processed(NamedTuple):
-    """What is known of R rows beside their processed logits."""
-
-    temperature: torch.Tensor  # float32 [R], what the draw has still to divide by
-    errors: dict[int, str]  # row -> how its logits processor failed
-    highest: torch.Tensor | None  # float32 [R], this rank's maxima after logits processors; None: none ran
+_VECTOR = 16  # floats of the widest SIMD register
 
 
 class Sampler:
-    """Samples one token for each logits row and reads the logprobs that its request wants.
+    """Samples one token for each logits row and reads the logprobs that its request needs.
 
-    Rows split in two. Plain rows (greedy, nothing changes their logits) take one fused pass over the model's
-    logits as they are. The others are copied to float32 and processed in upstream's order:
-    allowed_token_ids, logit_bias, min_tokens, bad_words, the request's own logits_processors, custom processors,
-    penalties, temperature, min_p, argmax-invariant custom processors, top_k, top_p. Every step sees only the rows
-    that use it, so a row's result does not depend on its batch; custom processors alone see all rows.
+    Plain rows (greedy, with unchanged logits) take one fused pass over the model's logits. The others are copied to
+    float32 and processed in upstream's order: allowed_token_ids, logit_bias, min_tokens, bad_words, the request's own
+    logits_processors, custom processors, penalties, temperature, min_p, argmax-invariant custom processors, top_k,
+    top_p. Every stage gets only the rows that use it, so a row's result does not depend on its batch; only custom
+    processors see all rows.
+
+    Each stage has a state by slot: `add_request` and `remove_request` fill and clear a slot, `apply_staged_writes`
+    uploads what was filled, `uses` gives the rows that need the stage, bool [R], and `apply` changes a workspace,
+    float32 [R, V], in place.
 
     Where several ranks share the vocabulary, each samples the same batch from its slice of the logits, and `vocab`
     makes the results those of the whole rows, on every rank.
     """
 
     def __init__(self, config: VllmConfig, device: torch.device, vocab: WholeVocab = WHOLE) -> None:
-        """
-        Args:
-            vocab: how this rank's logits are read.
-
-        Raises:
-            LogitsProcessorError: the constructor of a custom processor raised.
-        """
+        """Raises LogitsProcessorError when the constructor of a custom processor does."""
         model_config, max_num_reqs = config.model_config, config.scheduler_config.max_num_seqs
         self.states = SamplingStates(max_num_reqs, model_config.vocab_size, device, model_config.seed)
         self.vocab = vocab
@@ -79,47 +65,35 @@ class Sampler:
         self.bad_words = BadWordsState(vocab)
         self.request_processors, self.custom = make_processors(config, device, vocab)
         self.reading_clock = ReadingClock()
-        # Whether somebody on the host follows what is sampled, and must see no row that is dropped later.
+        # Whether host code observes every sampled row, and so must see none that is discarded later.
         self.is_followed = self.custom is not None
 
     def add_request(self, slot: int, params: SamplingParams, request_id: str) -> None:
-        """Stage the state of the request that takes `slot`, over whatever the slot's last owner left.
-
-        Args:
-            request_id: seeds a request that has no seed; see SamplingStates.add_request.
-        """
+        """Stage the state of the request that takes `slot`; for `request_id` see SamplingStates.add_request."""
         self.states.add_request(slot, params, request_id)
-        self.penalties.add_request(slot, params)
-        self.logit_bias.add_request(slot, params)
-        self.token_ids.add_request(slot, params)
-        self.bad_words.add_request(slot, params)
-        self.request_processors.add_request(slot, params)
+        for state in (self.penalties, self.logit_bias, self.token_ids, self.bad_words, self.request_processors):
+            state.add_request(slot, params)
         if self.custom is not None:
             self.custom.add_request(slot, params)
 
     def remove_request(self, slot: int) -> None:
-        """The slot's request is gone."""
-        self.token_ids.remove_request(slot)
-        self.bad_words.remove_request(slot)
-        self.request_processors.remove_request(slot)
-        if self.custom is not None:
-            self.custom.remove_request(slot)
+        for state in (self.token_ids, self.bad_words, self.request_processors, self.custom):
+            if state is not None:
+                state.remove_request(slot)
 
     def apply_staged_writes(self) -> None:
         """Make what add_request staged visible to device code; once a step, before sampling."""
-        self.states.apply_staged_writes()
-        self.penalties.apply_staged_writes()
-        self.logit_bias.apply_staged_writes()
-        self.token_ids.apply_staged_writes()
+        for state in (self.states, self.penalties, self.logit_bias, self.token_ids):
+            state.apply_staged_writes()
 
-    def __call__(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> SamplerOutput:
-        """Sample. Does not wait for the device; where ranks share the vocabulary, rows with top-p alone, or with
-        processors, do.
+    def __call__(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> SamplerOutput:
+        """Sample. Does not wait for the device, except, where ranks share the vocabulary, for rows with top-p alone or
+        with processors.
 
         Args:
-            logits: this rank's, [L, V] where it is alone, in float32, bfloat16 or float16; left as they are.
+            logits: this rank's, [L, V] where it is alone, in float32, bfloat16 or float16; not changed.
             slots: int64 [L], the slot of each row, distinct.
-            states: token ids and lengths by slot; the token that a row draws is its request's `total_len`-th.
+            states: token ids and lengths by slot; a row samples its request's token at position `total_len`.
         """
         if self.custom is None:
             return self._sample(logits, slots, states)
@@ -127,13 +101,13 @@ class Sampler:
             self.custom.update_state(slots, states)
             return self._sample(logits, slots, states)
         except BaseException as error:
-            # Some may have been told of the step and others not, or only half done with it.
+            # Some processors may have seen the step and others not, or only part of it.
             self.custom.discard()
             if isinstance(error, LogitsProcessorError):
                 return SamplerOutput.failed(len(slots), logits.device, str(error))
             raise
 
-    def _sample(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> SamplerOutput:
+    def _sample(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> SamplerOutput:
         output = SamplerOutput(
             torch.empty(len(slots), dtype=torch.int32, device=logits.device),
             torch.empty(len(slots), dtype=torch.float32, device=logits.device),
@@ -146,7 +120,7 @@ class Sampler:
         return output
 
     def is_plain(self, slots: np.ndarray, states: RequestStates) -> np.ndarray:
-        """bool [R]: rows that are greedy and that nothing processes."""
+        """bool [R]: greedy rows with unchanged logits."""
         changed = self.penalties.uses(slots) | self.logit_bias.uses(slots, states)
         for state in (self.bad_words, self.request_processors):
             if state.in_use:
@@ -158,53 +132,43 @@ class Sampler:
             changed |= self.custom.touches(slots)
         return greedy & ~changed
 
-    # -- plain rows ------------------------------------------------------------------------------------------
-
-    def _sample_plain(self, logits: torch.Tensor, slots: np.ndarray, plain: np.ndarray, output: SamplerOutput) -> None:
+    def _sample_plain(self, logits: Tensor, slots: np.ndarray, plain: np.ndarray, output: SamplerOutput) -> None:
         for members, kind in self.states.reading_groups(slots[plain], by_mode=False):
             rows = plain[members]
             span, is_own = _span(rows)
-            has_strangers = len(span) > len(rows)
+            has_others = len(span) > len(rows)
             part = _take(logits, span)
             if not kind:
                 token_ids, health = self.vocab.most_likely(part)
             else:
                 own_slots = slots[rows]
                 with self.reading_clock.running(logits.device):
-                    # Strangers read what some row of the group reads.
-                    readers = np.where(is_own, slots[span], own_slots[0]) if has_strangers else own_slots
+                    # Rows of other groups read what a row of this group reads.
+                    readers = np.where(is_own, slots[span], own_slots[0]) if has_others else own_slots
                     columns = self.columns.of(part, readers)
                     token_ids, tensors = greedy_readings(part, columns, bool(kind & Reads.ENTROPY), self.vocab)
-                owners = np.where(is_own, span, -1).tolist() if has_strangers else _as_range(rows)
+                owners = np.where(is_own, span, -1).tolist() if has_others else _as_range(rows)
                 output.logprobs.append((owners, tensors))
                 health = tensors.lse
-            if has_strangers:
+            if has_others:
                 chosen = upload(np.flatnonzero(is_own), logits.device)
                 token_ids, health = token_ids[chosen], health[chosen]
             _put(output.sampled_token_ids, rows, token_ids)
             _put(output.health, rows, health)
 
-    # -- the others ------------------------------------------------------------------------------------------
-
     def _sample_processed(
-        self,
-        logits: torch.Tensor,
-        slots: np.ndarray,
-        rows: np.ndarray,
-        states: RequestStates,
-        output: SamplerOutput,
+        self, logits: Tensor, slots: np.ndarray, rows: np.ndarray, states: RequestStates, output: SamplerOutput
     ) -> None:
         device = logits.device
         own_slots = slots[rows]
         processed = self.vocab.workspace(_float32_copy(logits, rows))
         # The maximum of a row with a NaN is NaN; processing could hide it.
         maxima = [processed.amax(dim=-1)]
-        work = self._process(processed, own_slots, states)
-        if work.highest is not None:
-            maxima.append(work.highest)
-        index = upload(own_slots, device)
+        temperature, errors, highest_processed = self._process(processed, own_slots, states)
+        if highest_processed is not None:
+            maxima.append(highest_processed)
         positions = upload(states.total_len[own_slots].astype(np.int64), device)
-        drawn = self.vocab.draw(processed, work.temperature, self.states.seeds.tensor[index], positions, maxima)
+        drawn = self.vocab.draw(processed, temperature, self.states.seeds.of(own_slots), positions, maxima)
         token_ids, (highest, *later) = drawn.token_ids, drawn.maxima
         _put(output.sampled_token_ids, rows, token_ids)
         _put(output.health, rows, torch.where(highest.isfinite(), drawn.logits, highest))
@@ -212,92 +176,106 @@ class Sampler:
             output.corrupted = torch.zeros(len(slots), dtype=torch.bool, device=device)
             non_finite = later[0].isnan() | (later[0] == torch.inf)
             _put(output.corrupted, rows, highest.isfinite() & non_finite)
-        output.processor_errors = {int(rows[row]): message for row, message in work.errors.items()}
+        output.processor_errors = {int(rows[row]): message for row, message in errors.items()}
         for members, kind in self.states.reading_groups(own_slots, by_mode=True):
             if not kind:
                 continue
             part = _take(processed, members) if kind & Reads.PROCESSED else _take(logits, rows[members])
-            tensors = self._read(part, kind, _take(token_ids, members), own_slots[members])
+            sampled, entropy = _take(token_ids, members), bool(kind & Reads.ENTROPY)
+            with self.reading_clock.running(device):
+                columns = self.columns.of(part, own_slots[members])
+                tensors = compute_topk_logprobs(
+                    part, columns.num_topk, sampled, entropy=entropy, vocab=self.vocab, columns=columns
+                )
             output.logprobs.append((_as_range(rows[members]), tensors))
 
-    def _process(self, logits: torch.Tensor, slots: np.ndarray, states: RequestStates) -> _Processed:
-        """Process a workspace, float32 [R, V], in place."""
+    def _process(
+        self, logits: Tensor, slots: np.ndarray, states: RequestStates
+    ) -> tuple[Tensor, dict[int, str], Tensor | None]:
+        """Process a workspace, float32 [R, V], in place. Returns what the draw has still to divide by, float32 [R]; row
+        -> how its logits processor failed; this rank's maxima after logits processors, float32 [R], None: none ran."""
         self.logit_bias.apply(logits, slots, states)
         self.bad_words.apply(logits, slots, states)
         errors = self.request_processors.apply(logits, slots, states)
         if self.custom is not None:
             errors.update(self.custom.apply(logits, slots))
 
-        def penalise(part: torch.Tensor, rows: np.ndarray) -> None:
+        def penalise(part: Tensor, rows: np.ndarray) -> None:
             self.penalties.apply(part, slots[rows], states)
+
+        def cut_min_p(part: Tensor, rows: np.ndarray) -> None:
+            apply_min_p(part, self.states.log_min_p.of(slots[rows]), self.vocab)
 
         _on_rows(logits, self.penalties.uses(slots), penalise)
         temperature = self._scale(logits, slots)
-        self._cut_min_p(logits, slots)
+        _on_rows(logits, self.states.uses_min_p(slots), cut_min_p)
         if self.custom is not None:
             errors.update(self.custom.apply_argmax_invariant(logits, slots, ~self.states.is_greedy(slots)))
         any_ran = self.custom is not None or self.request_processors.in_use
         highest = logits.amax(dim=-1) if any_ran else None
         self._cut_top(logits, slots)
-        return _Processed(temperature, errors, highest)
+        return temperature, errors, highest
 
-    def _scale(self, logits: torch.Tensor, slots: np.ndarray) -> torch.Tensor:
-        """Divide by the temperature, in place, the rows that somebody looks at before the draw, which divides
-        by what this returns, float32 [R]: 1 for those rows, the request's temperature for the others."""
+    def _scale(self, logits: Tensor, slots: np.ndarray) -> Tensor:
+        """Divide by the temperature, in place, the rows whose scaled logits are used before the draw. Returns what the
+        draw divides by, float32 [R]: 1 for those rows, the request's temperature for the others."""
         params = self.states
-        temperature = params.temperature.tensor[upload(slots, logits.device)]
+        temperature = params.temperature.of(slots)
 
-        def divide(part: torch.Tensor, rows: np.ndarray) -> None:
+        def divide(part: Tensor, rows: np.ndarray) -> None:
             index = upload(rows, part.device)
             part.div_(temperature[index][:, None])
             temperature[index] = 1.0
 
-        looked_at = params.cuts(slots) | (params.reads[slots] & Reads.PROCESSED > 0)
+        used = params.cuts(slots) | (params.reads[slots] & Reads.PROCESSED > 0)
         if self.custom is not None:
-            looked_at |= self.custom.has_argmax_invariant
-        _on_rows(logits, looked_at & ~params.is_greedy(slots), divide)
+            used |= self.custom.has_argmax_invariant
+        _on_rows(logits, used & ~params.is_greedy(slots), divide)
         return temperature
 
-    def _cut_min_p(self, logits: torch.Tensor, slots: np.ndarray) -> None:
-        def cut(part: torch.Tensor, rows: np.ndarray) -> None:
-            apply_min_p(part, _of_slots(self.states.log_min_p, slots[rows]), self.vocab)
-
-        _on_rows(logits, self.states.uses_min_p(slots), cut)
-
-    def _cut_top(self, logits: torch.Tensor, slots: np.ndarray) -> None:
+    def _cut_top(self, logits: Tensor, slots: np.ndarray) -> None:
         params = self.states
 
-        def cut_top_k(part: torch.Tensor, rows: np.ndarray) -> None:
+        def cut_top_k(part: Tensor, rows: np.ndarray) -> None:
             own = slots[rows]
-            widest = int(params.top_k.np[own].max())
-            apply_top_k(part, _of_slots(params.top_k, own), widest, _of_slots(params.top_p, own), self.vocab)
+            apply_top_k(part, params.top_k.of(own), int(params.top_k.np[own].max()), params.top_p.of(own), self.vocab)
 
-        def cut_top_p(part: torch.Tensor, rows: np.ndarray) -> None:
-            self.vocab.keep_top_p_(part, _of_slots(params.top_p, slots[rows]))
+        def cut_top_p(part: Tensor, rows: np.ndarray) -> None:
+            self.vocab.keep_top_p_(part, params.top_p.of(slots[rows]))
 
         top_k, wide = params.uses_top_k(slots), params.top_k.np[slots] > _WIDE_TOP_K_CUT
         _on_rows(logits, top_k & ~wide, cut_top_k)
         _on_rows(logits, top_k & wide, cut_top_k)
         _on_rows(logits, params.uses_top_p(slots) & ~top_k, cut_top_p)
 
-    # -- readings --------------------------------------------------------------------------------------------
 
-    def _read(self, logits: torch.Tensor, kind: int, token_ids: torch.Tensor, slots: np.ndarray) -> LogprobsTensors:
-        with self.reading_clock.running(logits.device):
-            columns = self.columns.of(logits, slots)
-            entropy = bool(kind & Reads.ENTROPY)
-            return compute_topk_logprobs(
-                logits, columns.num_topk, token_ids, entropy=entropy, vocab=self.vocab, columns=columns
-            )
+def apply_min_p(logits: Tensor, log_min_p: Tensor, vocab: WholeVocab = WHOLE) -> None:
+    """Set to -inf, in place, what has less than `min_p` times the probability of the row's most likely token. Logits
+    float32 [R, V], temperature applied, need no normalisation: p / p_max = exp(x - x_max). `log_min_p`, float32 [R], is
+    not computed here: how a vector's logarithm rounds may depend on a row's place in the vector."""
+    threshold = vocab.highest(logits) + log_min_p
+    logits.masked_fill_(logits < threshold[:, None], -torch.inf)
 
 
-def _of_slots(table: StagedTensor, slots: np.ndarray) -> torch.Tensor:
-    return table.tensor[upload(slots, table.device)]
+def apply_top_k(logits: Tensor, top_k: Tensor, max_top_k: int, top_p: Tensor, vocab: WholeVocab = WHOLE) -> None:
+    """Keep each row's `top_k` most likely tokens, then of these the smallest set that holds `top_p` of their
+    probability; set the rest to -inf, in place. Exactly `top_k` tokens pass the first cut, the lower ids among equals.
+    Logits are float32 [R, V], temperature applied; `top_k` is int [R], in [1, V), `max_top_k` its maximum; `top_p` is
+    float32 [R], in (0, 1], where 1 = no second cut."""
+    values, token_ids = vocab.topk(logits, max_top_k)
+    column = torch.arange(max_top_k, device=logits.device)
+    # Padded to whole vectors of every kernel, so that the summation order of a row's probabilities does not depend on
+    # the other rows' top_k.
+    width = -(-max_top_k // _VECTOR) * _VECTOR
+    kept = values.new_full((len(values), width), -torch.inf)
+    kept[:, :max_top_k] = values.masked_fill(column >= top_k[:, None], -torch.inf)
+    keep_top_p_(kept, top_p)
+    vocab.keep_only_(logits, token_ids, kept[:, :max_top_k])
 
 
 def _span(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rows (ascending) with the strangers between them, and which of these are the rows; or the rows alone, where
-    the strangers are too many: up to some share, it is cheaper to read them, too, than to copy rows together."""
+    """The rows (ascending) with the others between them, and which of these are the rows; or the rows alone, where the
+    others are so many that a copy of the rows is cheaper than reading them all."""
     first, last = int(rows[0]), int(rows[-1])
     if last - first + 1 > _MAX_SPAN * len(rows):
         return rows, np.ones(len(rows), dtype=bool)
@@ -306,39 +284,39 @@ def _span(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(first, last + 1), is_own
 
 
-def _take(table: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-    """The rows (ascending) of a [L, ...] tensor; a view when they stand together."""
-    if _stand_together(rows):
+def _take(table: Tensor, rows: np.ndarray) -> Tensor:
+    """The rows (ascending) of a [L, ...] tensor; a view when they are adjacent."""
+    if _are_adjacent(rows):
         return table[int(rows[0]) : int(rows[-1]) + 1]
     return table[upload(rows, table.device)]
 
 
-def _stand_together(rows: np.ndarray) -> bool:
+def _are_adjacent(rows: np.ndarray) -> bool:
     return int(rows[-1]) - int(rows[0]) + 1 == len(rows)
 
 
 def _as_range(rows: np.ndarray) -> Sequence[int]:
-    """The rows (ascending), as a range when they stand together."""
-    return range(int(rows[0]), int(rows[-1]) + 1) if _stand_together(rows) else rows.tolist()
+    """The rows (ascending), as a range when they are adjacent."""
+    return range(int(rows[0]), int(rows[-1]) + 1) if _are_adjacent(rows) else rows.tolist()
 
 
-def _put(table: torch.Tensor, rows: np.ndarray, values: torch.Tensor) -> None:
+def _put(table: Tensor, rows: np.ndarray, values: Tensor) -> None:
     if len(rows) == len(table):
         table.copy_(values)
     else:
         table[upload(rows, table.device)] = values
 
 
-def _float32_copy(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-    return _take(logits, rows).to(torch.float32, copy=_stand_together(rows)).contiguous()
+def _float32_copy(logits: Tensor, rows: np.ndarray) -> Tensor:
+    return _take(logits, rows).to(torch.float32, copy=_are_adjacent(rows)).contiguous()
 
 
-def _on_rows(logits: torch.Tensor, chosen: np.ndarray, apply: Callable[[torch.Tensor, np.ndarray], None]) -> None:
+def _on_rows(logits: Tensor, chosen: np.ndarray, apply: Callable[[Tensor, np.ndarray], None]) -> None:
     """Call `apply(logits of the chosen rows, the rows)`, which works in place, unless no row is chosen (bool [R])."""
     rows = np.flatnonzero(chosen)
     if not rows.size:
         return
     part = _take(logits, rows)
     apply(part, rows)
-    if not _stand_together(rows):
+    if not _are_adjacent(rows):
         logits[upload(rows, logits.device)] = part

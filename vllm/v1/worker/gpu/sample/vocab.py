@@ -1,65 +1,61 @@
-"""How rows of logits are read and drawn from, where a row holds the whole vocabulary; vocab_parallel.py does the same
-where a rank has a slice of it."""
+"""Reading and drawing from rows of logits that hold the whole vocabulary; vocab_parallel.py does it for slices."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from vllm.logprobs.lists import WIDEST_TABLE
+from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.token_readings import Readings, token_readings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
-from vllm.v1.worker.gpu.sample.gumbel import draw
 
 
 class Drawn(NamedTuple):
     """One token of each of R rows."""
 
-    token_ids: torch.Tensor  # int32 [R]
-    logits: torch.Tensor  # float32 [R], theirs
-    maxima: list[torch.Tensor]  # what came with them, float32 [R] each, over the whole vocabulary
+    token_ids: Tensor  # int32 [R]
+    logits: Tensor  # float32 [R], of these tokens
+    maxima: list[Tensor]  # float32 [R] each, `WholeVocab.draw`'s maxima over the whole vocabulary
 
 
 class WholeVocab:
-    """One rank: its logits are all there are.
+    """One rank: its logits are all there are. Everywhere, R rows of logits are in float32, bfloat16 or float16, and in
+    float32 where they are changed. Token ids are those of the vocabulary, never columns."""
 
-    Everywhere, R rows of logits are in float32, bfloat16 or float16, and in float32 where they are changed. Token ids
-    are those of the vocabulary, never columns.
-    """
-
-    def columns(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Where the tokens stand in a `workspace`."""
+    def columns(self, token_ids: Tensor) -> Tensor:
+        """The tokens' columns in a `workspace`."""
         return token_ids
 
-    def workspace(self, logits: torch.Tensor) -> torch.Tensor:
+    def workspace(self, logits: Tensor) -> Tensor:
         """The rows, float32, in a form in which every token id has a column."""
         return logits
 
-    def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def most_likely(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The greatest logits' ids, int32 [R], the lowest among equals, and the rows' log-sum-exps, float32 [R]."""
-        no_ids = torch.empty((len(logits), 0), dtype=torch.int32, device=logits.device)
-        readings = token_readings(logits, no_ids)
+        readings = statistics(logits)
         return readings.argmax, readings.lse
 
     def read(
         self,
-        logits: torch.Tensor,
-        columns: torch.Tensor,
+        logits: Tensor,
+        columns: Tensor,
         num_topk: int,
-        num_valid: torch.Tensor | None,
+        num_valid: Tensor | None,
         entropy: bool = False,
-        first: torch.Tensor | None = None,
+        first: Tensor | None = None,
     ) -> Readings:
-        """Read each row's tokens: one of its own, the most likely ones by descending logit, those that are asked for.
+        """Read each row's first token, its K most likely ones by descending logit, and M requested ids.
 
         Args:
-            columns: int32 [R, 1 + K + M]; the last M are the ids that are asked for, what the others hold is nothing.
+            columns: int32 [R, 1 + K + M]; the last M are the requested ids, the others are ignored.
             num_topk: K, in [0, V].
             num_valid: int32 [R], how many columns of each row count; the others are padding. None: all.
             entropy: whether to compute the rows' entropy.
-            first: int32 [R], the first column; None: the most likely token.
+            first: int32 [R], the first token; None: the most likely one.
 
         Returns:
             The readings, with all the columns as their `token_ids`.
@@ -74,39 +70,56 @@ class WholeVocab:
         columns[:, 0] = first
         return token_readings(logits, columns, num_valid, entropy=entropy, table=table)._replace(token_ids=columns)
 
-    def highest(self, logits: torch.Tensor) -> torch.Tensor:
+    def highest(self, logits: Tensor) -> Tensor:
         """[R], the greatest logits; NaN where there is one."""
         return logits.amax(dim=-1)
 
-    def topk(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The k in [0, V] greatest logits of each row, as the operation `topk` gives them."""
+    def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k in [0, V] greatest logits of each row, as `ops.topk`."""
         return topk(logits, k)
 
-    def keep_only_(self, logits: torch.Tensor, token_ids: torch.Tensor, values: torch.Tensor) -> None:
+    def keep_only_(self, logits: Tensor, token_ids: Tensor, values: Tensor) -> None:
         """Set a workspace's rows to `values` (float32 [R, W]) at these ids (int32 [R, W]), and to -inf elsewhere."""
         logits.fill_(-torch.inf)
         logits.scatter_(1, token_ids.to(torch.int64), values)
 
-    def keep_top_p_(self, logits: torch.Tensor, top_p: torch.Tensor) -> None:
-        """As the operation `keep_top_p_`, on a workspace's rows."""
+    def keep_top_p_(self, logits: Tensor, top_p: Tensor) -> None:
+        """`ops.top_p.keep_top_p_` on a workspace's rows."""
         keep_top_p_(logits, top_p)
 
     def draw(
-        self,
-        logits: torch.Tensor,
-        temperature: torch.Tensor,
-        seeds: torch.Tensor,
-        positions: torch.Tensor,
-        maxima: list[torch.Tensor],
+        self, logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, maxima: list[Tensor]
     ) -> Drawn:
-        """Draw one token of each of a workspace's rows; the first arguments are those of `gumbel.draw`.
-
-        Args:
-            maxima: float32 [R] each, maxima over this rank's logits.
-        """
+        """Draw one token of each of a workspace's rows, by `draw`; `maxima`, float32 [R] each, are over this rank's
+        logits."""
         token_ids, _ = draw(logits, temperature, seeds, positions)
         drawn = logits.gather(1, token_ids[:, None].to(torch.int64)).squeeze(1)
         return Drawn(token_ids, drawn, maxima)
 
 
 WHOLE = WholeVocab()
+
+
+def statistics(logits: Tensor, entropy: bool = False) -> Readings:
+    """Readings of no tokens: maximum, argmax, log-sum-exp and, if wanted, entropy of each row."""
+    no_ids = torch.empty((len(logits), 0), dtype=torch.int32, device=logits.device)
+    return token_readings(logits, no_ids, entropy=entropy)
+
+
+def draw(
+    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, first_id: int = 0
+) -> tuple[Tensor, Tensor]:
+    """One token a row. The noise is a function of (seed, position, token id) alone, so a request draws the same token
+    in any batch, however its prompt was chunked and however often it was preempted.
+
+    Args:
+        logits: float32 [R, V], column 0 of token id `first_id`; -inf = ruled out.
+        temperature: float32 [R]; 0 = the most likely token, the lowest id among equals.
+        seeds: int64 [R].
+        positions: int64 [R], the number of tokens before the drawn one.
+
+    Returns:
+        Token ids int32 [R], and their scores float32 [R]: of several slices the greatest one's token counts.
+    """
+    rows = torch.arange(len(logits), dtype=torch.int32, device=logits.device)
+    return gumbel_sample(logits, temperature, seeds, positions, rows, first_id)

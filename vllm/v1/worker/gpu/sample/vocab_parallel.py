@@ -1,11 +1,10 @@
-"""Reading and drawing from rows of logits of which every rank has a slice: what travels is a few numbers a row.
+"""Reading and drawing from rows of logits of which every rank has a slice, by exchange of a few numbers a row.
 
 A rank reduces its slice to maximum, log-sum-exp, argmax, the logits of the tokens that it owns, and its most likely
-tokens. One all_gather joins these, after which every rank knows every logit that somebody wants, and counts how many
-of its own exceed each; the sum of the counts makes the ranks. All ranks compute alike from equal numbers, so they come
-to the same result without anybody deciding.
+tokens. One all_gather joins these; every rank then has every requested logit and counts how many of its own exceed
+each, and the sums of the counts are the ranks. All ranks compute the same results from equal numbers.
 
-Whole rows travel only where what is wanted is about as large: most of the vocabulary, or a nucleus of very many tokens.
+Whole rows are gathered only for about as many values: most of the vocabulary, or a nucleus of very many tokens.
 """
 
 from __future__ import annotations
@@ -17,30 +16,25 @@ from torch import Tensor
 from vllm.distributed.communicator import Communicator
 from vllm.distributed.vocab_slice import VocabSlice
 from vllm.ops.count_above import count_above
-from vllm.ops.token_readings import Readings, token_readings
+from vllm.ops.token_readings import Readings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
 from vllm.v1.worker.gpu.buffer_utils import upload
-from vllm.v1.worker.gpu.sample.gumbel import draw
-from vllm.v1.worker.gpu.sample.vocab import WHOLE, Drawn, WholeVocab
+from vllm.v1.worker.gpu.sample.vocab import WHOLE, Drawn, WholeVocab, draw, statistics
 
-# A nucleus within the most likely so many tokens is found without whole rows.
+# Larger nuclei need whole rows.
 _MAX_NUCLEUS = 256
 
 
 def vocab_of(vocab_size: int, group: Communicator) -> WholeVocab:
-    """How the logits of a group's ranks are read."""
+    """How the ranks of `group` read logits."""
     return WHOLE if group.world_size == 1 else SlicedVocab(VocabSlice(vocab_size, group))
 
 
 class SlicedVocab(WholeVocab):
     """N ranks: the logits [R, V_rank] are of this rank's token ids, and every result is that of the whole rows, the
-    same on all ranks.
-
-    A `workspace` has one more column, in which every other rank's tokens stand. It holds -inf, which neither biases nor
-    penalties change, so it is never drawn and counts nothing; and what is done to a token needs no question whose it
-    is.
-    """
+    same on all ranks. A `workspace` has one more column for every other rank's tokens, so operations on tokens need no
+    mask. It holds -inf, which neither biases nor penalties change, so it is never drawn and adds no probability."""
 
     def __init__(self, vocab_slice: VocabSlice) -> None:
         self.slice = vocab_slice
@@ -61,7 +55,7 @@ class SlicedVocab(WholeVocab):
     def most_likely(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         if not self._num_own:
             logits = self.workspace(logits)
-        own = _statistics(logits)
+        own = statistics(logits)
         maxima, lses, ids = self._exchange(own.max[:, None], own.lse[:, None], own.argmax[:, None] + self._first)
         return self._argmax(maxima[..., 0], ids[..., 0]), lses[..., 0].double().logsumexp(dim=0).float()
 
@@ -76,12 +70,12 @@ class SlicedVocab(WholeVocab):
     ) -> Readings:
         if self._is_wide(columns.shape[1] + num_topk):
             return super().read(self.slice.gather_rows(logits), columns, num_topk, num_valid, entropy, first)
-        # What is asked for by its id; the others come with their logits.
+        # Tokens given by id; top-k and argmax come with their logits.
         named = columns[:, 1 + num_topk :]
         num_first = 0
         if first is not None:
             named, num_first = torch.cat((first[:, None], named), dim=1), 1
-        own = _statistics(logits, entropy)
+        own = statistics(logits, entropy)
         own_logits = logits.gather(1, self.slice.columns(named, elsewhere=0).to(torch.int64)).float()
         top_values, top_ids = topk(logits, num_topk)
         parts = self._exchange(
@@ -129,10 +123,10 @@ class SlicedVocab(WholeVocab):
             self._keep_top_p_of_whole_rows_(logits, top_p, np.arange(len(logits)))
             return
         values, token_ids = topk(logits, _MAX_NUCLEUS)
-        lse = _statistics(logits).lse[:, None]
+        lse = statistics(logits).lse[:, None]
         lses, all_values, all_ids = self._exchange(lse, values, token_ids + self._first)
         values, token_ids = _merge(all_values, all_ids, _MAX_NUCLEUS)
-        # The share of these tokens' probability that is `top_p` of everything's.
+        # `top_p` of the whole probability, as a share of these tokens'.
         more = lses[..., 0].double().logsumexp(dim=0) - values.double().logsumexp(dim=1)
         top_p_within = top_p.double() * more.exp()
         is_within = (top_p_within < 1).cpu().numpy()
@@ -165,7 +159,7 @@ class SlicedVocab(WholeVocab):
         all_scores, all_ids, all_drawn, all_maxima = self._exchange(
             scores[:, None], token_ids[:, None], drawn, torch.stack(maxima, dim=1)
         )
-        # Equals go to the lowest id, which the lowest of their ranks has.
+        # The lowest rank among equals has the lowest id.
         best = all_scores == all_scores.amax(dim=0)
         ranks = torch.arange(len(best), device=logits.device)[:, None, None]
         winner = torch.where(best, ranks, len(best) - 1).amin(dim=0, keepdim=True)
@@ -176,8 +170,7 @@ class SlicedVocab(WholeVocab):
         )
 
     def _is_wide(self, num_words: int) -> bool:
-        """Whether whole rows are little more to move than about so many numbers twice; where they are not, a slice has
-        at least so many tokens."""
+        """Whether a whole row is little more to move than `num_words`. If not, a slice has at least as many tokens."""
         return 2 * num_words >= self._fewest
 
     def _exchange(self, *parts: Tensor) -> list[Tensor]:
@@ -187,11 +180,11 @@ class SlicedVocab(WholeVocab):
         return [piece.view(part.dtype) for piece, part in zip(pieces, parts, strict=True)]
 
     def _argmax(self, maxima: Tensor, token_ids: Tensor) -> Tensor:
-        """int32 [R] from the ranks' maxima and where these stand, both [N, R]. A valid id even where there is NaN."""
+        """int32 [R] from the ranks' maxima and their ids, both [N, R]. A valid id even where there is NaN."""
         return torch.where(maxima == maxima.amax(dim=0), token_ids, self._vocab_size - 1).amin(dim=0)
 
     def _rank(self, logits: Tensor, values: Tensor, num_valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """float32 [R, W] values, of which a row's first `num_valid` count, and int32 [R, W] their ranks."""
+        """float32 [R, W] values, of which a row's first `num_valid` count, and their ranks int32 [R, W]."""
         if not values.shape[1]:
             return values, values.to(torch.int32)
         ranks = 1 + self._group.all_reduce(count_above(logits, values, num_valid))
@@ -201,30 +194,24 @@ class SlicedVocab(WholeVocab):
         return values.masked_fill(padding, 0.0), ranks.masked_fill_(padding, 0)
 
 
-def _statistics(logits: Tensor, entropy: bool = False) -> Readings:
-    no_ids = torch.empty((len(logits), 0), dtype=torch.int32, device=logits.device)
-    return token_readings(logits, no_ids, entropy=entropy)
-
-
 def _merge(values: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k greatest of the ranks' [N, R, k], each rank's in order: values and ids [R, k], ties by the lower id."""
     num_rows = values.shape[1]
     values = values.transpose(0, 1).reshape(num_rows, -1)
     token_ids = token_ids.transpose(0, 1).reshape(num_rows, -1)
-    # Stable: equals stay in the order of ranks, which is that of ids.
+    # Stable: equals stay in the order of ranks and so of ids.
     values, order = values.sort(dim=1, descending=True, stable=True)
     return values[:, :k].contiguous(), token_ids.gather(1, order[:, :k])
 
 
 def _ranks_in_order(values: Tensor) -> Tensor:
-    """int32 [R, K], the ranks of a row's K greatest, which are in order: ties share the better rank."""
+    """int32 [R, K], the ranks of a row's K greatest values in order: ties share the better rank."""
     falling = (-values).contiguous()
     return 1 + torch.searchsorted(falling, falling, out_int32=True)
 
 
 def _join_entropies(lses: Tensor, entropies: Tensor) -> Tensor:
-    """float32 [R] from the slices' [N, R]: that of a mixture, sum of w (H - ln w) over the slices, w their shares of
-    the probability."""
+    """float32 [R] from the slices' [N, R]: the entropy of a mixture, sum of w (H - ln w), w the slices' probability."""
     total = lses.double().logsumexp(dim=0)
     log_weights = lses.double() - total
     terms = log_weights.exp() * (entropies.double() - log_weights)

@@ -1,9 +1,10 @@
-"""Rows written as JSON in parts say what rows made of objects say, and share the loop."""
+"""Rows of readings as JSON: equal whether written in parts or at once; parts of several requests take turns."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -12,11 +13,10 @@ from asgi import AppThread, make_engine
 from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from tiny_llm import make_tiny_model
 
-from vllm.entrypoints.openai.rendering import logprobs, readings, wide_rows
+from vllm.entrypoints.openai.rendering import logprobs, rows
+from vllm.entrypoints.openai.rendering.rows import classic_row
 from vllm.entrypoints.openai.rendering.token_texts import TokenNames
-from vllm.entrypoints.openai.rendering.turns import Turns, turn
-from vllm.entrypoints.openai.rendering.wide_rows import classic_row
-from vllm.entrypoints.openai.rendering.written_json import Written, encode_parts
+from vllm.entrypoints.openai.rendering.written_json import Written, encode_parts, turn
 
 ALL = {"temperature": 0, "ignore_eos": True, "max_tokens": 3}
 TALK = {"messages": [{"role": "user", "content": "é"}], "chat_template": "{{ messages[0].content }}", "logprobs": True}
@@ -32,12 +32,10 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def widen(monkeypatch):
-    """Let every row be wide, and of several parts."""
+    """Let rows have several parts, down to one entry a part."""
 
     def apply():
-        monkeypatch.setattr(logprobs, "WIDE", 0)
-        monkeypatch.setattr(readings, "WIDE", 0)
-        monkeypatch.setattr(wide_rows, "ENTRIES_A_TURN", 100)
+        monkeypatch.setattr(rows, "ENTRIES_PER_TURN", 1)
 
     return apply
 
@@ -77,7 +75,7 @@ def test_wide_rows_are_the_others_in_json(server, widen, path, body, stream):
 
 def test_equal_texts_in_different_parts(tmp_path, monkeypatch):
     """The chosen token has its text, then the first one that comes, across parts."""
-    monkeypatch.setattr(wide_rows, "ENTRIES_A_TURN", 2)
+    monkeypatch.setattr(rows, "ENTRIES_PER_TURN", 2)
     names = TokenNames(make_byte_tokenizer(tmp_path), as_ids=False)
     fragments = [i for i in range(VOCAB_SIZE) if names.texts([i]) == ["\ufffd"]][:3]
     letters = [i for i in range(VOCAB_SIZE) if names.texts([i]) in (["a"], ["b"])]
@@ -133,12 +131,13 @@ def test_small_rows_share_a_turn(monkeypatch):
     async def note():
         taken.append(1)
 
-    monkeypatch.setattr("vllm.entrypoints.openai.rendering.turns.turn", note)
+    monkeypatch.setattr(logprobs, "turn", note)
+    part = SimpleNamespace(end_indices=21 * np.arange(1, 101), lse=np.zeros(100), entropy=np.zeros(100))
+    for name in ("token_ids", "logprobs", "logits", "ranks"):
+        setattr(part, name, np.zeros(2100))
 
     async def run():
-        turns = Turns()
-        for _ in range(100):
-            await turns.take(21)
+        return [position async for position in logprobs.positions(SimpleNamespace(parts=lambda num_entries: [part]))]
 
-    asyncio.run(run())
+    assert len(asyncio.run(run())) == 100
     assert len(taken) == 1
