@@ -28,10 +28,16 @@ _TOKENIZER = {
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model's folder: 256 tokens of context, float32."""
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
+    """The model's folder: 1024 tokens of context, float32."""
+    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
     (folder / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER))
     return folder
+
+
+@pytest.fixture(scope="session")
+def server_environment() -> dict[str, str]:
+    """Variables of a server whose log says where it listens: trl, once imported, turns logs off."""
+    return {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "INFO"}
 
 
 @pytest.fixture(scope="session")
@@ -41,9 +47,9 @@ def llm(tiny_model: Path) -> LLM:
 
 
 @pytest.fixture(scope="session")
-def server(tiny_model: Path) -> Iterator[LiveServer]:
+def server(tiny_model: Path, server_environment: dict[str, str]) -> Iterator[LiveServer]:
     """It, served as "tiny"."""
-    with LiveServer(tiny_model, env={"OMP_NUM_THREADS": "1"}) as server:
+    with LiveServer(tiny_model, env=server_environment) as server:
         yield server
 
 

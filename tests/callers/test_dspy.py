@@ -39,16 +39,21 @@ def test_chat(server: LiveServer, llm: LLM, engine: str) -> None:
 
 
 def test_text(server: LiveServer, llm: LLM) -> None:
-    (output,) = llm.generate(["Hello there"], SamplingParams(**GREEDY), use_tqdm=False)
-    (answer,) = lm_of(server, "litellm", model_type="text")(prompt="Hello there")
-    assert output.outputs[0].text.startswith(answer.rstrip()) or answer
+    lm = lm_of(server, "litellm", model_type="text")
+    (answer,) = lm(prompt="Hello there")
+    # It adds to the prompt whose turn it is.
+    (output,) = llm.generate(["Hello there\n\nBEGIN RESPONSE:"], SamplingParams(**GREEDY), use_tqdm=False)
+    assert answer == output.outputs[0].text
 
 
 def test_several_answers_with_logprobs(server: LiveServer, llm: LLM, engine: str) -> None:
     expected = completion(llm, n=2, temperature=1.0, seed=6, logprobs=0)
     answers = lm_of(server, engine, n=2, temperature=1.0, seed=6, logprobs=True)(QUESTION)
-    assert [answer["text"] for answer in answers] == [each.text for each in expected]
-    for answer, each in zip(answers, expected, strict=True):
+    texts = [each.text for each in expected]
+    # One of dspy's engines asks n times for one answer, each time with the same seed.
+    assert [answer["text"] for answer in answers] in (texts, texts[:1] * 2)
+    for answer in answers:
+        each = expected[texts.index(answer["text"])]
         entries = answer["logprobs"]["content"] if isinstance(answer["logprobs"], dict) else answer["logprobs"].content
         got = [entry["logprob"] if isinstance(entry, dict) else entry.logprob for entry in entries]
         own = [row[token_id].logprob for token_id, row in zip(each.token_ids, each.logprobs, strict=True)]

@@ -28,7 +28,7 @@ def test_load_over_http(server: LiveServer, tiny_model: Path, tmp_path: Path, ro
     command += ["--output", f"kind=json,path={report}"]
     done = subprocess.run(
         command,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "GUIDELLM__MAX_WORKER_PROCESSES": "1"},
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

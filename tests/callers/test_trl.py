@@ -143,7 +143,7 @@ def _connected(make: Any, url: str, server: subprocess.Popen[bytes], log: Path) 
     while True:
         try:
             return make(base_url=url)
-        except ConnectionError:
+        except OSError:  # requests has a ConnectionError of its own
             assert server.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
@@ -153,15 +153,15 @@ def test_server_generates(client: Any, llm: Any) -> None:
     from vllm import SamplingParams
 
     ids = [llm.get_tokenizer().encode(prompt) for prompt in PROMPTS]
-    answer = client.generate(ids, n=2, temperature=0.0, max_tokens=6, logprobs=1)
-    outputs = llm.generate(
-        [{"prompt_token_ids": each} for each in ids],
-        SamplingParams(temperature=0, max_tokens=6, logprobs=0),
-        use_tqdm=False,
-    )
+    answer = client.generate(ids, n=2, temperature=0.8, max_tokens=6, logprobs=0, generation_kwargs={"seed": 7})
+    params = SamplingParams(n=2, temperature=0.8, max_tokens=6, logprobs=0, seed=7, logprobs_mode="processed_logprobs")
+    outputs = llm.generate([{"prompt_token_ids": each} for each in ids], params, use_tqdm=False)
+    completions = [each for output in outputs for each in output.outputs]
     assert answer["prompt_ids"] == ids
-    assert answer["completion_ids"] == [o.outputs[0].token_ids for o in outputs for _ in range(2)]
-    assert all(len(rows) == len(own) for rows, own in zip(answer["logprobs"], answer["completion_ids"], strict=True))
+    assert answer["completion_ids"] == [each.token_ids for each in completions]
+    for rows, each in zip(answer["logprobs"], completions, strict=True):
+        own = [row[token_id].logprob for token_id, row in zip(each.token_ids, each.logprobs, strict=True)]
+        assert [value for (value,) in rows] == pytest.approx(own, abs=TOLERANCE)
 
 
 def test_server_answers_chats(client: Any, llm: Any) -> None:

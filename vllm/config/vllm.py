@@ -23,7 +23,7 @@ class VllmConfig:
     device_config: DeviceConfig = field(default_factory=DeviceConfig)
     torch_profiler_dir: str = ""
     """Where traces of start_profile go; "" = nowhere."""
-    weight_transfer_config: Any = None
+    weight_transfer_config: Any = field(default=None, compare=False)
     """As given: trainers ask a server for it."""
 
     def __post_init__(self) -> None:

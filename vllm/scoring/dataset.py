@@ -135,7 +135,7 @@ class _Replica:
         self._job = job
         self._refusal: pa.Table | None = None
         try:
-            llm = LLM(**vars(job.engine_args), use_tqdm_on_load=False)
+            llm = LLM(**{**vars(job.engine_args), "use_tqdm_on_load": False})
             self._scorer = BatchScorer(llm, job.template, job.labels, job.input_name)
         except (CliError, ValueError, OSError) as error:
             self._refusal = job.refused(str(error))

@@ -89,7 +89,9 @@ def _load(args: argparse.Namespace) -> LLM:
     from vllm.entrypoints.llm import LLM
 
     try:
-        return LLM(**vars(EngineArgs.from_cli_args(args)), use_tqdm_on_load=not args.quiet)
+        engine_args = EngineArgs.from_cli_args(args)
+        engine_args.use_tqdm_on_load &= not args.quiet
+        return LLM(**vars(engine_args))
     except (ValueError, OSError) as error:
         raise CliError(str(error)) from error
 
