@@ -9,7 +9,6 @@ from enum import Enum, IntEnum
 from functools import cached_property
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from vllm.beam_search import BeamSearchParams as BeamSearchParams
@@ -43,6 +42,7 @@ from vllm.utils.checks import (
     check_vocabulary,
     wrong_type,
 )
+from vllm.utils.struct import Struct
 
 
 class RequestOutputKind(Enum):
@@ -70,7 +70,7 @@ class SamplingType(IntEnum):
     RANDOM_SEED = 2
 
 
-class SamplingParams(msgspec.Struct, dict=True):
+class SamplingParams(Struct, dict=True):
     """Parameters of one request. Field names, defaults and meanings are vLLM's.
 
     Readings: `logprobs=k` returns, at every generated position, the sampled token and the k most likely ones
