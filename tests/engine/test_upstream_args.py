@@ -10,7 +10,7 @@ import pytest
 from tiny_llm import make_tiny_model
 
 from vllm import EngineArgs
-from vllm.config import CompilationConfig, PoolerConfig
+from vllm.config import CompilationConfig, PoolerConfig, ProfilerConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.upstream_args import UpstreamArgs, is_neutral
 from vllm.utils.flag_types import size
@@ -66,6 +66,12 @@ def test_configuration_objects(folder):
     assert EngineArgs(model=folder, compilation_config=CompilationConfig(mode=3)).create_engine_config() == plain
     with pytest.raises(ValueError, match="pooler_config"):
         EngineArgs(model=folder, pooler_config=PoolerConfig(pooling_type="MEAN")).create_engine_config()
+
+
+@pytest.mark.parametrize("kind", [dict, ProfilerConfig])
+def test_a_profilers_folder(folder, kind):
+    given = kind(profiler="torch", torch_profiler_dir="traces")
+    assert EngineArgs(model=folder, profiler_config=given).create_engine_config().torch_profiler_dir == "traces"
 
 
 def test_none_is_the_default_of_every_argument(folder):

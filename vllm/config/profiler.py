@@ -14,7 +14,7 @@ ProfilerKind = Literal["torch", "cuda", "proton"]
 class ProfilerConfig(UnservedConfig):
     """Who records a profile, and where it is written."""
 
-    instead: ClassVar[str] = "no profiler is started; torch.profiler around LLM.generate records its steps"
+    instead: ClassVar[str] = "it takes profiler='torch' and torch_profiler_dir"
     harmless: ClassVar[frozenset[str]] = frozenset(
         {
             "torch_profiler_with_stack", "torch_profiler_with_flops", "torch_profiler_use_gzip",

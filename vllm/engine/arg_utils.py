@@ -21,12 +21,15 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from vllm.config.attention import AttentionConfig
+from vllm.config.profiler import ProfilerConfig
+from vllm.config.unserved import as_config
 from vllm.engine.upstream_args import UpstreamArgs
 from vllm.exceptions import shown
 from vllm.logger import init_logger, warn_once
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from vllm.utils.device import resolve_device
-from vllm.utils.flag_types import json_or_text, size
+from vllm.utils.flag_types import flag_options as flag_options
 
 if TYPE_CHECKING:
     from vllm.model_executor.model_loader import ResolvedModel
@@ -112,7 +115,9 @@ class EngineArgs(UpstreamArgs):
         "paged: our own kernels; varlen: FlashAttention by way of torch; flashinfer: that package; auto: varlen where "
         "it serves, else paged",
     )
-    attention_config: dict[str, Any] | None = _arg(None, 'as {"backend": NAME}: another way to give attention_backend')
+    attention_config: dict[str, Any] | AttentionConfig | None = _arg(
+        None, 'as {"backend": NAME}: another way to give attention_backend'
+    )
     max_context_len_to_capture: int | None = _arg(None, "older name of max_seq_len_to_capture")
     max_seq_len_to_capture: int | None = _arg(
         None, "on cuda: decode steps with longer contexts are not replayed from CUDA graphs; when left out, all are"
@@ -153,7 +158,7 @@ class EngineArgs(UpstreamArgs):
         "", "module.path:ClassName (or with a dot), a class whose methods workers get, for collective_rpc"
     )
     hf_overrides: dict[str, Any] | None = _arg(None, "values to replace in the model's config.json")
-    profiler_config: dict[str, Any] | None = _arg(
+    profiler_config: dict[str, Any] | ProfilerConfig | None = _arg(
         None, 'as {"profiler": "torch", "torch_profiler_dir": FOLDER}: where LLM.start_profile writes traces'
     )
     use_tqdm_on_load: bool = _arg(True, "show a progress bar when loading takes longer than a moment")
@@ -222,15 +227,13 @@ class EngineArgs(UpstreamArgs):
         )
 
     def _profiler_dir(self) -> str:
-        config = self.profiler_config or {}
-        if not isinstance(config, dict):
-            config = vars(config)
-        for name, value in config.items():
-            if value and name != "torch_profiler_dir" and (name, value) != ("profiler", "torch"):
-                raise ValueError(
-                    f"profiler_config takes profiler='torch' and torch_profiler_dir, got {name}={shown(value)}"
-                )
-        return str(config.get("torch_profiler_dir") or "")
+        config = as_config("profiler_config", ProfilerConfig, self.profiler_config)
+        if config is None:
+            return ""
+        for name, value in config.asked().items():
+            if name != "torch_profiler_dir" and (name, value) != ("profiler", "torch"):
+                raise ValueError(f"profiler_config: {ProfilerConfig.instead}, got {name}={shown(value)}")
+        return config.torch_profiler_dir
 
     def _cache_config(self, device: str, scheduler_config: SchedulerConfig, max_model_len: int) -> CacheConfig:
         return CacheConfig(
@@ -398,7 +401,8 @@ class EngineArgs(UpstreamArgs):
 
         from vllm.attention.select import check_backend
 
-        given = (self.attention_config or {}).get("backend") or self.attention_backend
+        config = as_config("attention_config", AttentionConfig, self.attention_config)
+        given = self.attention_backend if config is None or config.backend is None else config.backend
         name = str(getattr(given, "name", given)).lower()
         if name == "auto":
             name = envs.attention_backend(ATTENTION_BACKENDS) or name
@@ -448,29 +452,6 @@ class AsyncEngineArgs(EngineArgs):
     enable_log_requests: bool = _arg(False, "log each request", flag=False)
 
 
-def flag_options(hint: Any) -> dict[str, Any]:
-    """argparse options for a field's type; of several, the one that a command line can hold."""
-    members = [each for each in typing.get_args(hint) or (hint,) if each is not type(None)]
-    if typing.get_origin(hint) is Literal:
-        return {"choices": typing.get_args(hint)}
-    if members == [bool]:
-        return {"action": argparse.BooleanOptionalAction}
-    kinds = [typing.get_origin(each) or each for each in members]
-    for each, kind in zip(members, kinds, strict=True):
-        if kind is Literal:
-            return {"choices": typing.get_args(each)}
-        if kind is dict:
-            return {"type": json_or_text if len(kinds) > 1 else _json_object, "metavar": "JSON"}
-        if kind is list:
-            (element,) = typing.get_args(each)
-            return {"nargs": "+", "metavar": "NAME", "type": element if isinstance(element, type) else str}
-    if kinds == [int]:
-        return {"type": size, "metavar": "INT"}
-    if kinds == [float]:
-        return {"type": float, "metavar": "FLOAT"}
-    return {"type": str, "metavar": "STR"}
-
-
 def usable_cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -487,12 +468,3 @@ def _check_device_count(config: ParallelConfig, found: int) -> None:
             f"data_parallel_size={config.data_parallel_size} with tensor_parallel_size={config.tensor_parallel_size} "
             f"needs {needed} CUDA devices, and there are {found}"
         )
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    import json
-
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
-    return value

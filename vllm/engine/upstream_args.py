@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from vllm.config.unserved import is_neutral_value
 from vllm.exceptions import shown
 from vllm.logger import init_logger, warn_once
 
@@ -62,18 +63,8 @@ def _unused(default: Any, why: str) -> Any:
 
 
 def is_neutral(value: Any, default: Any) -> bool:
-    """Whether an argument asks for nothing: its default, None, False, 0, "", "auto", "none", an empty container, or a
-    configuration object whose `is_neutral()` says so."""
-    if value is None or (isinstance(value, bool) == isinstance(default, bool) and value == default):
-        return True
-    if isinstance(value, (bool, int, float)):
-        return not value
-    if isinstance(value, str):
-        return value.lower() in ("", "auto", "none")
-    if isinstance(value, (list, tuple, set, frozenset, dict)):
-        return not value
-    ask = getattr(value, "is_neutral", None)
-    return bool(ask()) if callable(ask) else False
+    """Whether an argument asks for nothing: it is its default, or neutral by itself."""
+    return (isinstance(value, bool) == isinstance(default, bool) and value == default) or is_neutral_value(value)
 
 
 @dataclass(kw_only=True)

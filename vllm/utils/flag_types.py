@@ -1,11 +1,12 @@
-"""argparse types with a bound."""
+"""argparse types and options."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -49,3 +50,33 @@ def json_or_text(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def flag_options(hint: Any) -> dict[str, Any]:
+    """argparse options for a field's type; of several, the one that a command line can hold."""
+    members = [each for each in typing.get_args(hint) or (hint,) if each is not type(None)]
+    if typing.get_origin(hint) is Literal:
+        return {"choices": typing.get_args(hint)}
+    if members == [bool]:
+        return {"action": argparse.BooleanOptionalAction}
+    kinds = [typing.get_origin(each) or each for each in members]
+    for each, kind in zip(members, kinds, strict=True):
+        if kind is Literal:
+            return {"choices": typing.get_args(each)}
+        if kind is dict:
+            return {"type": json_or_text if len(kinds) > 1 else _json_object, "metavar": "JSON"}
+        if kind is list:
+            (element,) = typing.get_args(each)
+            return {"nargs": "+", "metavar": "NAME", "type": element if isinstance(element, type) else str}
+    if kinds == [int]:
+        return {"type": size, "metavar": "INT"}
+    if kinds == [float]:
+        return {"type": float, "metavar": "FLOAT"}
+    return {"type": str, "metavar": "STR"}
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return value
