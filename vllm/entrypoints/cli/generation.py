@@ -64,7 +64,7 @@ def check_server_arguments(args: argparse.Namespace, *others: str, sent: Sequenc
         reason = "says how to talk to a server, and needs --url"
     else:
         engine = [item for item in fields(EngineArgs) if item.name not in sent]
-        without_effect = [item.name for item in engine if getattr(args, item.name) != item.default]
+        without_effect = [item.name for item in engine if getattr(args, item.name, item.default) != item.default]
         reason = "is for a model in this process, and has no effect on the one at --url"
     if without_effect:
         raise CliError(f"--{without_effect[0].replace('_', '-')} {reason}")
