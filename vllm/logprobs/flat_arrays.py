@@ -19,15 +19,8 @@ class FlatArrays(NamedTuple):
     counts: np.ndarray  # int64 [P]
 
 
-EMPTY = FlatArrays(
-    np.empty(0, np.int32),
-    np.empty(0, np.float32),
-    np.empty(0, np.float32),
-    np.empty(0, np.int32),
-    np.empty(0, np.float32),
-    np.empty(0, np.float32),
-    np.empty(0, np.int64),
-)
+_INTS, _FLOATS = np.empty(0, np.int32), np.empty(0, np.float32)
+EMPTY = FlatArrays(_INTS, _FLOATS, _FLOATS, _INTS, _FLOATS, _FLOATS, np.empty(0, np.int64))
 
 # For up to this many ids, comparing with each is faster than sorting.
 _FEW = 64

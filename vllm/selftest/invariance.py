@@ -87,7 +87,9 @@ class InvarianceTest:
         for number in range(1, NUM_COMPOSITIONS + 1):
             yield self._with_others(number)
         for chunk in CHUNKS:
-            yield self._chunked(chunk)
+            with self._scheduler(max_num_batched_tokens=chunk, enable_chunked_prefill=True):
+                outputs = self._mixed([])
+            yield self._compare(f"steps of {chunk} tokens", outputs)
         # A request that fits in one block shares none, and is never short of a second one.
         has_blocks = max(len(probe.prompt) for probe in self.probes) > self._block_size
         if self._caches and has_blocks:
@@ -110,11 +112,6 @@ class InvarianceTest:
         # Later compositions arrive over several steps, so that prompts share steps with decodes.
         outputs = self._mixed(others, spread=3 * (number - 1))
         return self._compare(f"batch composition {number}", outputs, f"{len(others)} other requests")
-
-    def _chunked(self, chunk: int) -> Check:
-        with self._scheduler(max_num_batched_tokens=chunk, enable_chunked_prefill=True):
-            outputs = self._mixed([])
-        return self._compare(f"steps of {chunk} tokens", outputs)
 
     def _cached(self, share: float, words: str) -> Check:
         """The cache holds the first blocks of every probe's prompt: `share` of those that can be hit, at least one."""
