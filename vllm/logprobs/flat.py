@@ -176,11 +176,8 @@ class FlatLogprobs(Sequence[Position]):
         return list(self._decode(token_ids))
 
     def select(self, ids: Sequence[int]) -> Readings:
-        """The readings of `ids` at every position, as arrays [P, len(ids)] with columns in the order given.
-
-        Raises:
-            KeyError: an id was not read at every position.
-        """
+        """The readings of `ids` at every position, as arrays [P, len(ids)] with columns in the order given. KeyError:
+        an id was not read at every position."""
         return Readings(*select(self._arrays(), np.asarray(ids, dtype=np.int64)))
 
     def __len__(self) -> int:

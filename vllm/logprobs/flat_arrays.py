@@ -46,11 +46,8 @@ def repeated(token_ids: np.ndarray, num_ranked: int) -> np.ndarray:
 
 
 def select(flat: FlatArrays, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logprobs, logits and ranks [P, W] of `wanted`, int64 [W], at every position; copies.
-
-    Raises:
-        KeyError: an id is missing at some position.
-    """
+    """Logprobs, logits and ranks [P, W] of `wanted`, int64 [W], at every position; copies. KeyError: an id is
+    missing at some position."""
     entries = flat.logprobs, flat.logits, flat.ranks
     if len(wanted) > _FEW:
         where = _find_many(flat, wanted)

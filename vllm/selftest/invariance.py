@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.selftest.probes import Probe, Result, make_others, make_probes, result_of, run_probes
+from vllm.selftest.probes import Probe, Result, make_others, make_probe, make_probes, result_of, run_probes
 from vllm.v1.core.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -62,12 +61,8 @@ class Check:
 
 
 class InvarianceTest:
-    """Runs the probes alone, then in every other way, and compares.
-
-    Args:
-        engine: idle; whole rows of logits may be read (max_logprobs=-1, max_logprob_token_ids=-1).
-        seed: of the probes, the other requests and the order of everything.
-    """
+    """Runs the probes alone, then in every other way, and compares. `engine` is idle and lets whole rows of logits be
+    read (max_logprobs=-1, max_logprob_token_ids=-1); `seed` decides the probes, the other requests and all orders."""
 
     def __init__(self, engine: LLMEngine, seed: int = 0) -> None:
         self.engine = engine
@@ -257,13 +252,6 @@ def _requests(workload: str, engine: LLMEngine, rng: random.Random) -> list[Prob
     if workload == "scoring":
         count, length, max_tokens = 12, 40, 1
         ids = rng.sample(vocabulary, min(2, len(vocabulary)))
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=max_tokens,
-        ignore_eos=True,
-        detokenize=False,
-        logprob_token_ids=ids,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
+    fields = {"temperature": 0.0, "max_tokens": max_tokens, "logprob_token_ids": ids}
     length = max(1, min(length, engine.model_config.max_model_len - max_tokens))
-    return [Probe(rng.choices(vocabulary, k=length), workload, params) for _ in range(count)]
+    return [make_probe(rng.choices(vocabulary, k=length), workload, fields) for _ in range(count)]

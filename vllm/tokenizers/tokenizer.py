@@ -68,11 +68,7 @@ class Tokenizer:
     is_fast = True
 
     def __init__(self, backend: tokenizers.Tokenizer, special_tokens: dict[str, str], source: _Source) -> None:
-        """
-        Args:
-            backend: truncation and padding are switched off.
-            special_tokens: text of bos_token, eos_token and so on.
-        """
+        """Switches the backend's truncation and padding off. `special_tokens`: texts of bos_token, eos_token ..."""
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
@@ -91,12 +87,8 @@ class Tokenizer:
     def decode(
         self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
     ) -> str:
-        """Text of a sequence of ids; incomplete characters become U+FFFD.
-
-        Args:
-            spaces_between_special_tokens: False removes the space that some decoders (WordPiece's, those in Python) put
-                between two consecutive special tokens.
-        """
+        """Text of a sequence of ids; incomplete characters become U+FFFD. `spaces_between_special_tokens` False removes
+        the space that some decoders (WordPiece's, those in Python) put between two consecutive special tokens."""
         unspaced = self._unspaced_ids(skip_special_tokens, spaces_between_special_tokens)
         if not unspaced:
             return self._decode(ids, skip_special_tokens)
