@@ -80,7 +80,11 @@ class InvarianceTest:
         self._expected = [result_of(output) for output in self._alone()]
         yield self._compare("alone again", self._alone())
         for number in range(1, NUM_COMPOSITIONS + 1):
-            yield self._with_others(number)
+            self.engine.reset_prefix_cache()
+            others = self._others(NUM_OTHERS * number // NUM_COMPOSITIONS)
+            # Later compositions arrive over several steps, so that prompts share steps with decodes.
+            outputs = self._mixed(others, spread=3 * (number - 1))
+            yield self._compare(f"batch composition {number}", outputs, f"{len(others)} other requests")
         for chunk in CHUNKS:
             with self._scheduler(max_num_batched_tokens=chunk, enable_chunked_prefill=True):
                 outputs = self._mixed([])
@@ -100,13 +104,6 @@ class InvarianceTest:
             self.engine.reset_prefix_cache()
             outputs += run_probes(self.engine, [probe])
         return outputs
-
-    def _with_others(self, number: int) -> Check:
-        self.engine.reset_prefix_cache()
-        others = self._others(NUM_OTHERS * number // NUM_COMPOSITIONS)
-        # Later compositions arrive over several steps, so that prompts share steps with decodes.
-        outputs = self._mixed(others, spread=3 * (number - 1))
-        return self._compare(f"batch composition {number}", outputs, f"{len(others)} other requests")
 
     def _cached(self, share: float, words: str) -> Check:
         """The cache holds the first blocks of every probe's prompt: `share` of those that can be hit, at least one."""
