@@ -46,15 +46,8 @@ class FlashInferAttention(TokenMajorBackend):
         column = torch.arange(attn.block_table.shape[1], device=q.device)
         indptr = torch.zeros(len(num_blocks) + 1, dtype=torch.int32, device=q.device)
         indptr[1:] = num_blocks.cumsum(0)
-        pages = (
-            indptr,
-            attn.block_table[column < num_blocks[:, None]],
-            (attn.seq_lens - 1) % block_size + 1,
-            q.shape[1],
-            kv_heads,
-            head_dim,
-            block_size,
-        )
+        used, in_last = attn.block_table[column < num_blocks[:, None]], (attn.seq_lens - 1) % block_size + 1
+        pages = indptr, used, in_last, q.shape[1], kv_heads, head_dim, block_size
         options: dict[str, Any] = {"sm_scale": scale, "q_data_type": q.dtype, "kv_data_type": k_cache.dtype}
         if wrapper is self._decode:
             wrapper.plan(*pages, **options)

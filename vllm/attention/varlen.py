@@ -34,20 +34,11 @@ class VarlenAttention(TokenMajorBackend):
 
     def attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, scale: float) -> Tensor:
         k_cache, v_cache = kv_cache
-        return self._varlen_attn(
-            q,
-            k_cache,
-            v_cache,
-            attn.query_start_loc,
-            None,
-            attn.max_query_len,
-            attn.max_seq_len,
-            scale=scale,
-            window_size=(-1, 0),  # causal, the last query seeing the last key
-            enable_gqa=q.shape[1] != k_cache.shape[2],
-            seqused_k=attn.seq_lens,
-            block_table=attn.block_table,
-        )
+        lengths = attn.query_start_loc, None, attn.max_query_len, attn.max_seq_len
+        pages: dict[str, Any] = {"seqused_k": attn.seq_lens, "block_table": attn.block_table}
+        causal = {"window_size": (-1, 0)}  # the last query sees the last key
+        grouped = q.shape[1] != k_cache.shape[2]
+        return self._varlen_attn(q, k_cache, v_cache, *lengths, scale=scale, enable_gqa=grouped, **causal, **pages)
 
     def trial(self, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
         """Attend for one request that decodes and one that continues its prompt; returns the error, None if none."""

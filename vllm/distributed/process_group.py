@@ -26,13 +26,9 @@ def connect_store(host: str, port: int, world_size: int) -> dist.TCPStore:
 
 
 def join_group(store: dist.Store, rank: int, world_size: int, device: torch.device, address: str) -> Communicator:
-    """Join the other ranks; returns when all of them have joined. RuntimeError if a rank did not join in time.
-
-    Args:
-        store: one that all ranks share, used for nothing else.
-        device: of the rank's tensors: gloo connects CPUs, NCCL CUDA devices.
-        address: of this machine, where gloo listens.
-    """
+    """Join the other ranks; returns when all of them have joined. RuntimeError if a rank did not join in time. `store`
+    is shared by all ranks and used for nothing else; `device` is that of the rank's tensors: gloo connects CPUs, NCCL
+    CUDA devices; `address` is this machine's, where gloo listens."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         options = dist.ProcessGroupNCCL.Options()

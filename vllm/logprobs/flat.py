@@ -30,6 +30,10 @@ class Readings(NamedTuple):
     ranks: np.ndarray  # int32 [P, I]
 
 
+def _array(name: str) -> Any:
+    return property(lambda self: getattr(self._arrays(), name))
+
+
 class FlatLogprobs(Sequence[Position]):
     """The readings of one completion: a sequence with one `{token_id: Logprob}` a position, over numpy arrays.
 
@@ -140,34 +144,17 @@ class FlatLogprobs(Sequence[Position]):
             entropy.fill(np.nan)
         return FlatArrays(token_ids, shown.view(np.float32), logits.view(np.float32), ranks, lse, entropy, counts)
 
-    @property
-    def token_ids(self) -> np.ndarray:
-        return self._arrays().token_ids
-
-    @property
-    def logprobs(self) -> np.ndarray:
-        return self._arrays().logprobs
-
-    @property
-    def logits(self) -> np.ndarray:
-        return self._arrays().logits
-
-    @property
-    def ranks(self) -> np.ndarray:
-        return self._arrays().ranks
+    token_ids: np.ndarray = _array("token_ids")
+    logprobs: np.ndarray = _array("logprobs")
+    logits: np.ndarray = _array("logits")
+    ranks: np.ndarray = _array("ranks")
+    lse: np.ndarray = _array("lse")
+    entropy: np.ndarray = _array("entropy")
 
     @property
     def has_sampled(self) -> bool:
         """Whether each position's first entry is the sampled token; False with max_tokens=0."""
         return self._has_sampled
-
-    @property
-    def lse(self) -> np.ndarray:
-        return self._arrays().lse
-
-    @property
-    def entropy(self) -> np.ndarray:
-        return self._arrays().entropy
 
     @property
     def start_indices(self) -> np.ndarray:
@@ -189,11 +176,8 @@ class FlatLogprobs(Sequence[Position]):
         return list(self._decode(token_ids))
 
     def select(self, ids: Sequence[int]) -> Readings:
-        """The readings of `ids` at every position, as arrays [P, len(ids)] with columns in the order given.
-
-        Raises:
-            KeyError: an id was not read at every position.
-        """
+        """The readings of `ids` at every position, as arrays [P, len(ids)] with columns in the order given. KeyError:
+        an id was not read at every position."""
         return Readings(*select(self._arrays(), np.asarray(ids, dtype=np.int64)))
 
     def __len__(self) -> int:
@@ -225,12 +209,9 @@ class FlatLogprobs(Sequence[Position]):
         if len(columns[0]) > WIDEST_DICT:
             return WidePositionLogprobs(columns, self._decode, lse, entropy)
         token_ids, *others = (column.tolist() for column in columns)
-        entries = zip(token_ids, *others, self._texts(columns[0]), strict=True)
-        return PositionLogprobs(
-            ((token, Logprob(logprob, rank, text, logit)) for token, logprob, rank, logit, text in entries),
-            lse,
-            entropy,
-        )
+        table = zip(token_ids, *others, self._texts(columns[0]), strict=True)
+        entries = ((token, Logprob(logprob, rank, text, logit)) for token, logprob, rank, logit, text in table)
+        return PositionLogprobs(entries, lse, entropy)
 
     def __iter__(self) -> Iterator[Any]:
         return map(self._position, range(len(self)))

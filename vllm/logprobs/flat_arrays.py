@@ -19,15 +19,8 @@ class FlatArrays(NamedTuple):
     counts: np.ndarray  # int64 [P]
 
 
-EMPTY = FlatArrays(
-    np.empty(0, np.int32),
-    np.empty(0, np.float32),
-    np.empty(0, np.float32),
-    np.empty(0, np.int32),
-    np.empty(0, np.float32),
-    np.empty(0, np.float32),
-    np.empty(0, np.int64),
-)
+_INTS, _FLOATS = np.empty(0, np.int32), np.empty(0, np.float32)
+EMPTY = FlatArrays(_INTS, _FLOATS, _FLOATS, _INTS, _FLOATS, _FLOATS, np.empty(0, np.int64))
 
 # For up to this many ids, comparing with each is faster than sorting.
 _FEW = 64
@@ -53,11 +46,8 @@ def repeated(token_ids: np.ndarray, num_ranked: int) -> np.ndarray:
 
 
 def select(flat: FlatArrays, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logprobs, logits and ranks [P, W] of `wanted`, int64 [W], at every position; copies.
-
-    Raises:
-        KeyError: an id is missing at some position.
-    """
+    """Logprobs, logits and ranks [P, W] of `wanted`, int64 [W], at every position; copies. KeyError: an id is
+    missing at some position."""
     entries = flat.logprobs, flat.logits, flat.ranks
     if len(wanted) > _FEW:
         where = _find_many(flat, wanted)

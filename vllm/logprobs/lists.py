@@ -7,7 +7,7 @@ Layout of a row: int32 [4 W + 2], floats as their bits: W token ids, logprobs, l
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,10 @@ class StepArrays(NamedTuple):
     ranks: np.ndarray  # int32 [L, W]
     lse: np.ndarray  # float32 [L], log of the sum of exp of the row's logits
     entropy: np.ndarray | None = None  # float32 [L], in nats; None when no row asked for it
+
+
+def _array(name: str) -> Any:
+    return property(lambda self: getattr(self.arrays(), name))
 
 
 class LogprobsLists:
@@ -118,29 +122,12 @@ class LogprobsLists:
             [*(np.ascontiguousarray(part[index][span]).data for part in cells for span in spans), ends.data]
         )
 
-    @property
-    def token_ids(self) -> np.ndarray:
-        return self.arrays().token_ids
-
-    @property
-    def logprobs(self) -> np.ndarray:
-        return self.arrays().logprobs
-
-    @property
-    def logits(self) -> np.ndarray:
-        return self.arrays().logits
-
-    @property
-    def ranks(self) -> np.ndarray:
-        return self.arrays().ranks
-
-    @property
-    def lse(self) -> np.ndarray:
-        return self.arrays().lse
-
-    @property
-    def entropy(self) -> np.ndarray | None:
-        return self.arrays().entropy
+    token_ids: np.ndarray = _array("token_ids")
+    logprobs: np.ndarray = _array("logprobs")
+    logits: np.ndarray = _array("logits")
+    ranks: np.ndarray = _array("ranks")
+    lse: np.ndarray = _array("lse")
+    entropy: np.ndarray | None = _array("entropy")
 
     def first_logprob(self, row: int) -> float:
         """The logprob of the row's first column."""

@@ -44,19 +44,12 @@ class _Distribution:
     lse: float
 
     def mass(self, ids: Iterable[int]) -> float:
-        """Total probability of the set `ids`, in [0, 1].
-
-        Raises:
-            KeyError: an id that was not read at this position.
-        """
+        """Total probability of the set `ids`, in [0, 1]. KeyError: an id was not read at this position."""
         return math.fsum(math.exp(self._logit(i) - self.lse) for i in dict.fromkeys(ids))
 
     def softmax(self, ids: Sequence[int]) -> dict[int, float]:
-        """Probabilities renormalised over `ids`, in the order given; NaN if all of them were masked out.
-
-        Raises:
-            KeyError: an id that was not read at this position.
-        """
+        """Probabilities renormalised over `ids`, in the order given; NaN if all of them were masked out. KeyError: an
+        id was not read at this position."""
         logits = {i: self._logit(i) for i in ids}
         top = max(logits.values(), default=0.0)
         if math.isinf(top):
@@ -108,11 +101,8 @@ class WidePositionLogprobs(_Distribution, Mapping[int, Logprob]):
         lse: float,
         entropy: float | None = None,
     ) -> None:
-        """
-        Args:
-            columns: distinct token ids (int32), displayed logprobs (float32), ranks (int32), logits (float32), all [E].
-            decode: None leaves `decoded_token` None.
-        """
+        """`columns`: distinct token ids (int32), displayed logprobs (float32), ranks (int32), logits (float32), all
+        [E]; `decode` None leaves `decoded_token` None."""
         self._columns = columns
         self._decode = decode
         self._num_looks = 0

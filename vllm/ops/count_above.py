@@ -16,11 +16,9 @@ def count_above(logits: Tensor, values: Tensor, num_values: Tensor | None = None
     """Count the strictly greater logits of each row: int32 [R, W], 0 in padding columns. ValueError for a wrong shape
     or dtype.
 
-    Args:
-        logits: [R, V], float32, bfloat16 or float16; the last dimension contiguous, any stride between rows. Counts of
-            a row with NaN are meaningless.
-        values: float32 [R, W]; the last dimension contiguous, any stride between rows.
-        num_values: int32 [R], how many leading columns of each row count; the others are padding. None: all W.
+    `logits` [R, V], float32, bfloat16 or float16, and `values`, float32 [R, W], have a contiguous last dimension and
+    any stride between rows. Counts of a row with NaN are meaningless. `num_values`, int32 [R]: how many leading columns
+    of each row count; the others are padding. None: all W.
     """
     check_columns(logits, "values", values, torch.float32, num_values)
     which = implementation(logits)

@@ -18,15 +18,10 @@ def fill_logprob_token_ids(
     num_token_ids: Tensor,
 ) -> Tensor:
     """Fill `columns[:, first_column:]` in place with each row's ids, padded with 0; returns the rows' numbers of ids,
-    int32 [L]. Earlier columns stay as they are.
-
-    Args:
-        columns: int32 [L, first_column + M], the last dimension contiguous; M is at least every row's count.
-        expanded_idx_mapping: int32 or int64 [L], each row's slot.
-        token_ids: int32 [lists, width], the stored lists.
-        list_idx: int32 [S], by slot: the list it uses.
-        num_token_ids: int32 [S], by slot: how many ids of that list count.
-    """
+    int32 [L]. Earlier columns stay as they are. `columns` is int32 [L, first_column + M], the last dimension
+    contiguous, and M at least every row's count; `expanded_idx_mapping`, int32 or int64 [L], gives each row's slot.
+    `token_ids`, int32 [lists, width], are the stored lists; by slot, both int32 [S], `list_idx` is the list that it
+    uses, and `num_token_ids` how many ids of that list count."""
     slots = expanded_idx_mapping.to(torch.int64)
     counts = num_token_ids[slots]
     target = columns[:, first_column:].zero_()

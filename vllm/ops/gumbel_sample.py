@@ -59,12 +59,8 @@ def _random_bits(seeds: Tensor, positions: Tensor, num_tokens: int, first_id: in
     first_group, skipped = divmod(first_id, 4)
     num_groups = (skipped + num_tokens + 3) // 4
     groups = torch.arange(first_group, first_group + num_groups, dtype=torch.int64, device=seeds.device)
-    words = [
-        groups[None, :].expand(len(seeds), -1),
-        (positions & _MASK)[:, None],
-        (positions >> 32 & _MASK)[:, None],
-        torch.zeros_like(groups)[None, :],
-    ]
+    low, high = (positions & _MASK)[:, None], (positions >> 32 & _MASK)[:, None]
+    words = [groups[None, :].expand(len(seeds), -1), low, high, torch.zeros_like(groups)[None, :]]
     keys = [(seeds & _MASK)[:, None], (seeds >> 32 & _MASK)[:, None]]
     for _ in range(_ROUNDS):
         high0, low0 = _multiply(words[0], _ROUND_MULTIPLIERS[0])

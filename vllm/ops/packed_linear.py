@@ -88,14 +88,10 @@ def pack_as(weight: Tensor, layout: Layout) -> Tensor:
 def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm: AddedNorm | None = None) -> Tensor:
     """x W^T + bias, [T, N], or [T, N / 2] when `packed.gated`; contiguous, in x's dtype or float32.
 
-    Args:
-        x: [T, K], of the weight's dtype; any strides.
-        float_out: give the float32 sums, not rounded to x's dtype; the weight was packed for it.
-        norm: applied to x first, which is added to the norm's residual in place; the same bits as a separate norm,
-            but our own kernel does not write its result to memory.
-
-    Raises:
-        ValueError: the width of x is not K, or oneDNN's layout does not give the float32 sums.
+    `x` is [T, K], of the weight's dtype, with any strides. `float_out` gives the float32 sums, not rounded to x's
+    dtype; the weight was packed for it. `norm` is applied to x first, which is added to the norm's residual in place;
+    the bits are those of a separate norm, but our own kernel does not write its result to memory. ValueError: the width
+    of x is not K, or oneDNN's layout does not give the float32 sums.
     """
     if x.shape[-1] != packed.shape[1]:
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")

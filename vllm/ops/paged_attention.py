@@ -78,12 +78,6 @@ def paged_attention_reference(
         if end - start > 1:
             mask = torch.ones(end - start, seq_len, dtype=torch.bool, device=q.device)
             mask = mask.tril(seq_len - (end - start))
-        attended = F.scaled_dot_product_attention(
-            q[start:end].transpose(0, 1).float()[None],
-            row_keys[None],
-            row_values[None],
-            attn_mask=mask,
-            scale=scale,
-            enable_gqa=True,
-        )
+        batch = q[start:end].transpose(0, 1).float()[None], row_keys[None], row_values[None]
+        attended = F.scaled_dot_product_attention(*batch, attn_mask=mask, scale=scale, enable_gqa=True)
         out[start:end] = attended[0].transpose(0, 1).to(out.dtype)

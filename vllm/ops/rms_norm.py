@@ -23,11 +23,7 @@ class AddedNorm(NamedTuple):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32, rounded once to x's dtype; contiguous.
-
-    Args:
-        x: float32, bfloat16 or float16 [..., H]; the last dimension contiguous.
-        weight: [H], of x's dtype.
-    """
+    `x` is float32, bfloat16 or float16 [..., H], the last dimension contiguous; `weight` [H] has its dtype."""
     which = implementation(x)
     if which == "reference":
         return _reference(x, weight, eps)
@@ -39,12 +35,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @dispatched
 def fused_add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """residual += x in place, then the norm of the rounded residual, as unfused: [T, H], contiguous.
-
-    Args:
-        x, residual: [T, H] of one dtype; the last dimension contiguous.
-        weight: [H], of x's dtype.
-    """
+    """residual += x in place, then the norm of the rounded residual, as unfused: [T, H], contiguous. `x` and
+    `residual` [T, H], the last dimension contiguous, and `weight` [H] have one dtype."""
     residual += x
     return _reference(residual, weight, eps)
 

@@ -13,11 +13,9 @@ from vllm.ops.kv_cache import reshape_and_cache_
 def rotary_embedding_(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor) -> None:
     """Rotate the first rot_dim values of each head of q and k in place by its token's angles, half against half.
 
-    Args:
-        positions: int32 or int64 [T], each below max_positions.
-        q: float32, bfloat16 or float16 [T, Hq, D]; may be a view whose last dimension is contiguous.
-        k: [T, Hkv, D], of q's dtype, likewise.
-        cos_sin_cache: float32 [max_positions, rot_dim], the cosines of rot_dim / 2 angles, then the sines.
+    `positions` are int32 or int64 [T], below max_positions. `q` [T, Hq, D] and `k` [T, Hkv, D] are both float32,
+    bfloat16 or float16, and may be views whose last dimension is contiguous. `cos_sin_cache` is float32 [max_positions,
+    rot_dim], the cosines of rot_dim / 2 angles, then the sines.
     """
     cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)
     half = cos.shape[-1]

@@ -14,10 +14,8 @@ def keep_top_p_(logits: Tensor, top_p: Tensor) -> None:
     A token stays while the more likely ones do not hold `top_p` of the probability yet; so at least one does. Among
     equal logits the lower ids are the more likely ones.
 
-    Args:
-        logits: float32 [R, V]; the last dimension contiguous, any stride between rows. The result of a row that holds
-            NaN or +inf, or -inf only, is not defined.
-        top_p: float32 [R], in (0, 1]; 1 = everything stays.
+    `logits` are float32 [R, V], the last dimension contiguous, any stride between rows; the result of a row that holds
+    NaN or +inf, or -inf only, is not defined. `top_p` is float32 [R], in (0, 1]; 1 = everything stays.
     """
     if logits.dim() != 2 or logits.dtype != torch.float32 or (logits.shape[1] > 1 and logits.stride(1) != 1):
         raise ValueError(

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -99,11 +99,12 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def lock_for_writing(descriptor: int, path: Path) -> None:
-    """Lock the file or folder until the descriptor is closed; a CliError if another process has the lock."""
+def lock_for_writing(descriptor: int, path: Path, close: Callable[[], None]) -> None:
+    """Lock the file or folder until it is closed; if another process has the lock, close it: a CliError."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        close()
         raise CliError(f"another process is writing {path}") from None
     except OSError:
         pass  # a file system without locks

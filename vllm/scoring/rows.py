@@ -71,11 +71,7 @@ class RowFile:
         self._num_rows = 0
         with io_errors("write", output):
             self._file: IO[bytes] = output.open("a+b")
-            try:
-                lock_for_writing(self._file.fileno(), output)
-            except CliError:
-                self._file.close()
-                raise
+            lock_for_writing(self._file.fileno(), output, self._file.close)
             if not resume:
                 self._file.truncate(0)
             if not self._file.seek(0, os.SEEK_END):
@@ -128,11 +124,7 @@ class PartFolder:
         with io_errors("write", folder):
             folder.mkdir(exist_ok=True)
             self._descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                lock_for_writing(self._descriptor, folder)
-            except CliError:
-                os.close(self._descriptor)
-                raise
+            lock_for_writing(self._descriptor, folder, lambda: os.close(self._descriptor))
             for path in folder.iterdir():
                 if _HALF_A_PART.fullmatch(path.name) or (not resume and _PART.fullmatch(path.name)):
                     path.unlink()

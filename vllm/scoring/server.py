@@ -70,12 +70,9 @@ class ServerScorer:
         self._input_name = input_name
         self._fields = {("labels" if isinstance(given[0], str) else "label_token_ids"): list(given)}
         # One answer shows whether the labels can be scored, and how they are tokenised.
-        probe = _item(server.wait(self._post(_PROBE)), len(given))
-        self.labels = Labels(
-            [str(label) for label in given],
-            [entry["label"] for entry in probe["labels"]],
-            [entry["token_ids"] for entry in probe["labels"]],
-        )
+        entries = _item(server.wait(self._post(_PROBE)), len(given))["labels"]
+        texts, token_ids = ([entry[name] for entry in entries] for name in ("label", "token_ids"))
+        self.labels = Labels([str(label) for label in given], texts, token_ids)
         self._template = template or Template.default(self.labels.texts)
 
     def score(

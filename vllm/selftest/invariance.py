@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.selftest.probes import Probe, Result, make_others, make_probes, result_of, run_probes
+from vllm.selftest.probes import Probe, Result, make_others, make_probe, make_probes, result_of, run_probes
 from vllm.v1.core.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -62,12 +61,8 @@ class Check:
 
 
 class InvarianceTest:
-    """Runs the probes alone, then in every other way, and compares.
-
-    Args:
-        engine: idle; whole rows of logits may be read (max_logprobs=-1, max_logprob_token_ids=-1).
-        seed: of the probes, the other requests and the order of everything.
-    """
+    """Runs the probes alone, then in every other way, and compares. `engine` is idle and lets whole rows of logits be
+    read (max_logprobs=-1, max_logprob_token_ids=-1); `seed` decides the probes, the other requests and all orders."""
 
     def __init__(self, engine: LLMEngine, seed: int = 0) -> None:
         self.engine = engine
@@ -85,9 +80,15 @@ class InvarianceTest:
         self._expected = [result_of(output) for output in self._alone()]
         yield self._compare("alone again", self._alone())
         for number in range(1, NUM_COMPOSITIONS + 1):
-            yield self._with_others(number)
+            self.engine.reset_prefix_cache()
+            others = self._others(NUM_OTHERS * number // NUM_COMPOSITIONS)
+            # Later compositions arrive over several steps, so that prompts share steps with decodes.
+            outputs = self._mixed(others, spread=3 * (number - 1))
+            yield self._compare(f"batch composition {number}", outputs, f"{len(others)} other requests")
         for chunk in CHUNKS:
-            yield self._chunked(chunk)
+            with self._scheduler(max_num_batched_tokens=chunk, enable_chunked_prefill=True):
+                outputs = self._mixed([])
+            yield self._compare(f"steps of {chunk} tokens", outputs)
         # A request that fits in one block shares none, and is never short of a second one.
         has_blocks = max(len(probe.prompt) for probe in self.probes) > self._block_size
         if self._caches and has_blocks:
@@ -103,18 +104,6 @@ class InvarianceTest:
             self.engine.reset_prefix_cache()
             outputs += run_probes(self.engine, [probe])
         return outputs
-
-    def _with_others(self, number: int) -> Check:
-        self.engine.reset_prefix_cache()
-        others = self._others(NUM_OTHERS * number // NUM_COMPOSITIONS)
-        # Later compositions arrive over several steps, so that prompts share steps with decodes.
-        outputs = self._mixed(others, spread=3 * (number - 1))
-        return self._compare(f"batch composition {number}", outputs, f"{len(others)} other requests")
-
-    def _chunked(self, chunk: int) -> Check:
-        with self._scheduler(max_num_batched_tokens=chunk, enable_chunked_prefill=True):
-            outputs = self._mixed([])
-        return self._compare(f"steps of {chunk} tokens", outputs)
 
     def _cached(self, share: float, words: str) -> Check:
         """The cache holds the first blocks of every probe's prompt: `share` of those that can be hit, at least one."""
@@ -260,13 +249,6 @@ def _requests(workload: str, engine: LLMEngine, rng: random.Random) -> list[Prob
     if workload == "scoring":
         count, length, max_tokens = 12, 40, 1
         ids = rng.sample(vocabulary, min(2, len(vocabulary)))
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=max_tokens,
-        ignore_eos=True,
-        detokenize=False,
-        logprob_token_ids=ids,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
+    fields = {"temperature": 0.0, "max_tokens": max_tokens, "logprob_token_ids": ids}
     length = max(1, min(length, engine.model_config.max_model_len - max_tokens))
-    return [Probe(rng.choices(vocabulary, k=length), workload, params) for _ in range(count)]
+    return [make_probe(rng.choices(vocabulary, k=length), workload, fields) for _ in range(count)]

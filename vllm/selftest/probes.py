@@ -40,7 +40,9 @@ def make_probes(vocab_size: int, max_model_len: int, block_size: int, rng: rando
     longest = max_model_len - MAX_TOKENS
     lengths = (300, 50, 77, block_size, 5, 3 * block_size - 1, block_size + 1, block_size - 1, 23, 2 * block_size, 1)
     kinds = itertools.cycle(_kinds(vocab_size, rng).items())
-    return [_probe(rng.choices(range(vocab_size), k=max(1, min(length, longest))), *next(kinds)) for length in lengths]
+    return [
+        make_probe(rng.choices(range(vocab_size), k=max(1, min(length, longest))), *next(kinds)) for length in lengths
+    ]
 
 
 def make_others(
@@ -55,11 +57,11 @@ def make_others(
         if index % 3 == 0:
             model = rng.choice(probes).prompt
             prompt = (model[: rng.randint(1, len(model))] + prompt)[:longest]
-        others.append(_probe(prompt, *rng.choice(kinds)))
+        others.append(make_probe(prompt, *rng.choice(kinds)))
     return others
 
 
-def _probe(prompt: list[int], kind: str, fields: dict[str, Any]) -> Probe:
+def make_probe(prompt: list[int], kind: str, fields: dict[str, Any]) -> Probe:
     params = {"max_tokens": MAX_TOKENS, "ignore_eos": True, "detokenize": False, **fields}
     return Probe(prompt, kind, SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, **params))
 

@@ -68,11 +68,7 @@ class Tokenizer:
     is_fast = True
 
     def __init__(self, backend: tokenizers.Tokenizer, special_tokens: dict[str, str], source: _Source) -> None:
-        """
-        Args:
-            backend: truncation and padding are switched off.
-            special_tokens: text of bos_token, eos_token and so on.
-        """
+        """Switches the backend's truncation and padding off. `special_tokens`: texts of bos_token, eos_token ..."""
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
@@ -91,12 +87,8 @@ class Tokenizer:
     def decode(
         self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
     ) -> str:
-        """Text of a sequence of ids; incomplete characters become U+FFFD.
-
-        Args:
-            spaces_between_special_tokens: False removes the space that some decoders (WordPiece's, those in Python) put
-                between two consecutive special tokens.
-        """
+        """Text of a sequence of ids; incomplete characters become U+FFFD. `spaces_between_special_tokens` False removes
+        the space that some decoders (WordPiece's, those in Python) put between two consecutive special tokens."""
         unspaced = self._unspaced_ids(skip_special_tokens, spaces_between_special_tokens)
         if not unspaced:
             return self._decode(ids, skip_special_tokens)
@@ -372,10 +364,11 @@ def get_tokenizer(
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise ValueError(f"{folder.name}/tokenizer.json is not a usable tokenizer: {error}") from error
-    settings = _read_settings(folder)
+    settings = {**_read_object(folder, "special_tokens_map.json"), **_read_object(folder, "tokenizer_config.json")}
     _add_missing_tokens(backend, settings)
     backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
-    return Tokenizer(backend, _named_special_tokens(settings), source)
+    named = {name: text for name in _SPECIAL_KEYS if (text := _content(settings.get(name))) is not None}
+    return Tokenizer(backend, named, source)
 
 
 def _from_transformers(source: _Source) -> Tokenizer:
@@ -393,11 +386,6 @@ def _hf_special_tokens(hf_tokenizer: Any) -> dict[str, str]:
     return {name: str(text) for name, text in texts.items() if text is not None}
 
 
-def _read_settings(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json over special_tokens_map.json."""
-    return {**_read_object(folder, "special_tokens_map.json"), **_read_object(folder, "tokenizer_config.json")}
-
-
 def _read_object(folder: Path, name: str) -> dict[str, Any]:
     """The file's JSON object; empty without the file."""
     path = folder / name
@@ -407,11 +395,6 @@ def _read_object(folder: Path, name: str) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{folder.name}/{name} is not a JSON object: {error}") from None
-
-
-def _named_special_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    named = {name: _content(settings.get(name)) for name in _SPECIAL_KEYS}
-    return {name: text for name, text in named.items() if text is not None}
 
 
 def _content(token: Any) -> str | None:
@@ -434,16 +417,11 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any])
         if text is None or text in present:
             continue
         present.add(text)
-        flags = token if isinstance(token, dict) else {}
-        special = flags.get("special", True)
-        added = tokenizers.AddedToken(
-            text,
-            single_word=flags.get("single_word", False),
-            lstrip=flags.get("lstrip", False),
-            rstrip=flags.get("rstrip", False),
-            normalized=flags.get("normalized", not special),
-            special=special,
-        )
+        given = token if isinstance(token, dict) else {}
+        special = given.get("special", True)
+        flags = {name: given.get(name, False) for name in ("single_word", "lstrip", "rstrip")}
+        normalized = given.get("normalized", not special)
+        added = tokenizers.AddedToken(text, normalized=normalized, special=special, **flags)
         (backend.add_special_tokens if special else backend.add_tokens)([added])
 
 

@@ -121,7 +121,7 @@ def test_a_worker_measures_the_largest_steps(folder, monkeypatch):
     looks = [PROFILE.start._replace(free=39 * GIB), PROFILE.start, PROFILE.loaded, PROFILE.stepped, PROFILE.stepped]
     seen = []
     monkeypatch.setattr(
-        worker, "device_memory", lambda device, begin_peak=False: seen.append(begin_peak) or looks.pop(0)
+        worker.memory, "device_memory", lambda device, begin_peak=False: seen.append(begin_peak) or looks.pop(0)
     )
     monkeypatch.setattr(worker, "get_model", lambda *args, **kwargs: own.model_runner.model)
     monkeypatch.setattr(worker, "GPUModelRunner", lambda *args: own.model_runner)

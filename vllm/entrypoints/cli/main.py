@@ -31,15 +31,9 @@ def build_parser() -> CommandParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; None = the process's arguments.
-
-    Returns:
-        The exit code: 0, 1 (a fault, or some results are missing), 2 (usage, bad values or data), 130 (interrupted)
-        or 141 (the reader of the output has gone).
-
-    Raises:
-        SystemExit: --help, --version or bad usage, by argparse (0 or 2).
-    """
+    """Run a command line; None = the process's arguments. Returns the exit code: 0, 1 (a fault, or some results are
+    missing), 2 (usage, bad values or data), 130 (interrupted) or 141 (the reader of the output has gone). SystemExit by
+    argparse: --help, --version or bad usage (0 or 2)."""
     parser = build_parser()
     if COMPLETING in os.environ:
         completion.answer_shell(parser)

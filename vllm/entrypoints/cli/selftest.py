@@ -144,12 +144,5 @@ def _measure_cost(args: argparse.Namespace) -> dict[str, Any]:
     return cost
 
 
-COMMANDS = (
-    SimpleNamespace(
-        NAME="invariance",
-        HELP="no request's result depends on the batch composition",
-        __doc__=_INVARIANCE,
-        add_arguments=_add_arguments,
-        run=_run,
-    ),
-)
+_ABOUT = {"HELP": "no request's result depends on the batch composition", "__doc__": _INVARIANCE}
+COMMANDS = (SimpleNamespace(NAME="invariance", **_ABOUT, add_arguments=_add_arguments, run=_run),)

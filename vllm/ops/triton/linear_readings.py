@@ -65,16 +65,10 @@ def _read_rows(hidden: Tensor, weight: Tensor, token_ids: Tensor) -> Result:
     maxima = torch.empty((num_tiles, num_rows), dtype=torch.float32, device=device)
     sums = torch.empty((num_tiles, num_rows), dtype=torch.float32, device=device)
     argmaxima = torch.empty((num_tiles, num_rows), dtype=torch.int32, device=device)
-    constants = dict(
-        ROWS=_ROWS,
-        COLUMNS=tile_columns,
-        DEPTH=_DEPTH,
-        IS_EVEN=is_even,
-        # The interpreter computes with NumPy, which has no bfloat16.
-        WIDEN=triton.knobs.runtime.interpret and hidden.dtype == torch.bfloat16,
-        num_warps=_NUM_WARPS,
-        num_stages=_NUM_STAGES,
-    )
+    # The interpreter computes with NumPy, which has no bfloat16.
+    widen = triton.knobs.runtime.interpret and hidden.dtype == torch.bfloat16
+    tile = dict(ROWS=_ROWS, COLUMNS=tile_columns, DEPTH=_DEPTH, IS_EVEN=is_even, WIDEN=widen)
+    constants = dict(**tile, num_warps=_NUM_WARPS, num_stages=_NUM_STAGES)
     product = (hidden, hidden.stride(0), num_rows, weight, weight.stride(0), vocab_size, hidden_size)
     if chosen.numel():
         grid = (num_row_tiles, triton.cdiv(num_columns, tile_columns // _ROWS))

@@ -109,25 +109,14 @@ def _launch(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None, wit
     rows = logits, logits.stride(0), vocab_size
     ids = token_ids, token_ids.stride(0), num_columns, argmax if num_token_ids is None else num_token_ids
     chunks = parts, _arrivals(num_rows, device), num_chunks
+    outputs = chosen, ranks, statistics, argmax
+    reads = dict(HAS_COUNTS=num_token_ids is not None, HAS_ENTROPY=with_entropy, WIDTH=width)
+    sizes = dict(CHUNK=_CHUNK, TILE=_TILE, RUN=_RUN_BYTES // logits.element_size())
+    merge = dict(ALL_CHUNKS=triton.next_power_of_2(num_chunks), MERGED_CHUNKS=32 * _MERGED // max(32, width))
+    registers = _REGISTERS if is_aligned and width <= 32 and not with_entropy else _MANY_REGISTERS
+    launch = dict(COMPARE_PAIRS=_compare_pairs(logits.dtype), num_warps=1, maxnreg=registers)
     _token_readings_kernel[(num_rows * num_chunks,)](
-        *rows,
-        *ids,
-        *chunks,
-        chosen,
-        ranks,
-        statistics,
-        argmax,
-        HAS_COUNTS=num_token_ids is not None,
-        HAS_ENTROPY=with_entropy,
-        WIDTH=width,
-        CHUNK=_CHUNK,
-        TILE=_TILE,
-        RUN=_RUN_BYTES // logits.element_size(),
-        ALL_CHUNKS=triton.next_power_of_2(num_chunks),
-        MERGED_CHUNKS=32 * _MERGED // max(32, width),
-        COMPARE_PAIRS=_compare_pairs(logits.dtype),
-        num_warps=1,
-        maxnreg=_REGISTERS if is_aligned and width <= 32 and not with_entropy else _MANY_REGISTERS,
+        *rows, *ids, *chunks, *outputs, **reads, **sizes, **merge, **launch
     )
     return result
 
@@ -286,12 +275,9 @@ def _token_readings_kernel(
             ranks = valid.to(tl.int32)
             for first_merged in range(0, num_chunks, MERGED_CHUNKS):
                 merged = first_merged + tl.arange(0, MERGED_CHUNKS)[:, None]
-                merged_counts = tl.load(
-                    row_parts_ptr + merged * part_size + 4 + place[None, :],
-                    mask=(merged < num_chunks) & valid[None, :],
-                    other=0,
-                    cache_modifier=".cg",
-                )
+                at = row_parts_ptr + merged * part_size + 4 + place[None, :]
+                is_counted = (merged < num_chunks) & valid[None, :]
+                merged_counts = tl.load(at, mask=is_counted, other=0, cache_modifier=".cg")
                 ranks += tl.sum(merged_counts, axis=0)
             tl.store(ranks_ptr + row * num_columns + place, ranks, mask=inside)
         _merge_statistics(

@@ -40,17 +40,12 @@ class PartialBlockIndex:
         members = self._groups.get((parent, token_ids[0]), {})
         best, longest = -1, 0
         for block_id, content in islice(reversed(members.items()), _MOST_COMPARED):
-            length = _num_common(content, token_ids)
+            differs = (
+                index for index, (own, other) in enumerate(zip(content, token_ids, strict=False)) if own != other
+            )
+            length = next(differs, min(len(content), len(token_ids)))
             if length > longest:
                 best, longest = block_id, length
                 if length == len(token_ids):
                     break
         return best, longest
-
-
-def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    for index, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return index
-    return min(len(one), len(other))

@@ -128,13 +128,8 @@ class MultiprocExecutor:
 
     def collective_rpc(self, method: str | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
         """Call a method of every worker by name, or a function with the worker as its first argument; one result a
-        worker, in the order of ranks.
-
-        Raises:
-            ValueError: the call cannot be pickled for the other ranks.
-            RuntimeError: it raised on another rank; the message has the traceback.
-            EngineDeadError: a rank failed, now or before.
-        """
+        worker, in the order of ranks. ValueError: the call cannot be pickled for the other ranks; RuntimeError: it
+        raised on another rank (the traceback); EngineDeadError: a rank failed, now or before."""
         self._monitor.check()
         try:
             call = pickle.dumps((method, args, kwargs or {}))

@@ -3,6 +3,7 @@ their memory, and in host memory by swap_space."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 from typing import NamedTuple
@@ -148,13 +149,10 @@ def host_block_count(config: VllmConfig, block_bytes: int, available_bytes: int)
 
 def available_host_bytes() -> int:
     """MemAvailable of /proc/meminfo; 8 GiB where there is no such file."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
     return 8 * 2**30
 
 

@@ -22,20 +22,9 @@ from vllm.model_executor.model_loader.safetensors_file import iterate_tensors, s
 from vllm.utils.host_memory import return_freed_memory
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
+from vllm.v1.worker import memory
 from vllm.v1.worker.gpu.kv_swap import STAGING_BYTES
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-from vllm.v1.worker.memory import (
-    DeviceMemory,
-    MemoryProfile,
-    available_host_bytes,
-    check_free_memory,
-    device_block_count,
-    device_memory,
-    hidden_block_bytes,
-    host_block_count,
-    kv_block_bytes,
-    run_largest_steps,
-)
 
 logger = init_logger(__name__)
 
@@ -55,7 +44,7 @@ class Worker:
         if self.device.index is not None:
             torch.cuda.set_device(self.device)
         self.model_runner: GPUModelRunner
-        self._memory_at_start: DeviceMemory | None = None
+        self._memory_at_start: memory.DeviceMemory | None = None
         self._num_blocks = (0, 0)
         self._asleep: set[str] = set()  # of "weights", "kv_cache"
         self._num_reloads = 0
@@ -65,8 +54,8 @@ class Worker:
         """Load this rank's weights and build the runner. Raises ValueError: see `check_free_memory`."""
         cache = self.config.cache_config
         if self.device.type == "cuda" and cache.num_blocks is None:
-            self._memory_at_start = device_memory(self.device, begin_peak=True)
-            check_free_memory(self._memory_at_start, cache.gpu_memory_utilization)
+            self._memory_at_start = memory.device_memory(self.device, begin_peak=True)
+            memory.check_free_memory(self._memory_at_start, cache.gpu_memory_utilization)
         with tensor_parallel(self.group):
             model = get_model(self.config.model_config, self.device, use_tqdm=use_tqdm and not self.group.rank)
             self.model_runner = GPUModelRunner(self.config, model, self.device)
@@ -79,12 +68,12 @@ class Worker:
             return cache.num_blocks
         blocks_per_request = -(-model.max_model_len // cache.block_size)
         most = blocks_per_request * self.config.scheduler_config.max_num_seqs
-        block_bytes = kv_block_bytes(self.config, self.group) + hidden_block_bytes(self.config)
+        block_bytes = memory.kv_block_bytes(self.config, self.group) + memory.hidden_block_bytes(self.config)
         if cache.memory_bytes is not None:
             return min(self._blocks_within(cache.memory_bytes, block_bytes), most)
         if self.device.type == "cuda":
             staging_bytes = STAGING_BYTES if cache.swap_space else 0
-            return min(device_block_count(self.config, self._profile_memory(), block_bytes, staging_bytes), most)
+            return min(memory.device_block_count(self.config, self._profile_memory(), block_bytes, staging_bytes), most)
         return min(self._blocks_within(self._cpu_cache_bytes(), block_bytes), most)
 
     def _blocks_within(self, budget: int, block_bytes: int) -> int:
@@ -101,7 +90,8 @@ class Worker:
 
     def determine_num_host_blocks(self) -> int:
         """How many host blocks `swap_space` holds. Raises ValueError: see `host_block_count`."""
-        return host_block_count(self.config, kv_block_bytes(self.config, self.group), available_host_bytes())
+        block_bytes = memory.kv_block_bytes(self.config, self.group)
+        return memory.host_block_count(self.config, block_bytes, memory.available_host_bytes())
 
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocate the KV cache and the host blocks of its offload."""
@@ -202,19 +192,19 @@ class Worker:
         asked = envs.cpu_kvcache_space_bytes()
         if asked is not None:
             return asked // world_size
-        free = max(available_host_bytes() - world_size * self.model_runner.max_logits_bytes(), 0)
+        free = max(memory.available_host_bytes() - world_size * self.model_runner.max_logits_bytes(), 0)
         share = _CPU_CACHE_FRACTION / self.config.parallel_config.data_parallel_size
         return min(_CPU_CACHE_LIMIT_BYTES, int(free * share)) // world_size
 
-    def _profile_memory(self) -> MemoryProfile:
+    def _profile_memory(self) -> memory.MemoryProfile:
         assert self._memory_at_start is not None
-        loaded = device_memory(self.device, begin_peak=True)
-        run_largest_steps(self.model_runner, self.config)
-        stepped = device_memory(self.device)
-        profile = MemoryProfile(self._memory_at_start, loaded, stepped)
+        loaded = memory.device_memory(self.device, begin_peak=True)
+        memory.run_largest_steps(self.model_runner, self.config)
+        stepped = memory.device_memory(self.device)
+        profile = memory.MemoryProfile(self._memory_at_start, loaded, stepped)
         gib, used_gib = stepped.total / 2**30, profile.engine_bytes / 2**30
         logger.info("GPU memory: %.2f GiB, of which weights, the largest steps and CUDA take %.2f GiB", gib, used_gib)
-        device_memory(self.device, begin_peak=True)  # frees the steps' memory for the cache
+        memory.device_memory(self.device, begin_peak=True)  # frees the steps' memory for the cache
         return profile
 
 

@@ -141,9 +141,5 @@ def _run_once(engine: LLMEngine, prompts: Sequence[list[int]], params: SamplingP
             raise RuntimeError(output.outputs[0].error)
         assert output.metrics is not None and output.metrics.first_token_time is not None
         first_token = max(first_token, output.metrics.first_token_time)
-    return Sample(
-        seconds=seconds,
-        first_token_seconds=first_token - started,
-        prompt_tokens=sum(map(len, prompts)),
-        output_tokens=sum(len(output.outputs[0].token_ids) for output in outputs),
-    )
+    output_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    return Sample(seconds, first_token - started, sum(map(len, prompts)), output_tokens)

@@ -229,7 +229,7 @@ class Scheduler:
     ) -> list[EngineCoreOutput]:
         """Process a step's results: append tokens, end finished requests, slice the readings."""
         outputs: list[EngineCoreOutput] = []
-        any_finished = False
+        num_ended_before = self.num_ended
         logprobs = model_runner_output.logprobs
         prompt_logprobs = model_runner_output.prompt_logprobs
         token_ids = model_runner_output.sampled_token_ids.tolist()
@@ -255,7 +255,6 @@ class Scheduler:
                 self._check_stop(request, token_id, output)
                 if output.finish_reason is not None:
                     self._end(request)
-                    any_finished = True
             outputs.append(output)
         for request_id in list(prompt_logprobs):
             if request_id in self.requests:
@@ -268,8 +267,7 @@ class Scheduler:
                 # Its keys and values may be as corrupted as its logits.
                 self.kv.forget_broken_content(self.kv.blocks_of(request_id))
                 self._end(request)
-                any_finished = True
-        if any_finished:
+        if self.num_ended > num_ended_before:
             self._drop_finished_from_running()
         return outputs
 

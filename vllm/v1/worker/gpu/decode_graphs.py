@@ -100,14 +100,8 @@ class DecodeGraphs:
         token_ids, seq_lens = step.inputs[3:, : step.size]
         if self._states.last_sampled is not None:
             token_ids = self._states.known(token_ids, slots)
-        attn = AttentionMetadata(
-            slot_mapping=slot_mapping,
-            block_table=step.block_table,
-            query_start_loc=step.query_start_loc,
-            seq_lens=seq_lens,
-            max_query_len=1,
-            max_seq_len=self._max_seq_len,
-        )
+        lengths = seq_lens, 1, self._max_seq_len
+        attn = AttentionMetadata(slot_mapping, step.block_table, step.query_start_loc, *lengths)
         return self._model(token_ids, positions, self._kv_caches, attn), slots
 
     def takes(self, batch: InputBatch) -> bool:

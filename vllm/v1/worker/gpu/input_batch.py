@@ -76,22 +76,14 @@ class InputBatch:
         tensors = upload_all(wide + narrow, states.device)
         positions, slot_mapping, hidden_rows, *token_slots = tensors[: len(wide)]
         input_ids, query_start_loc, seq_lens, block_table = tensors[len(wide) :]
-        shared: tuple[Tensor, Tensor] | None = None
+        lengths = seq_lens, self.max_query_len, self.max_seq_len
+        attn = AttentionMetadata(slot_mapping, block_table, query_start_loc, *lengths)
         if self.shared_np is not None:
             tokens, other_slots = upload_all(list(self.shared_np), states.device)
-            shared = tokens, other_slots
-        attn = AttentionMetadata(
-            slot_mapping=slot_mapping,
-            block_table=block_table,
-            query_start_loc=query_start_loc,
-            seq_lens=seq_lens,
-            max_query_len=self.max_query_len,
-            max_seq_len=self.max_seq_len,
-            shared=shared,
-        )
-        return ModelInputs(
-            states.known(input_ids, *token_slots) if is_unknown else input_ids, positions, attn, hidden_rows
-        )
+            attn.shared = tokens, other_slots
+        if is_unknown:
+            input_ids = states.known(input_ids, *token_slots)
+        return ModelInputs(input_ids, positions, attn, hidden_rows)
 
 
 class ModelInputs(NamedTuple):
@@ -156,13 +148,8 @@ def _add_prompts(batch: InputBatch, prompt_logprobs: PromptLogprobsState, block_
     index, positions = prompt_logprobs.take_rows(slots, np.zeros_like(computed), computed)
     cached = PromptRows(slots[index], positions, block_tables.slot_mapping(slots[index], positions))
     index, positions = prompt_logprobs.take_rows(slots, computed, batch.seq_lens_np)
-    sources = row_of_token[batch.origins_np[index] + positions]
-    batch.prompts = PromptBatch(
-        computed=PromptRows(slots[index], positions, sources),
-        cached=cached,
-        kept_rows=row_of_token[kept],
-        kept_slots=batch.slot_mapping_np[kept],
-    )
+    computed_rows = PromptRows(slots[index], positions, row_of_token[batch.origins_np[index] + positions])
+    batch.prompts = PromptBatch(computed_rows, cached, row_of_token[kept], batch.slot_mapping_np[kept])
 
 
 def _shared(

@@ -218,14 +218,10 @@ class GPUModelRunner:
         slots = batch.idx_mapping_np[batch.sampling_rows_np]
         sampled = self._sample(batch, slots, hidden) if len(slots) else None
         readings = None if batch.prompts is None else self._read_prompts(batch.prompts, hidden)
-        return StepResult(
-            [batch.req_ids[row] for row in batch.sampling_rows_np],
-            [batch.req_ids[row] for row in batch.silent_rows_np],
-            self.states,
-            sampled,
-            readings,
-            self._reading_clocks,
+        req_ids, silent = (
+            [batch.req_ids[row] for row in rows] for rows in (batch.sampling_rows_np, batch.silent_rows_np)
         )
+        return StepResult(req_ids, silent, self.states, sampled, readings, self._reading_clocks)
 
     def _check_weights(self) -> None:
         """Steps are recorded anew where weights have moved: a recording holds addresses."""

@@ -33,16 +33,13 @@ class _Lists:
         self.table.ensure_width(len(entries))
         width = self.table.np.shape[1]
         if width > old_width:
-            self._pad_new_columns(old_width)
+            for other in np.flatnonzero(self.count).tolist():
+                own = self.table.np[other].copy()
+                own[old_width:] = own[0]
+                self.table.stage(other, own)
         row = np.full(width, entries[0], dtype=self.table.np.dtype)
         row[: len(entries)] = entries
         self.table.stage(slot, row)
-
-    def _pad_new_columns(self, old_width: int) -> None:
-        for slot in np.flatnonzero(self.count).tolist():
-            row = self.table.np[slot].copy()
-            row[old_width:] = row[0]
-            self.table.stage(slot, row)
 
     def gather(self, slots: np.ndarray) -> Tensor:
         """[R, W] on the device, W = the longest list among `slots` (int [R], each with a list)."""

@@ -48,7 +48,11 @@ class LogprobTokenIdsState:
             return
         self.version += 1
         if key not in self._row_of_list:
-            self._store(key, ids)
+            self.token_ids.ensure_width(1 << (ids.size - 1).bit_length())
+            self._row_of_list[key] = row = self._free_rows.pop()
+            padded = np.zeros(self.token_ids.np.shape[1], dtype=np.int32)
+            padded[: ids.size] = ids
+            self.token_ids.stage(row, padded)
         self._num_users[key] = self._num_users.get(key, 0) + 1
         self._list_of_slot[req_idx] = key
         self.list_idx.stage(req_idx, self._row_of_list[key])
@@ -65,14 +69,6 @@ class LogprobTokenIdsState:
         if not self._num_users[key]:
             del self._num_users[key]
             self._free_rows.append(self._row_of_list.pop(key))
-
-    def _store(self, key: bytes, ids: np.ndarray) -> None:
-        self.token_ids.ensure_width(1 << (ids.size - 1).bit_length())
-        row = self._free_rows.pop()
-        padded = np.zeros(self.token_ids.np.shape[1], dtype=np.int32)
-        padded[: ids.size] = ids
-        self.token_ids.stage(row, padded)
-        self._row_of_list[key] = row
 
     def apply_staged_writes(self) -> None:
         for table in (self.token_ids, self.list_idx, self.num_token_ids):

@@ -28,11 +28,10 @@ class SamplerOutput:
     @classmethod
     def failed(cls, num_rows: int, device: torch.device, message: str) -> SamplerOutput:
         """A step of which no row can be used."""
-        return cls(
-            torch.zeros(num_rows, dtype=torch.int32, device=device),
-            torch.zeros(num_rows, dtype=torch.float32, device=device),
-            processor_errors=dict.fromkeys(range(num_rows), message),
+        token_ids, health = (
+            torch.zeros(num_rows, dtype=dtype, device=device) for dtype in (torch.int32, torch.float32)
         )
+        return cls(token_ids, health, processor_errors=dict.fromkeys(range(num_rows), message))
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> SamplerOutput:
         """A copy in which `move` has moved what is read on the host."""

@@ -88,13 +88,8 @@ class Sampler:
 
     def __call__(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> SamplerOutput:
         """Sample. Does not wait for the device, except, where ranks share the vocabulary, for rows with top-p alone or
-        with processors.
-
-        Args:
-            logits: this rank's, [L, V] where it is alone, in float32, bfloat16 or float16; not changed.
-            slots: int64 [L], the slot of each row, distinct.
-            states: token ids and lengths by slot; a row samples its request's token at position `total_len`.
-        """
+        with processors. `logits` are this rank's, [L, V] where it is alone, in float32, bfloat16 or float16, and not
+        changed; `slots`, int64 [L], are each row's, distinct; a row samples the token at position `total_len`."""
         if self.custom is None:
             return self._sample(logits, slots, states)
         try:
@@ -108,10 +103,8 @@ class Sampler:
             raise
 
     def _sample(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> SamplerOutput:
-        output = SamplerOutput(
-            torch.empty(len(slots), dtype=torch.int32, device=logits.device),
-            torch.empty(len(slots), dtype=torch.float32, device=logits.device),
-        )
+        token_ids = torch.empty(len(slots), dtype=torch.int32, device=logits.device)
+        output = SamplerOutput(token_ids, torch.empty_like(token_ids, dtype=torch.float32))
         plain = self.is_plain(slots, states)
         self._sample_plain(logits, slots, np.flatnonzero(plain), output)
         others = np.flatnonzero(~plain)

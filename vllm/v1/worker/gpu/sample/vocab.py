@@ -48,18 +48,10 @@ class WholeVocab:
         entropy: bool = False,
         first: Tensor | None = None,
     ) -> Readings:
-        """Read each row's first token, its K most likely ones by descending logit, and M requested ids.
-
-        Args:
-            columns: int32 [R, 1 + K + M]; the last M are the requested ids, the others are ignored.
-            num_topk: K, in [0, V].
-            num_valid: int32 [R], how many columns of each row count; the others are padding. None: all.
-            entropy: whether to compute the rows' entropy.
-            first: int32 [R], the first token; None: the most likely one.
-
-        Returns:
-            The readings, with all the columns as their `token_ids`.
-        """
+        """Read each row's first token (`first`, int32 [R]; None: the most likely one), its K = `num_topk` most likely
+        ones by descending logit, K in [0, V], and M requested ids: the last M of `columns`, int32 [R, 1 + K + M], of
+        which the others are ignored. Of a row's columns the first `num_valid`, int32 [R], count (None: all); the others
+        are padding. The readings have all the columns as their `token_ids`."""
         if num_topk or first is not None:
             columns = columns.clone()
         if num_topk:
@@ -110,16 +102,9 @@ def draw(
     logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, first_id: int = 0
 ) -> tuple[Tensor, Tensor]:
     """One token a row. The noise is a function of (seed, position, token id) alone, so a request draws the same token
-    in any batch, however its prompt was chunked and however often it was preempted.
-
-    Args:
-        logits: float32 [R, V], column 0 of token id `first_id`; -inf = ruled out.
-        temperature: float32 [R]; 0 = the most likely token, the lowest id among equals.
-        seeds: int64 [R].
-        positions: int64 [R], the number of tokens before the drawn one.
-
-    Returns:
-        Token ids int32 [R], and their scores float32 [R]: of several slices the greatest one's token counts.
-    """
+    in any batch, however its prompt was chunked and however often it was preempted. `logits` are float32 [R, V], column
+    0 of token id `first_id`, and -inf = ruled out; `temperature` float32 [R], 0 = the most likely token, the lowest id
+    among equals; `seeds` int64 [R]; `positions` int64 [R], the number of tokens before the drawn one. Returns token ids
+    int32 [R] and their scores float32 [R]: of several slices the greatest one's token counts."""
     rows = torch.arange(len(logits), dtype=torch.int32, device=logits.device)
     return gumbel_sample(logits, temperature, seeds, positions, rows, first_id)

@@ -78,31 +78,24 @@ class SlicedVocab(WholeVocab):
         own = statistics(logits, entropy)
         own_logits = logits.gather(1, self.slice.columns(named, elsewhere=0).to(torch.int64)).float()
         top_values, top_ids = topk(logits, num_topk)
-        parts = self._exchange(
-            torch.stack([part for part in (own.max, own.lse, own.entropy) if part is not None], dim=1),
-            own.argmax[:, None] + self._first,
-            own_logits,
-            top_values,
-            top_ids + self._first,
-        )
-        maxima, lses, *entropies = parts[0].unbind(dim=2)
-        argmax = self._argmax(maxima, parts[1][..., 0])
-        top_values, top_ids = _merge(parts[3], parts[4], num_topk)
+        sums = torch.stack([part for part in (own.max, own.lse, own.entropy) if part is not None], dim=1)
+        own_ids = own.argmax[:, None] + self._first, top_ids + self._first
+        all_sums, all_argmax, all_top_ids, all_named, all_top = self._exchange(sums, *own_ids, own_logits, top_values)
+        maxima, lses, *entropies = all_sums.unbind(dim=2)
+        argmax = self._argmax(maxima, all_argmax[..., 0])
+        top_values, top_ids = _merge(all_top, all_top_ids, num_topk)
         num_named = None if num_valid is None else num_valid - (1 + num_topk - num_first)
-        named_logits, named_ranks = self._rank(logits, self.slice.of_owners(parts[2], named), num_named)
+        named_logits, named_ranks = self._rank(logits, self.slice.of_owners(all_named, named), num_named)
         highest = maxima.amax(dim=0)
         first_ids = (argmax if first is None else first)[:, None]
         first_logits = highest[:, None] if first is None else named_logits[:, :1]
         first_ranks = torch.ones_like(first_ids) if first is None else named_ranks[:, :1]
-        return Readings(
-            torch.cat((first_logits, top_values, named_logits[:, num_first:]), dim=1),
-            torch.cat((first_ranks, _ranks_in_order(top_values), named_ranks[:, num_first:]), dim=1),
-            lses.double().logsumexp(dim=0).float(),
-            argmax,
-            highest,
-            _join_entropies(lses, entropies[0]) if entropy else None,
-            token_ids=torch.cat((first_ids, top_ids, named[:, num_first:]), dim=1),
-        )
+        read = torch.cat((first_logits, top_values, named_logits[:, num_first:]), dim=1)
+        ranks = torch.cat((first_ranks, _ranks_in_order(top_values), named_ranks[:, num_first:]), dim=1)
+        token_ids = torch.cat((first_ids, top_ids, named[:, num_first:]), dim=1)
+        row_entropy = _join_entropies(lses, entropies[0]) if entropy else None
+        lse = lses.double().logsumexp(dim=0).float()
+        return Readings(read, ranks, lse, argmax, highest, row_entropy, token_ids=token_ids)
 
     def highest(self, logits: Tensor) -> Tensor:
         return self._group.all_gather(logits.amax(dim=-1)).amax(dim=0)
@@ -163,11 +156,8 @@ class SlicedVocab(WholeVocab):
         best = all_scores == all_scores.amax(dim=0)
         ranks = torch.arange(len(best), device=logits.device)[:, None, None]
         winner = torch.where(best, ranks, len(best) - 1).amin(dim=0, keepdim=True)
-        return Drawn(
-            all_ids.gather(0, winner)[0, :, 0],
-            all_drawn.gather(0, winner)[0, :, 0],
-            list(all_maxima.amax(dim=0).unbind(dim=1)),
-        )
+        token_ids, drawn = (each.gather(0, winner)[0, :, 0] for each in (all_ids, all_drawn))
+        return Drawn(token_ids, drawn, list(all_maxima.amax(dim=0).unbind(dim=1)))
 
     def _is_wide(self, num_words: int) -> bool:
         """Whether a whole row is little more to move than `num_words`. If not, a slice has at least as many tokens."""
