@@ -65,7 +65,12 @@ def test_what_this_engine_never_sets_can_be_read():
 
 def test_times_by_their_newer_names():
     metrics = RequestMetrics(10.0, 11.0, 12.5)
-    assert (metrics.queued_ts, metrics.scheduled_ts, metrics.first_token_ts, metrics.last_token_ts) == (10, 11, 12.5, None)
+    assert (metrics.queued_ts, metrics.scheduled_ts, metrics.first_token_ts, metrics.last_token_ts) == (
+        10,
+        11,
+        12.5,
+        None,
+    )
     assert metrics.first_token_latency == 2.5 and RequestMetrics(1.0).first_token_latency is None
 
 

@@ -155,9 +155,7 @@ class HfRunner:
             logprobs = self.model(row).logits[0].float().log_softmax(-1)
         return row[0, self._ids(prompt).shape[1] :].tolist(), logprobs
 
-    def generate_greedy_logprobs(
-        self, prompts: list[Any], max_tokens: int, **fields: Any
-    ) -> list[list[torch.Tensor]]:
+    def generate_greedy_logprobs(self, prompts: list[Any], max_tokens: int, **fields: Any) -> list[list[torch.Tensor]]:
         """One tensor a step; the first holds the prompt's positions as well."""
         found = []
         for prompt in prompts:
