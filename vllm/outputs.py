@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vllm.logger import init_logger, warn_once
 from vllm.logprobs import FlatLogprobs, PromptLogprobs
 from vllm.pooling_outputs import ClassificationOutput as ClassificationOutput
 from vllm.pooling_outputs import ClassificationRequestOutput as ClassificationRequestOutput
@@ -18,6 +19,8 @@ from vllm.pooling_outputs import PoolingRequestOutput as PoolingRequestOutput
 from vllm.pooling_outputs import RequestError as RequestError
 from vllm.pooling_outputs import ScoringOutput as ScoringOutput
 from vllm.pooling_outputs import ScoringRequestOutput as ScoringRequestOutput
+
+logger = init_logger(__name__)
 
 
 @dataclass
@@ -32,6 +35,8 @@ class CompletionOutput:
         logprobs: one `{token_id: Logprob}` a position, over numpy arrays; None if not requested.
         finish_reason: "stop", "length", "abort" or "error"; None while running.
         stop_reason: the stop string or stop token id; None for the end-of-sequence token.
+        routed_experts, lora_request, sampling_mask, spec_decode_metrics, weight_versions: never set by this engine; for
+            callers that read them.
         error: the message if finish_reason is "error".
     """
 
@@ -40,13 +45,41 @@ class CompletionOutput:
     token_ids: list[int]
     cumulative_logprob: float | None = None
     logprobs: FlatLogprobs | None = None
+    routed_experts: np.ndarray | None = field(default=None, repr=False)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    lora_request: Any | None = field(default=None, repr=False)
+    sampling_mask: Any | None = field(default=None, repr=False)
+    spec_decode_metrics: Any | None = field(default=None, repr=False)
+    weight_versions: list[Any] | None = field(default=None, repr=False)
     error: str | None = None
 
     def finished(self) -> bool:
         """Whether this sequence has ended."""
         return self.finish_reason is not None
+
+    def _extend(self, following: CompletionOutput) -> None:
+        """Add the tokens that came after these; the end, if it is there, is the later one's."""
+        self.text += following.text
+        self.token_ids = [*self.token_ids, *following.token_ids]
+        if following.logprobs is not None:
+            self.logprobs = following.logprobs if self.logprobs is None else self.logprobs + following.logprobs
+        for name in _LATEST:
+            value = getattr(following, name)
+            if value is not None:
+                setattr(self, name, value)
+
+
+_LATEST = (
+    "cumulative_logprob",
+    "routed_experts",
+    "finish_reason",
+    "stop_reason",
+    "sampling_mask",
+    "spec_decode_metrics",
+    "weight_versions",
+    "error",
+)
 
 
 @dataclass
@@ -58,8 +91,33 @@ class RequestMetrics:
     first_token_time: float | None = None
     finished_time: float | None = None
 
+    @property
+    def queued_ts(self) -> float:
+        """`arrival_time`."""
+        return self.arrival_time
 
-@dataclass
+    @property
+    def scheduled_ts(self) -> float | None:
+        """`first_scheduled_time`."""
+        return self.first_scheduled_time
+
+    @property
+    def first_token_ts(self) -> float | None:
+        """`first_token_time`."""
+        return self.first_token_time
+
+    @property
+    def last_token_ts(self) -> float | None:
+        """`finished_time`."""
+        return self.finished_time
+
+    @property
+    def first_token_latency(self) -> float | None:
+        """Seconds from arrival to the first token."""
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+
+@dataclass(init=False)
 class RequestOutput:
     """The output of one request.
 
@@ -69,19 +127,77 @@ class RequestOutput:
             None if not requested.
         outputs: one CompletionOutput a sequence, by index.
         finished: whether all sequences have ended.
-        lora_request: always None; for callers that read it.
         num_cached_tokens: prompt tokens found in the prefix cache.
+        lora_request, encoder_prompt, encoder_prompt_token_ids, num_cache_creation_tokens, prompt_token_id_logprobs,
+            kv_transfer_params, ec_transfer_params: never set by this engine; for callers that read them.
     """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    prompt_logprobs: PromptLogprobs | None = None
-    outputs: list[CompletionOutput] = field(default_factory=list)
-    finished: bool = False
-    metrics: RequestMetrics | None = None
-    lora_request: Any | None = None
-    num_cached_tokens: int | None = None
+    prompt_logprobs: PromptLogprobs | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics | None
+    lora_request: Any | None
+    encoder_prompt: str | None = field(repr=False)
+    encoder_prompt_token_ids: list[int] | None = field(repr=False)
+    num_cached_tokens: int | None
+    num_cache_creation_tokens: int | None = field(repr=False)
+    prompt_token_id_logprobs: np.ndarray | None = field(repr=False)
+    kv_transfer_params: dict[str, Any] | None = field(repr=False)
+    ec_transfer_params: dict[str, Any] | None = field(repr=False)
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        prompt_logprobs: PromptLogprobs | None = None,
+        outputs: list[CompletionOutput] | None = None,
+        finished: bool = False,
+        metrics: RequestMetrics | None = None,
+        lora_request: Any | None = None,
+        encoder_prompt: str | None = None,
+        encoder_prompt_token_ids: list[int] | None = None,
+        num_cached_tokens: int | None = None,
+        num_cache_creation_tokens: int | None = None,
+        *,
+        prompt_token_id_logprobs: np.ndarray | None = None,
+        kv_transfer_params: dict[str, Any] | None = None,
+        ec_transfer_params: dict[str, Any] | None = None,
+        **unknown: Any,
+    ) -> None:
+        """Further arguments, such as those of a later version, are named in a warning and left out."""
+        self.request_id, self.prompt, self.prompt_token_ids = request_id, prompt, prompt_token_ids
+        self.prompt_logprobs, self.outputs, self.finished = prompt_logprobs, outputs or [], finished
+        self.metrics, self.lora_request = metrics, lora_request
+        self.encoder_prompt, self.encoder_prompt_token_ids = encoder_prompt, encoder_prompt_token_ids
+        self.num_cached_tokens, self.num_cache_creation_tokens = num_cached_tokens, num_cache_creation_tokens
+        self.prompt_token_id_logprobs = prompt_token_id_logprobs
+        self.kv_transfer_params, self.ec_transfer_params = kv_transfer_params, ec_transfer_params
+        if unknown:
+            warn_once(logger, "RequestOutput does not know %s: left out", ", ".join(sorted(unknown)))
+
+    def add(self, next_output: RequestOutput, aggregate: bool) -> None:
+        """Take in a later output of the same request.
+
+        Args:
+            aggregate: it holds what came after this one, which is extended; False = it holds all so far, and its
+                sequences take the place of these.
+        """
+        self.finished = self.finished or next_output.finished
+        places = {each.index: place for place, each in enumerate(self.outputs)}
+        for following in next_output.outputs:
+            place = places.get(following.index)
+            if place is None:
+                self.outputs.append(following)
+            elif aggregate:
+                self.outputs[place]._extend(following)
+            else:
+                self.outputs[place] = following
+        if next_output.kv_transfer_params is not None:
+            self.kv_transfer_params = next_output.kv_transfer_params
 
 
 @dataclass

@@ -77,7 +77,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("prompts", "params", "message"),
         [
-            (["a", ""], None, r"prompts\[1\]: the prompt is empty.*parameter=prompt"),
+            (["a", ""], None, r"prompts\[1\]: a decoder prompt cannot be empty.*parameter=prompt"),
             (["a", [5] * 128], None, r"128 tokens.*max_model_len=128.*parameter=prompt, value=128"),
             (["a", [9999]], None, r"prompt_token_ids must be in \[0, 268\).*9999"),
             (["a", {"prompt": "x", "multi_modal_data": {"image": 1}}], None, "multi_modal_data"),

@@ -188,7 +188,7 @@ def test_a_prompt_of_the_whole_context(tiny, llm):
         (["a"], [], "labels must not be empty"),
         (["a"], ["x", "x"], "labels 'x' and 'x' are the same tokens"),
         (["a"], [VOCAB_SIZE], "labels must be in"),
-        (["a", ""], ["x"], r"prompts\[1\]: the prompt is empty"),
+        (["a", ""], ["x"], r"prompts\[1\]: a decoder prompt cannot be empty"),
         ([[5] * 129], ["x"], "129 tokens"),
         (["a", [5] * 126], ["xyz?"], r"prompts\[1\] has 126 tokens and label 'xyz\?' 4; .*max_model_len=128"),
         (5, ["x"], "prompts must be"),

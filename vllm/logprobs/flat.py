@@ -89,6 +89,20 @@ class FlatLogprobs(Sequence[Position]):
         same._flat, same._ends = self._flat, self._ends
         return same
 
+    def __add__(self, other: object) -> FlatLogprobs:
+        """These positions, then those of another."""
+        if type(self) is not FlatLogprobs or type(other) is not FlatLogprobs:
+            return NotImplemented
+        both = self._empty()
+        parts = [each._arrays() for each in (self, other) if each._length]
+        if parts:
+            both._flat = FlatArrays(*map(np.concatenate, zip(*parts, strict=True)))
+            both._ends = np.cumsum(both._flat.counts)
+        both._own_topk = max(self._own_topk, other._own_topk)
+        both._has_entropy = self._has_entropy or other._has_entropy
+        both._decode = self._decode or other._decode
+        return both
+
     def parts(self, num_entries: int) -> Iterator[FlatLogprobs]:
         """The positions that were read, split into parts of one position or at most `num_entries` entries. Once the
         arrays exist, everything is one part."""

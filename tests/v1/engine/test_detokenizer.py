@@ -11,7 +11,7 @@ from tokenizers import decoders, models
 
 from vllm import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
-from vllm.v1.engine.detokenizer import Detokenizer
+from vllm.v1.engine.detokenizer import Detokenizer, check_stop_strings
 
 TEXTS = [
     "plain",
@@ -172,14 +172,26 @@ def test_stop_strings(byte_level, text, stop, expected, found, sizes, included):
         assert ("".join(pieces), match) == (wanted, found)
 
 
-def test_the_stop_string_that_begins_first_wins_and_of_equals_the_one_named_first(byte_level):
-    for stop, expected in (
-        (["d", "bcd"], ("a", "bcd")),
-        (["bcd", "bc"], ("a", "bcd")),
-        (["bc", "bcd"], ("a", "bc")),
+@pytest.mark.parametrize("sizes", [(1,), (2,), (100,)])
+@pytest.mark.parametrize("included", [False, True])
+def test_the_stop_string_that_ends_first_wins_and_of_equals_the_one_named_first(byte_level, sizes, included):
+    for stop, begin, found in (
+        (["d", "bcd"], "abc", "d"),
+        (["bcd", "d"], "a", "bcd"),
+        (["bcd", "bc"], "a", "bc"),
+        (["bcd", "c"], "ab", "c"),
     ):
-        pieces, match = stream(byte_level, byte_ids("abcde"), params(stop=stop), sizes=(100,))
-        assert ("".join(pieces), match) == expected
+        own = params(stop=stop, include_stop_str_in_output=included)
+        pieces, match = stream(byte_level, byte_ids("abcde"), own, sizes)
+        assert ("".join(pieces), match) == (begin + found if included else begin, found)
+
+
+def test_where_to_cut_the_text():
+    assert check_stop_strings("a stop.", 3, ["stop"], False) == ("stop", 2)
+    assert check_stop_strings("a stop.", 3, ["stop"], True) == ("stop", 6)
+    assert check_stop_strings("a stop", 1, ["stop"], True) == ("stop", -1)
+    assert check_stop_strings("a stop.", 1, ["stop"], False) is None, "it ended before the new characters"
+    assert check_stop_strings("stop", 0, ["stop"], False) is check_stop_strings("stop", 4, [], False) is None
 
 
 def test_what_may_become_a_stop_string_is_held_back(byte_level):
@@ -194,8 +206,9 @@ def test_what_may_become_a_stop_string_is_held_back(byte_level):
 def test_min_tokens_defers_stop_strings(byte_level):
     ids = byte_ids("stop and stop")
     assert stream(byte_level, ids, params(stop=["stop"]))[0] == [""] * 4
-    pieces, match = stream(byte_level, ids, params(stop=["stop"], min_tokens=5))
-    assert ("".join(pieces), match) == ("stop and ", "stop")
+    for sizes in ((1,), (3,), (100,)):
+        pieces, match = stream(byte_level, ids, params(stop=["stop"], min_tokens=5), sizes)
+        assert ("".join(pieces), match) == ("stop and ", "stop")
     pieces, match = stream(byte_level, ids, params(stop=["stop"], min_tokens=4))
     assert ("".join(pieces), match) == ("", "stop")
 

@@ -30,6 +30,13 @@ class Detokenizer:
         if not self._stop:
             # The text is not needed before take_text, which may come once, at the end.
             return None
+        # A token may stop the text from the min_tokens-th on, whichever tokens come in one update.
+        early = max(self._params.min_tokens - 1 - (self._num_tokens - len(new_token_ids)), 0)
+        later = self._pending_ids[early:] if early else []
+        if early:
+            del self._pending_ids[early:]
+            self._decode_pending()
+            self._pending_ids = later
         searched = len(self.text)
         self._decode_pending()
         if self._num_tokens < self._params.min_tokens or stopped_by_token:
@@ -50,11 +57,34 @@ class Detokenizer:
             self._pending_ids = []
 
     def _find_stop(self, searched: int) -> str | None:
-        """Cut the text at the stop string that begins first; it may begin before `searched`."""
-        places = [(self.text.find(stop, max(searched - len(stop) + 1, 0)), stop) for stop in self._stop]
-        found = [place for place in places if place[0] >= 0]
-        if not found:
+        """Cut the text at the stop string that ends first; it may begin before `searched`."""
+        include = self._params.include_stop_str_in_output
+        found = check_stop_strings(self.text, len(self.text) - searched, self._stop, include)
+        if found is None:
             return None
-        where, stop = min(found, key=lambda place: place[0])
-        self.text = self.text[: where + len(stop) if self._params.include_stop_str_in_output else where]
+        stop, length = found
+        if length >= 0:
+            self.text = self.text[:length]
         return stop
+
+
+def check_stop_strings(
+    output_text: str, new_char_count: int, stop: list[str], include_in_output: bool
+) -> tuple[str, int] | None:
+    """The stop string that ends first within the last `new_char_count` characters; of those that end together, the one
+    listed first.
+
+    Returns:
+        it and the length to cut the text to, -1 where there is nothing to cut; None if none is found.
+    """
+    best: tuple[int, str] | None = None
+    for each in stop if new_char_count else ():
+        where = output_text.find(each, max(len(output_text) - new_char_count - len(each) + 1, 0))
+        if where >= 0 and (best is None or where + len(each) < best[0]):
+            best = where + len(each), each
+    if best is None:
+        return None
+    end, found = best
+    if not include_in_output:
+        return found, end - len(found)
+    return found, -1 if end == len(output_text) else end

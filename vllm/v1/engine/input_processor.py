@@ -172,7 +172,7 @@ class InputProcessor:
         result = list(elements) if is_plain else [check_token_id(name, element) for element in elements]
         if result and not (min(result) >= 0 and max(result) < vocab_size):
             worst = min(result) if min(result) < 0 else max(result)
-            message = f"{name} must be in [0, {vocab_size}), the model's vocabulary; got {shown(worst)}"
+            message = f"{name} must be in [0, {vocab_size}): {shown(worst)} is out of vocabulary"
             raise VLLMValidationError(message, name, worst)
         return result
 
@@ -191,11 +191,15 @@ class InputProcessor:
 
     def _check_length(self, token_ids: list[int], room: int) -> None:
         if not token_ids:
-            raise VLLMValidationError("the prompt is empty", "prompt", "")
+            raise VLLMValidationError("a decoder prompt cannot be empty", "prompt", "")
         limit = self.model_config.max_model_len
         if len(token_ids) > limit - room:
             problem = "leaves no room for output within" if room else "is more than"
-            message = f"the prompt has {len(token_ids)} tokens, which {problem} max_model_len={limit}"
+            # Clients find a prompt that is too long by the last words.
+            message = (
+                f"the prompt has {len(token_ids)} tokens, which {problem} max_model_len={limit}: "
+                f"the model's maximum context length is {limit} tokens"
+            )
             raise VLLMValidationError(message, "prompt", len(token_ids))
 
 

@@ -1,0 +1,229 @@
+"""Upstream's own tests over our engine: `python tests/callers/upstream.py TESTS [FILE ...]`.
+
+TESTS is the folder of upstream's tests (from its source distribution). They run from a copy in a temporary folder in
+which models' names are replaced by one tiny random model and the shared fixtures by those of upstream_support/; needs
+pytest-asyncio. Prints one line a file: collected, passed, failed, skipped; then each failure in a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SUPPORT = HERE.parent / "support"
+ROOT = HERE.parents[1]
+
+FILES = (
+    "test_sampling_params.py",
+    "test_outputs.py",
+    "test_logprobs.py",
+    "test_pooling_params.py",
+    "v1/sample/test_sampling_params_e2e.py",
+    "v1/sample/test_logprobs.py",
+    "v1/sample/test_logprobs_e2e.py",
+    "samplers",
+    "detokenizer",
+    "entrypoints/llm",
+    "v1/logits_processors",
+    "entrypoints/openai/completion",
+    "entrypoints/openai/chat_completion",
+    "entrypoints/openai/test_*.py",
+    "entrypoints/serve/tokenize",
+    "tokenizers_",
+)
+"""What runs when no file is named, in this order: files, folders and patterns."""
+
+MODELS = (
+    "facebook/opt-125m",
+    "Qwen/Qwen3-0.6B",
+    "Qwen/Qwen3-1.7B",
+    "Qwen/Qwen2.5-1.5B-Instruct",
+    "Qwen/Qwen2-1.5B-Instruct",
+    "Qwen/Qwen1.5-0.5B-Chat",
+    "qwen/Qwen1.5-0.5B-Chat",
+    "openai-community/gpt2",
+    "distilbert/distilgpt2",
+    "meta-llama/Llama-3.2-1B-Instruct",
+    "meta-llama/Llama-3.2-1B",
+    "meta-llama/Meta-Llama-3-8B-Instruct",
+    "meta-llama/Meta-Llama-3.1-8B-Instruct",
+    "unsloth/llama-3.2-1b-Instruct",
+    "hmellor/tiny-random-LlamaForCausalLM",
+    "hmellor/tiny-random-Gemma2ForCausalLM",
+    "HuggingFaceH4/zephyr-7b-beta",
+    "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+    "EleutherAI/pythia-70m",
+    "google/gemma-3-1b-it",
+    "meta-llama/llama-2-7b-hf",
+    "Qwen/Qwen3-4B",
+    "RedHatAI/Llama-3.2-1B-FP8",
+)
+"""Language models whose place the tiny one takes."""
+
+SKIPS = (
+    ("diffusion", "diffusion models"),
+    ("lora", "LoRA"),
+    ("mm_", "multimodal"),
+    ("multimodal", "multimodal"),
+    ("_vlm", "multimodal"),
+    ("image", "multimodal"),
+    ("audio", "multimodal"),
+    ("prompt_embeds", "prompt embeddings"),
+    ("watermark", "watermarking"),
+    ("harmony", "gpt-oss's format"),
+    ("gpt_oss", "gpt-oss's format"),
+    ("test_mistral.py", "Mistral's own tokenizer"),
+    ("deepseek", "a certain model's template"),
+    ("test_struct_output_generate.py", "structured outputs"),
+    ("tensorizer", "the tensorizer loader"),
+    ("detokenizer/test_stop_reason.py", "a certain model's words"),
+    ("detokenizer/test_stop_strings.py", "a certain model's words"),
+    ("test_no_bad_words.py", "a certain model's words"),
+    ("offline_mode", "the hub's cache"),
+    ("test_chat_extra_kwargs", "a certain model's template"),
+    ("test_llm_chat_tokenization_no_double_bos", "a certain model's template"),
+    ("test_max_model_len", "a tokenizer of words"),
+    ("test_allowed_token_ids", "a certain vocabulary"),
+    ("test_accuracy.py", "a certain model's accuracy"),
+    ("test_gpu_utilization.py", "GPUs"),
+    ("function_calling", "tool parsers"),
+    ("spec_decode", "speculative decoding"),
+    ("speculat", "speculative decoding"),
+    ("eagle", "speculative decoding"),
+    ("dynamic_tokenizer", "a tokenizer from the hub"),
+)
+"""What is not run: a part of the test's id, and why."""
+
+_CHAT = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+_INI = "[pytest]\nasyncio_mode = strict\nasyncio_default_fixture_loop_scope = function\n"
+
+
+@dataclass
+class Result:
+    """One file's counts, and a line for each kind of failure and skip."""
+
+    file: str
+    passed: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    trouble: str = ""
+
+    def row(self) -> str:
+        collected = self.passed + len(self.failed) + self.skipped.total()
+        return f"{self.file:58} {collected:9} {self.passed:6} {len(self.failed):6} {self.skipped.total():7}"
+
+
+def main() -> None:
+    """Run what the command line names and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tests", type=Path, help="the folder of upstream's tests")
+    parser.add_argument("files", nargs="*", default=FILES, help="files, folders or patterns in it")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for one file")
+    parser.add_argument("-k", default="", help="as pytest's")
+    parser.add_argument("--verbose", action="store_true", help="show pytest's own output")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        prepare(arguments.tests.resolve(), work)
+        files = [file for name in arguments.files for file in expand(work / "tests", name)]
+        print(f"{'file':58} collected passed failed skipped", flush=True)
+        results = []
+        for file in files:
+            results.append(run(work, file, arguments))
+            print(results[-1].row(), results[-1].trouble, flush=True)
+            report(results[-1])
+    passed, failed = sum(each.passed for each in results), sum(len(each.failed) for each in results)
+    print(f"\n{passed} passed, {failed} failed, {sum(each.skipped.total() for each in results)} skipped")
+
+
+def prepare(tests: Path, work: Path) -> None:
+    """Copy the tests to work/tests, with the model's folder for models' names and our shared fixtures."""
+    sys.path[:0] = [str(SUPPORT), str(ROOT)]
+    from tiny_llm import make_tiny_model
+
+    model = make_tiny_model(work / "tiny", max_position_embeddings=8192)
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "chat_template": _CHAT}
+    (model / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **tokens}))
+    copy = work / "tests"
+    shutil.copytree(tests, copy, ignore=shutil.ignore_patterns("__pycache__", "kernels", "compile", "distributed"))
+    (work / "pytest.ini").write_text(_INI)
+    names = sorted(MODELS, key=len, reverse=True)
+    for file in copy.rglob("*.py"):
+        text = old = file.read_text()
+        for name in names:
+            for quote in "\"'":
+                text = text.replace(f"{quote}{name}{quote}", f"{quote}{model}{quote}")
+        if text != old:
+            file.write_text(text)
+    for name, source in (("conftest.py", "fixtures.py"), ("utils.py", "servers.py")):
+        shutil.copy(HERE / "upstream_support" / source, copy / name)
+
+
+def expand(tests: Path, name: str) -> list[str]:
+    """The test files that a file, a folder or a pattern names, relative to the tests."""
+    pattern = f"{name}/**/test_*.py" if (tests / name).is_dir() else name
+    return [str(path.relative_to(tests)) for path in sorted(tests.glob(pattern))]
+
+
+def run(work: Path, file: str, arguments: argparse.Namespace) -> Result:
+    """One file in a pytest of its own."""
+    path = os.pathsep.join([str(ROOT), str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": path, "UPSTREAM_SKIPS": json.dumps(SKIPS), "OMP_NUM_THREADS": "1"}
+    xml = work / "result.xml"
+    xml.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={work}", "-c", "pytest.ini"]
+    command += [f"--junitxml={xml}", "--tb=short", f"tests/{file}", *(["-k", arguments.k] if arguments.k else [])]
+    output = None if arguments.verbose else subprocess.DEVNULL
+    result = Result(file)
+    try:
+        subprocess.run(command, cwd=work, env=env, stdout=output, stderr=output, timeout=arguments.timeout, check=False)
+    except subprocess.TimeoutExpired:
+        result.trouble = f"not ended after {arguments.timeout:.0f} s"
+    if xml.exists():
+        read(xml, result)
+    return result
+
+
+def read(xml: Path, result: Result) -> None:
+    """Fill the result from pytest's report."""
+    for case in ET.parse(xml).getroot().iter("testcase"):
+        bad = case.find("failure") if case.find("failure") is not None else case.find("error")
+        skip = case.find("skipped")
+        if bad is not None:
+            message = bad.get("message", "")
+            if message == "collection failure":
+                message = " ".join(line[2:].strip() for line in (bad.text or "").splitlines() if line.startswith("E "))
+            result.failed.append((case.get("name", ""), " ".join(message.split())[:300]))
+        elif skip is not None:
+            result.skipped[skip.get("message", "")] += 1
+        else:
+            result.passed += 1
+
+
+def report(result: Result) -> None:
+    """A line for each failure, then for each reason of a skip."""
+    kinds: dict[str, list[str]] = {}
+    for name, message in result.failed:
+        kinds.setdefault(message, []).append(name)
+    for message, names in kinds.items():
+        print(f"    FAILED {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {message}")
+    for reason, count in result.skipped.items():
+        print(f"    skipped {count}: {reason[:150]}")
+
+
+if __name__ == "__main__":
+    main()

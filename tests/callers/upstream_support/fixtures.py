@@ -1,0 +1,217 @@
+"""Stands where upstream's tests expect their shared fixtures (`tests.conftest`): the same names over our engine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vllm import LLM, SamplingParams
+from vllm.sampling_params import BeamSearchParams
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+_SKIPS = json.loads(os.environ["UPSTREAM_SKIPS"])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option that upstream's own fixtures add."""
+    parser.addoption("--optional", action="store_true", default=False)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the script's table names, with its reason."""
+    for item in items:
+        for part, reason in _SKIPS:
+            if part in item.nodeid:
+                item.add_marker(pytest.mark.skip(reason=reason))
+                break
+
+
+class VllmRunner:
+    """An LLM and calls that return (token ids, text[, readings]) tuples; ids of `generate` begin with the prompt's."""
+
+    def __init__(self, model_name: str, *, tokenizer_name: str | None = None, **fields: Any) -> None:
+        fields.setdefault("max_model_len", 1024)
+        self.llm = LLM(model=model_name, tokenizer=tokenizer_name, **{"seed": 0, **fields})
+
+    def __enter__(self) -> VllmRunner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        del self.llm
+
+    def get_llm(self) -> LLM:
+        return self.llm
+
+    def get_inputs(self, prompts: list[Any]) -> list[Any]:
+        return [_as_prompt(prompt) for prompt in prompts]
+
+    def generate(
+        self, prompts: list[Any], sampling_params: SamplingParams, return_logprobs: bool = False, **fields: Any
+    ) -> Any:
+        found, readings = [], []
+        for output in self.llm.generate(self.get_inputs(prompts), sampling_params, **fields):
+            ids = [output.prompt_token_ids + list(each.token_ids) for each in output.outputs]
+            texts = [(output.prompt or "") + each.text for each in output.outputs]
+            found.append((ids, texts))
+            own = list(output.prompt_logprobs or [])
+            for each in output.outputs:
+                own += list(each.logprobs or [])
+            readings.append(own)
+        return (found, readings) if return_logprobs else found
+
+    def generate_w_logprobs(
+        self, prompts: list[Any], sampling_params: SamplingParams, include_prompt_token_ids: bool = False, **fields: Any
+    ) -> list[tuple[Any, ...]]:
+        found = []
+        for output in self.llm.generate(self.get_inputs(prompts), sampling_params, **fields):
+            each = output.outputs[-1]
+            row: tuple[Any, ...] = (list(each.token_ids), each.text, each.logprobs)
+            row += (output.prompt_token_ids,) if include_prompt_token_ids else ()
+            row += (output.prompt_logprobs,) if sampling_params.prompt_logprobs is not None else ()
+            found.append(row)
+        return found
+
+    def generate_greedy(self, prompts: list[Any], max_tokens: int, **fields: Any) -> list[tuple[list[int], str]]:
+        outputs = self.generate(prompts, SamplingParams(temperature=0, max_tokens=max_tokens), **fields)
+        return [(ids[0], texts[0]) for ids, texts in outputs]
+
+    def generate_greedy_logprobs(
+        self,
+        prompts: list[Any],
+        max_tokens: int,
+        num_logprobs: int | None,
+        num_prompt_logprobs: int | None = None,
+        stop_token_ids: list[int] | None = None,
+        stop: list[str] | None = None,
+        **fields: Any,
+    ) -> list[tuple[Any, ...]]:
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=max_tokens,
+            logprobs=num_logprobs,
+            prompt_logprobs=num_prompt_logprobs,
+            stop_token_ids=stop_token_ids,
+            stop=stop,
+        )
+        return self.generate_w_logprobs(prompts, params, **fields)
+
+    def generate_beam_search(
+        self, prompts: list[Any], beam_width: int, max_tokens: int, concurrency_limit: int | None = None
+    ) -> list[tuple[list[list[int]], list[str]]]:
+        params = BeamSearchParams(beam_width=beam_width, max_tokens=max_tokens)
+        outputs = self.llm.beam_search(self.get_inputs(prompts), params, concurrency_limit=concurrency_limit)
+        return [([beam.tokens for beam in each.sequences], [beam.text for beam in each.sequences]) for each in outputs]
+
+
+class HfRunner:
+    """The same calls by transformers, in the dtype asked for."""
+
+    def __init__(self, model_name: str, dtype: str = "auto", **fields: Any) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        kind = {"half": torch.float16, "float": torch.float32}.get(dtype) or getattr(torch, dtype, torch.float32)
+        self.tokenizer = AutoTokenizer.from_pretrained(model_name)
+        self.model = AutoModelForCausalLM.from_pretrained(model_name, dtype=kind).eval()
+
+    def __enter__(self) -> HfRunner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        del self.model
+
+    def _ids(self, prompt: Any) -> torch.Tensor:
+        ids = self.tokenizer(prompt).input_ids if isinstance(prompt, str) else prompt
+        return torch.tensor([ids])
+
+    def _generate(self, prompt: Any, **fields: Any) -> Any:
+        ids = self._ids(prompt)
+        return self.model.generate(ids, attention_mask=torch.ones_like(ids), use_cache=True, **fields)
+
+    def generate(self, prompts: list[Any], **fields: Any) -> list[tuple[list[list[int]], list[str]]]:
+        rows = [self._generate(prompt, **fields).tolist() for prompt in prompts]
+        return [(ids, self.tokenizer.batch_decode(ids, skip_special_tokens=True)) for ids in rows]
+
+    def generate_greedy(self, prompts: list[Any], max_tokens: int, **fields: Any) -> list[tuple[list[int], str]]:
+        rows = self.generate(prompts, do_sample=False, max_new_tokens=max_tokens, **fields)
+        return [(ids[0], texts[0]) for ids, texts in rows]
+
+    def generate_beam_search(
+        self, prompts: list[Any], beam_width: int, max_tokens: int
+    ) -> list[tuple[list[list[int]], list[str]]]:
+        return self.generate(
+            prompts, do_sample=False, max_new_tokens=max_tokens, num_beams=beam_width, num_return_sequences=beam_width
+        )
+
+    def _continuation(self, prompt: Any, max_tokens: int) -> tuple[list[int], torch.Tensor]:
+        """Greedy ids without the prompt, and the logprobs after each position but the last."""
+        row = self._generate(prompt, do_sample=False, max_new_tokens=max_tokens)
+        with torch.no_grad():
+            logprobs = self.model(row).logits[0].float().log_softmax(-1)
+        return row[0, self._ids(prompt).shape[1] :].tolist(), logprobs
+
+    def generate_greedy_logprobs(self, prompts: list[Any], max_tokens: int, **fields: Any) -> list[list[torch.Tensor]]:
+        """One tensor a step; the first holds the prompt's positions as well."""
+        found = []
+        for prompt in prompts:
+            start = self._ids(prompt).shape[1]
+            ids, logprobs = self._continuation(prompt, max_tokens)
+            steps = [logprobs[start + step : start + step + 1] for step in range(len(ids) - 1)]
+            found.append([logprobs[:start], *steps])
+        return found
+
+    def generate_greedy_logprobs_limit(
+        self, prompts: list[Any], max_tokens: int, num_logprobs: int | None, **fields: Any
+    ) -> list[tuple[list[int], str, list[dict[int, float]]]]:
+        found = []
+        for prompt in prompts:
+            start = self._ids(prompt).shape[1]
+            ids, logprobs = self._continuation(prompt, max_tokens)
+            tops = [logprobs[start - 1 + step].topk(num_logprobs or 0) for step in range(len(ids))]
+            entries = [dict(zip(top.indices.tolist(), top.values.tolist(), strict=True)) for top in tops]
+            found.append((ids, self.tokenizer.decode(ids), entries))
+        return found
+
+
+def _as_prompt(prompt: Any) -> Any:
+    if isinstance(prompt, list):
+        return {"prompt_token_ids": prompt}
+    return {"prompt": prompt} if isinstance(prompt, str) else prompt
+
+
+@pytest.fixture(scope="session")
+def vllm_runner() -> type[VllmRunner]:
+    return VllmRunner
+
+
+@pytest.fixture(scope="session")
+def hf_runner() -> type[HfRunner]:
+    return HfRunner
+
+
+@pytest.fixture
+def example_prompts() -> list[str]:
+    return (Path(__file__).parent / "prompts" / "example.txt").read_text().splitlines()
+
+
+@pytest.fixture
+def caplog_vllm(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    import logging
+
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    yield caplog
+
+
+@pytest.fixture
+def enable_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+
+
+@pytest.fixture(scope="session")
+def num_gpus_available() -> int:
+    return torch.cuda.device_count()
