@@ -21,7 +21,7 @@ class ServerArgs:
     host: str = _arg("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = _arg(8000, "port to listen on; 0 = any free one, which the log names")
     served_model_name: list[str] | None = _arg(
-        None, "names that requests may give as `model`; the first one stands in answers (default: MODEL's last part)"
+        None, "names that requests may give as `model`; the first one stands in answers (default: MODEL)"
     )
     api_key: list[str] | None = _arg(None, "keys that clients must show one of; also VLLM_API_KEY")
     root_path: str = _arg("", "path that a proxy in front takes away")

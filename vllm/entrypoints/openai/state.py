@@ -37,8 +37,9 @@ class ServerState:
 
     @property
     def model_names(self) -> list[str]:
-        """What requests may give as `model`; the first stands in answers. Never a path."""
-        return self.args.served_model_name or [Path(self.engine.model_config.model).name]
+        """What the server lists; the first stands in answers. Left out, the model as it was given."""
+        config = self.engine.model_config
+        return self.args.served_model_name or list(config.served_model_name) or [config.model]
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -55,12 +56,16 @@ class ServerState:
         return max_running + self.args.max_num_queued_reqs
 
     def check_model(self, name: str | None) -> str:
-        """The model's name as answers show it. Raises ApiError 404 if there is no such model."""
+        """The name as the server lists it; the first for None and for the last part of a path. Raises ApiError 404 if
+        there is no such model."""
         names = self.model_names
-        if name is not None and name not in names:
+        model = self.engine.model_config.model
+        if name is None or (names == [model] and name == Path(model).name):
+            return names[0]
+        if name not in names:
             message = f"there is no model {shown(name)} here; there is {', '.join(map(repr, names))}"
             raise ApiError(404, message, "model", "model_not_found")
-        return names[0] if name is None else name
+        return name
 
     def stopping_error(self) -> ApiError:
         """503, for requests that come after the server began to stop, or that it cancels."""

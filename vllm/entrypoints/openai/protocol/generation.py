@@ -117,7 +117,7 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
 
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = REFUSED_FIELDS
 
-    model: str = Field(description="One of the names in /v1/models.")
+    model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
     n: int | None = None
     best_of: int | None = None
     max_tokens: int | None = None

@@ -68,7 +68,7 @@ class ChatAnswer:
         self._body = body
         self._state = state
         self._id = answer_id
-        self._frame = {"id": answer_id, "created": int(time.time()), "model": body.model}
+        self._frame = {"id": answer_id, "created": int(time.time()), "model": state.model_names[0]}
         self._max_tokens_field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, self._max_tokens_field)
         if body.max_tokens not in (None, max_tokens):

@@ -53,7 +53,8 @@ class CompletionAnswer:
         self._body = body
         self._state = state
         self._id = answer_id
-        self._frame = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": body.model}
+        model = state.model_names[0]
+        self._frame = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": model}
         self._prompts = _prompt_list(body.prompt)
         state.check_count(len(self._prompts), "prompt")
         max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
