@@ -70,7 +70,7 @@ _HUGE = (2**63, -(2**70), int("9" * 400))
 
 # Of completions and chat.
 GENERATION = [
-    *bad("model", LEFT_OUT, None, 7, ["tiny"], True),
+    *bad("model", 7, ["tiny"], True),
     Bad({"model": "other"}, "model", "'other'", 404),
     Bad({"model": ""}, "model", "''", 404),
     Bad({"model": SURROGATE}, "model", r"\ud800", 404),

@@ -22,7 +22,9 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 def build_app(state: ServerState) -> FastAPI:
     """The application over a running engine."""
-    app = FastAPI(title="vLLM", version=__version__)
+    # Without its description, the application has no pages of it either.
+    described = None if state.args.disable_fastapi_docs else "/openapi.json"
+    app = FastAPI(title="vLLM", version=__version__, openapi_url=described)
     app.state.server = state
     for module in (completion, chat, scoring, tokenization, models):
         app.include_router(module.router)

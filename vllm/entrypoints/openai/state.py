@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.exceptions import shown
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.version import __version__
 
 
 @dataclass
@@ -40,6 +43,19 @@ class ServerState:
         """What the server lists; the first stands in answers. Left out, the model as it was given."""
         config = self.engine.model_config
         return self.args.served_model_name or list(config.served_model_name) or [config.model]
+
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """`system_fingerprint` of answers: of what makes the numbers, as --fingerprint-mode says."""
+        mode = self.args.fingerprint_mode
+        if mode in ("custom", "none"):
+            return self.args.fingerprint_value
+        config = self.engine.vllm_config
+        sizes = config.parallel_config
+        axes = (("tp", sizes.tensor_parallel_size), ("dp", sizes.data_parallel_size))
+        devices = [f"{name}{size}" for name, size in axes if size > 1 and mode == "full"]
+        digest = hashlib.sha256(repr(config).encode()).hexdigest()[:8]
+        return "-".join(["vllm", __version__, *devices, digest])
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -252,6 +252,7 @@ class CompletionResponse(ResponseModel):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str | None = None
     choices: list[CompletionChoice]
     labels: list[LabelEntry] | None = None
     usage: Usage | None = None
@@ -278,7 +279,7 @@ class ChatLogprobs(ResponseModel):
 
 
 class ChatMessage(ResponseModel):
-    role: Literal["assistant"]
+    role: str
     content: str | None
     refusal: None = None
 
@@ -296,6 +297,7 @@ class ChatFields(ResponseModel):
     id: str
     created: int
     model: str
+    system_fingerprint: str | None = None
     labels: list[LabelEntry] | None = None
     usage: Usage | None = None
     prompt_logprobs: PromptLogprobs | None = None
@@ -308,7 +310,7 @@ class ChatCompletionResponse(ChatFields):
 
 
 class ChatDelta(ResponseModel):
-    role: Literal["assistant"] | None = None
+    role: str | None = None
     content: str
 
 

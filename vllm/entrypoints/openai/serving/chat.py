@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -24,7 +23,7 @@ from vllm.entrypoints.openai.rendering.logprobs import chat_logprobs
 from vllm.entrypoints.openai.serving.completion_choices import ChoiceWriter
 from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, respond
 from vllm.entrypoints.openai.serving.sampling import named_as, queue_prompts, sampling_params
-from vllm.entrypoints.openai.serving.usage import UsageCount
+from vllm.entrypoints.openai.serving.usage import UsageCount, answer_frame
 from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import CompletionOutput, RequestOutput
 
@@ -68,7 +67,7 @@ class ChatAnswer:
         self._body = body
         self._state = state
         self._id = answer_id
-        self._frame = {"id": answer_id, "created": int(time.time()), "model": state.model_names[0]}
+        self._frame = answer_frame(state, answer_id)
         self._max_tokens_field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, self._max_tokens_field)
         if body.max_tokens not in (None, max_tokens):
@@ -105,7 +104,7 @@ class ChatAnswer:
         (output,) = outputs
         choices = []
         for completion in output.outputs:
-            message = {"role": "assistant", "content": completion.text, "refusal": None}
+            message = {"role": self._state.args.response_role, "content": completion.text, "refusal": None}
             choices.append({"message": message, **await self._choice(completion, is_first=True)})
         usage = UsageCount(request)
         usage.add(0, output)
@@ -119,7 +118,7 @@ class ChatAnswer:
         }
 
     async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
-        usage = UsageCount(request, self._body.stream_options)
+        usage = UsageCount(request, self._body.stream_options, self._state.args.enable_force_include_usage)
         frame = {**self._frame, "object": "chat.completion.chunk"}
         begun: set[int] = set()
         async with aclosing(submission.events()) as events:
@@ -132,7 +131,7 @@ class ChatAnswer:
                         once.update(await self._writer.prompt_fields(output))
                     is_first = completion.index not in begun
                     begun.add(completion.index)
-                    role = {"role": "assistant"} if is_first else {}
+                    role = {"role": self._state.args.response_role} if is_first else {}
                     delta = {**role, "content": completion.text}
                     choice = {"delta": delta, **await self._choice(completion, is_first)}
                     yield {**frame, "choices": [choice], **once, **usage.so_far()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -16,7 +15,7 @@ from vllm.entrypoints.openai.protocol.generation import CompletionRequest, Compl
 from vllm.entrypoints.openai.serving.completion_choices import ChoiceWriter, CompletionPrompt, CompletionSequence
 from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, respond
 from vllm.entrypoints.openai.serving.sampling import named_as, queue_prompts, sampling_params
-from vllm.entrypoints.openai.serving.usage import UsageCount
+from vllm.entrypoints.openai.serving.usage import UsageCount, answer_frame
 from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import CompletionOutput, RequestOutput
 
@@ -53,8 +52,7 @@ class CompletionAnswer:
         self._body = body
         self._state = state
         self._id = answer_id
-        model = state.model_names[0]
-        self._frame = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": model}
+        self._frame = {**answer_frame(state, answer_id), "object": "text_completion"}
         self._prompts = _prompt_list(body.prompt)
         state.check_count(len(self._prompts), "prompt")
         max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -95,7 +93,7 @@ class CompletionAnswer:
         return {**self._frame, "choices": choices, "labels": labels, "usage": usage.fields()}
 
     async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
-        usage = UsageCount(request, self._body.stream_options)
+        usage = UsageCount(request, self._body.stream_options, self._state.args.enable_force_include_usage)
         prompts: dict[int, CompletionPrompt] = {}
         sequences: dict[int, CompletionSequence] = {}
         labels = {"labels": self._plan.label_entries} if self._plan.labels else {}

@@ -12,7 +12,11 @@ from vllm.entrypoints.openai.rendering.readings import ReadingPlan
 from vllm.entrypoints.openai.serving.engine_requests import Submission
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import VLLMValidationError
+from vllm.logger import init_logger
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.input_processor import ProcessedPrompt
+
+logger = init_logger(__name__)
 
 # Fields with the same name and meaning in SamplingParams.
 _SAME = (
@@ -93,9 +97,19 @@ async def queue_prompts(
                 f"tokens; leave {max_tokens_field} out to generate as many as fit"
             )
             raise ApiError(400, message, max_tokens_field, "context_length_exceeded")
+    if state.args.enable_log_requests:
+        for index, prompt in enumerate(processed):
+            _log_request(f"{answer_id}-{index}", prompt, params, state.args.max_log_len)
     check = state.engine.input_processor.process_params
     checked = [check(params, len(prompt.token_ids)) for prompt in processed]
     return await Submission.queue(state, answer_id, processed, checked, request.priority or 0)
+
+
+def _log_request(name: str, prompt: ProcessedPrompt, params: SamplingParams, longest: int | None) -> None:
+    text, ids = prompt.text, list(prompt.token_ids)
+    if longest is not None:
+        text, ids = None if text is None else text[:longest], ids[:longest]
+    logger.info("request %s: prompt %r, ids %s of %d, %s", name, text, ids, len(prompt.token_ids), params)
 
 
 @contextmanager
