@@ -50,13 +50,23 @@ Prompt = Annotated[
 
 
 class TextPart(TypedDict):
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
+
+
+class RefusalPart(TypedDict):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class ThinkingPart(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
 
 
 class TextMessage(TypedDict):
     role: Text
-    content: str | list[str | TextPart]
+    content: str | list[str | TextPart | RefusalPart | ThinkingPart]
 
 
 class ToolCallMessage(TypedDict):
@@ -163,10 +173,22 @@ class CompletionRequest(GenerationFields):
 class ChatCompletionRequest(GenerationFields):
     """POST /v1/chat/completions"""
 
+    REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
+        name: each
+        for name, each in REFUSED_FIELDS.items()
+        if name not in ("tools", "tool_choice", "documents", "reasoning_effort")
+    } | {"echo": ((False,), "answers hold what the model wrote, not the last message")}
+
     messages: Messages
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: int | None = Field(None, description="Wins over max_tokens.")
+    tools: Annotated[list[dict[str, Any]] | None, UNREAD] = Field(
+        None, description='For the template; only with tool_choice "none".'
+    )
+    tool_choice: Annotated[Literal["none", "auto"] | None, UNREAD] = None
+    documents: list[dict[str, Any]] | None = Field(None, description="For the template.")
+    reasoning_effort: str | None = Field(None, description="For the template.")
     chat_template: str | None = None
     chat_template_kwargs: Object | None = None
     add_generation_prompt: bool | None = None
