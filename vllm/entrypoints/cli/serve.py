@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     server_args = ServerArgs.from_cli_args(args)
     check_args(server_args)
     template = _template(server_args.chat_template)
-    if envs.logging_level() is None:
+    if envs.logging_level() is None and envs.VLLM_CONFIGURE_LOGGING and not envs.VLLM_LOGGING_CONFIG_PATH:
         logging.getLogger("vllm").setLevel(logging.INFO)
     # Flags are checked before the slow imports, and the core's process imports its part at the same time.
     from vllm.v1.engine.core_start import end_core, start_core
