@@ -41,7 +41,7 @@ UPSTREAM = """
     enable_log_requests otlp_traces_endpoint
 """.split()
 
-MIDDLEWARE = '''
+MIDDLEWARE = """
 class Header:
     def __init__(self, app):
         self.app = app
@@ -62,7 +62,7 @@ async def header(request, call_next):
 
 
 neither = 7
-'''
+"""
 
 
 def parse(*flags: str) -> argparse.Namespace:
@@ -105,6 +105,7 @@ def test_defaults_are_taken_and_ask_for_nothing():
         (["-asc", "2"], "api_server_count=2 is not supported"),
         (["--grpc-port", "50051"], "grpc_port=50051 is not supported: the server speaks HTTP"),
         (["--sse-keep-alive-interval", "5"], "sse_keep_alive_interval=5 is not supported"),
+        (["--otlp-traces-endpoint", "grpc://x"], "otlp_traces_endpoint='grpc://x' is not supported: no spans are sent"),
         (["--enable-log-outputs"], "enable_log_outputs=True is not supported"),
         (["--fingerprint-mode", "custom"], "--fingerprint-mode custom and --fingerprint-value VALUE need each other"),
         (["--fingerprint-value", "x"], "--fingerprint-mode custom and --fingerprint-value VALUE need each other"),
@@ -127,7 +128,9 @@ def test_what_changes_nothing_is_a_warning(monkeypatch):
         "vllm.engine.upstream_args.warn_once", lambda logger, message, *parts: told.append(message % parts)
     )
     server_args("--h11-max-header-count", "100")
-    assert told == ["h11_max_header_count=100 changes nothing: requests are parsed by httptools, whose limits are its own"]
+    assert told == [
+        "h11_max_header_count=100 changes nothing: requests are parsed by httptools, whose limits are its own"
+    ]
 
 
 def test_spellings():
@@ -147,7 +150,9 @@ def test_a_file_of_flags(tmp_path):
 
 
 def test_values_as_upstream_writes_them():
-    args = server_args("--allowed-methods", '["GET", "POST"]', "--host", "None", "--middleware", "email.message.Message")
+    args = server_args(
+        "--allowed-methods", '["GET", "POST"]', "--host", "None", "--middleware", "email.message.Message"
+    )
     assert (args.allowed_methods, args.host) == (["GET", "POST"], "127.0.0.1")
     repeated = parse("--middleware", "a", "--middleware", "b").middleware
     assert repeated == ["a", "b"]

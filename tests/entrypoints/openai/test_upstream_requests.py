@@ -60,7 +60,9 @@ def test_of_several_names_the_first_stands_in_answers(server):
     listed = with_args(server, "GET", "/v1/models", **names).json()["data"]
     assert [each["id"] for each in listed] == ["a", "Org/b"]
     for name in ("a", "Org/b"):
-        assert with_args(server, "POST", "/v1/completions", {"model": name, **COMPLETION}, **names).json()["model"] == "a"
+        assert (
+            with_args(server, "POST", "/v1/completions", {"model": name, **COMPLETION}, **names).json()["model"] == "a"
+        )
     for name in ("b", "Small", str(server.engine.model_config.model)):
         answer = with_args(server, "POST", "/v1/completions", {"model": name, **COMPLETION}, **names)
         assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model")
@@ -89,7 +91,11 @@ def test_parts_of_messages_that_are_texts(server):
     ]  # fmt: skip
     messages = [{"role": "user", "content": parts}]
     assert rendered(server, messages=messages)["prompt"] == "<user>a\nb\nc\nd\ne\nf"
-    for part in ({"type": "refusal", "text": "d"}, {"type": "image_url", "image_url": {"url": "x"}}, {"type": ["text"]}):
+    for part in (
+        {"type": "refusal", "text": "d"},
+        {"type": "image_url", "image_url": {"url": "x"}},
+        {"type": ["text"]},
+    ):
         answer = chat(server, messages=[{"role": "user", "content": [part]}])
         assert answer.status_code == 400
         assert "messages[0].content[0]" in answer.json()["error"]["message"]
@@ -102,9 +108,7 @@ def test_tools_are_for_the_template_alone(server):
     assert rendered(server, chat_template=template, tool_choice="none")["prompt"] == "none"
     assert rendered(server, chat_template=template, tools=[], tool_choice="auto")["prompt"] == "none"
     body = {**CHAT, "chat_template": template, "tools": tools, "tool_choice": "none"}
-    kept = with_args(
-        server, "POST", "/v1/chat/completions/render", body, exclude_tools_when_tool_choice_none=True
-    )
+    kept = with_args(server, "POST", "/v1/chat/completions/render", body, exclude_tools_when_tool_choice_none=True)
     assert kept.json()["prompt"] == "none"
     for fields, param in (
         ({"tools": tools}, "tools"),
@@ -116,7 +120,9 @@ def test_tools_are_for_the_template_alone(server):
 
 
 def test_fields_for_the_template(server):
-    template = "{{ reasoning_effort | default('-') }}{{ documents[0].text if documents else '-' }}{{ mood | default('-') }}"
+    template = (
+        "{{ reasoning_effort | default('-') }}{{ documents[0].text if documents else '-' }}{{ mood | default('-') }}"
+    )
     assert rendered(server, chat_template=template)["prompt"] == "---"
     fields = {"reasoning_effort": "high", "documents": [{"text": "d"}], "chat_template_kwargs": {"mood": "m"}}
     assert rendered(server, chat_template=template, **fields)["prompt"] == "highdm"

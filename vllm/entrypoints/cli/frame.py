@@ -34,8 +34,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 class CommandParser(argparse.ArgumentParser):
     """A parser whose errors are one line (the usage, with the engine's flags, would fill a screen), and which reads
-    further flags from the file that --config names. Underscores in flags are hyphens. `given`: the arguments without the file's, while they are
-    parsed."""
+    further flags from the file that --config names. Underscores in flags are hyphens. `given`: the arguments without
+    the file's, while they are parsed."""
 
     reads_config = False
     given: Sequence[str] = ()

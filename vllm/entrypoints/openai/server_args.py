@@ -75,7 +75,6 @@ class ServerArgs(UpstreamServerArgs):
     log_error_stack: bool = _arg(False, "changes nothing: unexpected errors are logged with their traceback")
     enable_log_requests: bool = _arg(False, "log the prompt and the parameters of each request")
     max_log_len: int | None = _arg(None, "longest prompt in that log, in characters or ids")
-    otlp_traces_endpoint: str | None = _arg(None, "OpenTelemetry collector that gets a span a request")
     access_log: bool = _arg(True, "log each request")
     disable_uvicorn_access_log: bool = _arg(False, "the same as --no-access-log")
     disable_access_log_for_endpoints: str | None = _arg(None, "paths that the access log leaves out, with commas")
