@@ -31,7 +31,8 @@ def install_middleware(app: FastAPI, paths: list[str]) -> None:
     `load_middleware`."""
     for path in paths:
         found = load_middleware(path)
-        if inspect.isclass(found):
+        is_class = inspect.isclass(found)
+        if is_class:
             app.add_middleware(found)
         else:
             app.add_middleware(BaseHTTPMiddleware, dispatch=found)
