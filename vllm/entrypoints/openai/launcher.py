@@ -16,7 +16,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 import uvloop
@@ -268,7 +268,7 @@ def _config(state: ServerState) -> uvicorn.Config:
     uvicorn_logger.handlers, uvicorn_logger.propagate = logging.getLogger("vllm").handlers, False
     uvicorn_logger.setLevel(logging.ERROR)
     args = state.args
-    ciphers = {} if args.ssl_ciphers is None else {"ssl_ciphers": args.ssl_ciphers}
+    ciphers: dict[str, Any] = {} if args.ssl_ciphers is None else {"ssl_ciphers": args.ssl_ciphers}
     return uvicorn.Config(
         build_app(state),
         http=_Protocol,
