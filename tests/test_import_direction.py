@@ -23,7 +23,8 @@ ORDER = """
     engine.upstream_args engine.arg_utils v1.metrics.engine_metrics v1.engine v1.metrics engine
     entrypoints scoring batch selftest
     renderers entrypoints.chat_utils
-    entrypoints.openai.errors entrypoints.openai.protocol entrypoints.serve entrypoints.openai.server_args
+    entrypoints.openai.errors entrypoints.openai.protocol entrypoints.serve
+    entrypoints.openai.upstream_server_args entrypoints.openai.server_args
     entrypoints.openai.state entrypoints.openai.rendering entrypoints.openai.http entrypoints.openai.serving
     entrypoints.openai
     entrypoints.cli entrypoints.openai.api_server

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import fields
 
 import pytest
-from names_table import DOCUMENT, STATUSES, arguments_section, document, find, load, problem
+from names_table import DOCUMENT, STATUSES, arguments_section, document, find, flags_section, load, problem
 
+from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.version import __version__
 
 VERSION, NAMES = load()
@@ -50,6 +52,11 @@ def test_every_engine_argument_has_its_row():
     wanted = next(name for name in NAMES if name.name == "AsyncEngineArgs" and name.parameters)
     assert wanted.parameters is not None and len(wanted.parameters) > 250
     assert [name for name in wanted.parameters if name != "*" and f"`{name}`" not in section] == []
+
+
+def test_every_server_flag_has_its_row():
+    section = flags_section()
+    assert [item.name for item in fields(ServerArgs) if f"`--{item.name.replace('_', '-')}`" not in section] == []
 
 
 def test_the_document_is_in_step():

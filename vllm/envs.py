@@ -104,9 +104,9 @@ def cpu_gemm() -> str | None:
     return layout or _one_of("VLLM_CPU_GEMM", (*former.values(), "onednn"))
 
 
-def attention_backend(backends: tuple[str, ...]) -> str | None:
-    """VLLM_ATTENTION_BACKEND: which of `backends` "auto" selects; None when unset."""
-    return _one_of("VLLM_ATTENTION_BACKEND", backends)
+def attention_backend() -> str | None:
+    """VLLM_ATTENTION_BACKEND: what "auto" selects, by our name or upstream's; None when unset."""
+    return os.environ.get("VLLM_ATTENTION_BACKEND") or None
 
 
 def _positive(name: str, unit: str) -> float | None:

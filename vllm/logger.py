@@ -1,9 +1,14 @@
-"""Logging under the logger `vllm`, at WARNING unless VLLM_LOGGING_LEVEL is set."""
+"""Logging under the logger `vllm`, at WARNING unless VLLM_LOGGING_LEVEL is set; VLLM_CONFIGURE_LOGGING=0 leaves it
+alone, VLLM_LOGGING_CONFIG_PATH sets it up by a file."""
 
 from __future__ import annotations
 
+import json
 import logging
+import logging.config
 import sys
+from functools import lru_cache
+from pathlib import Path
 
 from vllm import envs
 
@@ -12,9 +17,24 @@ _DEFAULT_LEVEL = "WARNING"
 _seen: set[str] = set()
 
 
+@lru_cache
+def _configure_from(path: str) -> None:
+    """
+    Raises:
+        ValueError: VLLM_LOGGING_CONFIG_PATH names no file that logging.config.dictConfig takes.
+    """
+    try:
+        logging.config.dictConfig(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"VLLM_LOGGING_CONFIG_PATH={path} cannot be used: {error}") from None
+
+
 def _configure_root() -> logging.Logger:
     root = logging.getLogger("vllm")
-    if root.handlers:
+    if root.handlers or not envs.VLLM_CONFIGURE_LOGGING:
+        return root
+    if envs.VLLM_LOGGING_CONFIG_PATH:
+        _configure_from(envs.VLLM_LOGGING_CONFIG_PATH)
         return root
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))

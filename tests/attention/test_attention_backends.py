@@ -11,7 +11,7 @@ import pytest
 import torch
 from models_util import make_random_model, random_prompts
 
-from vllm import LLM, SamplingParams
+from vllm import LLM, EngineArgs, SamplingParams
 from vllm.attention import flashinfer, varlen
 from vllm.attention.backend import AttentionMetadata, PagedAttention
 from vllm.attention.flashinfer import FlashInferAttention
@@ -220,6 +220,13 @@ def test_an_engine_refuses_at_the_door(folder, monkeypatch, by_environment):
     name = "auto" if by_environment else "varlen"
     with pytest.raises(ValueError, match="attention_backend='varlen' cannot be used: it runs on CUDA only"):
         LLM(str(folder), skip_tokenizer_init=True, device="cpu", attention_backend=name)
-    monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "xformers")
-    with pytest.raises(ValueError, match="VLLM_ATTENTION_BACKEND must be one of auto, paged, varlen, flashinfer"):
-        LLM(str(folder), skip_tokenizer_init=True, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["FLASH_ATTN", "XFORMERS"])
+def test_another_engines_backend_in_the_environment_is_a_warning(folder, monkeypatch, name):
+    told = []
+    monkeypatch.setattr("vllm.engine.arg_utils.warn_once", lambda logger, message, *parts: told.append(message % parts))
+    monkeypatch.setenv("VLLM_ATTENTION_BACKEND", name)
+    config = EngineArgs(str(folder), skip_tokenizer_init=True, device="cpu").create_engine_config()
+    assert config.model_config.attention_backend == "auto"
+    assert told == [f"VLLM_ATTENTION_BACKEND={name} is another engine's: taken as auto"]

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: E402
+from vllm.entrypoints.openai.server_args import ServerArgs  # noqa: E402
 
 TABLE = ROOT / "tests" / "data" / "upstream_names.txt"
 DOCUMENT = ROOT / "docs" / "migration.md"
@@ -130,20 +131,38 @@ def names_section() -> str:
 
 def arguments_section() -> str:
     """The engine's arguments, by what becomes of a value that is not neutral."""
-    items = fields(AsyncEngineArgs)
+    about = (
+        "Of `LLM(...)`, `EngineArgs`, `AsyncEngineArgs` and, with hyphens, of `vllm serve`. Every argument takes "
+        'its default and what asks for nothing: None, False, 0, "auto", an empty text or container.'
+    )
+    return _arguments("## Engine arguments", about, fields(AsyncEngineArgs))
+
+
+def flags_section() -> str:
+    """The server's flags, as the engine's arguments."""
+    about = (
+        "Of `vllm serve` and `python -m vllm.entrypoints.openai.api_server`, beside those of the engine; underscores "
+        "are hyphens, --disable-x is --no-enable-x, and `--config FILE` reads them from a YAML file."
+    )
+    return _arguments("## Server flags", about, fields(ServerArgs), lambda name: "--" + name.replace("_", "-"))
+
+
+def _arguments(
+    title: str, about: str, items: Iterable[Field[Any]], shown: Callable[[str], str] = lambda name: name
+) -> str:
+    items = list(items)
     done = [item.name for item in items if "why" not in item.metadata]
     refused, unused = (
-        _by_reason(item for item in items if "why" in item.metadata and item.metadata["refused"] is is_refused)
+        _by_reason((item for item in items if item.metadata.get("refused") is is_refused), shown)
         for is_refused in (True, False)
     )
     return "\n".join(
         [
-            "## Engine arguments",
+            title,
             "",
-            "Of `LLM(...)`, `EngineArgs`, `AsyncEngineArgs` and, with hyphens, of `vllm serve`. Every argument takes "
-            'its default and what asks for nothing: None, False, 0, "auto", an empty text or container.',
+            about,
             "",
-            f"There: {', '.join(f'`{name}`' for name in done)}.",
+            f"There: {', '.join(f'`{shown(name)}`' for name in done)}.",
             "",
             "### Refused at another value",
             "",
@@ -155,7 +174,7 @@ def arguments_section() -> str:
     )
 
 
-SECTIONS: list[Callable[[], str]] = [arguments_section, names_section]
+SECTIONS: list[Callable[[], str]] = [arguments_section, flags_section, names_section]
 """What is made of code and put between the marks of the document, in this order."""
 
 
@@ -179,10 +198,10 @@ def _grouped(names: Iterable[Name], key: Callable[[Name], str], *, short: bool =
     return [(group, ", ".join(members)) for group, members in groups.items()]
 
 
-def _by_reason(items: Iterable[Field[Any]]) -> list[tuple[str, str]]:
+def _by_reason(items: Iterable[Field[Any]], shown: Callable[[str], str]) -> list[tuple[str, str]]:
     groups: dict[str, list[str]] = {}
     for item in items:
-        groups.setdefault(item.metadata["why"], []).append(f"`{item.name}`")
+        groups.setdefault(item.metadata["why"], []).append(f"`{shown(item.name)}`")
     return [(", ".join(names), why) for why, names in groups.items()]
 
 

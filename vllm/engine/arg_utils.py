@@ -403,12 +403,13 @@ class EngineArgs(UpstreamArgs):
 
         config = as_config("attention_config", AttentionConfig, self.attention_config)
         given = self.attention_backend if config is None or config.backend is None else config.backend
-        name = str(getattr(given, "name", given)).lower()
+        name, asked = str(getattr(given, "name", given)).lower(), "attention_backend"
         if name == "auto":
-            name = envs.attention_backend(ATTENTION_BACKENDS) or name
-        elif name not in ATTENTION_BACKENDS:
+            given, asked = envs.attention_backend() or name, "VLLM_ATTENTION_BACKEND"
+            name = given.lower()
+        if name not in ATTENTION_BACKENDS:
             chosen = _ATTENTION_ALIASES.get(name, "auto") if device == "cuda" else "auto"
-            warn_once(logger, "attention_backend=%s is another engine's: taken as %s", given, chosen)
+            warn_once(logger, "%s=%s is another engine's: taken as %s", asked, given, chosen)
             name = chosen
         check_backend(name, device, getattr(torch, source.dtype), source.hf_config.head_dim)
         return name

@@ -322,10 +322,19 @@ class UpstreamArgs:
         Raises:
             ValueError: an argument asks for what is not done; names it, its value and what to do instead.
         """
-        for item in fields(UpstreamArgs):
-            value = getattr(self, item.name)
-            if is_neutral(value, item.default):
-                continue
-            if item.metadata["refused"]:
-                raise ValueError(f"{item.name}={shown(value)} is not supported: {item.metadata['why']}")
-            warn_once(logger, "%s=%s changes nothing: %s", item.name, shown(value), item.metadata["why"])
+        check_neutral(self, UpstreamArgs)
+
+
+refused, unused = _refused, _unused
+"""Also the server's arguments are made of them."""
+
+
+def check_neutral(args: Any, kind: Any) -> None:
+    """Check the fields of `args` that the dataclass `kind` declares; see UpstreamArgs.check_neutral."""
+    for item in fields(kind):
+        value = getattr(args, item.name)
+        if is_neutral(value, item.default):
+            continue
+        if item.metadata["refused"]:
+            raise ValueError(f"{item.name}={shown(value)} is not supported: {item.metadata['why']}")
+        warn_once(logger, "%s=%s changes nothing: %s", item.name, shown(value), item.metadata["why"])

@@ -17,6 +17,10 @@ _RESERVED = frozenset(
     "add_generation_prompt chat_template continue_final_message conversation max_length padding "
     "return_assistant_tokens_mask return_dict return_tensors tokenize tokenizer_kwargs tools truncation".split()
 )
+# Types of parts that are texts, and which key has the text.
+_TEXT_KEYS = {
+    "text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking",
+}  # fmt: skip
 
 
 def render_conversations(
@@ -28,6 +32,7 @@ def render_conversations(
     continue_final_message: bool = False,
     tools: list[dict[str, Any]] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    content_format: str = "auto",
 ) -> list[TokensPrompt]:
     """One prompt a conversation: the rendered text and its ids, without special tokens but those of the template.
 
@@ -40,6 +45,7 @@ def render_conversations(
         continue_final_message: leave the last message open, to be continued; needs add_generation_prompt=False.
         tools: functions that the model may call, in OpenAI's JSON schema.
         chat_template_kwargs: further variables of the template.
+        content_format: "openai": templates get a content as a list of one text part; otherwise as a text.
 
     Raises:
         VLLMValidationError: a malformed message (its index is named), arguments that exclude each other, no template,
@@ -47,6 +53,10 @@ def render_conversations(
     """
     _check_arguments(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
     conversations = _check_conversations(messages)
+    if content_format == "openai":
+        for _, conversation in conversations:
+            for message in conversation:
+                message["content"] = [{"type": "text", "text": message["content"]}]
     if tokenizer is None:
         raise VLLMValidationError("chat needs a tokenizer, and skip_tokenizer_init left it out", "messages", messages)
     if chat_template is None and tokenizer.chat_template is None:
@@ -180,11 +190,12 @@ def _check_parts(name: str, content: Any) -> str:
             texts.append(_check_text(place, part))
         elif not isinstance(part, Mapping):
             raise wrong_type(place, part, "a text part")
-        elif part.get("type") != "text":
-            kind = part.get("type")
-            raise VLLMValidationError(f"{place} is of type {kind!r}, and only 'text' can be read", place, kind)
         else:
-            texts.append(_check_text(f"{place}.text", part.get("text")))
+            kind = part.get("type")
+            key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+            if key is None:
+                raise VLLMValidationError(f"{place} is of type {kind!r}, and only 'text' can be read", place, kind)
+            texts.append(_check_text(f"{place}.{key}", part.get(key)))
     return "\n".join(texts)
 
 

@@ -70,7 +70,7 @@ _HUGE = (2**63, -(2**70), int("9" * 400))
 
 # Of completions and chat.
 GENERATION = [
-    *bad("model", LEFT_OUT, None, 7, ["tiny"], True),
+    *bad("model", 7, ["tiny"], True),
     Bad({"model": "other"}, "model", "'other'", 404),
     Bad({"model": ""}, "model", "''", 404),
     Bad({"model": SURROGATE}, "model", r"\ud800", 404),
@@ -142,7 +142,6 @@ GENERATION = [
     *bad("audio", {"voice": "alloy"}, says="answers are text"),
     *bad("modalities", ["text", "audio"], says="answers are text"),
     *bad("prediction", {"type": "content"}, says="speculative"),
-    *bad("reasoning_effort", "high", says="reasoning"),
     *bad("use_beam_search", True, 0, 1, says="beam search"),
     *bad("length_penalty", 1.5, True, says="beam search"),
     *bad("suffix", "x", says="suffix"),
@@ -212,7 +211,10 @@ CHATS = [
     *bad("messages", [{"role": "nobody", "content": "a"}], says="no such role"),
     *bad("max_tokens", MAX_MODEL_LEN, 10**9, says="leave max_tokens out"),
     *bad("max_completion_tokens", -1, "1", True, 1.5, MAX_MODEL_LEN, 2**62, max_tokens=LEFT_OUT),
-    *bad("max_tokens", 2, max_completion_tokens=1, says="max_completion_tokens=1"),
+    *bad("echo", True, says="answers hold"),
+    *bad("reasoning_effort", 3, ["high"]),
+    *bad("tools", "x", [1], tool_choice="none"),
+    *bad("documents", "x", ["x"]),
     *bad("logprobs", 1, "true", 0),
     *bad("top_logprobs", 1, says="logprobs=true"),
     *bad("top_logprobs", "1", True, 1.5, -2, MAX_LOGPROBS + 1, 2**70, logprobs=True),
@@ -224,7 +226,6 @@ CHATS = [
     *bad("chat_template_kwargs", [], "x", {"tokenize": True}, {"chat_template": "x"}, {"tools": []}),
     *bad("add_generation_prompt", "yes", 1),
     *bad("continue_final_message", "yes", True, add_generation_prompt=True),
-    *bad("echo", True, says="unknown field"),
     *bad("prompt", "a", says="unknown field"),
 ]  # fmt: skip
 

@@ -46,6 +46,7 @@ OPENAI_FIELDS = {
     "prompt_cache_key": "key",
     "prompt_cache_retention": "24h",
     "parallel_tool_calls": False,
+    "session_id": "s",
 }
 
 

@@ -49,7 +49,6 @@ def test_bad_completions(live_server: LiveServer, fields: dict[str, Any], param:
     [
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_field"),
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_field"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_field"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"logprobs": True, "top_logprobs": -2}, "top_logprobs", "invalid_value"),
         ({"max_completion_tokens": 1000}, "max_completion_tokens", "context_length_exceeded"),

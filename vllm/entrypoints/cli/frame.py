@@ -34,8 +34,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 class CommandParser(argparse.ArgumentParser):
     """A parser whose errors are one line (the usage, with the engine's flags, would fill a screen), and which reads
-    further flags from the file that --config names. `given`: the arguments without the file's, while they are
-    parsed."""
+    further flags from the file that --config names. Underscores in flags are hyphens. `given`: the arguments without
+    the file's, while they are parsed."""
 
     reads_config = False
     given: Sequence[str] = ()
@@ -52,6 +52,7 @@ class CommandParser(argparse.ArgumentParser):
     ) -> Any:
         # The flags of --config stand in front of `args`, which therefore win.
         if self.reads_config and args is not None and COMPLETING not in os.environ:
+            args = [self._own_spelling(argument) for argument in args]
             self.given = args
             from vllm.entrypoints.cli.config_file import with_config
             from vllm.exceptions import CliError
@@ -68,6 +69,19 @@ class CommandParser(argparse.ArgumentParser):
             hint = f"; did you mean {near[0]}?" if near else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return found, unknown
+
+    def _own_spelling(self, argument: str) -> str:
+        """A flag with hyphens for underscores, and --disable-x for the --no-enable-x that there is."""
+        if not argument.startswith("--"):
+            return argument
+        flag, has_value, value = argument.partition("=")
+        flag = flag.replace("_", "-")
+        if flag not in self._option_string_actions:
+            for prefix, inverse in (("--disable-", "--no-enable-"), ("--enable-", "--no-disable-")):
+                other = inverse + flag.removeprefix(prefix)
+                if flag.startswith(prefix) and other in self._option_string_actions:
+                    flag = other
+        return flag + has_value + value
 
 
 def add_commands(parser: CommandParser, modules: Iterable[ModuleType]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import logging
 import math
+import os
 import re
 import signal
 from pathlib import Path
@@ -40,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     before the server is ready raise KeyboardInterrupt and SystemExit."""
     server_args = ServerArgs.from_cli_args(args)
     check_args(server_args)
-    template = None if server_args.chat_template is None else read_text(Path(server_args.chat_template))
-    if envs.logging_level() is None:
+    template = _template(server_args.chat_template)
+    if envs.logging_level() is None and envs.VLLM_CONFIGURE_LOGGING and not envs.VLLM_LOGGING_CONFIG_PATH:
         logging.getLogger("vllm").setLevel(logging.INFO)
     # Flags are checked before the slow imports, and the core's process imports its part at the same time.
     from vllm.v1.engine.core_start import end_core, start_core
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         from vllm.entrypoints.openai.launcher import bind, serve
 
         try:
-            listener = bind(server_args.host, server_args.port)
+            listener = bind(server_args.host or "", server_args.port, server_args.uds)
             config = engine_args.create_engine_config()
         except (ValueError, OSError) as error:
             raise CliError(str(error)) from error
@@ -89,7 +90,23 @@ class SignalsBeforeReady:
             raise SystemExit(128 + self._received)
 
 
+def _template(given: str | None) -> str | None:
+    """The template itself: the text of a file, or what was given."""
+    if given is None or (any(mark in given for mark in "{}\n") and not os.path.isfile(given)):
+        return given
+    return read_text(Path(given))
+
+
 def check_args(args: ServerArgs) -> None:
+    try:
+        args.check_neutral()
+        if args.middleware:
+            from vllm.entrypoints.openai.http.extra_middleware import load_middleware
+
+            for path in args.middleware:
+                load_middleware(path)
+    except ValueError as error:
+        raise CliError(str(error)) from None
     if not 0 <= args.port <= 65535:
         raise CliError(f"--port must be in 0..65535, got {args.port}")
     if args.root_path and (not args.root_path.startswith("/") or args.root_path.endswith("/")):
@@ -99,12 +116,16 @@ def check_args(args: ServerArgs) -> None:
             raise CliError(f"{_flag(name)} must be at least {least}, got {getattr(args, name)}")
     if not 0 < args.max_body_mib < math.inf:
         raise CliError(f"--max-body-mib must be positive, got {args.max_body_mib}")
-    for name in ("api_key", "served_model_name", "allowed_origins"):
+    for name in ("api_key", "served_model_name", "allowed_origins", "allowed_methods", "allowed_headers"):
         if not all(value.strip() for value in getattr(args, name) or ()):
             raise CliError(f"{_flag(name)} must not be empty")
     for origin in args.allowed_origins or ():
         if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
             raise CliError(f"--allowed-origins takes * and origins such as https://page.example, got {origin!r}")
+    if (args.fingerprint_mode == "custom") != (args.fingerprint_value is not None):
+        raise CliError("--fingerprint-mode custom and --fingerprint-value VALUE need each other")
+    if args.max_log_len is not None and args.max_log_len < 0:
+        raise CliError(f"--max-log-len must be at least 0, got {args.max_log_len}")
     _check_tls(args)
 
 
@@ -122,13 +143,22 @@ def _check_tls(args: ServerArgs) -> None:
     if args.ssl_certfile is None:
         if args.ssl_keyfile is not None or args.ssl_ca_certs is not None:
             raise CliError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
+        if args.ssl_cert_reqs or args.ssl_ciphers is not None:
+            raise CliError("--ssl-cert-reqs and --ssl-ciphers need --ssl-certfile")
         return
+    if args.ssl_cert_reqs not in (0, 1, 2) or (args.ssl_cert_reqs and args.ssl_ca_certs is None):
+        raise CliError(f"--ssl-cert-reqs must be 0, or with --ssl-ca-certs 1 or 2, got {args.ssl_cert_reqs}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         # Any password, even a wrong one, keeps OpenSSL from prompting.
         context.load_cert_chain(args.ssl_certfile, args.ssl_keyfile, password="")
     except (ssl.SSLError, OSError) as error:
         raise CliError(f"--ssl-certfile and --ssl-keyfile cannot be used together: {error}") from None
+    if args.ssl_ciphers is not None:
+        try:
+            context.set_ciphers(args.ssl_ciphers)
+        except ssl.SSLError as error:
+            raise CliError(f"--ssl-ciphers cannot be used: {error}") from None
     if args.ssl_ca_certs is not None:
         try:
             context.load_verify_locations(args.ssl_ca_certs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import importlib
 import logging
@@ -11,10 +12,11 @@ import os
 import signal
 import socket
 import ssl
+import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 import uvloop
@@ -47,9 +49,11 @@ _END_SECONDS = 6.0
 _ANSWER_SECONDS = 2.0
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, uds: str | None = None) -> socket.socket:
     """A bound socket that does not listen yet: connections are refused until the server is ready. Raises OSError, which
-    names the address, if there is none such or it is in use."""
+    names the address, if there is none such or it is in use. `uds`: path of a Unix socket, instead."""
+    if uds is not None:
+        return _bind_path(uds)
     problem = f"--host {host} --port {port}"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -65,6 +69,23 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise OSError(f"{problem}: {error.strerror or error}") from None
+    return listener
+
+
+def _bind_path(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # Left behind by a server that has ended: nobody listens on it.
+        with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+                other.connect(path)
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        if os.path.lexists(path) and stat.S_ISSOCK(os.lstat(path).st_mode):
+            os.unlink(path)
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        raise OSError(f"--uds {path}: {error.strerror or error}") from None
     return listener
 
 
@@ -247,6 +268,7 @@ def _config(state: ServerState) -> uvicorn.Config:
     uvicorn_logger.handlers, uvicorn_logger.propagate = logging.getLogger("vllm").handlers, False
     uvicorn_logger.setLevel(logging.ERROR)
     args = state.args
+    ciphers: dict[str, Any] = {} if args.ssl_ciphers is None else {"ssl_ciphers": args.ssl_ciphers}
     return uvicorn.Config(
         build_app(state),
         http=_Protocol,
@@ -260,14 +282,19 @@ def _config(state: ServerState) -> uvicorn.Config:
         ssl_keyfile=args.ssl_keyfile,
         ssl_certfile=args.ssl_certfile,
         ssl_ca_certs=args.ssl_ca_certs,
-        ssl_cert_reqs=ssl.CERT_REQUIRED if args.ssl_ca_certs else ssl.CERT_NONE,
+        # Who names the certificates that clients must be signed by wants clients to show one.
+        ssl_cert_reqs=args.ssl_cert_reqs or (ssl.CERT_REQUIRED if args.ssl_ca_certs else ssl.CERT_NONE),
+        **ciphers,
     )
 
 
 def _announce(state: ServerState, listener: socket.socket) -> None:
-    host, port = listener.getsockname()[:2]
     scheme = "https" if state.args.ssl_certfile else "http"
-    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    if state.args.uds is not None:
+        url = f"{scheme}+unix://{state.args.uds}"
+    else:
+        host, port = listener.getsockname()[:2]
+        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     page = f"a page to try it is at {url}/, " if state.args.page else ""
     names = ", ".join(state.model_names)
     logger.info("ready: %s serves %s; %sthe API's description at %s/docs", url, names, page, url)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.exceptions import shown
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.version import __version__
 
 
 @dataclass
@@ -37,8 +40,22 @@ class ServerState:
 
     @property
     def model_names(self) -> list[str]:
-        """What requests may give as `model`; the first stands in answers. Never a path."""
-        return self.args.served_model_name or [Path(self.engine.model_config.model).name]
+        """What the server lists; the first stands in answers. Left out, the model as it was given."""
+        config = self.engine.model_config
+        return self.args.served_model_name or list(config.served_model_name) or [config.model]
+
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """`system_fingerprint` of answers: of what makes the numbers, as --fingerprint-mode says."""
+        mode = self.args.fingerprint_mode
+        if mode in ("custom", "none"):
+            return self.args.fingerprint_value
+        config = self.engine.vllm_config
+        sizes = config.parallel_config
+        axes = (("tp", sizes.tensor_parallel_size), ("dp", sizes.data_parallel_size))
+        devices = [f"{name}{size}" for name, size in axes if size > 1 and mode == "full"]
+        digest = hashlib.sha256(repr(config).encode()).hexdigest()[:8]
+        return "-".join(["vllm", __version__, *devices, digest])
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -55,12 +72,16 @@ class ServerState:
         return max_running + self.args.max_num_queued_reqs
 
     def check_model(self, name: str | None) -> str:
-        """The model's name as answers show it. Raises ApiError 404 if there is no such model."""
+        """The name as the server lists it; the first for None and for the last part of a path. Raises ApiError 404 if
+        there is no such model."""
         names = self.model_names
-        if name is not None and name not in names:
+        model = self.engine.model_config.model
+        if name is None or (names == [model] and name == Path(model).name):
+            return names[0]
+        if name not in names:
             message = f"there is no model {shown(name)} here; there is {', '.join(map(repr, names))}"
             raise ApiError(404, message, "model", "model_not_found")
-        return names[0] if name is None else name
+        return name
 
     def stopping_error(self) -> ApiError:
         """503, for requests that come after the server began to stop, or that it cancels."""

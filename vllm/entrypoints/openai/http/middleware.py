@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm import envs
 from vllm.entrypoints.openai.errors import ApiError, as_api_error
+from vllm.entrypoints.openai.http.extra_middleware import install_middleware
 from vllm.entrypoints.openai.http.streaming import DONE
 from vllm.entrypoints.openai.state import ServerState
 from vllm.logger import init_logger
@@ -49,10 +50,11 @@ def install(app: FastAPI, state: ServerState) -> None:
         CORSMiddleware,
         allow_origins=args.allowed_origins or ["*"],
         allow_credentials=args.allow_credentials,
-        allow_methods=["*"],
-        allow_headers=["*"],
+        allow_methods=args.allowed_methods or ["*"],
+        allow_headers=args.allowed_headers or ["*"],
         expose_headers=["X-Request-Id", "Retry-After"],
     )
+    install_middleware(app, args.middleware or [])
     log = access_logger(args.access_log_format) if args.logs_requests else None
     app.add_middleware(RequestTracker, state=state, log=log)
 
@@ -64,6 +66,8 @@ class RequestTracker:
         self._app = app
         self._state = state
         self._log = log
+        paths = (state.args.disable_access_log_for_endpoints or "").split(",")
+        self._unlogged = frozenset(path.strip() for path in paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -79,7 +83,7 @@ class RequestTracker:
             await self._app(scope, context.receive, context.send)
         finally:
             del scope["state"]["context"]  # a reference cycle, which may hold a large body
-            if self._log is not None:
+            if self._log is not None and route_of(scope) not in self._unlogged:
                 level = logging.DEBUG if route_of(scope) in _QUIET_PATHS else logging.INFO
                 if self._log.isEnabledFor(level):
                     self._log.log(level, "%s", _line(context.record(), args.access_log_format))

@@ -17,7 +17,7 @@ _GUIDED = "this server does not constrain what is generated (allowed_token_ids, 
 # OpenAI's fields without effect here.
 ACCEPTED_FIELDS = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "parallel_tool_calls",
+    "parallel_tool_calls", "session_id",
 )  # fmt: skip
 
 # Fields of unsupported features: name -> (accepted neutral values, why others are refused).
@@ -27,7 +27,7 @@ REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "functions": (([],), _TOOLS),
     "function_call": (("none", "auto"), _TOOLS),
     "response_format": (({"type": "text"},), "answers are text"),
-    "structured_outputs": ((), _GUIDED),
+    "structured_outputs": (({},), _GUIDED),
     "guided_json": ((), _GUIDED),
     "guided_regex": ((), _GUIDED),
     "guided_choice": ((), f"{_GUIDED}; `labels` reads the probability of each choice"),
@@ -41,7 +41,7 @@ REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "reasoning_effort": (("none",), "the model has no reasoning effort to set"),
     "reasoning": ((), "the model has no reasoning effort to set"),
     "include_reasoning": ((False, True), "the model's reasoning, if it does any, is in its text"),
-    "thinking_token_budget": ((), "the model has no reasoning effort to set"),
+    "thinking_token_budget": ((-1,), "the model has no reasoning effort to set"),
     "verbosity": (("medium",), "the model has no verbosity to set"),
     "web_search_options": ((), "this server searches nothing"),
     "suffix": (("",), "the models here only continue texts"),
@@ -51,7 +51,18 @@ REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "prompt_embeds": ((), "prompts are texts or token ids"),
     "documents": (([],), "pass them in chat_template_kwargs or in a message"),
     "mm_processor_kwargs": (({},), "prompts are texts or token ids"),
-    "kv_transfer_params": ((), "the KV cache stays in this server"),
+    "media_io_kwargs": (({},), "prompts are texts or token ids"),
+    "mm_payload": (("tensors", "none"), "prompts are texts or token ids"),
+    "return_mm_kwargs": ((False, True), "prompts are texts or token ids"),
+    "kv_transfer_params": (({},), "the KV cache stays in this server"),
+    "ec_transfer_params": (({},), "prompts are texts or token ids"),
+    "truncation_side": (("left",), "prompts that are too long lose their beginning (truncate_prompt_tokens)"),
+    "watermarking": ((False,), "texts are not watermarked"),
+    "return_weight_versions": ((False,), "weights have no versions here"),
+    "routed_experts_prompt_start": ((0,), "mixtures of experts are not implemented"),
+    "return_token_offsets": ((False,), "/tokenize with return_token_strs shows the tokens' texts"),
+    "return_prompt_text": ((False,), "the render routes answer with the prompt's text"),
+    "stream_interval": ((1,), "every token is sent as it comes"),
     "repetition_detection": ((), "it is not built"),
     "lora_request": ((), "there are no adapters"),
 }  # fmt: skip

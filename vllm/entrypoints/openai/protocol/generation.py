@@ -50,13 +50,23 @@ Prompt = Annotated[
 
 
 class TextPart(TypedDict):
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
+
+
+class RefusalPart(TypedDict):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class ThinkingPart(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
 
 
 class TextMessage(TypedDict):
     role: Text
-    content: str | list[str | TextPart]
+    content: str | list[str | TextPart | RefusalPart | ThinkingPart]
 
 
 class ToolCallMessage(TypedDict):
@@ -117,7 +127,7 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
 
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = REFUSED_FIELDS
 
-    model: str = Field(description="One of the names in /v1/models.")
+    model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
     n: int | None = None
     best_of: int | None = None
     max_tokens: int | None = None
@@ -163,10 +173,22 @@ class CompletionRequest(GenerationFields):
 class ChatCompletionRequest(GenerationFields):
     """POST /v1/chat/completions"""
 
+    REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
+        name: each
+        for name, each in REFUSED_FIELDS.items()
+        if name not in ("tools", "tool_choice", "documents", "reasoning_effort")
+    } | {"echo": ((False,), "answers hold what the model wrote, not the last message")}
+
     messages: Messages
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: int | None = Field(None, description="Wins over max_tokens.")
+    tools: Annotated[list[dict[str, Any]] | None, UNREAD] = Field(
+        None, description='For the template; only with tool_choice "none".'
+    )
+    tool_choice: Annotated[Literal["none", "auto"] | None, UNREAD] = None
+    documents: list[dict[str, Any]] | None = Field(None, description="For the template.")
+    reasoning_effort: str | None = Field(None, description="For the template.")
     chat_template: str | None = None
     chat_template_kwargs: Object | None = None
     add_generation_prompt: bool | None = None
@@ -252,6 +274,7 @@ class CompletionResponse(ResponseModel):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str | None = None
     choices: list[CompletionChoice]
     labels: list[LabelEntry] | None = None
     usage: Usage | None = None
@@ -278,7 +301,7 @@ class ChatLogprobs(ResponseModel):
 
 
 class ChatMessage(ResponseModel):
-    role: Literal["assistant"]
+    role: str
     content: str | None
     refusal: None = None
 
@@ -296,6 +319,7 @@ class ChatFields(ResponseModel):
     id: str
     created: int
     model: str
+    system_fingerprint: str | None = None
     labels: list[LabelEntry] | None = None
     usage: Usage | None = None
     prompt_logprobs: PromptLogprobs | None = None
@@ -308,7 +332,7 @@ class ChatCompletionResponse(ChatFields):
 
 
 class ChatDelta(ResponseModel):
-    role: Literal["assistant"] | None = None
+    role: str | None = None
     content: str
 
 

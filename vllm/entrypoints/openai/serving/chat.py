@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -23,9 +22,10 @@ from vllm.entrypoints.openai.protocol.tokenization import TokenizeRequest
 from vllm.entrypoints.openai.rendering.logprobs import chat_logprobs
 from vllm.entrypoints.openai.serving.completion_choices import ChoiceWriter
 from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, respond
-from vllm.entrypoints.openai.serving.sampling import named_as, queue_prompts, sampling_params
-from vllm.entrypoints.openai.serving.usage import UsageCount
+from vllm.entrypoints.openai.serving.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
+from vllm.entrypoints.openai.serving.usage import UsageCount, answer_frame
 from vllm.entrypoints.openai.state import ServerState
+from vllm.exceptions import shown
 from vllm.outputs import CompletionOutput, RequestOutput
 
 router = APIRouter()
@@ -48,16 +48,31 @@ def render(state: ServerState, body: ChatCompletionRequest | TokenizeRequest) ->
             "--trust-request-chat-template"
         )
         raise ApiError(400, message, "chat_template", "unsupported_field")
-    begins_answer = body.add_generation_prompt
+    begins_answer, args = body.add_generation_prompt, state.args
+    variables = dict(args.default_chat_template_kwargs or {})
+    tools = None
+    if isinstance(body, ChatCompletionRequest):
+        own = {"reasoning_effort": body.reasoning_effort, "documents": body.documents}
+        variables |= {name: value for name, value in own.items() if value}
+        tools = None if args.exclude_tools_when_tool_choice_none else body.tools or None
     (prompt,) = render_conversations(
         body.messages,
         state.tokenizer,
         chat_template=body.chat_template or state.chat_template,
         add_generation_prompt=not body.continue_final_message if begins_answer is None else begins_answer,
         continue_final_message=bool(body.continue_final_message),
-        chat_template_kwargs=body.chat_template_kwargs,
+        tools=tools,
+        chat_template_kwargs=variables | (body.chat_template_kwargs or {}),
+        content_format=args.chat_template_content_format,
     )
+    if isinstance(body, ChatCompletionRequest) and body.add_special_tokens:
+        prompt["prompt_token_ids"] = state.tokenizer.encode(prompt["prompt"])
     return dict(prompt)
+
+
+def _calls_no_tools(field: str, value: Any) -> ApiError:
+    reason = 'this server calls no tools; tool_choice "none" shows them to the template'
+    return ApiError(400, f"{field} cannot be honoured: {reason}; got {shown(value)}", field, "unsupported_field")
 
 
 class ChatAnswer:
@@ -68,12 +83,13 @@ class ChatAnswer:
         self._body = body
         self._state = state
         self._id = answer_id
-        self._frame = {"id": answer_id, "created": int(time.time()), "model": body.model}
+        self._frame = answer_frame(state, answer_id)
         self._max_tokens_field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, self._max_tokens_field)
-        if body.max_tokens not in (None, max_tokens):
-            message = f"max_tokens={body.max_tokens} contradicts max_completion_tokens={max_tokens}, its newer name"
-            raise ApiError(400, message, "max_tokens", "invalid_value")
+        if body.tool_choice not in (None, "none", "auto"):
+            raise _calls_no_tools("tool_choice", body.tool_choice)
+        if body.tools and body.tool_choice != "none":
+            raise _calls_no_tools("tools", body.tools)
         if body.top_logprobs and not body.logprobs:
             message = f"top_logprobs={body.top_logprobs} needs logprobs=true"
             raise ApiError(400, message, "top_logprobs", "invalid_value")
@@ -85,12 +101,13 @@ class ChatAnswer:
         with named_as(self._own_names):
             self._params = sampling_params(body, state, self._plan, max_tokens=max_tokens, logprobs=self._num_topk)
 
-    async def submit(self) -> Submission:
+    async def prepare(self) -> PreparedPrompts:
+        """See `prepare_prompts`."""
         # In a thread: templates and their library may be slow.
         with named_as({"messages": "chat_template"} if self._body.chat_template else {}):
             prompt = await asyncio.to_thread(render, self._state, self._body)
         with named_as(self._own_names):
-            return await queue_prompts(
+            return await prepare_prompts(
                 self._state,
                 self._body,
                 self._id,
@@ -101,11 +118,16 @@ class ChatAnswer:
                 max_tokens_field=self._max_tokens_field,
             )
 
+    async def submit(self) -> Submission:
+        prepared = await self.prepare()
+        with named_as(self._own_names):
+            return await Submission.queue(self._state, self._id, *prepared, self._body.priority or 0)
+
     async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
         (output,) = outputs
         choices = []
         for completion in output.outputs:
-            message = {"role": "assistant", "content": completion.text, "refusal": None}
+            message = {"role": self._state.args.response_role, "content": completion.text, "refusal": None}
             choices.append({"message": message, **await self._choice(completion, is_first=True)})
         usage = UsageCount(request)
         usage.add(0, output)
@@ -119,7 +141,7 @@ class ChatAnswer:
         }
 
     async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
-        usage = UsageCount(request, self._body.stream_options)
+        usage = UsageCount(request, self._body.stream_options, self._state.args.enable_force_include_usage)
         frame = {**self._frame, "object": "chat.completion.chunk"}
         begun: set[int] = set()
         async with aclosing(submission.events()) as events:
@@ -132,7 +154,7 @@ class ChatAnswer:
                         once.update(await self._writer.prompt_fields(output))
                     is_first = completion.index not in begun
                     begun.add(completion.index)
-                    role = {"role": "assistant"} if is_first else {}
+                    role = {"role": self._state.args.response_role} if is_first else {}
                     delta = {**role, "content": completion.text}
                     choice = {"delta": delta, **await self._choice(completion, is_first)}
                     yield {**frame, "choices": [choice], **once, **usage.so_far()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -15,8 +14,8 @@ from vllm.entrypoints.openai.http.routes import post
 from vllm.entrypoints.openai.protocol.generation import CompletionRequest, CompletionResponse
 from vllm.entrypoints.openai.serving.completion_choices import ChoiceWriter, CompletionPrompt, CompletionSequence
 from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, respond
-from vllm.entrypoints.openai.serving.sampling import named_as, queue_prompts, sampling_params
-from vllm.entrypoints.openai.serving.usage import UsageCount
+from vllm.entrypoints.openai.serving.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
+from vllm.entrypoints.openai.serving.usage import UsageCount, answer_frame
 from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import CompletionOutput, RequestOutput
 
@@ -53,7 +52,7 @@ class CompletionAnswer:
         self._body = body
         self._state = state
         self._id = answer_id
-        self._frame = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": body.model}
+        self._frame = {**answer_frame(state, answer_id), "object": "text_completion"}
         self._prompts = _prompt_list(body.prompt)
         state.check_count(len(self._prompts), "prompt")
         max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -73,13 +72,18 @@ class CompletionAnswer:
                 body, state, plan, max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=prompt_topk
             )
 
-    async def submit(self) -> Submission:
-        body = self._body
-        special = body.add_special_tokens is not False
+    async def prepare(self) -> PreparedPrompts:
+        """See `prepare_prompts`."""
+        special = self._body.add_special_tokens is not False
         with named_as(_OWN_NAMES):
-            return await queue_prompts(
-                self._state, body, self._id, self._prompts, self._params, add_special_tokens=special
+            return await prepare_prompts(
+                self._state, self._body, self._id, self._prompts, self._params, add_special_tokens=special
             )
+
+    async def submit(self) -> Submission:
+        prepared = await self.prepare()
+        with named_as(_OWN_NAMES):
+            return await Submission.queue(self._state, self._id, *prepared, self._body.priority or 0)
 
     async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
         choices = []
@@ -94,7 +98,7 @@ class CompletionAnswer:
         return {**self._frame, "choices": choices, "labels": labels, "usage": usage.fields()}
 
     async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
-        usage = UsageCount(request, self._body.stream_options)
+        usage = UsageCount(request, self._body.stream_options, self._state.args.enable_force_include_usage)
         prompts: dict[int, CompletionPrompt] = {}
         sequences: dict[int, CompletionSequence] = {}
         labels = {"labels": self._plan.label_entries} if self._plan.labels else {}

@@ -9,10 +9,16 @@ from typing import Any
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.protocol.generation import GenerationFields
 from vllm.entrypoints.openai.rendering.readings import ReadingPlan
-from vllm.entrypoints.openai.serving.engine_requests import Submission
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import VLLMValidationError
+from vllm.logger import init_logger
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.input_processor import ProcessedPrompt
+
+logger = init_logger(__name__)
+
+PreparedPrompts = tuple[list[ProcessedPrompt], list[SamplingParams]]
+"""The prompts of a request, and the parameters of each."""
 
 # Fields with the same name and meaning in SamplingParams.
 _SAME = (
@@ -53,7 +59,7 @@ def sampling_params(
     )
 
 
-async def queue_prompts(
+async def prepare_prompts(
     state: ServerState,
     request: GenerationFields,
     answer_id: str,
@@ -63,12 +69,13 @@ async def queue_prompts(
     add_special_tokens: bool,
     prompt_field: str = "prompt",
     max_tokens_field: str = "max_tokens",
-) -> Submission:
-    """Tokenise, check and queue all prompts of a request. Errors name `prompt_field` and `max_tokens_field`.
+) -> PreparedPrompts:
+    """Tokenise and check all prompts of a request, for `Submission.queue`. Errors name `prompt_field` and
+    `max_tokens_field`.
 
     Raises:
         VLLMValidationError: a prompt or parameter that cannot be honoured.
-        ApiError: a prompt with `max_tokens` beyond the context; no room in the queue.
+        ApiError: a prompt with `max_tokens` beyond the context.
         EngineDeadError: the engine is dead.
     """
     if request.cache_salt is not None:
@@ -93,9 +100,18 @@ async def queue_prompts(
                 f"tokens; leave {max_tokens_field} out to generate as many as fit"
             )
             raise ApiError(400, message, max_tokens_field, "context_length_exceeded")
+    if state.args.enable_log_requests:
+        for index, prompt in enumerate(processed):
+            _log_request(f"{answer_id}-{index}", prompt, params, state.args.max_log_len)
     check = state.engine.input_processor.process_params
-    checked = [check(params, len(prompt.token_ids)) for prompt in processed]
-    return await Submission.queue(state, answer_id, processed, checked, request.priority or 0)
+    return processed, [check(params, len(prompt.token_ids)) for prompt in processed]
+
+
+def _log_request(name: str, prompt: ProcessedPrompt, params: SamplingParams, longest: int | None) -> None:
+    text, ids = prompt.text, list(prompt.token_ids)
+    if longest is not None:
+        text, ids = None if text is None else text[:longest], ids[:longest]
+    logger.info("request %s: prompt %r, ids %s of %d, %s", name, text, ids, len(prompt.token_ids), params)
 
 
 @contextmanager

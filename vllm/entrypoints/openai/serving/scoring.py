@@ -28,7 +28,7 @@ router = APIRouter()
 @post(router, "/generative_scoring", GenerativeScoringRequest, GenerativeScoringResponse)
 async def generative_scoring(request: Request, state: ServerState, body: GenerativeScoringRequest) -> Response:
     """Score items by the probabilities of labels after the query joined with each item."""
-    model = state.check_model(body.model)
+    model = state.model_names[0]
     answer_id = request_id_of(request, "generative-scoring", body.request_id)
     frame = {"id": answer_id, "object": "list", "created": int(time.time()), "model": model}
     scored = await while_connected(request, score_items(state, body, answer_id))
@@ -48,7 +48,7 @@ async def generative_scoring(request: Request, state: ServerState, body: Generat
 @post(router, "/v1/score", ScoringRequest, ScoringResponse)
 async def score(request: Request, state: ServerState, body: ScoringRequest) -> Response:
     """The same scores in SGLang's shape: a row of probabilities for each item."""
-    model = state.check_model(body.model)
+    model = state.model_names[0]
     if isinstance(body.items, str):
         body.items = [body.items]
     scored = await while_connected(request, score_items(state, body, request_id_of(request, "score", body.request_id)))

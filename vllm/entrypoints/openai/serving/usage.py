@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from fastapi import Request
 
 from vllm.entrypoints.openai.protocol.generation import StreamOptions
+from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import RequestOutput
 
 _CACHED_STEP = 16
@@ -18,16 +20,22 @@ def cached_tokens_shown(output: RequestOutput) -> int:
     return (output.num_cached_tokens or 0) // _CACHED_STEP * _CACHED_STEP
 
 
+def answer_frame(state: ServerState, answer_id: str) -> dict[str, Any]:
+    """What every chunk and every whole answer begins with."""
+    frame = {"id": answer_id, "created": int(time.time()), "model": state.model_names[0]}
+    return frame if state.fingerprint is None else {**frame, "system_fingerprint": state.fingerprint}
+
+
 class UsageCount:
     """Tokens of a request's prompts and answers so far, and when chunks of a stream show them."""
 
-    def __init__(self, request: Request, options: StreamOptions | None = None) -> None:
+    def __init__(self, request: Request, options: StreamOptions | None = None, is_forced: bool = False) -> None:
         self._request = request
         self._prompts: set[int] = set()  # indices of counted ones
         self._num_cached = 0
         self._counts = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
         self._in_every_chunk = options is not None and bool(options.continuous_usage_stats)
-        self.is_wanted_last = options is not None and bool(options.include_usage)
+        self.is_wanted_last = is_forced or (options is not None and bool(options.include_usage))
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Count the new tokens of an output of prompt `index`, and the prompt once."""

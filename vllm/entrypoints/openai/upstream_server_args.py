@@ -1,0 +1,84 @@
+"""Upstream's arguments of the server that have one value here, and what becomes of another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.engine.upstream_args import check_neutral, refused, unused
+
+_LORA = "LoRA adapters are not implemented; merge the adapter into the checkpoint"
+_TOOLS = "tool calls are not parsed from answers; leave it out and parse the text that the model writes"
+_REASONING = "the model's reasoning, if it does any, is in its text"
+_HTTP_ONLY = "the server speaks HTTP; clients of gRPC need one in front of it"
+_ONE_SERVER = "one process serves all replicas; start one server a machine (data_parallel_size)"
+_NO_SUPERVISOR = "replicas are started by the server itself"
+_MEDIA = "inputs are text only"
+_LOG = "only requests are logged, by enable_log_requests"
+_OTHER_API = "there are no routes of that API"
+_HTTPTOOLS = "requests are parsed by httptools, whose limits are its own"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpstreamServerArgs:
+    """The arguments, with upstream's names and defaults; see UpstreamArgs."""
+
+    lora_modules: list[str] | None = refused(None, _LORA)
+
+    enable_auto_tool_choice: bool = refused(False, _TOOLS)
+    tool_call_parser: str | None = refused(None, _TOOLS)
+    tool_parser_plugin: str = refused("", _TOOLS)
+    tool_strict_level: str | None = refused(None, _TOOLS)
+    tool_server: str | None = refused(None, "this server calls no tools")
+
+    reasoning_effort_map: dict[str, str] | None = refused(None, _REASONING)
+
+    enable_per_request_metrics: bool = refused(False, "answers hold no timings; /metrics has them")
+    sse_keep_alive_interval: int = refused(0, "streams hold answers only; let the proxy wait longer")
+    otlp_traces_endpoint: str | None = refused(None, "no spans are sent; /metrics has the latencies")
+    enable_log_outputs: bool = refused(False, _LOG)
+    enable_offline_docs: bool = refused(False, "the pages of /docs load their scripts; /openapi.json needs none")
+    enable_ssl_refresh: bool = refused(False, "certificates are read once; restart the server for new ones")
+
+    grpc_port: int | None = refused(None, _HTTP_ONLY)
+    grpc: bool = refused(False, _HTTP_ONLY)
+
+    headless: bool = refused(False, _ONE_SERVER)
+    api_server_count: int | None = refused(1, _ONE_SERVER)
+    data_parallel_supervisor_port: int = unused(9256, _NO_SUPERVISOR)
+    dp_supervisor_probe_interval_s: float = unused(5.0, _NO_SUPERVISOR)
+    dp_supervisor_probe_timeout_s: float = unused(5.0, _NO_SUPERVISOR)
+    dp_supervisor_probe_failure_threshold: int = unused(3, _NO_SUPERVISOR)
+
+    trust_request_mm_kwargs: bool = unused(False, _MEDIA)
+    enable_log_deltas: bool = unused(True, _LOG)
+    cohere_is_reasoning_model: bool = unused(True, _OTHER_API)
+    cohere_format: str = unused("cmd4", _OTHER_API)
+    anthropic_disabled_thinking_effort: str = unused("auto", _OTHER_API)
+    enable_flash_late_interaction: bool = unused(True, "pooling models are not served yet")
+    h11_max_incomplete_event_size: int = unused(4194304, _HTTPTOOLS)
+    h11_max_header_count: int = unused(256, _HTTPTOOLS)
+
+    def check_neutral(self) -> None:
+        """
+        Raises:
+            ValueError: an argument asks for what is not done; names it, its value and what to do instead.
+        """
+        check_neutral(self, UpstreamServerArgs)
+
+
+def flags_of(name: str) -> list[str]:
+    """The flags of a field."""
+    return ["--" + name.replace("_", "-"), *(["-asc"] if name == "api_server_count" else [])]
+
+
+def plain(value: Any) -> Any:
+    """A list that the command line has as one text of JSON."""
+    import json
+
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str) and value[0].startswith("["):
+        try:
+            return [str(each) for each in json.loads(value[0])]
+        except ValueError:
+            return value
+    return value
