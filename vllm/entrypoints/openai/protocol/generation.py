@@ -187,7 +187,7 @@ class ChatCompletionRequest(GenerationFields):
         None, description='For the template; only with tool_choice "none".'
     )
     tool_choice: Annotated[Literal["none", "auto"] | None, UNREAD] = None
-    documents: list[dict[str, Any]] | None = Field(None, description="For the template.")
+    documents: Annotated[list[dict[str, Any]], UNREAD_LIST] | None = Field(None, description="For the template.")
     reasoning_effort: str | None = Field(None, description="For the template.")
     chat_template: str | None = None
     chat_template_kwargs: Object | None = None

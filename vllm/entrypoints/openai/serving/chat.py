@@ -27,6 +27,7 @@ from vllm.entrypoints.openai.serving.usage import UsageCount, answer_frame
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import shown
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.utils.checks import wrong_type
 
 router = APIRouter()
 
@@ -88,6 +89,8 @@ class ChatAnswer:
         max_tokens = getattr(body, self._max_tokens_field)
         if body.tool_choice not in (None, "none", "auto"):
             raise _calls_no_tools("tool_choice", body.tool_choice)
+        if not all(isinstance(each, dict) for each in body.documents or ()):
+            raise wrong_type("documents", body.documents, "a list of objects")
         if body.tools and body.tool_choice != "none":
             raise _calls_no_tools("tools", body.tools)
         if body.top_logprobs and not body.logprobs:
