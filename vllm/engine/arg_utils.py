@@ -29,7 +29,7 @@ from vllm.exceptions import shown
 from vllm.logger import init_logger, warn_once
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from vllm.utils.device import resolve_device
-from vllm.utils.flag_types import flag_options as flag_options
+from vllm.utils.flag_types import flag_help, flag_options
 
 if TYPE_CHECKING:
     from vllm.model_executor.model_loader import ResolvedModel
@@ -436,7 +436,7 @@ class EngineArgs(UpstreamArgs):
             default = None if item.default is MISSING else item.default
             names = ["--" + item.name.replace("_", "-"), *_SHORT_FLAGS.get(item.name, ())]
             group.add_argument(
-                *names, dest=item.name, default=default, help=item.metadata["help"], **flag_options(hints[item.name])
+                *names, dest=item.name, default=default, help=flag_help(item.metadata), **flag_options(hints[item.name])
             )
         return parser
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 
@@ -50,6 +50,12 @@ def json_or_text(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def flag_help(metadata: Mapping[str, Any]) -> str:
+    """The help of a field's flag. Flags that are only accepted at their default have none: they are upstream's, and
+    would hide the others."""
+    return argparse.SUPPRESS if "refused" in metadata else metadata["help"]
 
 
 def flag_options(hint: Any) -> dict[str, Any]:

@@ -94,7 +94,8 @@ def test_what_is_offered(asked: pytest.MonkeyPatch, line: str, offered: list[str
 
 def test_every_command_and_flag_is_there(asked: pytest.MonkeyPatch) -> None:
     for parser in leaves(build_parser()):
-        flags = {name for action in parser._actions for name in action.option_strings}
+        shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+        flags = {name for action in shown for name in action.option_strings}
         assert set(offers(asked, f"{parser.prog} -")) == flags
 
 

@@ -100,7 +100,7 @@ GENERATION = [
     *bad("min_p", -0.1, 1.1),
     *bad("presence_penalty", -2.1, 2.1),
     *bad("frequency_penalty", -2.1, 2.1),
-    *bad("repetition_penalty", 0, -1, 2.1),
+    *bad("repetition_penalty", 0, -1, 2e6),
     *bad("truncate_prompt_tokens", 0, -2, MAX_MODEL_LEN + 1),
     *bad("prompt_logprobs", -2, MAX_LOGPROBS + 1),
     *bad("prompt_logprob_token_ids", 7, "7", {}, ["7"], [7.0], [True], [-1], [VOCAB_SIZE], [[7], "7"], [["7"]], [[-1]]),

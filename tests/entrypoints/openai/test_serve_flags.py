@@ -95,7 +95,7 @@ def no_engine(monkeypatch):
         (["--ssl-keyfile", __file__], "--ssl-keyfile and --ssl-ca-certs need --ssl-certfile"),
         (["--ssl-ca-certs", __file__], "--ssl-keyfile and --ssl-ca-certs need --ssl-certfile"),
         (["--access-log-format", "xml"], "--access-log-format"),
-        (["--generation-config", "mine"], "--generation-config"),
+        (["--generation-config", "mine"], "generation_config must be 'auto', 'vllm' or a folder"),
         (["no/such/model", "--port", "0"], "no/such/model"),
         (["--max-model-len", "0", "--port", "0"], "max_model_len must be a positive integer"),
         (["--logits-processors", "no_such_module:Name", "--port", "0"], "no_such_module"),

@@ -7,8 +7,8 @@ import typing
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from vllm.engine.arg_utils import flag_options
 from vllm.entrypoints.openai.upstream_server_args import UpstreamServerArgs, flags_of, plain
+from vllm.utils.flag_types import flag_help, flag_options
 
 
 def _arg(default: Any, help: str) -> Any:
@@ -103,7 +103,7 @@ class ServerArgs(UpstreamServerArgs):
             if item.name == "middleware":
                 options["action"] = "extend"
             group.add_argument(
-                *flags_of(item.name), dest=item.name, default=item.default, help=item.metadata["help"], **options
+                *flags_of(item.name), dest=item.name, default=item.default, help=flag_help(item.metadata), **options
             )
         return parser
 
