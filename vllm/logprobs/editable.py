@@ -73,7 +73,7 @@ class EditableLogprobs(MutableSequence[Any]):
             return part
         span = slice(self.start_indices[index], self.end_indices[index])
         columns = self.token_ids[span], self.logprobs[span], self.ranks[span], self.decoded_tokens[span]
-        return {token: Logprob(*values) for token, *values in zip(*columns, strict=True)}
+        return {token: Logprob(value, rank, text) for token, value, rank, text in zip(*columns, strict=True)}
 
     def __iter__(self) -> Iterator[_OnePosition]:
         return map(self.__getitem__, range(len(self)))
@@ -133,4 +133,4 @@ def append_logprobs_for_next_position(
         request_logprobs.append_fast(token_ids[:count], logprobs[:count], ranks, texts)
     else:
         columns = zip(token_ids[:count], logprobs[:count], ranks, texts, strict=True)
-        request_logprobs.append({token: Logprob(*values) for token, *values in columns})
+        request_logprobs.append({token: Logprob(value, rank, text) for token, value, rank, text in columns})

@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what the script's table names, with its reason."""
     for item in items:
         for part, reason in _SKIPS:
-            if part in item.nodeid:
+            if part in f"{item.nodeid} ":
                 item.add_marker(pytest.mark.skip(reason=reason))
                 break
 
@@ -103,9 +103,10 @@ class VllmRunner:
 
     def generate_beam_search(
         self, prompts: list[Any], beam_width: int, max_tokens: int, concurrency_limit: int | None = None
-    ) -> list[tuple[list[list[int]], list[str]]]:
+    ) -> list[tuple[list[list[int]], list[Any]]]:
         params = BeamSearchParams(beam_width=beam_width, max_tokens=max_tokens)
-        outputs = self.llm.beam_search(self.get_inputs(prompts), params, concurrency_limit=concurrency_limit)
+        limit: dict[str, Any] = {} if concurrency_limit is None else {"concurrency_limit": concurrency_limit}
+        outputs = self.llm.beam_search(self.get_inputs(prompts), params, **limit)
         return [([beam.tokens for beam in each.sequences], [beam.text for beam in each.sequences]) for each in outputs]
 
 
@@ -167,8 +168,8 @@ class HfRunner:
 
     def generate_greedy_logprobs_limit(
         self, prompts: list[Any], max_tokens: int, num_logprobs: int | None, **fields: Any
-    ) -> list[tuple[list[int], str, list[dict[int, float]]]]:
-        found = []
+    ) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = []
         for prompt in prompts:
             start = self._ids(prompt).shape[1]
             ids, logprobs = self._continuation(prompt, max_tokens)
