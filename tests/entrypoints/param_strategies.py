@@ -15,7 +15,7 @@ from byte_tokenizer import VOCAB_SIZE
 from hypothesis import strategies as st
 
 from vllm import SamplingParams
-from vllm.sampling_params import LOGPROBS_MODES, MAX_SEQUENCES, RequestOutputKind
+from vllm.sampling_params import LOGPROBS_MODES, MAX_SEQUENCES, RepetitionDetectionParams, RequestOutputKind
 
 FIELDS = [name for name in SamplingParams.__struct_fields__ if not name.startswith("_")]
 
@@ -145,7 +145,7 @@ SOUND: dict[str, st.SearchStrategy[Any]] = {
     "best_of": st.one_of(st.none(), st.integers(1, 4)),
     "presence_penalty": st.floats(-2, 2),
     "frequency_penalty": st.floats(-2, 2),
-    "repetition_penalty": st.floats(0, 2, exclude_min=True),
+    "repetition_penalty": st.one_of(st.floats(0, 2, exclude_min=True), st.floats(2, 1e6)),
     "temperature": st.one_of(st.just(0), st.floats(0, 2), st.floats(0, allow_infinity=False)),
     "top_p": st.floats(0, 1, exclude_min=True),
     "top_k": st.integers(-1, VOCAB_SIZE + 2),
@@ -177,6 +177,17 @@ SOUND: dict[str, st.SearchStrategy[Any]] = {
     "logit_bias": st.dictionaries(st.one_of(token_ids, token_ids.map(str)), st.floats(-100, 100), max_size=5),
     "allowed_token_ids": id_lists,
     "extra_args": st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
+    "flat_logprobs": st.booleans(),
+    "skip_clone": st.booleans(),
+    "skip_reading_prefix_cache": st.sampled_from([None, True, False]),
+    # Taken at their neutral values alone.
+    "watermarking": st.sampled_from([None, False]),
+    "stream_interval": st.sampled_from([None, 0, 1]),
+    "structured_outputs": st.none(),
+    "thinking_token_budget": st.none(),
+    "repetition_detection": st.sampled_from([None, RepetitionDetectionParams()]),
+    "routed_experts_prompt_start": st.just(0),
+    "trace_decode_token_ids": st.sampled_from([None, []]),
 }
 
 junk = st.sampled_from(sorted(JUNK)).map(lambda name: JUNK[name]())

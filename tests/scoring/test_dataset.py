@@ -117,5 +117,5 @@ def test_arguments_that_no_engine_has(dataset: Any) -> None:
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match="Ray is not installed; the extra brings it: pip install"):
+    with pytest.raises(ImportError, match="Ray is not installed: pip install"):
         score_dataset(None, LABELS)

@@ -387,7 +387,7 @@ def test_the_files_of_the_page(server):
 
 def test_the_page_can_be_left_out():
     async def statuses() -> list[int]:
-        async with client_of(None, page=False) as client:
+        async with client_of(None, page=False, served_model_name=["tiny"]) as client:
             return [(await client.get(path)).status_code for path in ("/", "/static/app.js")]
 
     assert asyncio.run(statuses()) == [404, 404]

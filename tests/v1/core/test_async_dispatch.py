@@ -37,6 +37,7 @@ class LateResult:
 
 class FakeWorker:
     can_schedule_ahead = True
+    weights_version = 0
 
     def __init__(self, max_num_seqs: int, seen: Counter) -> None:
         self.runner, self.seen = FakeRunner(max_num_seqs), seen

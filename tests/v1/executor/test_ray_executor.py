@@ -230,5 +230,5 @@ def test_a_gpu_that_ray_does_not_name_is_an_error(
 
 def test_without_ray(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match="Ray is not installed; the extra brings it"):
+    with pytest.raises(ImportError, match="Ray is not installed: pip install"):
         make_tiny_llm(folder, tensor_parallel_size=2, distributed_executor_backend="ray")

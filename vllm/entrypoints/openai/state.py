@@ -41,8 +41,10 @@ class ServerState:
     @property
     def model_names(self) -> list[str]:
         """What the server lists; the first stands in answers. Left out, the model as it was given."""
+        if self.args.served_model_name:
+            return self.args.served_model_name
         config = self.engine.model_config
-        return self.args.served_model_name or list(config.served_model_name) or [config.model]
+        return list(config.served_model_name) or [config.model]
 
     @cached_property
     def fingerprint(self) -> str | None:

@@ -183,7 +183,7 @@ class ChatCompletionRequest(GenerationFields):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = Field(None, description="Wins over max_tokens.")
-    tools: Annotated[list[dict[str, Any]] | None, UNREAD] = Field(
+    tools: Annotated[list[dict[str, Any]], UNREAD_LIST] | None = Field(
         None, description='For the template; only with tool_choice "none".'
     )
     tool_choice: Annotated[Literal["none", "auto"] | None, UNREAD] = None

@@ -89,10 +89,12 @@ class ChatAnswer:
         max_tokens = getattr(body, self._max_tokens_field)
         if body.tool_choice not in (None, "none", "auto"):
             raise _calls_no_tools("tool_choice", body.tool_choice)
-        if not all(isinstance(each, dict) for each in body.documents or ()):
-            raise wrong_type("documents", body.documents, "a list of objects")
         if body.tools and body.tool_choice != "none":
             raise _calls_no_tools("tools", body.tools)
+        for name in ("documents", "tools"):
+            value = getattr(body, name)
+            if not all(isinstance(each, dict) for each in value or ()):
+                raise wrong_type(name, value, "a list of objects")
         if body.top_logprobs and not body.logprobs:
             message = f"top_logprobs={body.top_logprobs} needs logprobs=true"
             raise ApiError(400, message, "top_logprobs", "invalid_value")
