@@ -131,7 +131,7 @@ GENERATION = [
     *bad("request_id", "", "a b", "a\n", "é", "a" * 129, 7, SURROGATE),
     *bad("cache_salt", "", 7, [], SURROGATE),
     # What is not done here: the reason is given.
-    *bad("tools", [{"type": "function"}], [1], "x", says="calls no tools"),
+    *bad("tools", [{"type": "function"}], [1], says="calls no tools"),
     *bad("tool_choice", "required", {"type": "function"}, says="calls no tools"),
     *bad("functions", [{}], says="calls no tools"),
     *bad("function_call", {"name": "f"}, says="calls no tools"),
