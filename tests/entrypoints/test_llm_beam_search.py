@@ -22,6 +22,7 @@ from models_util import random_prompts
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import BeamSearchParams, SamplingParams
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 # width, k, length_penalty, early_stopping, max_tokens
@@ -75,6 +76,12 @@ def test_both_doors_equal_transformers(arch, prompts, request):
         for _, (width, _, penalty, early, max_tokens) in pairs
     ]
     found = llm.beam_search([prompt for prompt, _ in pairs], own_params, use_tqdm=False)
+    limited = llm.beam_search([prompt for prompt, _ in pairs[:3]], own_params[:3], concurrency_limit=2, priority=0)
+    assert [[each.tokens for each in beams.sequences] for beams in limited] == [
+        [each.tokens for each in beams.sequences] for beams in found[:3]
+    ]
+    with pytest.raises(VLLMValidationError, match="concurrency_limit"):
+        llm.beam_search([prompts[0]], own_params[0], concurrency_limit=0)
     lengths = set()
     for (prompt, case), output, beams in zip(pairs, completed, found, strict=True):
         width, k, length_penalty, early_stopping, max_tokens = case

@@ -351,6 +351,9 @@ class EngineArgs(UpstreamArgs):
         if self._load_format() not in LOAD_FORMATS:
             names = ", ".join((*LOAD_FORMATS, *_LOAD_FORMAT_ALIASES))
             raise ValueError(f"load_format must be one of {names}, got {self.load_format!r}")
+        if self.otlp_traces_endpoint:
+            given = f"otlp_traces_endpoint={self.otlp_traces_endpoint!r}"
+            raise ValueError(f"{given} is not supported: no spans are sent; /metrics has the latencies")
         if self.runner not in ("auto", "generate"):
             raise ValueError(
                 f"runner must be 'auto' or 'generate', got {self.runner!r}: pooling models are not served yet"

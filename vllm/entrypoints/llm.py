@@ -20,7 +20,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType
 from vllm.outputs import LabelScores, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.utils.checks import check_neutral
+from vllm.utils.checks import check_integer, check_neutral
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.label_scoring import LabelScorer, encode_labels
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -146,8 +146,10 @@ class LLM(EngineControl, PoolingOfflineMixin):
         self,
         prompts: PromptType | Sequence[PromptType],
         params: BeamSearchParams | Sequence[BeamSearchParams],
-        *,
-        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Any = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+        concurrency_limit: int | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[BeamSearchOutput]:
         """The most likely continuations of every prompt, by beam search; results come in the order of the prompts.
 
@@ -156,15 +158,24 @@ class LLM(EngineControl, PoolingOfflineMixin):
         Args:
             prompts: as in `generate`.
             params: one for all prompts, or one a prompt.
-            use_tqdm: as in `generate`.
+            lora_request, use_tqdm, priority: as in `generate`.
+            concurrency_limit: prompts that are searched at once; None = all.
 
         Raises:
             VLLMValidationError: a prompt or parameter that cannot be honoured; as in `generate`.
         """
+        check_neutral("lora_request", lora_request, NO_LORA)
         prompt_list = _as_prompt_list(prompts)
         params_list = _one_each("params", params, len(prompt_list))
+        priorities = _one_each("priority", 0 if priority is None else priority, len(prompt_list))
         checked = [as_sampling_params(each) for each in params_list]
-        outputs = self._generate(prompt_list, checked, [0] * len(prompt_list), use_tqdm, beam_logprobs=True)
+        size = len(prompt_list) or 1
+        if concurrency_limit is not None:
+            size = check_integer("concurrency_limit", concurrency_limit, 1)
+        outputs: list[RequestOutput] = []
+        for start in range(0, len(prompt_list), size):
+            part = slice(start, start + size)
+            outputs += self._generate(prompt_list[part], checked[part], priorities[part], use_tqdm, beam_logprobs=True)
         tokenizer = self.llm_engine.tokenizer
         return [as_beam_search_output(*each, tokenizer) for each in zip(outputs, params_list, strict=True)]
 

@@ -90,6 +90,9 @@ def test_pauses(app: AppThread) -> None:
 def test_workers(app: AppThread) -> None:
     assert answer(app, "POST", "/collective_rpc", json={"method": "reload_weights"}) == {"results": [None]}
     assert app.request("POST", "/collective_rpc", json={}).json()["error"]["param"] == "method"
+    unknown = app.request("POST", "/collective_rpc", json={"method": "no_such_method"})
+    assert unknown.status_code == 400
+    assert "no_such_method" in unknown.json()["error"]["message"]
 
 
 def test_weights_are_refused(app: AppThread) -> None:

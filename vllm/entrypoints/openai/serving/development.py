@@ -13,6 +13,7 @@ from vllm.entrypoints.openai.errors import ApiError, json_response
 from vllm.entrypoints.openai.http.request_body import read_body
 from vllm.entrypoints.openai.protocol.base import RequestModel
 from vllm.entrypoints.openai.state import server_state
+from vllm.exceptions import EngineDeadError
 
 router = APIRouter(include_in_schema=False)
 
@@ -59,8 +60,8 @@ async def sleep(request: Request) -> Response:
     """Give memory back. ?level=1 keeps the weights, 2 frees them; ?mode=abort, wait or keep says what becomes of
     requests."""
     level = request.query_params.get("level", "1")
-    if level not in ("0", "1", "2"):
-        raise ApiError(400, f"level must be 0, 1 or 2, got {level!r}", param="level")
+    if level not in ("1", "2"):
+        raise ApiError(400, f"level must be 1 or 2, got {level!r}; POST /pause keeps the memory", param="level")
     await server_state(request).engine.sleep(int(level), request.query_params.get("mode", "abort"))
     return Response()
 
@@ -107,7 +108,12 @@ async def collective_rpc(request: Request) -> Response:
         request, CollectiveRpcRequest, int(state.args.max_body_mib * 2**20), state.args.ignore_unknown_fields
     )
     engine = state.engine
-    results = await engine.collective_rpc(body.method, body.timeout, tuple(body.args or ()), body.kwargs)
+    try:
+        results = await engine.collective_rpc(body.method, body.timeout, tuple(body.args or ()), body.kwargs)
+    except EngineDeadError:
+        raise
+    except RuntimeError as error:
+        raise ApiError(400, f"the workers' {body.method} failed: {error}", param="method") from None
     return json_response({"results": msgspec.to_builtins(results, enc_hook=str)})
 
 
