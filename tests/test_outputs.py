@@ -8,7 +8,6 @@ import pytest
 from vllm.logprobs import FlatLogprobs
 from vllm.logprobs.lists import LogprobsLists
 from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 
 def _output(*completions: CompletionOutput, finished: bool = False) -> RequestOutput:
@@ -72,11 +71,3 @@ def test_times_by_their_newer_names():
         None,
     )
     assert metrics.first_token_latency == 2.5 and RequestMetrics(1.0).first_token_latency is None
-
-
-def test_counts_of_drafts():
-    counts = RequestSpecDecodeMetrics.new(2)
-    counts.observe(2, 1)
-    counts.observe(2, 2, detailed=True)
-    assert (counts.histogram, counts.num_draft_tokens) == ([0, 1, 1], 4)
-    assert counts.to_dict()["per_step_accepted"] == [2]

@@ -67,6 +67,8 @@ def test_stop_token_ids_of_request_and_model():
     assert params.all_stop_token_ids == {5}
     params.update_from_generation_config({"eos_token_id": [2, 3]}, eos_token_id=4)
     assert params.all_stop_token_ids == {2, 3, 4, 5}
+    params.update_from_generation_config({"eos_token_id": 0})
+    assert params.all_stop_token_ids == {0, 5}
     ignoring = SamplingParams(ignore_eos=True)
     ignoring.update_from_generation_config({"eos_token_id": 2}, eos_token_id=4)
     assert ignoring.all_stop_token_ids == set()

@@ -366,9 +366,9 @@ class SamplingParams(Struct, dict=True):
         """Take the model's end-of-sequence ids: the tokenizer's and those of generation_config.json."""
         if self.ignore_eos:
             return
-        ids = generation_config.get("eos_token_id") or []
+        ids = generation_config.get("eos_token_id")
         listed = ids if isinstance(ids, list) else [ids]
-        self._model_stop_token_ids = sorted({*listed, *([] if eos_token_id is None else [eos_token_id])})
+        self._model_stop_token_ids = sorted({each for each in (*listed, eos_token_id) if each is not None})
 
     @property
     def is_greedy(self) -> bool:

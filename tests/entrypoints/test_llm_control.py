@@ -103,6 +103,12 @@ def test_sampling_defaults_are_the_models(folder, tmp_path):
     assert tokens(llm.generate(["ab", "cd"])) == tokens(llm.generate(["ab", "cd"], explicit))
 
 
+def test_queued_requests_know_the_models_stop_tokens(llm):
+    process = llm.llm_engine.input_processor.process_params
+    assert process(SamplingParams(stop_token_ids=[5]), 3).all_stop_token_ids == {2, 5}
+    assert process(SamplingParams(ignore_eos=True), 3).all_stop_token_ids == set()
+
+
 def test_calls_of_workers(llm):
     assert llm.collective_rpc("rank_and", args=(3,)) == [(0, 3, "LlamaForCausalLM")]
     assert llm.collective_rpc("rank_and", 5.0, (), {"value": 4}) == [(0, 4, "LlamaForCausalLM")]
@@ -139,8 +145,9 @@ def test_a_profile_needs_a_folder(llm, monkeypatch):
 
 @pytest.mark.parametrize("method", ["encode", "embed", "classify", "reward", "score"])
 def test_pooling_is_refused(llm, method):
-    with pytest.raises(ValueError, match=rf"LLM.{method}\(\) is for pooling models"):
-        getattr(llm, method)("ab")
+    texts = ("ab", "cd") if method == "score" else ("ab",)
+    with pytest.raises(VLLMValidationError, match=rf"LLM\.{method}: pooling models .*score_labels"):
+        getattr(llm, method)(*texts)
 
 
 def test_from_engine_args(folder, llm):

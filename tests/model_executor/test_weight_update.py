@@ -124,6 +124,11 @@ def test_sleep(models, level):
     assert llm.is_sleeping()
     with pytest.raises(RuntimeError, match="wake_up"):
         readings(llm)
+    if level == 2:
+        with pytest.raises(ValueError, match="weights, which sleep.* must come before"):
+            llm.wake_up(tags=["kv_cache"])
+        with pytest.raises(RuntimeError, match="wake_up"):
+            llm.collective_rpc("update_weights", args=(list(weights.items()),))
     assert not llm.wake_up(tags=["weights"])
     model_of(llm).load_weights(weights.items())
     assert llm.wake_up(tags=["kv_cache"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
@@ -20,6 +20,7 @@ class EngineControl:
     """The part of `LLM` that is about its engine. `llm_engine` is the engine."""
 
     llm_engine: LLMEngine
+    _profile_prefix: str | None = None
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer as transformers knows it.
@@ -107,36 +108,7 @@ class EngineControl:
 
     def stop_profile(self) -> None:
         """End the recording; each worker writes a trace (for Perfetto, or chrome://tracing)."""
-        self.collective_rpc("profile", args=(False, getattr(self, "_profile_prefix", None)))
-
-    # Pooling models are not served yet.
-
-    def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused."""
-        raise _no_pooling("encode")
-
-    def embed(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused."""
-        raise _no_pooling("embed")
-
-    def classify(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused."""
-        raise _no_pooling("classify")
-
-    def reward(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused."""
-        raise _no_pooling("reward")
-
-    def score(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused."""
-        raise _no_pooling("score")
-
-
-def _no_pooling(method: str) -> ValueError:
-    return ValueError(
-        f"LLM.{method}() is for pooling models, which are not served yet; LLM.score_labels reads how likely labels "
-        "continue a prompt"
-    )
+        self.collective_rpc("profile", args=(False, self._profile_prefix))
 
 
 def _call_with_model(func: Callable[[nn.Module], Any], worker: Any) -> Any:

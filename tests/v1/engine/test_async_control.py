@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import pytest
 from tiny_llm import make_tiny_model
 
 from vllm import AsyncEngineArgs, AsyncLLM, SamplingParams
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import EngineDeadError, VLLMValidationError
 
 PARAMS = SamplingParams(max_tokens=90, temperature=0, ignore_eos=True)
 
@@ -97,6 +99,29 @@ def test_sleep(folder, level):
         assert await engine.wake_up(["kv_cache"])
         assert await running == await coming == wanted
         await engine.check_health()
+
+    run_with_engine(folder, test)
+
+
+def test_bad_arguments_pause_nothing(folder):
+    async def test(engine, wanted):
+        for call in (engine.sleep(3), engine.sleep(1, mode="now"), engine.wake_up(["everything"])):
+            with pytest.raises(VLLMValidationError):
+                await call
+        assert not await engine.is_paused()
+        assert await generate(engine, "a") == wanted
+
+    run_with_engine(folder, test)
+
+
+def test_who_waits_hears_of_a_dead_engine(folder):
+    async def test(engine, wanted):
+        await engine.pause_generation()
+        coming = asyncio.create_task(generate(engine, "a"))
+        assert await is_held(coming)
+        os.kill(engine.core_pids[0], signal.SIGKILL)
+        with pytest.raises(EngineDeadError):
+            await coming
 
     run_with_engine(folder, test)
 

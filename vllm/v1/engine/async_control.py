@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.engine.upstream_calls import check_pause_mode
+from vllm.v1.engine.upstream_calls import check_pause_mode, check_sleep_level, check_sleep_tags
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,8 +46,10 @@ class AsyncEngineControl:
         return self._resumed is not None and not self._resumed.is_set()
 
     async def _wait_while_paused(self) -> None:
+        """Until requests go on, or the engine is dead."""
         while self._resumed is not None and not self._resumed.is_set():
             await self._resumed.wait()
+            self._check_alive()
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached blocks; False while requests run, and nothing done on the replicas where they do, unless
@@ -95,12 +97,14 @@ class AsyncEngineControl:
             level: 1 keeps the weights (of a GPU in the host's memory), 2 frees them.
             mode: what becomes of requests; see `pause_generation`.
         """
+        check_sleep_level(level)
         await self.pause_generation(mode=mode)
         await self._call("sleep", level)
 
     async def wake_up(self, tags: list[str] | None = None) -> bool:
         """Undo `sleep`, or, with `tags`, what concerns "weights" or "kv_cache"; whether all of it is awake. Requests
         go on then."""
+        check_sleep_tags(tags)
         await self._call("wake_up", tags)
         is_awake = not await self.is_sleeping()
         if is_awake:

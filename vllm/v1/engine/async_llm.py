@@ -305,6 +305,8 @@ class AsyncLLM(AsyncEngineControl):
 
     def _fail(self, replica: Replica, error: EngineDeadError) -> None:
         lost = replica.fail(error)
+        if self._resumed is not None:
+            self._resumed.set()
         if self._router is not None:
             self._router.end(lost)
 

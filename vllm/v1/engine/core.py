@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.exceptions import VLLMValidationError
-from vllm.utils.checks import check_integer
 from vllm.v1.core.sched.async_scheduling import StepInFlight, can_schedule_ahead, complete, discard, dispatch
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.upstream_calls import SLEEP_TAGS, check_sleep_level, check_sleep_tags
 from vllm.v1.executor.select import make_executor
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.outputs import PendingStep
@@ -130,12 +129,12 @@ class EngineCore:
         Raises:
             ValueError: `level` is not 1 or 2.
         """
-        check_integer("level", level, 1, 2)
+        check_sleep_level(level)
         if not self._asleep:
             self._settle()
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
             self.executor.collective_rpc("sleep", (level,))
-            self._asleep = {"weights", "kv_cache"}
+            self._asleep = set(SLEEP_TAGS)
 
     def _settle(self) -> None:
         """Take the results of a step in flight; the next call of `step` gives them."""
@@ -149,11 +148,9 @@ class EngineCore:
         """Undo `sleep`, or, with `tags`, what concerns "weights" or "kv_cache".
 
         Raises:
-            ValueError: another tag.
+            ValueError: another tag, or the KV cache before weights that were freed.
         """
-        for tag in tags or ():
-            if tag not in ("weights", "kv_cache"):
-                raise VLLMValidationError(f"tags must be of weights, kv_cache, got {tag!r}", "tags", tag)
+        check_sleep_tags(tags)
         self.executor.collective_rpc("wake_up", (tags,))
         self._asleep -= set(tags) if tags else self._asleep
 

@@ -58,6 +58,7 @@ class InputProcessor:
         self._policy = config.scheduler_config.policy
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(self.model_config.hf_config.eos_token_ids)
+        self._generation_config = {"eos_token_id": sorted(self.eos_token_ids)}
 
     def process_prompts(
         self, prompts: Sequence[Any], params: Sequence[SamplingParams] | None = None, *, add_special_tokens: bool = True
@@ -113,6 +114,7 @@ class InputProcessor:
         own.max_tokens = room if own.max_tokens is None else min(own.max_tokens, room)
         if own.logprobs_mode is None:
             own.logprobs_mode = config.logprobs_mode  # type: ignore[assignment]
+        own.update_from_generation_config(self._generation_config)
         if own.bad_words:
             own.bad_words_token_ids = spell_bad_words(own.bad_words, self.tokenizer, config.vocab_size)
         validate_params(config.logits_processors, own)

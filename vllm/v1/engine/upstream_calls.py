@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.utils.checks import check_integer
 
 NO_LORA = "adapters are not implemented; merge the adapter into the checkpoint"
 PAUSE_MODES = ("abort", "wait", "keep")
+SLEEP_TAGS = ("weights", "kv_cache")
 
 
 def adds_special_tokens(tokenization_kwargs: Mapping[str, Any] | None) -> bool:
@@ -37,3 +39,21 @@ def check_pause_mode(mode: Any) -> None:
     """
     if mode not in PAUSE_MODES:
         raise VLLMValidationError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}", "mode", mode)
+
+
+def check_sleep_level(level: Any) -> None:
+    """
+    Raises:
+        VLLMValidationError: `level` is not 1 or 2.
+    """
+    check_integer("level", level, 1, 2)
+
+
+def check_sleep_tags(tags: Any) -> None:
+    """
+    Raises:
+        VLLMValidationError: `tags` is neither None nor a list of SLEEP_TAGS.
+    """
+    for tag in tags or ():
+        if tag not in SLEEP_TAGS:
+            raise VLLMValidationError(f"tags must be of {', '.join(SLEEP_TAGS)}, got {tag!r}", "tags", tag)

@@ -114,12 +114,14 @@ class Worker:
     # -- weights and memory while the engine lives ------------------------------------------------------------
 
     def get_model(self) -> torch.nn.Module:
-        """The model that runs."""
+        """The model that runs. RuntimeError: `sleep` has freed it."""
+        if not hasattr(self, "model_runner"):
+            raise RuntimeError("the weights were freed by sleep(level=2): call wake_up(tags=['weights']) first")
         return self.model_runner.model
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """New values for weights, by their checkpoint names; see WeightUpdater.update."""
-        self.model_runner.model.load_weights(weights)
+        self.get_model().load_weights(weights)  # type: ignore[operator]
 
     update_weights = load_weights
 
@@ -159,6 +161,8 @@ class Worker:
             else:
                 self.load_model()
         if "kv_cache" in woken:
+            if not hasattr(self, "model_runner"):
+                raise ValueError("wake_up: the weights, which sleep(level=2) freed, must come before kv_cache")
             self.model_runner.initialize_kv_cache(*self._num_blocks)
         self._asleep -= woken
 
