@@ -13,7 +13,7 @@ from vllm import EngineArgs
 from vllm.config import CompilationConfig, PoolerConfig, ProfilerConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.upstream_args import UpstreamArgs, is_neutral
-from vllm.utils.flag_types import size
+from vllm.utils.argparse_utils import human_readable_int_or_auto
 
 REFUSED = [item for item in fields(UpstreamArgs) if item.metadata["refused"]]
 UNUSED = [item for item in fields(UpstreamArgs) if not item.metadata["refused"]]
@@ -137,13 +137,13 @@ def test_another_engines_attention_is_a_warning(folder, name, caplog):
     ],
 )
 def test_sizes(text, number):
-    assert size(text) == number
+    assert human_readable_int_or_auto(text) == number
 
 
 @pytest.mark.parametrize("text", ["", "k", "1.5", "1.5K", "4kk", "many", "0.0001k"])
 def test_what_is_no_size(text):
-    with pytest.raises((ValueError, argparse.ArgumentTypeError)):
-        size(text)
+    with pytest.raises(argparse.ArgumentTypeError):
+        human_readable_int_or_auto(text)
 
 
 def test_flags():

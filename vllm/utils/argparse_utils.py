@@ -24,7 +24,7 @@ def human_readable_int(value: str) -> int:
     before a small suffix may have a fraction.
 
     Raises:
-        argparse.ArgumentTypeError: it is neither.
+        argparse.ArgumentTypeError: it is neither, or no whole number.
     """
     text = value.strip()
     match = _SIZE.fullmatch(text)
@@ -36,8 +36,10 @@ def human_readable_int(value: str) -> int:
     is_binary = suffix.isupper()
     if "." in number and (not suffix or is_binary):
         raise argparse.ArgumentTypeError(f"a fraction needs one of k, m, g, t (powers of 1000), got {value!r}")
-    unit = (1024 if is_binary else 1000) ** _POWERS.get(suffix.lower(), 0)
-    return int(Decimal(number) * unit)
+    size = Decimal(number) * (1024 if is_binary else 1000) ** _POWERS.get(suffix.lower(), 0)
+    if size != int(size):
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {value!r}")
+    return int(size)
 
 
 def human_readable_int_or_auto(value: str) -> int:

@@ -74,7 +74,7 @@ def test_required_flags_may_come_from_the_file(parse: Any) -> None:
         ("file: a.jsonl", "unknown key 'file'"),
         ("no_enforce_eager: true", "unknown key 'no_enforce_eager'; the nearest known one is 'enforce-eager'"),
         ("max-model-len: 64\nmax_model_len: 64", "'max_model_len' and 'max-model-len' are the same flag"),
-        ("max-model-len: many", "argument --max-model-len: invalid size value: 'many'"),
+        ("max-model-len: many", "argument --max-model-len: must be an integer such as 4096, 4k or 4K, got 'many'"),
         ("max-model-len: true", "max-model-len must be a text or a number, got True"),
         ("max-model-len: [1, 2]", "max-model-len must be one value, got [1, 2]"),
         ("logits_processors: []", "logits_processors must be a list of values, got []"),
