@@ -53,7 +53,7 @@ class ScriptedCore:
         for request_id in request_ids:
             self.requests.pop(request_id, None)
 
-    def has_unfinished_requests(self) -> bool:
+    def has_work(self) -> bool:
         return bool(self.requests)
 
     def has_request(self, request_id: str) -> bool:

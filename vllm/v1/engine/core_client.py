@@ -234,11 +234,10 @@ class CoreClient:
             # Ready for use once its input socket is connected, too.
             if is_ready and self._to_core.poll(100, zmq.POLLOUT):
                 return
-            if not is_ready and self._from_core.poll(100):
+            if self._from_core.poll(0 if is_ready else 100):
                 kind, data = self._from_core.recv_multipart()
-                is_ready = kind == core_start.READY
-                if is_ready:
-                    self.num_blocks = msgspec.msgpack.decode(data)["num_blocks"]
+                if kind == core_start.READY:
+                    is_ready, self.num_blocks = True, msgspec.msgpack.decode(data)["num_blocks"]
                 else:
                     self._cause = data.decode()
             if self._process.poll() is not None and not self._from_core.poll(0):
