@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from importlib import metadata
-
 import pytest
 
-from vllm import plugins
 from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import PlaceholderRange
@@ -62,18 +58,6 @@ def test_media():
 def test_usage_is_not_told():
     assert UsageContext("LLM_CLASS") is UsageContext.LLM_CLASS
     assert is_usage_stats_enabled() is False
-
-
-def test_general_plugins_are_named_and_not_run(monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    entry = metadata.EntryPoint("theirs", "json:dumps", plugins.DEFAULT_PLUGINS_GROUP)
-    broken = metadata.EntryPoint("broken", "no_such_module:x", plugins.DEFAULT_PLUGINS_GROUP)
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [entry, broken])
-    plugins.load_general_plugins()
-    assert "broken, theirs" in caplog.text
-    assert list(plugins.load_plugins_by_group(plugins.DEFAULT_PLUGINS_GROUP)) == ["theirs"]
-    monkeypatch.setenv("VLLM_PLUGINS", "another")
-    assert plugins.load_plugins_by_group(plugins.DEFAULT_PLUGINS_GROUP) == {}
 
 
 def test_older_paths_of_readings():

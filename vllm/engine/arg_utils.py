@@ -27,6 +27,7 @@ from vllm.config.unserved import as_config
 from vllm.engine.upstream_args import UpstreamArgs
 from vllm.exceptions import shown
 from vllm.logger import init_logger, warn_once
+from vllm.plugins import load_general_plugins
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from vllm.utils.device import resolve_device
 from vllm.utils.flag_types import flag_help, flag_options
@@ -184,6 +185,7 @@ class EngineArgs(UpstreamArgs):
 
         self.check_neutral()
         self._check_supported()
+        load_general_plugins()
         logits_processors = tuple(load_logits_processors(self.logits_processors))
         parallel_config = self.create_parallel_config()
         device = self._resolve_device(parallel_config)

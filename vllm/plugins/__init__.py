@@ -1,5 +1,5 @@
-"""Plug-ins of upstream's groups of entry points. Custom logits processors are loaded from theirs; the others, which
-change upstream's insides, are found and not run."""
+"""Plug-ins of upstream's groups of entry points. General ones, which register models, run in every process that has an
+engine or a part of one; custom logits processors are loaded from a group of their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm import envs
-from vllm.logger import init_logger, warn_once
+from vllm.logger import init_logger
 
 logger = init_logger(__name__)
 
@@ -15,6 +15,8 @@ DEFAULT_PLUGINS_GROUP = "vllm.general_plugins"
 IO_PROCESSOR_PLUGINS_GROUP = "vllm.io_processor_plugins"
 PLATFORM_PLUGINS_GROUP = "vllm.platform_plugins"
 STAT_LOGGER_PLUGINS_GROUP = "vllm.stat_logger_plugins"
+
+_has_loaded_general = False
 
 
 def load_plugins_by_group(group: str) -> dict[str, Callable[[], Any]]:
@@ -35,9 +37,12 @@ def load_plugins_by_group(group: str) -> dict[str, Callable[[], Any]]:
 
 
 def load_general_plugins() -> None:
-    """Nothing but a warning that names them: they register models and change modules that are not there."""
-    from importlib.metadata import entry_points
-
-    names = sorted(entry.name for entry in entry_points(group=DEFAULT_PLUGINS_GROUP))
-    if names:
-        warn_once(logger, "plug-ins of %s are not run: %s", DEFAULT_PLUGINS_GROUP, ", ".join(names))
+    """Call the functions of `vllm.general_plugins`, once a process; they may register models. What one raises is the
+    caller's."""
+    global _has_loaded_general
+    if _has_loaded_general:
+        return
+    _has_loaded_general = True
+    for name, function in load_plugins_by_group(DEFAULT_PLUGINS_GROUP).items():
+        logger.info("running the plug-in %s", name)
+        function()

@@ -1,4 +1,4 @@
-"""Architectures by the name that config.json gives them."""
+"""Architectures by the name that config.json gives them. A model's module is imported when it is built."""
 
 from __future__ import annotations
 
@@ -7,51 +7,65 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
+from vllm.logger import init_logger
+
 if TYPE_CHECKING:
     from torch import nn
 
-_MODELS = {
-    "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
-    "MistralForCausalLM": ("llama", "LlamaForCausalLM"),
-    "Qwen2ForCausalLM": ("qwen2", "Qwen2ForCausalLM"),
-    "Qwen3ForCausalLM": ("qwen3", "Qwen3ForCausalLM"),
-    "OPTForCausalLM": ("opt", "OPTForCausalLM"),
+logger = init_logger(__name__)
+
+MODEL_IMPLS = ("auto", "vllm", "transformers")
+
+# Architecture: module of this package, and class.
+_NATIVE = {
+    "LlamaForCausalLM": "llama:LlamaForCausalLM",
+    "MistralForCausalLM": "llama:LlamaForCausalLM",
+    "Qwen2ForCausalLM": "qwen2:Qwen2ForCausalLM",
+    "Qwen3ForCausalLM": "qwen3:Qwen3ForCausalLM",
+    "OPTForCausalLM": "opt:OPTForCausalLM",
 }
 
 
-def supported_architectures() -> list[str]:
-    return sorted(_MODELS)
-
-
-def resolve_model_class(architectures: Sequence[str]) -> type[nn.Module]:
-    """The class of the first supported architecture; ValueError if there is none, which lists those that are."""
-    for name in architectures:
-        if name in _MODELS:
-            module, class_name = _MODELS[name]
-            return getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), class_name)
-    given = ", ".join(architectures) or "none"
-    raise ValueError(f"config.json: architectures must name one of {', '.join(supported_architectures())}, got {given}")
-
-
 class _ModelRegistry:
-    """The architectures that can be served, as upstream's callers ask for them."""
+    """The architectures that have a model here, and callers' own."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, type[nn.Module] | str] = {
+            name: f"vllm.model_executor.models.{entry}" for name, entry in _NATIVE.items()
+        }
 
     def get_supported_archs(self) -> AbstractSet[str]:
         """Their names in config.json."""
-        return _MODELS.keys()
+        return self._models.keys()
 
     def register_model(self, model_arch: str, model_cls: type[nn.Module] | str) -> None:
-        """Nothing, for an architecture that is served here already: ours is kept.
+        """Run `model_arch` by `model_cls`, from now on and in this process; with several processes, register it in a
+        plug-in of the entry points `vllm.general_plugins`, which all of them load. docs/adding_a_model.md says what a
+        model's class has to have. One that is registered already is replaced, with a warning.
+
+        Args:
+            model_arch: the name among config.json's `architectures`.
+            model_cls: the class, or "module:Class", which is imported when the model is built.
 
         Raises:
-            NotImplementedError: any other.
+            TypeError: `model_arch` is no str, or `model_cls` neither a str nor a subclass of nn.Module.
+            ValueError: `model_cls` is a str without the form "module:Class".
         """
-        if model_arch in _MODELS:
-            return
-        raise NotImplementedError(
-            f"ModelRegistry.register_model({model_arch!r}): models are not taken from callers, whose layers are "
-            f"written for other kernels; served are {', '.join(supported_architectures())}"
-        )
+        if not isinstance(model_arch, str):
+            raise TypeError(f"register_model: model_arch must be a str, got {type(model_arch).__name__}")
+        if isinstance(model_cls, str):
+            module_name, _, class_name = model_cls.partition(":")
+            if not module_name or not class_name or ":" in class_name:
+                raise ValueError(f"register_model: model_cls must be 'module:Class', got {model_cls!r}")
+        else:
+            _check_model_class(model_cls, "register_model: model_cls must be 'module:Class' or")
+        if self._models.get(model_arch, model_cls) != model_cls:
+            logger.warning("architecture %s was registered already: now %s runs it", model_arch, model_cls)
+        self._models[model_arch] = model_cls
+
+    def find(self, architectures: Sequence[str]) -> type[nn.Module] | str | None:
+        """What the first known architecture is registered with; None if there is none."""
+        return next((self._models[name] for name in architectures if name in self._models), None)
 
     def resolve_model_cls(
         self, architectures: str | Sequence[str], model_config: Any = None
@@ -59,16 +73,16 @@ class _ModelRegistry:
         """The class of the first architecture that is known, and its name.
 
         Raises:
-            ValueError: none of them is.
+            ValueError: none of them is, or its class cannot be imported.
         """
         names = [architectures] if isinstance(architectures, str) else list(architectures)
         model_class = resolve_model_class(names)
-        return model_class, next(name for name in names if name in _MODELS)
+        return model_class, next(name for name in names if name in self._models)
 
     def is_text_generation_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
-        """Whether one of the architectures is served; all of them generate text."""
+        """Whether one of the architectures has a model here; all of them generate text."""
         names = [architectures] if isinstance(architectures, str) else architectures
-        return any(name in _MODELS for name in names)
+        return self.find(names) is not None
 
     def is_pooling_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
         """False: none is."""
@@ -80,3 +94,49 @@ class _ModelRegistry:
 
 
 ModelRegistry = _ModelRegistry()
+
+
+def supported_architectures() -> list[str]:
+    """The registry's names, sorted."""
+    return sorted(ModelRegistry.get_supported_archs())
+
+
+def model_entry(architectures: Sequence[str]) -> type[nn.Module] | str:
+    """The class of a model, or its "module:Class", which is not imported: that of the first known architecture.
+
+    Raises:
+        ValueError: there is none, with the names that config.json gives and what can be done.
+    """
+    found = ModelRegistry.find(architectures)
+    if found is not None:
+        return found
+    given = ", ".join(architectures) or "none"
+    raise ValueError(
+        f"config.json: architectures names {given}, which has no model here; register one by "
+        f"ModelRegistry.register_model. There are {', '.join(supported_architectures())}"
+    )
+
+
+def import_model_class(entry: type[nn.Module] | str) -> type[nn.Module]:
+    """The class of an entry. ValueError: it cannot be imported, or is no nn.Module."""
+    if not isinstance(entry, str):
+        return entry
+    module_name, _, class_name = entry.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"the model class {entry!r} cannot be imported: {error}") from error
+    return _check_model_class(found, f"the model class {entry!r} must be")
+
+
+def resolve_model_class(architectures: Sequence[str]) -> type[nn.Module]:
+    """The class of the first known architecture. ValueError: there is none, or its class cannot be imported."""
+    return import_model_class(model_entry(architectures))
+
+
+def _check_model_class(found: Any, problem: str) -> type[nn.Module]:
+    from torch import nn
+
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        return found
+    raise TypeError(f"{problem} a subclass of torch.nn.Module, got {found!r}")

@@ -19,6 +19,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.weight_update import move_weights
 from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.model_loader.safetensors_file import iterate_tensors, shard_files
+from vllm.plugins import load_general_plugins
 from vllm.utils.host_memory import return_freed_memory
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
@@ -213,11 +214,12 @@ class Worker:
 
 
 def make_worker(config: VllmConfig, group: Communicator = ALONE) -> Worker:
-    """A worker, which also has the methods of `worker_extension_cls`.
+    """A worker, which also has the methods of `worker_extension_cls`. Runs the general plug-ins first.
 
     Raises:
         ValueError: the class is not there, or has a name that workers have themselves.
     """
+    load_general_plugins()
     extension = config.parallel_config.worker_extension_cls
     if not extension:
         return Worker(config, group)
