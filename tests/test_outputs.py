@@ -18,7 +18,7 @@ def _readings(token_id: int) -> FlatLogprobs:
     one = np.array([[token_id]], np.int32)
     values = np.full((1, 1), -1.0, np.float32)
     lse = np.zeros(1, np.float32)
-    flat = FlatLogprobs()
+    flat = FlatLogprobs(None)
     flat.append((LogprobsLists(one, values, values, one, lse, num_topk=0), 0), 0)
     return flat
 

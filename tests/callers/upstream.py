@@ -19,97 +19,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from upstream_tables import ABSENT, DROPPED_FLAGS, FILES, MODELS, SKIPS
+
 HERE = Path(__file__).parent
 SUPPORT = HERE.parent / "support"
 ROOT = HERE.parents[1]
 
-FILES = (
-    "test_sampling_params.py",
-    "test_outputs.py",
-    "test_logprobs.py",
-    "test_pooling_params.py",
-    "v1/sample/test_sampling_params_e2e.py",
-    "v1/sample/test_logprobs.py",
-    "v1/sample/test_logprobs_e2e.py",
-    "samplers",
-    "detokenizer",
-    "entrypoints/llm",
-    "v1/logits_processors",
-    "entrypoints/openai/completion",
-    "entrypoints/openai/chat_completion",
-    "entrypoints/openai/test_*.py",
-    "entrypoints/serve/tokenize",
-    "tokenizers_",
-)
-"""What runs when no file is named, in this order: files, folders and patterns."""
-
-MODELS = (
-    "facebook/opt-125m",
-    "Qwen/Qwen3-0.6B",
-    "Qwen/Qwen3-1.7B",
-    "Qwen/Qwen2.5-1.5B-Instruct",
-    "Qwen/Qwen2-1.5B-Instruct",
-    "Qwen/Qwen1.5-0.5B-Chat",
-    "qwen/Qwen1.5-0.5B-Chat",
-    "openai-community/gpt2",
-    "distilbert/distilgpt2",
-    "meta-llama/Llama-3.2-1B-Instruct",
-    "meta-llama/Llama-3.2-1B",
-    "meta-llama/Meta-Llama-3-8B-Instruct",
-    "meta-llama/Meta-Llama-3.1-8B-Instruct",
-    "unsloth/llama-3.2-1b-Instruct",
-    "hmellor/tiny-random-LlamaForCausalLM",
-    "hmellor/tiny-random-Gemma2ForCausalLM",
-    "HuggingFaceH4/zephyr-7b-beta",
-    "HuggingFaceTB/SmolLM2-135M-Instruct",
-    "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
-    "EleutherAI/pythia-70m",
-    "google/gemma-3-1b-it",
-    "meta-llama/llama-2-7b-hf",
-    "Qwen/Qwen3-4B",
-    "RedHatAI/Llama-3.2-1B-FP8",
-)
-"""Language models whose place the tiny one takes."""
-
-SKIPS = (
-    ("diffusion", "diffusion models"),
-    ("lora", "LoRA"),
-    ("mm_", "multimodal"),
-    ("multimodal", "multimodal"),
-    ("_vlm", "multimodal"),
-    ("image", "multimodal"),
-    ("audio", "multimodal"),
-    ("prompt_embeds", "prompt embeddings"),
-    ("watermark", "watermarking"),
-    ("harmony", "gpt-oss's format"),
-    ("gpt_oss", "gpt-oss's format"),
-    ("test_mistral.py", "Mistral's own tokenizer"),
-    ("deepseek", "a certain model's template"),
-    ("test_struct_output_generate.py", "structured outputs"),
-    ("tensorizer", "the tensorizer loader"),
-    ("detokenizer/test_stop_reason.py", "a certain model's words"),
-    ("detokenizer/test_stop_strings.py", "a certain model's words"),
-    ("test_no_bad_words.py", "a certain model's words"),
-    ("offline_mode", "the hub's cache"),
-    ("test_chat_extra_kwargs", "a certain model's template"),
-    ("test_llm_chat_tokenization_no_double_bos", "a certain model's template"),
-    ("test_sampling_params_e2e.py::test_stop ", "a certain model's words"),
-    ("test_logprobs_e2e.py::test_prompt_logprobs_e2e", "a data set"),
-    ("test_max_model_len", "a tokenizer of words"),
-    ("test_allowed_token_ids", "a certain vocabulary"),
-    ("test_accuracy.py", "a certain model's accuracy"),
-    ("test_gpu_utilization.py", "GPUs"),
-    ("function_calling", "tool parsers"),
-    ("speculat", "speculative decoding"),
-    ("eagle", "speculative decoding"),
-    ("dynamic_tokenizer", "a tokenizer from the hub"),
-)
-"""What is not run: a part of the test's id, at whose end stands a space, and why."""
-
-_CHAT = (
-    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
 _INI = "[pytest]\nasyncio_mode = strict\nasyncio_default_fixture_loop_scope = function\n"
 
 
@@ -153,12 +68,10 @@ def main() -> None:
 
 def prepare(tests: Path, work: Path) -> None:
     """Copy the tests to work/tests, with the model's folder for models' names and our shared fixtures."""
-    sys.path[:0] = [str(SUPPORT), str(ROOT)]
-    from tiny_llm import make_tiny_model
+    sys.path[:0] = [str(SUPPORT), str(HERE / "upstream_support"), str(ROOT)]
+    from word_model import make_word_model
 
-    model = make_tiny_model(work / "tiny", max_position_embeddings=8192)
-    tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "chat_template": _CHAT}
-    (model / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **tokens}))
+    model = make_word_model(work / "tiny", (file.read_text() for file in sorted(tests.rglob("*.py"))))
     copy = work / "tests"
     shutil.copytree(tests, copy, ignore=shutil.ignore_patterns("__pycache__", "kernels", "compile", "distributed"))
     (work / "pytest.ini").write_text(_INI)
@@ -170,6 +83,7 @@ def prepare(tests: Path, work: Path) -> None:
                 text = text.replace(f"{quote}{name}{quote}", f"{quote}{model}{quote}")
         if text != old:
             file.write_text(text)
+    shutil.copy(HERE / "upstream_support" / "absent.py", work)
     for name, source in (("conftest.py", "fixtures.py"), ("utils.py", "servers.py")):
         shutil.copy(HERE / "upstream_support" / source, copy / name)
 
@@ -182,8 +96,10 @@ def expand(tests: Path, name: str) -> list[str]:
 
 def run(work: Path, file: str, arguments: argparse.Namespace) -> Result:
     """One file in a pytest of its own."""
-    path = os.pathsep.join([str(ROOT), str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path, "UPSTREAM_SKIPS": json.dumps(SKIPS), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(ROOT), str(SUPPORT), str(work), *filter(None, [os.environ.get("PYTHONPATH")])])
+    tables = {"SKIPS": SKIPS, "ABSENT": ABSENT, "DROPPED_FLAGS": DROPPED_FLAGS}
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    env |= {f"UPSTREAM_{name}": json.dumps(table) for name, table in tables.items()}
     xml = work / "result.xml"
     xml.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={work}", "-c", "pytest.ini"]

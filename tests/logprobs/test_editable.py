@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from vllm.logprobs import (
@@ -64,4 +66,21 @@ def test_what_they_do_not_do_is_refused():
         with pytest.raises(TypeError, match="grow at their end"):
             change()
     with pytest.raises(TypeError, match="is a result"):
-        _add(FlatLogprobs(), FIRST, 1)
+        _add(FlatLogprobs(None), FIRST, 1)
+
+
+def test_callers_make_their_own():
+    readings = FlatLogprobs()
+    assert isinstance(readings, FlatLogprobs) and readings.token_ids == []
+    readings.append(FIRST)
+    readings.extend([SECOND])
+    assert (list(readings), readings.end_indices) == ([FIRST, SECOND], [1, 3])
+    again = FlatLogprobs(
+        start_indices=[0], end_indices=[1], token_ids=[5], logprobs=[-0.5], ranks=[3], decoded_tokens=["e"]
+    )
+    assert list(again) == [FIRST]
+
+
+def test_the_engines_results_are_pickled_as_they_are():
+    result = FlatLogprobs(None)
+    assert type(pickle.loads(pickle.dumps(result))) is type(result) is FlatLogprobs

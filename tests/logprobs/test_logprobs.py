@@ -115,7 +115,7 @@ def test_select_is_rectangular_and_in_the_order_asked(rng):
         flat.select([6, 49])
     with pytest.raises(KeyError):
         build(lists, 0, ids).select([0, 1, 3, 5])
-    assert FlatLogprobs().select([]).logprobs.shape == (0, 0)
+    assert FlatLogprobs(None).select([]).logprobs.shape == (0, 0)
     nothing = build(make_lists(rng, 2, 0, [[], []])[0], 0, [[], []], has_sampled=False)
     assert nothing.select([]).logprobs.shape == (2, 0)
     with pytest.raises(KeyError, match="^6$"):
@@ -299,7 +299,7 @@ def test_dicts_up_to_256_entries(rng):
     for num_ids, kind in ((255, PositionLogprobs), (256, WidePositionLogprobs)):
         ids = np.arange(1 + num_ids, dtype=np.int32)[None]
         ones = np.ones(ids.shape, np.float32)
-        flat = FlatLogprobs()
+        flat = FlatLogprobs(None)
         flat.append((LogprobsLists(ids, ones, ones, ids, ones[:, 0], 0), 0), num_ids)
         assert type(flat[0]) is kind and len(flat[0]) == 1 + num_ids
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.config.checks import at_least, one_of
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
+from vllm.sampling_params import LogprobsMode as LogprobsMode
 
 if TYPE_CHECKING:
     from vllm.transformers_utils.config import HFConfig
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = (None, "gguf", "int8")
 LOAD_FORMATS = ("auto", "dummy")
+ModelDType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
+RunnerOption = Literal["auto", "generate", "pooling", "draft"]
+AttnTypeStr = Literal["decoder", "encoder", "encoder_only", "encoder_decoder", "attention_free", "hybrid"]
+"""Upstream's values, for callers' annotations; what this engine takes of them, it checks where they are given."""
 ATTENTION_BACKENDS = ("auto", "paged", "varlen", "flashinfer")
 
 

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from typing import Any, overload
 
-from vllm.logprobs.flat import FlatLogprobs
 from vllm.logprobs.position import Logprob
 
 _OnePosition = dict[int, Logprob]
@@ -20,13 +19,22 @@ class EditableLogprobs(MutableSequence[Any]):
         token_ids, logprobs, ranks, decoded_tokens: of all entries, one position after another.
     """
 
-    def __init__(self) -> None:
-        self.start_indices: list[int] = []
-        self.end_indices: list[int] = []
-        self.token_ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.ranks: list[int | None] = []
-        self.decoded_tokens: list[str | None] = []
+    def __init__(
+        self,
+        start_indices: list[int] | None = None,
+        end_indices: list[int] | None = None,
+        token_ids: list[int] | None = None,
+        logprobs: list[float] | None = None,
+        ranks: list[int | None] | None = None,
+        decoded_tokens: list[str | None] | None = None,
+    ) -> None:
+        """The lists become its own; those left out are empty."""
+        self.start_indices = [] if start_indices is None else start_indices
+        self.end_indices = [] if end_indices is None else end_indices
+        self.token_ids = [] if token_ids is None else token_ids
+        self.logprobs = [] if logprobs is None else logprobs
+        self.ranks = [] if ranks is None else ranks
+        self.decoded_tokens = [] if decoded_tokens is None else decoded_tokens
 
     def append(self, logprobs_one_position: _OnePosition | None) -> None:
         """Add a position; None has no entries."""
@@ -90,9 +98,6 @@ class EditableLogprobs(MutableSequence[Any]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self)!r})"
-
-
-FlatLogprobs.register(EditableLogprobs)
 
 
 def create_prompt_logprobs(flat_logprobs: bool) -> EditableLogprobs | list[_OnePosition | None]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABCMeta
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
+from vllm.logprobs.editable import EditableLogprobs
 from vllm.logprobs.flat_arrays import EMPTY, FlatArrays, repeated, select
 from vllm.logprobs.lists import LogprobsRow, LogprobsRows, row_width
 from vllm.logprobs.position import (
@@ -34,7 +36,16 @@ def _array(name: str) -> Any:
     return property(lambda self: getattr(self._arrays(), name))
 
 
-class FlatLogprobs(Sequence[Position]):
+class _FlatType(ABCMeta):
+    """Callers make `FlatLogprobs()` to fill it; the engine's results, which hold arrays, are made with arguments."""
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        if cls is FlatLogprobs and not args and fields.keys() <= _CALLERS_FIELDS:
+            return EditableLogprobs(**fields)
+        return super().__call__(*args, **fields)
+
+
+class FlatLogprobs(Sequence[Position], metaclass=_FlatType):
     """The readings of one completion: a sequence with one `{token_id: Logprob}` a position, over numpy arrays.
 
     The E entries of all P positions follow each other: position i is the slice `start_indices[i]:end_indices[i]` (int64
@@ -263,5 +274,8 @@ class PromptLogprobs(FlatLogprobs):
     def _position(self, index: int) -> Any:
         return None if index < self.num_unread else super()._position(index - self.num_unread)
 
+
+_CALLERS_FIELDS = {"start_indices", "end_indices", "token_ids", "logprobs", "ranks", "decoded_tokens"}
+FlatLogprobs.register(EditableLogprobs)
 
 SampleLogprobs = FlatLogprobs

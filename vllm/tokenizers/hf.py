@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from vllm.tokenizers.protocol import TokenizerLike
 
 _T = TypeVar("_T")
+
+
+@runtime_checkable
+class HfTokenizer(TokenizerLike, Protocol):
+    """A tokenizer of transformers', fast or not."""
+
+    name_or_path: str
+    all_special_ids: list[int]
+    truncation_side: str
 
 
 def get_cached_tokenizer(tokenizer: _T) -> _T:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -106,6 +107,26 @@ def make_tensor_with_pad(
     """`make_ndarray_with_pad` as a tensor of the device."""
     made = torch.from_numpy(make_ndarray_with_pad(x, pad, np.float64, max_len=max_len)).to(dtype)
     return (made.pin_memory() if pin_memory else made).to(device)
+
+
+def async_tensor_h2d(
+    data: Sequence[Any] | np.ndarray | torch.Tensor,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """The data as a tensor of the device, which does not wait for the copy.
+
+    Args:
+        dtype: None: as torch.as_tensor chooses it.
+        device: None: the CPU.
+        pin_memory: whether the copy is from pinned memory; None: where the device is a GPU.
+    """
+    made = torch.as_tensor(data, dtype=dtype)
+    device = torch.device("cpu" if device is None else device)
+    if made.device.type == "cpu" and (device.type == "cuda" if pin_memory is None else pin_memory):
+        made = made.pin_memory()
+    return made.to(device, non_blocking=True)
 
 
 def current_stream() -> torch.cuda.Stream:

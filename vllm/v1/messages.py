@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
+from typing import Any
 
+from vllm.exceptions import VLLMValidationError
 from vllm.logprobs.lists import LogprobsRow, LogprobsRows
 from vllm.sampling_params import SamplingParams
 
 
 @dataclass
 class EngineCoreRequest:
-    """One sequence to generate, tokenised and validated; the fields are the arguments of Request."""
+    """One sequence to generate, tokenised and validated; the fields are the arguments of Request.
+
+    Callers of upstream's may pass mm_features, pooling_params, lora_request and data_parallel_rank as None.
+
+    Raises:
+        VLLMValidationError: one of these is not None.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     sampling_params: SamplingParams  # n == 1, no best_of, max_tokens set
-    eos_token_ids: frozenset[int]
-    arrival_time: float  # seconds, monotonic clock
+    eos_token_ids: frozenset[int] = frozenset()
+    arrival_time: float = 0.0  # seconds, monotonic clock
     priority: int = 0
     cache_salt: str | None = None
+    mm_features: InitVar[Any] = None
+    pooling_params: InitVar[Any] = None
+    lora_request: InitVar[Any] = None
+    data_parallel_rank: InitVar[Any] = None
+
+    def __post_init__(self, mm_features: Any, pooling_params: Any, lora_request: Any, data_parallel_rank: Any) -> None:
+        asked = {
+            "mm_features": mm_features,
+            "pooling_params": pooling_params,
+            "lora_request": lora_request,
+            "data_parallel_rank": data_parallel_rank,
+        }
+        for name, value in asked.items():
+            if value is not None:
+                raise VLLMValidationError(f"{name} must be None here: requests are of text, without it", name, value)
 
 
 @dataclass(slots=True)

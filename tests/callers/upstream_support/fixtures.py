@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import absent
 import pytest
 import torch
 
@@ -15,6 +16,9 @@ from vllm import LLM, SamplingParams
 from vllm.sampling_params import BeamSearchParams
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+absent.install(json.loads(os.environ["UPSTREAM_ABSENT"]))
+# The random model's logits lie so close together that two implementations in float16 take different tokens.
+_DTYPES = {"half": "float32", "float": "float32", "float16": "float32"}
 _SKIPS = json.loads(os.environ["UPSTREAM_SKIPS"])
 
 
@@ -37,6 +41,7 @@ class VllmRunner:
 
     def __init__(self, model_name: str, *, tokenizer_name: str | None = None, **fields: Any) -> None:
         fields.setdefault("max_model_len", 1024)
+        fields["dtype"] = _DTYPES.get(fields.get("dtype", "auto"), fields.get("dtype", "auto"))
         self.llm = LLM(model=model_name, tokenizer=tokenizer_name, **{"seed": 0, **fields})
 
     def __enter__(self) -> VllmRunner:
@@ -116,7 +121,7 @@ class HfRunner:
     def __init__(self, model_name: str, dtype: str = "auto", **fields: Any) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        kind = {"half": torch.float16, "float": torch.float32}.get(dtype) or getattr(torch, dtype, torch.float32)
+        kind = getattr(torch, _DTYPES.get(dtype, dtype), torch.float32)
         self.tokenizer = AutoTokenizer.from_pretrained(model_name)
         self.model = AutoModelForCausalLM.from_pretrained(model_name, dtype=kind).eval()
 

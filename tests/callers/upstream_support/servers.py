@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch
 from live_server import LiveServer
 
 VLLM_PATH = Path(__file__).parents[1]
+_DROPPED_FLAGS: dict[str, int] = json.loads(os.environ["UPSTREAM_DROPPED_FLAGS"])
 ROCM_EXTRA_ARGS: list[str] = []
 ROCM_ENGINE_KWARGS: dict[str, Any] = {}
 
@@ -33,7 +35,7 @@ class RemoteOpenAIServer:
         seed: int = 0,
         **ignored: Any,
     ) -> None:
-        self._server = LiveServer(None, model, "--seed", str(seed), *vllm_serve_args, env=env_dict)
+        self._server = LiveServer(None, model, "--seed", str(seed), *_kept(vllm_serve_args), env=env_dict)
         self.host, port = self._server.url.removeprefix("http://").rsplit(":", 1)
         self.port, self.proc, self.url_root = int(port), self._server.process, self._server.url
 
@@ -55,6 +57,20 @@ class RemoteOpenAIServer:
     def _client(self, fields: dict[str, Any]) -> dict[str, Any]:
         usual = {"base_url": self.url_for("v1"), "api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": 60}
         return {**usual, **fields}
+
+
+def _kept(flags: list[str]) -> list[str]:
+    """Without the flags of DROPPED_FLAGS and their values."""
+    kept, dropped = [], 0
+    for flag in flags:
+        name, _, value = flag.partition("=")
+        if dropped and not flag.startswith("--"):
+            dropped -= 1
+            continue
+        dropped = _DROPPED_FLAGS.get(name, 0) if not value else 0
+        if name not in _DROPPED_FLAGS:
+            kept.append(flag)
+    return kept
 
 
 class RemoteOpenAIServerCustom(RemoteOpenAIServer):

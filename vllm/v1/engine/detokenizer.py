@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.v1.engine.incremental_detokenizer import (
+    BaseIncrementalDetokenizer,
+    FastIncrementalDetokenizer,
+    IncrementalDetokenizer,
+    SlowIncrementalDetokenizer,
+)
+from vllm.v1.engine.stop_strings import check_stop_strings
+
+__all__ = [
+    "BaseIncrementalDetokenizer",
+    "Detokenizer",
+    "FastIncrementalDetokenizer",
+    "IncrementalDetokenizer",
+    "SlowIncrementalDetokenizer",
+    "check_stop_strings",
+]
 
 
 class Detokenizer:
@@ -30,8 +46,8 @@ class Detokenizer:
         if not self._stop:
             # The text is not needed before take_text, which may come once, at the end.
             return None
-        # A token may stop the text from the min_tokens-th on, whichever tokens come in one update.
-        early = max(self._params.min_tokens - 1 - (self._num_tokens - len(new_token_ids)), 0)
+        # What the first min_tokens tokens complete does not stop the text, whichever tokens come in one update.
+        early = max(self._params.min_tokens - (self._num_tokens - len(new_token_ids)), 0)
         later = self._pending_ids[early:] if early else []
         if early:
             del self._pending_ids[early:]
@@ -39,7 +55,7 @@ class Detokenizer:
             self._pending_ids = later
         searched = len(self.text)
         self._decode_pending()
-        if self._num_tokens < self._params.min_tokens or stopped_by_token:
+        if self._num_tokens <= self._params.min_tokens or stopped_by_token:
             return None
         return self._find_stop(searched)
 
@@ -66,25 +82,3 @@ class Detokenizer:
         if length >= 0:
             self.text = self.text[:length]
         return stop
-
-
-def check_stop_strings(
-    output_text: str, new_char_count: int, stop: list[str], include_in_output: bool
-) -> tuple[str, int] | None:
-    """The stop string that ends first within the last `new_char_count` characters; of those that end together, the one
-    listed first.
-
-    Returns:
-        it and the length to cut the text to, -1 where there is nothing to cut; None if none is found.
-    """
-    best: tuple[int, str] | None = None
-    for each in stop if new_char_count else ():
-        where = output_text.find(each, max(len(output_text) - new_char_count - len(each) + 1, 0))
-        if where >= 0 and (best is None or where + len(each) < best[0]):
-            best = where + len(each), each
-    if best is None:
-        return None
-    end, found = best
-    if not include_in_output:
-        return found, end - len(found)
-    return found, -1 if end == len(output_text) else end

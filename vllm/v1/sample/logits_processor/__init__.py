@@ -2,12 +2,20 @@
 
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor, MoveDirectionality
-from vllm.v1.sample.logits_processor.loading import LOGITSPROCS_GROUP, load_logits_processors, validate_params
+from vllm.v1.sample.logits_processor.loading import (
+    LOGITSPROCS_GROUP,
+    load_logits_processors,
+    load_named_processors,
+    validate_params,
+)
 from vllm.v1.sample.logits_processor.request import (
     AdapterLogitsProcessor,
     RequestLogitsProcessor,
     RequestProcessorsFailed,
 )
+
+# Upstream's tests and some of its users' import it by this name.
+_load_logitsprocs_by_fqcns = load_named_processors
 
 __all__ = [
     "LOGITSPROCS_GROUP",
@@ -18,6 +26,7 @@ __all__ = [
     "RequestLogitsProcessor",
     "RequestProcessorsFailed",
     "load_logits_processors",
+    "load_named_processors",
     "process_dict_updates",
     "validate_params",
 ]

@@ -23,8 +23,13 @@ def load_logits_processors(specs: Sequence[str | type] | None = None) -> list[ty
         raise ValueError(f"logits_processors must be a list of classes or of 'module.path:ClassName', got {specs!r}")
     installed = sorted(entry_points(group=LOGITSPROCS_GROUP), key=lambda entry: (entry.name, entry.value))
     classes = [_load_entry_point(entry) for entry in installed]
-    classes += [_load_spec(spec) for spec in specs or ()]
+    classes += load_named_processors(specs)
     return list(dict.fromkeys(classes))
+
+
+def load_named_processors(specs: Iterable[str | type] | None) -> list[type[LogitsProcessor]]:
+    """The classes of `specs`, as load_logits_processors takes them."""
+    return [_load_spec(spec) for spec in specs or ()]
 
 
 def validate_params(classes: Iterable[type[LogitsProcessor]], params: SamplingParams) -> None:
@@ -48,6 +53,8 @@ def _load_spec(spec: Any) -> type[LogitsProcessor]:
     if not isinstance(spec, str):
         return _checked(subject, spec)
     module, _, attribute = spec.partition(":")
+    if not attribute or ":" in attribute:
+        raise ValueError(f"Invalid logits processor FQCN {spec!r}: must have the form 'module.path:ClassName'")
     return _resolve(subject, module, attribute)
 
 
