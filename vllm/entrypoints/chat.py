@@ -26,6 +26,19 @@ _TEXT_KEYS = {
 def render_conversations(
     messages: Any,
     tokenizer: Tokenizer | None,
+    **options: Any,
+) -> list[TokensPrompt]:
+    """One prompt a conversation: the rendered text and its ids, without special tokens but those of the template.
+    Arguments and errors are those of `render_texts`."""
+    texts = render_texts(messages, tokenizer, **options)
+    assert tokenizer is not None
+    encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
+    return [TokensPrompt(prompt_token_ids=ids, prompt=text) for ids, text in zip(encoded, texts, strict=True)]
+
+
+def render_texts(
+    messages: Any,
+    tokenizer: Tokenizer | None,
     *,
     chat_template: str | None = None,
     add_generation_prompt: bool = True,
@@ -33,8 +46,8 @@ def render_conversations(
     tools: list[dict[str, Any]] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     content_format: str = "auto",
-) -> list[TokensPrompt]:
-    """One prompt a conversation: the rendered text and its ids, without special tokens but those of the template.
+) -> list[str]:
+    """Each conversation as a chat template writes it.
 
     Args:
         messages: one conversation, a list of dicts with `role` and `content`, or a list of conversations. `content` is
@@ -69,9 +82,7 @@ def render_conversations(
         "tools": tools,
         **(chat_template_kwargs or {}),
     }
-    texts = [_render(name, conversation, tokenizer, options) for name, conversation in conversations]
-    encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
-    return [TokensPrompt(prompt_token_ids=ids, prompt=text) for ids, text in zip(encoded, texts, strict=True)]
+    return [_render(name, conversation, tokenizer, options) for name, conversation in conversations]
 
 
 def normal_messages(messages: Any) -> list[dict[str, Any]]:

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm.beam_search import BeamSearchOutput, BeamSearchParams
+from vllm.decisions.params import DecisionParams
+from vllm.decisions.plan import DecisionPlan
+from vllm.decisions.types import Decision
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.beam_search import BeamSearches, as_beam_search_output, as_sampling_params
 from vllm.entrypoints.chat import load_chat_template, render_conversations
@@ -298,6 +301,42 @@ class LLM(EngineControl, PoolingOfflineMixin):
         )
         return [scorer.scores(prompt, list(itertools.islice(outputs, scorer.num_requests))) for prompt in processed]
 
+    def decide(
+        self,
+        inputs: Any,
+        questions: Any,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        priority: int | Sequence[int] | None = None,
+        **options: Any,
+    ) -> list[Decision]:
+        """Answer typed questions about each input by the probabilities of their options; one Decision an input.
+
+        Args:
+            inputs: a text or a list of texts; or OpenAI's messages and tool calls as one list of dicts, or a list of
+                such lists.
+            questions: 1 to 200 of OpenAI's question objects (type predicate, choice or score), or `Question`s; the same
+                for all inputs. See docs/decisions.md.
+            use_tqdm, priority: as in `generate`.
+            **options: fields of DecisionParams (read, permutations, min_label_mass, calibration ...).
+
+        Raises:
+            TypeError: an option that DecisionParams does not have.
+            VLLMValidationError: an input, a question or an option that cannot be honoured; names its place. Nothing
+                was queued then.
+        """
+        params = DecisionParams(**{"chat_template": self._chat_template, **options})
+        processor = self.llm_engine.input_processor
+        config, tokenizer = self.llm_engine.model_config, processor.tokenizer
+        plans = [DecisionPlan(config, tokenizer, each, questions, params) for each in _as_input_list(inputs)]
+        priorities = _one_each("priority", 0 if priority is None else priority, len(plans))
+        requests = [request for plan in plans for request in plan.requests()]
+        each_priority = [own for own, plan in zip(priorities, plans, strict=True) for _ in range(plan.num_requests)]
+        outputs = iter(
+            self._complete([own for own, _ in requests], [own for _, own in requests], each_priority, use_tqdm)
+        )
+        return [plan.decision(list(itertools.islice(outputs, plan.num_requests))) for plan in plans]
+
     def _run(
         self,
         request_ids: list[str],
@@ -343,6 +382,13 @@ def _as_prompt_list(prompts: Any) -> list[Any]:
     if prompts and isinstance(prompts[0], Integral):
         return [prompts]
     return list(prompts)
+
+
+def _as_input_list(inputs: Any) -> list[Any]:
+    """One input of a decision or many, as a list. A flat list of messages is one input."""
+    if isinstance(inputs, str) or not isinstance(inputs, Sequence):
+        return [inputs]
+    return [inputs] if inputs and isinstance(inputs[0], Mapping) else list(inputs)
 
 
 def _one_each(name: str, values: Any, count: int) -> list[Any]:

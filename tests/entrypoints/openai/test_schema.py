@@ -142,8 +142,8 @@ def server(tmp_path_factory):
     folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
     template = folder / "template.jinja"
     template.write_text(TEMPLATE)
-    # Short answers, and few of them: most valid requests ask for all that they can get.
-    limits = ("--max-model-len", "8", "--max-num-seqs", "8", "--max-num-queued-reqs", "8", "--max-body-mib", "0.1")
+    # Short answers, and few of them: most valid requests ask for all that they can get. A decision takes 70 tokens.
+    limits = ("--max-model-len", "96", "--max-num-seqs", "8", "--max-num-queued-reqs", "8", "--max-body-mib", "0.1")
     with LiveServer(folder, *limits, "--chat-template", str(template), "--api-key", KEY) as server:
         yield server
 

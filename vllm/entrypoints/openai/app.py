@@ -11,7 +11,16 @@ from starlette.routing import Match
 from vllm import envs
 from vllm.entrypoints.openai.errors import ApiError, as_api_error
 from vllm.entrypoints.openai.http import middleware, page, routes
-from vllm.entrypoints.openai.serving import chat, completion, development, models, render, scoring, tokenization
+from vllm.entrypoints.openai.serving import (
+    chat,
+    completion,
+    decisions,
+    development,
+    models,
+    render,
+    scoring,
+    tokenization,
+)
 from vllm.entrypoints.openai.serving.engine_requests import ClientDisconnected
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import EngineDeadError, VLLMValidationError
@@ -26,7 +35,7 @@ def build_app(state: ServerState) -> FastAPI:
     described = None if state.args.disable_fastapi_docs else "/openapi.json"
     app = FastAPI(title="vLLM", version=__version__, openapi_url=described)
     app.state.server = state
-    for module in (completion, chat, render, scoring, tokenization, models):
+    for module in (completion, chat, render, scoring, decisions, tokenization, models):
         app.include_router(module.router)
     if state.args.page:
         app.include_router(page.router)

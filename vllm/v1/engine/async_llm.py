@@ -9,8 +9,11 @@ from functools import partial
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.decisions.params import DecisionParams
+from vllm.decisions.plan import DecisionPlan
+from vllm.decisions.types import Decision
 from vllm.engine.arg_utils import EngineArgs
-from vllm.exceptions import EngineDeadError, VLLMValidationError
+from vllm.exceptions import EngineDeadError, GenerationError, VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
@@ -130,6 +133,41 @@ class AsyncLLM(AsyncEngineControl):
         finally:
             if not finished:
                 await asyncio.shield(self.abort(request_id))
+
+    async def decide(
+        self, input: Any, questions: Any, request_id: str, *, priority: int = 0, **options: Any
+    ) -> Decision:
+        """Answer typed questions about one input; a cancelled call aborts its requests.
+
+        Args:
+            input: a text, or a list of OpenAI's messages and tool calls.
+            questions, **options: as for LLM.decide.
+            request_id, priority: as for `add_request`.
+
+        Raises:
+            VLLMValidationError: as for LLM.decide, or a bad id or priority.
+            EngineDeadError: the engine is dead.
+        """
+        params = DecisionParams(**options)
+        # In a thread: templates and long inputs may be slow.
+        plan = await asyncio.to_thread(DecisionPlan, self.model_config, self.tokenizer, input, questions, params)
+        requests = plan.requests()
+        for _, own in requests:
+            self.input_processor.check_request(request_id, own, priority)
+        names = [f"{request_id}-{index}" for index in range(len(requests))]
+        try:
+            streams = [
+                await self.add_checked(name, prompt, own, priority)
+                for name, (prompt, own) in zip(names, requests, strict=True)
+            ]
+            outputs = [await _last(stream) for stream in streams]
+        except BaseException:
+            await asyncio.shield(self.abort(names))
+            raise
+        finished = [output for output in outputs if output is not None and output.finished]
+        if len(finished) < len(outputs):
+            raise GenerationError(f"request {request_id!r} was aborted")
+        return plan.decision(finished)
 
     async def add_request(
         self,
@@ -309,6 +347,13 @@ class AsyncLLM(AsyncEngineControl):
             self._resumed.set()
         if self._router is not None:
             self._router.end(lost)
+
+
+async def _last(stream: RequestStream) -> RequestOutput | None:
+    last = None
+    async for output in stream:
+        last = output
+    return last
 
 
 def _start_cores(config: VllmConfig, processes: Sequence[CoreProcessHandle]) -> list[CoreClient]:

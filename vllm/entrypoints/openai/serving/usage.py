@@ -11,13 +11,14 @@ from vllm.entrypoints.openai.protocol.generation import StreamOptions
 from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import RequestOutput
 
-_CACHED_STEP = 16
+CACHED_STEP = 16
+"""Counts of cached tokens are shown rounded down to its multiples: exact ones would reveal other clients' prompts token
+by token."""
 
 
 def cached_tokens_shown(output: RequestOutput) -> int:
-    """The prompt's cached tokens, rounded down to a multiple of 16: exact counts would reveal other clients' prompts
-    token by token."""
-    return (output.num_cached_tokens or 0) // _CACHED_STEP * _CACHED_STEP
+    """The prompt's cached tokens, rounded down."""
+    return (output.num_cached_tokens or 0) // CACHED_STEP * CACHED_STEP
 
 
 def answer_frame(state: ServerState, answer_id: str) -> dict[str, Any]:

@@ -1,0 +1,187 @@
+"""A decision as ordinary requests of the engine, which share the input's blocks, and the answers from their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.config import ModelConfig
+from vllm.decisions.answers import answer, diagnose, order_reading
+from vllm.decisions.conversation import Turn, parse_input
+from vllm.decisions.labels import LabelSpeller
+from vllm.decisions.params import DecisionParams
+from vllm.decisions.prompts import question_text
+from vllm.decisions.questions import parse_questions
+from vllm.decisions.render import make_frame
+from vllm.decisions.types import Decision, DecisionUsage
+from vllm.exceptions import VLLMValidationError
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
+from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.v1.engine.input_processor import ProcessedPrompt
+from vllm.v1.engine.label_scoring import Label, LabelScorer
+
+MAX_READINGS = 2**20
+"""Most labels' tokens, over all questions and orders, of one decision."""
+
+MAX_TOKENS = 2**24
+"""Most tokens of all its prompts."""
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """One prompt: a question with its options in one order.
+
+    Attributes:
+        index: of the question.
+        order: the options' indices, as the prompt lists them.
+        labels: as the prompt lists them.
+        places: each option's index in `scorer`'s labels.
+    """
+
+    index: int
+    order: list[int]
+    labels: list[Label]
+    places: list[int]
+    scorer: LabelScorer
+
+
+class DecisionPlan:
+    """One input and its questions, checked: the requests to queue, and the decision from their outputs.
+
+    Args:
+        tokenizer: the model's; None = it has none here.
+        input: a text, or a list of OpenAI's messages and tool calls.
+        questions: see `parse_questions`.
+
+    Raises:
+        VLLMValidationError: names the field, its value and the limit; nothing was queued.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tokenizer: Tokenizer | None,
+        input: Any,
+        questions: Any,
+        params: DecisionParams | None = None,
+    ) -> None:
+        if tokenizer is None:
+            message = "decisions need a tokenizer, and skip_tokenizer_init left it out"
+            raise VLLMValidationError(message, "input")
+        self.questions = parse_questions(questions)
+        self._params = params or DecisionParams()
+        self._config = config
+        self._tokenizer = tokenizer
+        self._scorers: dict[tuple[tuple[int, ...], ...], LabelScorer] = {}
+        self._readings, prompts = self._plan(parse_input(input))
+        salt = self._params.cache_salt
+        self._prompts = [ProcessedPrompt(None, ids, salt) for ids in prompts]
+
+    def _plan(self, turns: list[Turn]) -> tuple[list[_Reading], list[list[int]]]:
+        params, tokenizer = self._params, self._tokenizer
+        probe = question_text(self.questions[0], (), range(len(self.questions[0].options)))
+        frame = make_frame(turns, probe, tokenizer, params.chat_template, params.chat_template_kwargs)
+        readings = list(self._read_all(LabelSpeller(tokenizer, frame.tail)))
+        num_tokens = sum(len(label.token_ids) for each in readings for label in each.labels)
+        if num_tokens > MAX_READINGS:
+            message = f"the questions' options in all orders are {num_tokens} readings, more than {MAX_READINGS}"
+            raise VLLMValidationError(message, "questions", num_tokens)
+        shown = params.read == "labels"
+        texts = [
+            question_text(
+                self.questions[each.index], [label.text or "" for label in each.labels] if shown else (), each.order
+            )
+            for each in readings
+        ]
+        prompts = frame.encode(tokenizer, texts)
+        self._check_lengths(readings, prompts)
+        return readings, prompts
+
+    def _read_all(self, speller: LabelSpeller) -> Iterator[_Reading]:
+        for index, question in enumerate(self.questions):
+            by_value = self._params.read == "values"
+            labels = speller.value_labels(question, f"questions[{index}]") if by_value else speller.labels_for(question)
+            # Labels that say what they stand for go with their options, the others with the places in the list.
+            is_fixed = by_value or (question.type == "predicate" and labels[0].text != "A")
+            scorer = self._scorer(labels)
+            for order in orders(len(labels), self._params.permutations):
+                places = (
+                    list(range(len(labels))) if is_fixed else [order.index(option) for option in range(len(labels))]
+                )
+                listed = [labels[option] for option in order] if is_fixed else labels
+                yield _Reading(index, order, listed, places, scorer)
+
+    def _scorer(self, labels: Sequence[Label]) -> LabelScorer:
+        key = tuple(tuple(label.token_ids) for label in labels)
+        if key not in self._scorers:
+            self._scorers[key] = LabelScorer(labels, self._config.max_model_len)
+        return self._scorers[key]
+
+    def _check_lengths(self, readings: Sequence[_Reading], prompts: Sequence[list[int]]) -> None:
+        total = 0
+        for reading, ids in zip(readings, prompts, strict=True):
+            total += len(ids) * reading.scorer.num_requests
+            if len(ids) > reading.scorer.max_prompt_len:
+                question, limit = self.questions[reading.index], self._config.max_model_len
+                name = f"questions[{reading.index}]" + (f" ({question.name!r})" if question.name else "")
+                message = (
+                    f"{name} makes a prompt of {len(ids)} tokens with the input, and its labels leave room for "
+                    f"{reading.scorer.max_prompt_len}; truncate_prompt_tokens lets the input's beginning go: "
+                    f"the model's maximum context length is {limit} tokens"
+                )
+                raise VLLMValidationError(message, f"questions[{reading.index}]", len(ids))
+        if total > MAX_TOKENS:
+            message = f"the questions make prompts of {total} tokens together, more than {MAX_TOKENS}; send fewer"
+            raise VLLMValidationError(message, "questions", total)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of the engine."""
+        return sum(reading.scorer.num_requests for reading in self._readings)
+
+    def requests(self) -> list[tuple[ProcessedPrompt, SamplingParams]]:
+        """What to queue, at once and in this order; ready for the engine core."""
+        pairs = zip(self._readings, self._prompts, strict=True)
+        return [request for reading, prompt in pairs for request in reading.scorer.requests(prompt)]
+
+    def decision(self, outputs: Sequence[RequestOutput], cached_step: int = 1) -> Decision:
+        """The answers from the outputs of `requests`. `cached_step`: counts of cached tokens are rounded down to its
+        multiples."""
+        found: list[list[Any]] = [[] for _ in self.questions]
+        start = num_cached = 0
+        error = None
+        for reading, prompt in zip(self._readings, self._prompts, strict=True):
+            own = outputs[start : (start := start + reading.scorer.num_requests)]
+            scores = reading.scorer.scores(prompt, own)
+            error = error or scores.error
+            # Only the first: a prompt's further requests always find it in the cache.
+            num_cached += (own[0].num_cached_tokens or 0) // cached_step * cached_step
+            question = self.questions[reading.index]
+            found[reading.index].append(order_reading(question, reading.order, scores, reading.places))
+        num_input = sum(len(prompt.token_ids) for prompt in self._prompts)
+        usage = DecisionUsage(num_input, num_cached, len(self.questions))
+        if error is not None:
+            return Decision([], usage, error)
+        scaling_of = self._params.scalings.scaling_of
+        answers = [
+            answer(question, diagnose(own), scaling_of(question), self._params.min_label_mass)
+            for question, own in zip(self.questions, found, strict=True)
+        ]
+        return Decision(answers, usage)
+
+
+def orders(count: int, wanted: int) -> list[list[int]]:
+    """Up to `wanted` different orders of `count` options: the given one, its reverse, then rotations of both. An order
+    and its reverse give every option the same mean place."""
+    plain = list(range(count))
+    num_shifts = min((wanted + 1) // 2, count)
+    found: list[list[int]] = []
+    for step in range(num_shifts):
+        shift = step * count // num_shifts
+        rotated = plain[shift:] + plain[:shift]
+        for order in (rotated, rotated[::-1]):
+            if order not in found and len(found) < wanted:
+                found.append(order)
+    return found

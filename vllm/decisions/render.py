@@ -1,0 +1,108 @@
+"""Prompts of a decision: the input and each question, as the model's chat template writes them, and their tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.decisions.conversation import Turn, conversations, transcript
+from vllm.decisions.prompts import ANSWER_CUE
+from vllm.entrypoints.chat import render_texts
+from vllm.exceptions import VLLMValidationError
+from vllm.tokenizers.tokenizer import Tokenizer
+
+# Stands for the question while a template is run; no template treats it like anything but a word.
+_PLACE = "QUESTIONxPLACExHERE"
+_THINKS = re.compile(r"<(think|thinking|thought|reason|reasoning)>\s*$")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What stands around every question of a decision.
+
+    Attributes:
+        head: text before it, with the input.
+        tail: text after it; the answer follows.
+        has_template: a chat template wrote it, special tokens included.
+    """
+
+    head: str
+    tail: str
+    has_template: bool
+
+    def encode(self, tokenizer: Tokenizer, questions: Sequence[str]) -> list[list[int]]:
+        """Each prompt's ids. The head is encoded once where its tokens do not depend on what follows."""
+        first = [] if self.has_template else _leading_ids(tokenizer)
+        rests = [question + self.tail for question in questions]
+        head = tokenizer.encode(self.head, add_special_tokens=False)
+        whole = tokenizer.encode(self.head + rests[0], add_special_tokens=False)
+        ids = tokenizer.encode_batch(rests, add_special_tokens=False)
+        if whole != head + ids[0]:
+            ids = tokenizer.encode_batch([self.head + rest for rest in rests], add_special_tokens=False)
+            head = []
+        return [[*first, *head, *own] for own in ids]
+
+
+def make_frame(
+    turns: Sequence[Turn],
+    question: str,
+    tokenizer: Tokenizer,
+    chat_template: str | None,
+    template_kwargs: Mapping[str, Any] | None,
+) -> Frame:
+    """The frame of an input.
+
+    Args:
+        question: any of the questions; the frame is tried on it.
+        chat_template: in place of the tokenizer's.
+
+    Raises:
+        VLLMValidationError: template_kwargs that cannot be, or a template that takes no conversation at all.
+    """
+    template = chat_template or tokenizer.chat_template
+    if template is None:
+        text = transcript(turns)
+        return Frame(f"{text}\n\n" if text else "", f"\n{ANSWER_CUE}", False)
+    options: dict[str, Any] = {
+        "chat_template": chat_template,
+        "chat_template_kwargs": {"enable_thinking": False, **(template_kwargs or {})},
+    }
+    wanted = [each for turn in turns for each in (turn.text.strip(), turn.tool) if each and turn.role != "call"]
+    wanted += [turn.tool for turn in turns if turn.role == "call"]
+    problem: VLLMValidationError | None = None
+    # A template may fail on a role, or leave messages of it out.
+    for way in zip(
+        *(conversations(turns, each, "developer" in str(template)) for each in (_PLACE, question)), strict=True
+    ):
+        try:
+            marked, written = render_texts(list(way), tokenizer, **options)
+        except VLLMValidationError as error:
+            if error.parameter is not None and not error.parameter.startswith("messages"):
+                raise
+            problem = error
+            continue
+        head, *tails = marked.split(_PLACE)
+        is_whole = all(each in head for each in wanted)
+        if is_whole and len(tails) == 1 and head + question + tails[0] == written:
+            return Frame(head, tails[0] + _end_of_thinking(tails[0], template_kwargs), True)
+    if problem is None:
+        message = "the chat template does not write a user's message as it is, so that no question can be asked by it"
+        problem = VLLMValidationError(message, "chat_template")
+    raise problem
+
+
+def _end_of_thinking(tail: str, template_kwargs: Mapping[str, Any] | None) -> str:
+    """What ends the thinking that a template has begun although nobody asked for it."""
+    found = _THINKS.search(tail)
+    if found is None or (template_kwargs or {}).get("enable_thinking"):
+        return ""
+    return f"\n</{found[1]}>\n\n"
+
+
+def _leading_ids(tokenizer: Tokenizer) -> list[int]:
+    """The special tokens that the tokenizer puts before a text."""
+    bare, whole = (tokenizer.encode("a", add_special_tokens=each) for each in (False, True))
+    starts = (start for start in range(len(whole)) if whole[start : start + len(bare)] == bare)
+    return whole[: next(starts, 0)]
