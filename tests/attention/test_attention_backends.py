@@ -15,6 +15,7 @@ from vllm import LLM, EngineArgs, SamplingParams
 from vllm.attention import flashinfer, varlen
 from vllm.attention.backend import AttentionMetadata, PagedAttention
 from vllm.attention.flashinfer import FlashInferAttention
+from vllm.attention.options import AttentionOptions
 from vllm.attention.select import check_backend, select_backend
 from vllm.attention.varlen import VarlenAttention
 from vllm.ops._dispatch import force
@@ -22,6 +23,7 @@ from vllm.v1.worker.gpu import model_runner
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM, SCALE = 4, 6, 2, 8, 0.4
+OPTIONS = AttentionOptions(SCALE)
 STEPS = {"mixed": [(3, 9), (1, 6), (8, 8), (1, 1)], "decode": [(1, 9), (1, 4), (1, 1)]}
 
 
@@ -64,13 +66,13 @@ def make_step(backend, lengths):
     return q, torch.cat(k), torch.cat(v), cache, attn, kept
 
 
-def expected(q, attn, kept):
+def expected(q, attn, kept, window=None, softcap=None):
     """Softmax over all scores in float64."""
     starts = attn.query_start_loc.tolist()
     parts = []
     for row, (keys, values) in enumerate(kept):
         own = q[starts[row] : starts[row + 1]]
-        parts.append(stand_ins.attend_pages(own, keys[None], values[None], [0], len(keys), SCALE))
+        parts.append(stand_ins.attend_pages(own, keys[None], values[None], [0], len(keys), SCALE, window, softcap))
     return torch.cat(parts)
 
 
@@ -89,9 +91,24 @@ def test_attends(backend, lengths):
     with operations_of(backend):
         q, k, v, cache, attn, kept = make_step(backend, lengths)
         backend.write_kv(k, v, cache, attn)
-        got = backend.attend(q, cache, attn, SCALE)
+        got = backend.attend(q, cache, attn, OPTIONS)
     # float32 sums of a few terms of about 1.
     torch.testing.assert_close(got.double(), expected(q, attn, kept), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("limits", [{"window": 3}, {"softcap": 0.7}, {"window": 5, "softcap": 2.0}], ids=str)
+def test_attends_with_options(backend, lengths, limits):
+    # A backend that lacks an option leaves the layer to our kernels, over its own layout.
+    with operations_of(backend):
+        q, k, v, cache, attn, kept = make_step(backend, lengths)
+        backend.write_kv(k, v, cache, attn)
+        got = backend.attend(q, cache, attn, replace(OPTIONS, **limits))
+        sinks = torch.full((HEADS,), 3.0)
+        drained = backend.attend(q, cache, attn, replace(OPTIONS, **limits, sinks=sinks))
+    torch.testing.assert_close(got.double(), expected(q, attn, kept, **limits), rtol=1e-5, atol=1e-5)
+    # A sink takes some of every row's weight.
+    assert (drained.norm(dim=-1) < got.norm(dim=-1)).all()
 
 
 def test_rotates_what_it_writes(backend):
@@ -104,7 +121,7 @@ def test_rotates_what_it_writes(backend):
         still = torch.zeros(len(q), dtype=torch.int64)
         backend.rotate_and_write_kv(still, q, k, v, table, cache, attn)
         torch.testing.assert_close(
-            backend.attend(q, cache, attn, SCALE).double(), expected(q, attn, kept), rtol=1e-5, atol=1e-5
+            backend.attend(q, cache, attn, OPTIONS).double(), expected(q, attn, kept), rtol=1e-5, atol=1e-5
         )
         before_q, before_k = q.clone(), k.clone()
         backend.rotate_and_write_kv(torch.arange(len(q)), q, k, v, table, cache, attn)
@@ -124,7 +141,7 @@ def test_flashinfer_plans_once_a_step(monkeypatch):
         backend.write_kv(k, v, cache, attn)
         for step in (attn, replace(attn)):
             for _ in range(3):
-                backend.attend(q, cache, step, SCALE)
+                backend.attend(q, cache, step, OPTIONS)
     assert wrapper.plans == 2
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from vllm.attention.options import AttentionOptions
 from vllm.ops.kv_cache import kv_cache_shape, kv_rows_shape, reshape_and_cache_
 from vllm.ops.paged_attention import paged_attention
 from vllm.ops.rotary import rotary_and_cache_
@@ -42,14 +43,23 @@ class AttentionBackend(ABC):
 
     name: ClassVar[str]
     can_be_captured: ClassVar[bool] = True
+    # The options of `AttentionOptions` that its own kernels have; layers with others run on our kernels.
+    options: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         """Shape of a layer's key cache, and of its value cache; blocks come first."""
 
+    def attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions) -> Tensor:
+        """Causal attention of q [T, Hq, D] over keys and values already in the cache; returns [T, Hq, D].
+        `options.scale` is a number."""
+        if options.given() <= self.options:
+            return self._attend(q, kv_cache, attn, options)
+        return _attend_paged(q, self._of_operations(kv_cache), attn, options)
+
     @abstractmethod
-    def attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, scale: float) -> Tensor:
-        """Causal attention of q [T, Hq, D] over keys and values already in the cache; returns [T, Hq, D]."""
+    def _attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions) -> Tensor:
+        """As `attend`, with the options that the backend has."""
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: KVCache, attn: AttentionMetadata) -> None:
         """Write k, v [T, Hkv, D] into the cache's slots."""
@@ -83,6 +93,23 @@ def _write_shared(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, attn: 
         reshape_and_cache_(k.index_select(0, tokens), v.index_select(0, tokens), k_cache, v_cache, slots)
 
 
+def _attend_paged(q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions) -> Tensor:
+    assert options.scale is not None
+    return paged_attention(
+        q,
+        *kv_cache,
+        attn.block_table,
+        attn.query_start_loc,
+        attn.seq_lens,
+        options.scale,
+        max_query_len=attn.max_query_len,
+        window=options.window,
+        softcap=options.softcap,
+        alibi_slopes=options.alibi_slopes,
+        sinks=options.sinks,
+    )
+
+
 class TokenMajorBackend(AttentionBackend):
     """A backend over a library whose caches are [num_blocks, block_size, num_kv_heads, head_dim]."""
 
@@ -97,6 +124,7 @@ class PagedAttention(AttentionBackend):
     """Attention by `vllm.ops`; the cache's layout is the one that suits `device`."""
 
     name = "paged"
+    options = frozenset({"window", "softcap", "alibi_slopes", "sinks"})
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._shape = kv_cache_shape if torch.device(device).type == "cpu" else kv_rows_shape
@@ -104,6 +132,5 @@ class PagedAttention(AttentionBackend):
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         return self._shape(num_blocks, block_size, num_kv_heads, head_dim)
 
-    def attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, scale: float) -> Tensor:
-        requests = attn.block_table, attn.query_start_loc, attn.seq_lens
-        return paged_attention(q, *kv_cache, *requests, scale, max_query_len=attn.max_query_len)
+    def _attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions) -> Tensor:
+        return _attend_paged(q, kv_cache, attn, options)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vllm.attention.backend import AttentionMetadata, KVCache, TokenMajorBackend
+from vllm.attention.options import AttentionOptions
 
 # What FlashInfer's documentation recommends.
 _WORKSPACE_BYTES = 128 * 2**20
@@ -20,6 +21,7 @@ class FlashInferAttention(TokenMajorBackend):
     """Attention by FlashInfer's wrappers for paged caches; their workspace is on `device`."""
 
     name = "flashinfer"
+    options = frozenset({"window", "softcap"})
     can_be_captured = False
 
     def __init__(self, device: torch.device) -> None:
@@ -32,15 +34,17 @@ class FlashInferAttention(TokenMajorBackend):
         self._step: AttentionMetadata | None = None
         self._plan_key: tuple = ()
 
-    def attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, scale: float) -> Tensor:
+    def _attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions) -> Tensor:
         wrapper = self._decode if attn.max_query_len == 1 else self._prefill
-        key = (q.shape[1], kv_cache[0].shape, q.dtype, scale)
+        key = (q.shape[1], kv_cache[0].shape, q.dtype, options.scale, options.window, options.softcap)
         if self._step is not attn or self._plan_key != key:
-            self._plan(wrapper, q, kv_cache[0], attn, scale)
+            self._plan(wrapper, q, kv_cache[0], attn, options)
             self._step, self._plan_key = attn, key
         return wrapper.run(q.contiguous(), kv_cache)
 
-    def _plan(self, wrapper: Any, q: Tensor, k_cache: Tensor, attn: AttentionMetadata, scale: float) -> None:
+    def _plan(
+        self, wrapper: Any, q: Tensor, k_cache: Tensor, attn: AttentionMetadata, options: AttentionOptions
+    ) -> None:
         block_size, kv_heads, head_dim = k_cache.shape[1:]
         num_blocks = (attn.seq_lens + block_size - 1) // block_size
         column = torch.arange(attn.block_table.shape[1], device=q.device)
@@ -48,11 +52,15 @@ class FlashInferAttention(TokenMajorBackend):
         indptr[1:] = num_blocks.cumsum(0)
         used, in_last = attn.block_table[column < num_blocks[:, None]], (attn.seq_lens - 1) % block_size + 1
         pages = indptr, used, in_last, q.shape[1], kv_heads, head_dim, block_size
-        options: dict[str, Any] = {"sm_scale": scale, "q_data_type": q.dtype, "kv_data_type": k_cache.dtype}
+        model: dict[str, Any] = {"sm_scale": options.scale, "q_data_type": q.dtype, "kv_data_type": k_cache.dtype}
+        if options.window is not None:
+            model["window_left"] = options.window - 1  # tokens before the query
+        if options.softcap is not None:
+            model["logits_soft_cap"] = options.softcap
         if wrapper is self._decode:
-            wrapper.plan(*pages, **options)
+            wrapper.plan(*pages, **model)
         else:
-            wrapper.plan(attn.query_start_loc, *pages, causal=True, **options)
+            wrapper.plan(attn.query_start_loc, *pages, causal=True, **model)
 
 
 def unsupported(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import attention
 
 from vllm.attention.backend import AttentionMetadata, KVCache, TokenMajorBackend
+from vllm.attention.options import AttentionOptions
 from vllm.ops.paged_attention import paged_attention_reference
 
 # FlashAttention 2 reads pages in whole tiles of keys.
@@ -28,16 +29,19 @@ class VarlenAttention(TokenMajorBackend):
     """Attention by torch's function, see `find_varlen_attn`."""
 
     name = "varlen"
+    options = frozenset({"window"})
 
     def __init__(self, varlen_attn: Callable[..., Any]) -> None:
         self._varlen_attn = varlen_attn
 
-    def attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, scale: float) -> Tensor:
+    def _attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions) -> Tensor:
         k_cache, v_cache = kv_cache
         lengths = attn.query_start_loc, None, attn.max_query_len, attn.max_seq_len
         pages: dict[str, Any] = {"seqused_k": attn.seq_lens, "block_table": attn.block_table}
-        causal = {"window_size": (-1, 0)}  # the last query sees the last key
+        # The last query sees the last key; tokens to its left are those before it.
+        causal = {"window_size": (-1 if options.window is None else options.window - 1, 0)}
         grouped = q.shape[1] != k_cache.shape[2]
+        scale = options.scale
         return self._varlen_attn(q, k_cache, v_cache, *lengths, scale=scale, enable_gqa=grouped, **causal, **pages)
 
     def trial(self, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
@@ -128,7 +132,7 @@ def _trial(
     starts = torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32, device=device)
     lengths = torch.tensor(seq_lens, dtype=torch.int32, device=device)
     attn = AttentionMetadata(torch.empty(0), table, starts, lengths, max(counts), max(seq_lens))
-    got = backend.attend(q, cache, attn, head_dim**-0.5)
+    got = backend.attend(q, cache, attn, AttentionOptions(head_dim**-0.5))
     keys, values = backend._of_operations(cache)
     requests = attn.block_table, attn.query_start_loc, attn.seq_lens
     expected = torch.empty_like(q, dtype=torch.float32)

@@ -9,6 +9,9 @@ from torch import Tensor
 from vllm.ops._dispatch import implementation, triton_function
 from vllm.ops.kv_cache import cache_rows
 
+# Larger heads do not fit a program's registers.
+_MOST_TRITON_DIMS = 256
+
 
 def paged_attention(
     q: Tensor,
@@ -20,20 +23,31 @@ def paged_attention(
     scale: float,
     out: Tensor | None = None,
     max_query_len: int | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend. The queries of row r are the last tokens of its sequence, whose keys and values are all cached.
+    """Attend. The queries of row r are the last tokens of its sequence, whose keys and values are cached.
+
+    The query at position i of head h sees the keys at positions j <= i, with a window those with i - window < j. Its
+    scores are s = scale * q.k, with a soft-cap s = softcap * tanh(s / softcap), with ALiBi s + slope[h] * (j - i); the
+    weights are their softmax, in whose denominator a sink is one more term, exp(sinks[h]).
 
     Args:
         q: float32, bfloat16 or float16 [T, Hq, D]; may be a view whose last dimension is contiguous. Hq is a
             multiple of Hkv; query head h reads key head h // (Hq / Hkv).
         k_cache, v_cache: of q's dtype, contiguous and of `kv_cache_shape`, or of `kv_rows_shape` (not in C++).
-        block_table: int32 [R, max_blocks]; the first ceil(seq_lens[r] / block_size) entries of row r are read. On
-            CUDA max_blocks * block_size bounds seq_lens.
+        block_table: int32 [R, max_blocks]; of row r's first ceil(seq_lens[r] / block_size) entries those are read
+            whose blocks a query sees. On CUDA max_blocks * block_size bounds seq_lens.
         query_start_loc: int32 [R + 1]; row r owns the tokens query_start_loc[r] to query_start_loc[r + 1] of q.
         seq_lens: int32 [R], tokens of each sequence, this step's included.
         scale: factor on the scores, positive.
         out: contiguous [T, Hq, D] of q's dtype to write into; allocated when None.
         max_query_len: the most queries of a row, None = unknown; with 1, CUDA omits the prefill's launch.
+        window: tokens that a query sees, itself included, at least 1; None = all before it.
+        softcap: bound of the scores, positive; None = none.
+        alibi_slopes, sinks: contiguous float32 [Hq]; None = none.
 
     Returns:
         [T, Hq, D], summed in float32. A row's values do not depend on the other rows of the batch. On CUDA nothing
@@ -42,13 +56,14 @@ def paged_attention(
     if out is None:
         out = q.new_empty(q.shape)
     arguments = q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, out
-    which = implementation(q)
-    if which == "triton":
+    which, options = implementation(q), (window, softcap, alibi_slopes, sinks)
+    is_plain = options == (None, None, None, None)
+    if which == "triton" and is_plain and q.shape[-1] <= _MOST_TRITON_DIMS:
         return triton_function("paged_attention", __name__)(*arguments, max_query_len)
-    if which == "cpp":
+    if which == "cpp" and is_plain:
         torch.ops.vllm_cpu.paged_attention(*arguments)
     else:
-        paged_attention_reference(*arguments)
+        paged_attention_reference(*arguments, *options)
     return out
 
 
@@ -61,6 +76,10 @@ def paged_attention_reference(
     seq_lens: Tensor,
     scale: float,
     out: Tensor,
+    window: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """As `paged_attention`, in PyTorch, which waits for the device."""
     keys, values = cache_rows(k_cache, v_cache, q.shape[-1])
@@ -70,14 +89,58 @@ def paged_attention_reference(
         start, end = starts[row], starts[row + 1]
         if start == end:
             continue
-        blocks = block_table[row, : -(-seq_len // block_size)]
+        first = 0 if window is None else max(seq_len - (end - start) - window + 1, 0)
+        skipped = first // block_size
+        blocks = block_table[row, skipped : -(-seq_len // block_size)]
         # [Hkv, tokens, D], contiguous: the order of sums must not follow the cache's layout.
-        row_keys = keys[blocks].transpose(0, 1).flatten(1, 2)[:, :seq_len].float().contiguous()
-        row_values = values[blocks].transpose(0, 1).flatten(1, 2)[:, :seq_len].float().contiguous()
-        mask = None
-        if end - start > 1:
-            mask = torch.ones(end - start, seq_len, dtype=torch.bool, device=q.device)
-            mask = mask.tril(seq_len - (end - start))
-        batch = q[start:end].transpose(0, 1).float()[None], row_keys[None], row_values[None]
-        attended = F.scaled_dot_product_attention(*batch, attn_mask=mask, scale=scale, enable_gqa=True)
-        out[start:end] = attended[0].transpose(0, 1).to(out.dtype)
+        seen = slice(first - skipped * block_size, seq_len - skipped * block_size)
+        row_keys = keys[blocks].transpose(0, 1).flatten(1, 2)[:, seen].float().contiguous()
+        row_values = values[blocks].transpose(0, 1).flatten(1, 2)[:, seen].float().contiguous()
+        queries = q[start:end].transpose(0, 1).float()
+        if softcap is None and sinks is None and alibi_slopes is None and window is None:
+            attended = _plain(queries, row_keys, row_values, scale)
+        else:
+            distance = _distances(end - start, seq_len - first, q.device)
+            scores = torch.einsum("hqd,hkd->hqk", queries, _of_queries(row_keys, queries)) * scale
+            scores = _with_options(scores, distance, window, softcap, alibi_slopes)
+            weights = _softmax(scores, sinks)
+            attended = torch.einsum("hqk,hkd->hqd", weights, _of_queries(row_values, queries))
+        out[start:end] = attended.transpose(0, 1).to(out.dtype)
+
+
+def _plain(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    count, tokens = queries.shape[1], keys.shape[1]
+    mask = None
+    if count > 1:
+        mask = torch.ones(count, tokens, dtype=torch.bool, device=queries.device).tril(tokens - count)
+    batch = queries[None], keys[None], values[None]
+    return F.scaled_dot_product_attention(*batch, attn_mask=mask, scale=scale, enable_gqa=True)[0]
+
+
+def _of_queries(heads: Tensor, queries: Tensor) -> Tensor:
+    return heads.repeat_interleave(queries.shape[0] // heads.shape[0], dim=0)
+
+
+def _distances(count: int, tokens: int, device: torch.device) -> Tensor:
+    """Key's position minus query's, int64 [count, tokens], for the last `count` of `tokens` positions."""
+    position = torch.arange(tokens, device=device)
+    return position - position[tokens - count :, None]
+
+
+def _with_options(
+    scores: Tensor, distance: Tensor, window: int | None, softcap: float | None, alibi_slopes: Tensor | None
+) -> Tensor:
+    """Scores [Hq, queries, tokens] with the options applied, -inf where a query does not see a key."""
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        scores = scores + alibi_slopes[:, None, None] * distance
+    hidden = distance > 0 if window is None else (distance > 0) | (distance <= -window)
+    return scores.masked_fill(hidden, -torch.inf)
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    if sinks is None:
+        return scores.softmax(-1)
+    column = sinks[:, None, None].expand(*scores.shape[:2], 1)
+    return torch.cat([scores, column], dim=-1).softmax(-1)[..., :-1]

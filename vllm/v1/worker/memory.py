@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from vllm.config import VllmConfig
-from vllm.distributed.communicator import Communicator, split_kv_heads
+from vllm.model_executor.layers.kv_cache_spec import KVCacheSpec
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -108,11 +108,9 @@ def device_block_count(config: VllmConfig, profile: MemoryProfile, block_bytes: 
     )
 
 
-def kv_block_bytes(config: VllmConfig, group: Communicator) -> int:
+def kv_block_bytes(config: VllmConfig, specs: list[KVCacheSpec]) -> int:
     """Bytes of this rank's keys and values in a block."""
-    hf = config.model_config.hf_config
-    num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, group.world_size)[group.rank])
-    width = 2 * hf.num_hidden_layers * num_kv_heads * hf.head_dim
+    width = sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs if spec.shared_with is None)
     return width * config.cache_config.block_size * getattr(torch, config.model_config.dtype).itemsize
 
 

@@ -69,7 +69,7 @@ class Worker:
             return cache.num_blocks
         blocks_per_request = -(-model.max_model_len // cache.block_size)
         most = blocks_per_request * self.config.scheduler_config.max_num_seqs
-        block_bytes = memory.kv_block_bytes(self.config, self.group) + memory.hidden_block_bytes(self.config)
+        block_bytes = self._kv_block_bytes() + memory.hidden_block_bytes(self.config)
         if cache.memory_bytes is not None:
             return min(self._blocks_within(cache.memory_bytes, block_bytes), most)
         if self.device.type == "cuda":
@@ -91,8 +91,11 @@ class Worker:
 
     def determine_num_host_blocks(self) -> int:
         """How many host blocks `swap_space` holds. Raises ValueError: see `host_block_count`."""
-        block_bytes = memory.kv_block_bytes(self.config, self.group)
+        block_bytes = self._kv_block_bytes()
         return memory.host_block_count(self.config, block_bytes, memory.available_host_bytes())
+
+    def _kv_block_bytes(self) -> int:
+        return memory.kv_block_bytes(self.config, self.model_runner.kv_cache_specs)
 
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocate the KV cache and the host blocks of its offload."""

@@ -32,7 +32,9 @@ class KVSwap:
 
     def __init__(self, kv_caches: KVCaches, num_host_blocks: int) -> None:
         """Allocates the host blocks (0: no step may swap), pinned for CUDA. ValueError: there is no such memory."""
-        self._caches = [cache.view(len(cache), -1) for pair in kv_caches for cache in pair]  # 2 * layers of [B, E]
+        # 2 * layers of [B, E]; layers that share a cache have it once.
+        own = {cache.data_ptr(): cache for pair in kv_caches for cache in pair}
+        self._caches = [cache.view(len(cache), -1) for cache in own.values()]
         first = self._caches[0]
         self._device = first.device
         self._stream: torch.cuda.Stream | None = None

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from vllm.attention.select import select_backend
 from vllm.config import VllmConfig
-from vllm.distributed.communicator import split_kv_heads
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.logprobs.lists import LogprobsRow
 from vllm.model_executor.layers.attention import use_backend
+from vllm.model_executor.layers.kv_cache_spec import kv_cache_specs
 from vllm.ops.recording import can_record
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
@@ -128,6 +128,7 @@ class GPUModelRunner:
         use_backend(model, self._backend)
         self._host_copies = host_copies(device)
         self._reading_clocks = (self.sampler.reading_clock, self.prompt_logprobs.reading_clock)
+        self.kv_cache_specs = kv_cache_specs(model, model_config.hf_config, self.group)
         self.kv_caches: KVCaches = []
         # Collectives cannot be recorded.
         records = self.group.world_size == 1 and not model_config.enforce_eager
@@ -178,11 +179,16 @@ class GPUModelRunner:
         self._greedy_graphs = GreedyGraphs(self.model, self.sampler, self.states, recorder)
 
     def _make_kv_caches(self, num_blocks: int) -> KVCaches:
-        hf = self.model_config.hf_config
-        num_kv_heads = len(split_kv_heads(hf.num_key_value_heads, self.group.world_size)[self.group.rank])
-        shape = self._backend.kv_cache_shape(num_blocks, self.block_size, num_kv_heads, hf.head_dim)
-        make = partial(torch.empty, shape, dtype=getattr(torch, self.model_config.dtype), device=self.device)
-        return [(make(), make()) for _ in range(hf.num_hidden_layers)]
+        """One pair a layer; a layer that reads another's keys and values has that one's."""
+        caches: KVCaches = []
+        for spec in self.kv_cache_specs:
+            if spec.shared_with is not None:
+                caches.append(caches[spec.shared_with])
+                continue
+            shape = self._backend.kv_cache_shape(num_blocks, self.block_size, spec.num_kv_heads, spec.head_dim)
+            make = partial(torch.empty, shape, dtype=getattr(torch, self.model_config.dtype), device=self.device)
+            caches.append((make(), make()))
+        return caches
 
     @contextlib.contextmanager
     def scratch_cache(self) -> Iterator[None]:

@@ -1,0 +1,107 @@
+"""The attention layer: options, other layers' keys and values, what each layer keeps of a token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from models_util import hf_logits, load_model, make_random_model, paged_logits, random_prompts
+from torch import nn
+
+from vllm.attention.backend import AttentionMetadata
+from vllm.distributed.communicator import ALONE
+from vllm.model_executor.layers.attention import Attention, AttentionOptions
+from vllm.model_executor.layers.kv_cache_spec import KVCacheSpec, kv_cache_specs
+
+WINDOW = 6
+# float32, as in test_models.py.
+TOLERANCE = 1e-4
+
+
+def test_window_equals_transformers(tmp_path):
+    folder, hf_model = make_random_model("mistral", "small", tmp_path, sliding_window=WINDOW)
+    model, config = load_model(folder)
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.options = replace(module.options, window=WINDOW)
+    prompts = random_prompts(config.vocab_size)
+    assert max(map(len, prompts)) > 2 * WINDOW
+    expected = hf_logits(hf_model, prompts)
+    for chunk in (1, 7, None):
+        for got, want in zip(paged_logits(model, config, prompts, chunk), expected, strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCE)
+
+
+def one_request(tokens, heads=2, head_dim=16):
+    """A step of one whole prompt, and a cache for it."""
+    torch.manual_seed(0)
+    layer = Attention(head_dim)
+    shape = layer.backend.kv_cache_shape(1, 16, heads, head_dim)
+    cache = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+    starts = torch.tensor([0, tokens], dtype=torch.int32)
+    attn = AttentionMetadata(
+        torch.arange(tokens), torch.zeros(1, 1, dtype=torch.int32), starts, starts[1:], tokens, tokens
+    )
+    return *torch.randn(3, tokens, heads, head_dim), cache, attn
+
+
+def test_a_layer_reads_another_ones_keys_and_values():
+    q, k, v, cache, attn = one_request(9)
+    expected = Attention(16)(q, k, v, cache, attn)
+    before = [each.clone() for each in cache]
+    got = Attention(16, kv_sharing_target=0)(q, None, None, cache, attn)
+    assert torch.equal(got, expected)
+    for each, old in zip(cache, before, strict=True):
+        assert torch.equal(each.nan_to_num(), old.nan_to_num())
+
+
+def test_only_queries_are_rotated_where_keys_are_another_layers():
+    class Rotary:
+        cos_sin_cache = torch.cat([(angles := torch.rand(9, 8)).cos(), angles.sin()], dim=1)
+
+    q, k, v, cache, attn = one_request(9)
+    turned, positions = q.clone(), torch.arange(9)
+    expected = Attention(16, rotary=Rotary())(turned, k, v, cache, attn, positions=positions)
+    got = Attention(16, rotary=Rotary(), kv_sharing_target=0)(q, None, None, cache, attn, positions=positions)
+    assert torch.equal(got, expected) and torch.equal(q, turned)
+
+
+class Config:
+    num_key_value_heads, head_dim, num_hidden_layers = 4, 16, 3
+
+
+def test_specs_follow_the_layers():
+    layers = nn.ModuleList(
+        [
+            Attention(16, options=AttentionOptions(window=8)),
+            Attention(32, num_kv_heads=1),
+            Attention(16, kv_sharing_target=0),
+        ]
+    )
+    windowed = KVCacheSpec(4, 16, 8)
+    assert kv_cache_specs(layers, Config, ALONE) == [windowed, KVCacheSpec(1, 32), windowed._replace(shared_with=0)]
+    assert kv_cache_specs(nn.Linear(1, 1), Config, ALONE) == [KVCacheSpec(4, 16)] * 3
+
+
+@pytest.mark.parametrize("target", [-1, 2, 3, 1])
+def test_only_an_earlier_layers_own_keys_can_be_shared(target):
+    layers = nn.ModuleList([Attention(16), Attention(16, kv_sharing_target=0), Attention(16, kv_sharing_target=target)])
+    with pytest.raises(ValueError, match="kv_sharing_target of layer 2 must be an earlier layer"):
+        kv_cache_specs(layers, Config, ALONE)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"window": 0}, "window must be at least 1 token or None, got 0"),
+        ({"softcap": 0.0}, "softcap must be positive or None, got 0.0"),
+        ({"scale": -1.0}, "scale must be positive or None, got -1.0"),
+        ({"sinks": torch.zeros(4, dtype=torch.bfloat16)}, "sinks must be float32 of shape"),
+        ({"alibi_slopes": torch.zeros(4, 1)}, "alibi_slopes must be float32 of shape"),
+    ],
+    ids=str,
+)
+def test_bad_options(bad, message):
+    with pytest.raises(ValueError, match=message):
+        AttentionOptions(**bad)

@@ -1,0 +1,46 @@
+"""What distinguishes a layer's attention from plain causal attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionOptions:
+    """Options of one layer; `vllm.ops.paged_attention` defines them all.
+
+    Args:
+        scale: factor on the scores, positive; None = head_dim ** -0.5.
+        window: tokens that a query sees, itself included, at least 1; None = all before it.
+        softcap: bound c of the scores, c * tanh(score / c), positive; None = none.
+        alibi_slopes: float32 [Hq] of this rank's query heads: slope * (key's position - query's) is added to scores.
+        sinks: float32 [Hq] of this rank's query heads: one more logit in the softmax's denominator.
+
+    Raises:
+        ValueError: a value out of range, or slopes or sinks that are not float32 with one dimension.
+    """
+
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    alibi_slopes: Tensor | None = None
+    sinks: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be at least 1 token or None, got {self.window}")
+        for name in ("scale", "softcap"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive or None, got {value}")
+        for name in ("alibi_slopes", "sinks"):
+            tensor = getattr(self, name)
+            # Kernels read them as they are; a conversion a step would cost more than the attention of a decode.
+            if tensor is not None and (str(tensor.dtype) != "torch.float32" or tensor.dim() != 1):
+                raise ValueError(f"{name} must be float32 of shape [heads], got {tensor.dtype} {list(tensor.shape)}")
+
+    def given(self) -> set[str]:
+        """The names of the options that are not None, `scale` apart."""
+        return {field.name for field in fields(self) if getattr(self, field.name) is not None} - {"scale"}
