@@ -7,14 +7,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Defaults of transformers' configuration classes, which save_pretrained omits from some files.
-_TIED_BY_DEFAULT = {"opt"}
-_SWITCHED_SLIDING_WINDOW = {"qwen2", "qwen3"}
-_DEFAULT_SLIDING_WINDOW = 4096
 _DEFAULT_ROPE_THETA = 10000.0
 _DTYPES = ("float32", "bfloat16", "float16")
-_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+# Config.json's names of the sizes that the engine needs, the usual one first.
+_SIZE_NAMES = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "n_embed", "dim"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads"),
+    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"),
+    "intermediate_size": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
+    "vocab_size": ("vocab_size", "padded_vocab_size"),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
+}
+_DEFAULT_CONTEXT = 2048
 
 
 @dataclass(frozen=True)
@@ -22,7 +30,8 @@ class RopeConfig:
     """Rotary position embedding.
 
     Attributes:
-        rope_type: default, linear, dynamic, llama3, yarn, or factors (frequency divisors of a GGUF file).
+        rope_type: default, linear, dynamic, llama3, yarn, longrope, proportional, or factors (frequency divisors of a
+            GGUF file).
         theta: base of the frequencies.
         params: the other entries of `rope_parameters` (factor, original_max_position_embeddings ...).
     """
@@ -34,13 +43,15 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class HFConfig:
-    """A model's configuration under config.json's names; `raw` holds the whole file.
+    """What the engine needs of a model's configuration; `raw` holds the whole config.json, from which the model reads
+    the rest.
 
     Attributes:
+        max_context_len: longest sequence in tokens: the trained length times the factor of a linear or yarn scaling.
         dtype: the checkpoint's dtype; None if the file has none.
-        sliding_window: tokens that a layer attends to at most; None = all.
         eos_token_ids: every end-of-sequence id of config.json and generation_config.json.
         default_sampling_params: sampling fields that generation_config.json recommends.
+        where: the file's name in errors.
     """
 
     architectures: tuple[str, ...]
@@ -53,35 +64,14 @@ class HFConfig:
     intermediate_size: int
     vocab_size: int
     max_position_embeddings: int
-    rms_norm_eps: float
-    rope: RopeConfig
+    max_context_len: int
     tie_word_embeddings: bool
-    attention_bias: bool
-    mlp_bias: bool
-    sliding_window: int | None
-    hidden_act: str
     dtype: str | None
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     default_sampling_params: dict[str, Any]
-    # OPT
-    word_embed_proj_dim: int
-    do_layer_norm_before: bool
-    remove_final_layer_norm: bool
-    enable_bias: bool
-    layer_norm_elementwise_affine: bool
     raw: dict[str, Any] = field(repr=False)
-
-    @property
-    def max_context_len(self) -> int:
-        """Longest sequence in tokens: the trained length times the factor of a linear or yarn scaling, at most the
-        sliding window, up to which full attention gives the same result."""
-        length = float(self.max_position_embeddings)
-        if self.rope.rope_type == "yarn":
-            length = max(length, self.rope.params["original_max_position_embeddings"] * self.rope.params["factor"])
-        elif self.rope.rope_type == "linear":
-            length *= self.rope.params["factor"]
-        return int(length) if self.sliding_window is None else min(int(length), self.sliding_window)
+    where: str = "config.json"
 
 
 def load_hf_config(folder: Path, overrides: dict[str, Any] | None = None) -> HFConfig:
@@ -105,44 +95,48 @@ def parse_hf_config(raw: dict[str, Any], generation: dict[str, Any], where: str 
         ValueError: a missing or unusable field.
     """
     fields = _Fields(raw, where)
-    model_type = raw.get("model_type") or ""
-    is_opt = model_type == "opt"
-    hidden_size = fields.integer("hidden_size")
-    num_heads = fields.integer("num_attention_heads")
-    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
+    hidden_size = fields.size("hidden_size")
+    num_heads = fields.size("num_attention_heads")
+    num_kv_heads = fields.size("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise ValueError(
             f"{where}: num_attention_heads must be a multiple of num_key_value_heads={num_kv_heads}, got {num_heads}"
         )
+    trained = fields.size("max_position_embeddings", _DEFAULT_CONTEXT)
     return HFConfig(
         architectures=tuple(raw.get("architectures") or ()),
-        model_type=model_type,
+        model_type=raw.get("model_type") or "",
         hidden_size=hidden_size,
-        num_hidden_layers=fields.integer("num_hidden_layers"),
+        num_hidden_layers=fields.size("num_hidden_layers"),
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
-        head_dim=fields.integer("head_dim", 128 if model_type == "qwen3" else hidden_size // num_heads),
-        intermediate_size=fields.integer("ffn_dim" if is_opt else "intermediate_size"),
-        vocab_size=fields.integer("vocab_size"),
-        max_position_embeddings=fields.integer("max_position_embeddings"),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=_parse_rope(raw, where),
-        tie_word_embeddings=fields.boolean("tie_word_embeddings", model_type in _TIED_BY_DEFAULT),
-        attention_bias=fields.boolean("attention_bias", False),
-        mlp_bias=fields.boolean("mlp_bias", False),
-        sliding_window=_parse_sliding_window(raw, model_type, fields),
-        hidden_act=str(raw.get("activation_function") or "relu" if is_opt else raw.get("hidden_act") or "silu"),
+        head_dim=fields.integer("head_dim", hidden_size // num_heads),
+        intermediate_size=fields.size("intermediate_size", 4 * hidden_size),
+        vocab_size=fields.size("vocab_size"),
+        max_position_embeddings=trained,
+        max_context_len=scaled_context(trained, raw.get("rope_scaling") or raw.get("rope_parameters")),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
         dtype=_parse_dtype(raw),
         bos_token_id=next(iter(_merge_ids(generation.get("bos_token_id"), raw.get("bos_token_id"))), None),
         eos_token_ids=_merge_ids(raw.get("eos_token_id"), generation.get("eos_token_id")),
         default_sampling_params=_sampling_defaults(generation),
-        word_embed_proj_dim=fields.integer("word_embed_proj_dim", hidden_size),
-        do_layer_norm_before=fields.boolean("do_layer_norm_before", True),
-        remove_final_layer_norm=fields.boolean("_remove_final_layer_norm", False),
-        enable_bias=fields.boolean("enable_bias", True),
-        layer_norm_elementwise_affine=fields.boolean("layer_norm_elementwise_affine", True),
         raw=raw,
+        where=where,
     )
+
+
+def scaled_context(trained: int, rope: Any) -> int:
+    """The trained length, in tokens, times the factor of a linear or yarn scaling among `rope` (rope_parameters)."""
+    if not isinstance(rope, dict):
+        return trained
+    rope_type, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
+    if not isinstance(factor, (int, float)):
+        return trained
+    if rope_type == "linear":
+        return int(trained * factor)
+    if rope_type == "yarn":
+        return max(trained, int((rope.get("original_max_position_embeddings") or trained) * factor))
+    return trained
 
 
 def load_sampling_defaults(folder: Path) -> dict[str, Any]:
@@ -173,17 +167,18 @@ class _Fields:
         self._raw = raw
         self._where = where
 
+    def size(self, name: str, default: int | None = None) -> int:
+        """One of _SIZE_NAMES."""
+        for alias in _SIZE_NAMES[name]:
+            if self._raw.get(alias) is not None:
+                return self.integer(alias)
+        return self.integer(name, default)
+
     def integer(self, name: str, default: int | None = None) -> int:
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{self._where}: {name} must be a positive integer, got {value!r}")
         return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(f"{self._where}: {name} must be a number, got {value!r}")
-        return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:
         value = self._get(name, default)
@@ -223,48 +218,6 @@ def _apply_overrides(raw: dict[str, Any], overrides: dict[str, Any]) -> None:
             raw.setdefault("rope_theta", theta)
     if "rope_theta" in overrides and isinstance(raw.get("rope_parameters"), dict):
         raw["rope_parameters"] = raw["rope_parameters"] | {"rope_theta": overrides["rope_theta"]}
-
-
-def _parse_rope(raw: dict[str, Any], where: str) -> RopeConfig:
-    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if not isinstance(given, dict):
-        raise ValueError(f"{where}: rope_parameters must be an object, got {given!r}")
-    params = {name: value for name, value in given.items() if value is not None}
-    old_type = params.pop("type", "default")
-    rope_type = params.pop("rope_type", old_type)
-    theta = params.pop("rope_theta", raw.get("rope_theta") or _DEFAULT_ROPE_THETA)
-    if rope_type not in _ROPE_TYPES:
-        raise ValueError(f"{where}: rope_type must be one of {', '.join(_ROPE_TYPES)}, got {rope_type!r}")
-    partial = params.get("partial_rotary_factor", raw.get("partial_rotary_factor") or 1.0)
-    if partial != 1.0:
-        raise ValueError(f"{where}: partial_rotary_factor must be 1.0, got {partial!r}")
-    if rope_type in ("llama3", "yarn"):
-        name = "original_max_position_embeddings"
-        params[name] = raw.get(name) or params.get(name) or raw.get("max_position_embeddings")
-    if rope_type == "yarn" and "factor" not in params:
-        params["factor"] = raw["max_position_embeddings"] / params["original_max_position_embeddings"]
-    needed = {
-        "linear": ("factor",),
-        "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-        "factors": ("factors",),
-    }
-    for name in needed.get(rope_type, ()):
-        if name not in params:
-            raise ValueError(f"{where}: rope_parameters of type {rope_type} has no {name}")
-    return RopeConfig(rope_type, float(theta), params)
-
-
-def _parse_sliding_window(raw: dict[str, Any], model_type: str, fields: _Fields) -> int | None:
-    if model_type in _SWITCHED_SLIDING_WINDOW:
-        # Only layers from max_window_layers on have the window.
-        active = fields.boolean("use_sliding_window", False)
-        if not active or raw.get("max_window_layers", 28) >= raw["num_hidden_layers"]:
-            return None
-    elif model_type != "mistral":
-        return None
-    if "sliding_window" in raw and raw["sliding_window"] is None:
-        return None
-    return fields.integer("sliding_window", _DEFAULT_SLIDING_WINDOW)
 
 
 def _parse_dtype(raw: dict[str, Any]) -> str | None:

@@ -7,29 +7,47 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vllm import envs
 from vllm.ops.silu_and_mul import silu_and_mul
 
 _GELU_TANH = partial(F.gelu, approximate="tanh")
 
+
+
+def _relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
+    "relu2": _relu2,
     "gelu": F.gelu,
+    "gelu_python": F.gelu,
     "gelu_new": _GELU_TANH,
+    "gelu_fast": _GELU_TANH,
     "gelu_pytorch_tanh": _GELU_TANH,
+    "quick_gelu": _quick_gelu,
     "silu": F.silu,
+    "swish": F.silu,
 }
-
-_GATED_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu_and_mul, "swish": silu_and_mul}
+# Exact in every order.
+_UNROUNDED = (F.relu, _relu2)
 
 
 def get_act_fn(name: str) -> Callable[[Tensor], Tensor]:
     """An elementwise activation; with VLLM_BATCH_INVARIANT=1 one whose rows do not depend on each other. ValueError for
     an unknown name."""
-    function = _lookup(_ACTIVATIONS, name, "activation_function")
-    rounds = function is not F.relu
+    if name not in _ACTIVATIONS:
+        known = ", ".join(sorted(_ACTIVATIONS))
+        raise ValueError(f"config.json: the activation (hidden_act) must be one of {known}, got {name!r}")
+    function = _ACTIVATIONS[name]
+    rounds = function not in _UNROUNDED
     return partial(_row_by_row, function) if rounds and envs.batch_invariant() else function
 
 
@@ -44,10 +62,27 @@ def _row_by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 def get_act_and_mul_fn(name: str) -> Callable[[Tensor], Tensor]:
     """An activation of a gated MLP: [T, 2 I] (gate | up) -> act(gate) * up [T, I]. ValueError for an unknown name."""
-    return _lookup(_GATED_ACTIVATIONS, name, "hidden_act")
+    return silu_and_mul if name in ("silu", "swish") else partial(_act_and_mul, get_act_fn(name))
 
 
-def _lookup(table: dict[str, Callable[[Tensor], Tensor]], name: str, field: str) -> Callable[[Tensor], Tensor]:
-    if name not in table:
-        raise ValueError(f"config.json: {field} must be one of {', '.join(sorted(table))}, got {name!r}")
-    return table[name]
+def _act_and_mul(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return function(gate) * up
+
+
+class XIELU(nn.Module):
+    """xIELU (arXiv:2411.13010), with a learned curvature for positive and one for negative inputs:
+    a_p x^2 + beta x above 0, a_n (expm1(min(x, eps)) - x) + beta x else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("alpha_p", "alpha_n"):
+            setattr(self, name, nn.Parameter(torch.empty(1), requires_grad=False))
+        for name in ("beta", "eps"):
+            setattr(self, name, nn.Parameter(torch.empty(()), requires_grad=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        positive = F.softplus(self.alpha_p)
+        negative = self.beta + F.softplus(self.alpha_n)
+        curve = torch.where(x > 0, positive * x * x, (torch.expm1(torch.minimum(x, self.eps)) - x) * negative)
+        return curve + self.beta * x

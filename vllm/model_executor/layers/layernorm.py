@@ -6,38 +6,98 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vllm.distributed.communicator import Communicator
+from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.ops.rms_norm import AddedNorm, rms_norm
 
 
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, computed in float32."""
+class _Norm(nn.Module):
+    """Weight and bias of a norm over `shape`; `offset` is added to the checkpoint's weight, in float32, as 1 + w has
+    digits that a half precision w lacks. With `heads`, a
+    weight [heads held, size]."""
 
-    def __init__(self, hidden_size: int, eps: float) -> None:
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        weight: bool = True,
+        bias: bool = False,
+        offset: float = 0.0,
+        heads: Shard | None = None,
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(hidden_size), requires_grad=False)
         self.eps = eps
+        self._offset = offset
+        self._shards = (Shard.whole(size),) if heads is None else (heads, Shard.whole(size))
+        shape = tuple(len(shard.held) for shard in self._shards)
+        dtype = torch.float32 if offset else None
+        self.shape = (size,)
+        self.weight: nn.Parameter | None = None
+        self.bias: nn.Parameter | None = None
+        # `adding_to` needs a weight of the model's dtype.
+        self.can_be_added = weight and dtype in (None, torch.get_default_dtype())
+        if weight:
+            self.weight = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+        if bias:
+            self.bias = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        """Where the checkpoint's weight and bias go."""
+        slots = {}
+        if self.weight is not None:
+            slots["weight"] = WeightSlot(self.weight.data, self._shards, self._add_offset if self._offset else None)
+        if self.bias is not None:
+            slots["bias"] = WeightSlot(self.bias.data, self._shards)
+        return slots
+
+    def _add_offset(self, weight: Tensor) -> Tensor:
+        return weight.float() + self._offset
+
+
+class RMSNorm(_Norm):
+    """x / rms(x) * (weight + offset) over the last dimension, computed in float32; with `heads`, a weight a head."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        if self.weight is not None and self.weight.dtype == x.dtype and self.weight.dim() == 1:
+            return rms_norm(x, self.weight, self.eps)
+        wide = F.rms_norm(x.float(), self.shape, None, self.eps)
+        return (wide if self.weight is None else wide * self.weight.float()).to(x.dtype)
 
     def adding_to(self, residual: Tensor) -> AddedNorm:
         """A function that adds x to `residual` in place, both [T, H], and normalises the sum; linear layers take it to
         apply it before their product."""
+        assert self.weight is not None
         return AddedNorm(residual, self.weight, self.eps)
 
 
-class LayerNorm(nn.Module):
-    """(x - mean) / std * weight + bias over the last dimension; no weight and bias when not affine."""
-
-    def __init__(self, hidden_size: int, affine: bool = True, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.shape = (hidden_size,)
-        self.eps = eps
-        self.weight: nn.Parameter | None = None
-        self.bias: nn.Parameter | None = None
-        if affine:
-            self.weight = nn.Parameter(torch.empty(hidden_size), requires_grad=False)
-            self.bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False)
+class LayerNorm(_Norm):
+    """(x - mean) / std * (weight + offset) + bias over the last dimension; with `heads`, a weight and bias a head."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+        weight = self.weight
+        if weight is None or (weight.dtype == x.dtype and weight.dim() == 1):
+            return F.layer_norm(x, self.shape, weight, self.bias, self.eps)
+        wide = F.layer_norm(x.float(), self.shape, None, None, self.eps) * weight.float()
+        return (wide if self.bias is None else wide + self.bias.float()).to(x.dtype)
+
+
+class ShardedRMSNorm(nn.Module):
+    """RMSNorm over the width of all heads, of which a rank holds some: [T, heads held, D], same shape. `num_copies`
+    ranks hold each head."""
+
+    def __init__(self, width: Shard, eps: float, group: Communicator, num_copies: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(len(width.held)), requires_grad=False)
+        self.eps, self._width, self._group, self._num_copies = eps, width, group, num_copies
+
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        """Where the checkpoint's weight goes."""
+        return {"weight": WeightSlot(self.weight.data, (self._width,))}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._group.world_size == 1:
+            return rms_norm(x.flatten(1), self.weight, self.eps).view(x.shape)
+        wide = x.flatten(1).float()
+        squares = self._group.all_reduce(wide.square().sum(-1, keepdim=True)) / self._num_copies
+        scale = torch.rsqrt(squares / self._width.size + self.eps)
+        return (wide * scale * self.weight.float()).to(x.dtype).view(x.shape)

@@ -7,7 +7,8 @@ methods the rank's own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -160,13 +161,33 @@ class QKVParallelLinear(LinearBase):
     """The query, key and value projections as one product, outputs side by side.
 
     Query heads are split over the ranks, and so are key and value heads, unless there are more ranks than those: then
-    several ranks hold the same one. `head_counts` are the rank's query, key and value heads.
+    several ranks hold the same one. `head_counts` are the rank's query, key and value heads. In the checkpoint the first
+    `interleaved` rows of each query and key head are pairs that rotate together; here the second ones follow the first.
     """
 
-    def __init__(self, hidden_size: int, head_dim: int, num_heads: int, num_kv_heads: int, bias: bool) -> None:
+    def __init__(
+        self, hidden_size: int, head_dim: int, num_heads: int, num_kv_heads: int, bias: bool, interleaved: int = 0
+    ) -> None:
         group = get_tp_group()
         kv_heads = split_kv_heads(num_kv_heads, group.world_size)[group.rank]
         queries = Shard.even(num_heads * head_dim, group)
         keys = Shard(num_kv_heads * head_dim, range(kv_heads.start * head_dim, kv_heads.stop * head_dim))
         super().__init__(Shard.whole(hidden_size), {"q_proj": queries, "k_proj": keys, "v_proj": keys}, bias)
         self.head_counts = [len(queries.held) // head_dim, len(kv_heads), len(kv_heads)]
+        self._head_dim, self._interleaved = head_dim, interleaved
+
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        slots = super().checkpoint_slots()
+        if not self._interleaved:
+            return slots
+        prepare = partial(separate_pairs, head_dim=self._head_dim, num_rotated=self._interleaved)
+        return {
+            name: slot if name.startswith("v_proj") else replace(slot, prepare=prepare) for name, slot in slots.items()
+        }
+
+
+def separate_pairs(rows: Tensor, head_dim: int, num_rotated: int) -> Tensor:
+    """[heads * head_dim, ...] with the first num_rotated rows of each head in the order 0, 2, 4 ... 1, 3, 5 ..."""
+    heads = rows.unflatten(0, (-1, head_dim))
+    rotated, rest = heads[:, :num_rotated], heads[:, num_rotated:]
+    return torch.cat((rotated[:, ::2], rotated[:, 1::2], rest), dim=1).flatten(0, 1)

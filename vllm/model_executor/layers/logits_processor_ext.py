@@ -63,7 +63,7 @@ class LogitsProcessorWithIndexedOutput(nn.Module):
         vocab_slice = self._slice_of(lm_head)
         if self._source is not lm_head.packed:
             self._take_rows(lm_head)
-        own = lm_head.method.apply(hidden_states, self._taken, float_out=True)
+        own = lm_head.bound(lm_head.method.apply(hidden_states, self._taken, float_out=True))
         if lm_head.group.world_size == 1:
             return own
         values = own.new_zeros((len(own), len(self.return_indices)))

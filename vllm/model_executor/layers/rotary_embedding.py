@@ -15,11 +15,12 @@ class RotaryEmbedding:
     """The cosines and sines that rotate each head's query and key, float32 [max_positions, head_dim], cosines | sines.
 
     Of `rope`'s kinds, "dynamic" differs from "default" only beyond the trained length, which is never reached because
-    max_position_embeddings bounds the context.
+    max_position_embeddings bounds the context. "longrope" has its short factors up to the trained length, its long ones
+    where max_positions is more. `head_dim` is the number of a head's values that rotate.
     """
 
     def __init__(self, head_dim: int, max_positions: int, rope: RopeConfig) -> None:
-        inv_freq, attention_factor = rope_frequencies(head_dim, rope)
+        inv_freq, attention_factor = rope_frequencies(head_dim, rope, max_positions)
         # On the CPU, so that every device has the same table.
         with torch.device("cpu"):
             angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inv_freq)
@@ -27,7 +28,7 @@ class RotaryEmbedding:
         self.cos_sin_cache = table.to(torch.get_default_device())
 
 
-def rope_frequencies(head_dim: int, rope: RopeConfig) -> tuple[Tensor, float]:
+def rope_frequencies(head_dim: int, rope: RopeConfig, max_positions: int = 0) -> tuple[Tensor, float]:
     """Angle a position (float32 [head_dim / 2], on the CPU), and the factor that scales cosines and sines."""
     with torch.device("cpu"):
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
@@ -41,7 +42,23 @@ def rope_frequencies(head_dim: int, rope: RopeConfig) -> tuple[Tensor, float]:
             return _llama3_frequencies(inv_freq, params), 1.0
         if rope.rope_type == "yarn":
             return _yarn_frequencies(inv_freq, rope.theta, head_dim, params), _yarn_attention_factor(params)
+        if rope.rope_type == "longrope":
+            is_long = max_positions > params["original_max_position_embeddings"]
+            factors = torch.tensor(params["long_factor" if is_long else "short_factor"], dtype=torch.float32)
+            return 1.0 / (factors * rope.theta**exponents), _longrope_attention_factor(params)
+        if rope.rope_type == "proportional":
+            num_rotated = int(params["share"] * head_dim // 2)
+            inv_freq[num_rotated:] = 0.0
+            return inv_freq / params.get("factor", 1.0), 1.0
         return inv_freq, 1.0
+
+
+def _longrope_attention_factor(params: dict[str, Any]) -> float:
+    """Of LongRoPE (arXiv:2402.13753): sqrt(1 + ln(factor) / ln(trained length))."""
+    if params.get("attention_factor") is not None:
+        return float(params["attention_factor"])
+    factor = params["factor"]
+    return math.sqrt(1 + math.log(factor) / math.log(params["original_max_position_embeddings"])) if factor > 1 else 1.0
 
 
 def _llama3_frequencies(inv_freq: Tensor, params: dict[str, Any]) -> Tensor:

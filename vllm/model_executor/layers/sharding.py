@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -34,6 +35,7 @@ class WeightSlot:
 
     target: Tensor  # the (part of a) parameter to fill
     shards: tuple[Shard, ...]  # what it holds of each of the tensor's dimensions
+    prepare: Callable[[Tensor], Tensor] | None = None  # of the whole tensor, into one of the same shape
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -41,5 +43,8 @@ class WeightSlot:
         return tuple(shard.size for shard in self.shards)
 
     def fill(self, tensor: Tensor) -> None:
-        """Copy the held part of the whole `tensor`, converting it. Only that part of a mapped file is read."""
+        """Copy the held part of the whole `tensor`, converting it. Only that part of a mapped file is read, unless
+        the tensor is prepared."""
+        if self.prepare is not None:
+            tensor = self.prepare(tensor)
         self.target.copy_(tensor[tuple(slice(shard.held.start, shard.held.stop) for shard in self.shards)])

@@ -90,11 +90,24 @@ class VocabParallelEmbedding(VocabShard):
 
 
 class ParallelLMHead(VocabShard):
-    """Logits of hidden states, x W^T: on each rank those of its part of the vocabulary. W may be that of the embedding
-    `tied_to`, which then reads the head's packed copy if that is exact."""
+    """Logits of hidden states, x W^T + b: on each rank those of its part of the vocabulary. W may be that of the
+    embedding `tied_to`, which then reads the head's packed copy if that is exact. Logits are multiplied by `scale`,
+    then bounded by `softcap`: c * tanh(logit / c)."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, tied_to: VocabParallelEmbedding | None = None) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        tied_to: VocabParallelEmbedding | None = None,
+        bias: bool = False,
+        scale: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
         super().__init__(vocab_size, hidden_size, has_weight=tied_to is None)
+        self.bias: nn.Parameter | None = None
+        self._has_bias, self._scale, self._softcap = bias, scale, softcap
+        if bias:
+            self.bias = self._new_bias()
         # In a tuple, so that the embedding is not registered as a submodule of the head, too.
         self._tied_to = (tied_to,)
         self.method: LinearMethod = UNQUANTIZED
@@ -102,7 +115,23 @@ class ParallelLMHead(VocabShard):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[L, H] -> float32 [L, V_rank], whatever the model's dtype: rounding would make ties."""
-        return self.method.apply(hidden, self.packed, float_out=True)
+        return self.bound(self.method.apply(hidden, self.packed, float_out=True))
+
+    def bound(self, logits: Tensor) -> Tensor:
+        """Sums of this head, float32 and the caller's own, as logits: scaled and bounded."""
+        if self._scale != 1.0:
+            logits = logits.mul_(self._scale)
+        return logits if self._softcap is None else logits.div_(self._softcap).tanh_().mul_(self._softcap)
+
+    def _new_bias(self) -> nn.Parameter:
+        return nn.Parameter(self._like.new_empty(len(self.vocab_range)), requires_grad=False)
+
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        """Where the checkpoint's weight and bias go."""
+        slots = super().checkpoint_slots()
+        if self.bias is not None:
+            slots["bias"] = WeightSlot(self.bias.data, (Shard(self.vocab_size, self.vocab_range),))
+        return slots
 
     @property
     def tied_to(self) -> VocabParallelEmbedding | None:
@@ -116,13 +145,16 @@ class ParallelLMHead(VocabShard):
 
     @property
     def plain_weight(self) -> Tensor | None:
-        """The weight [V, H] where this rank has all of it, as the checkpoint has it; else None."""
-        return self.packed.weight if self.is_plain and self.group.world_size == 1 else None
+        """The weight [V, H] where this rank has all of it, as the checkpoint has it, and logits are x W^T; else None."""
+        is_product = not self._has_bias and self._scale == 1.0 and self._softcap is None
+        return self.packed.weight if self.is_plain and is_product and self.group.world_size == 1 else None
 
     def begin_update(self) -> bool:
         """See LinearBase.begin_update."""
         self._use_weight(self.packed.weight if self.is_plain else self._new_weight())
-        return not self.is_plain
+        if self._has_bias:
+            self.bias = self._new_bias()
+        return not self.is_plain or self._has_bias
 
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
         """Pack the loaded weight by `method` and free the plain one, unless an embedding still needs it."""
@@ -130,7 +162,7 @@ class ParallelLMHead(VocabShard):
         weight = self.weight if tied_to is None else tied_to.weight
         assert weight is not None
         self.method = method
-        self.packed = method.pack(weight.data, None, float_out=True)
-        self.weight = None
+        self.packed = method.pack(weight.data, None if self.bias is None else self.bias.data, float_out=True)
+        self.weight = self.bias = None
         if tied_to is not None and isinstance(self.packed, PackedLinear) and self.packed.layout in EXACT:
             tied_to.look_up_in(self.packed)

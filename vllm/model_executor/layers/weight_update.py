@@ -34,6 +34,14 @@ def _whole_slots(module: nn.Module) -> dict[str, WeightSlot]:
     }
 
 
+def checkpoint_parts(model: nn.Module, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+    """The model's own names and tensors of a checkpoint's: none for what it computes itself, several for fused ones."""
+    if name.endswith(IGNORED_SUFFIX):
+        return ()
+    read = getattr(model, "checkpoint_tensors", None)
+    return ((name, tensor),) if read is None else read(name, tensor)
+
+
 @dataclass
 class _Pending:
     """A module that is packed anew when its missing slots are filled."""
@@ -53,7 +61,7 @@ class WeightUpdater:
     def __init__(self, model: nn.Module, method: LinearMethod) -> None:
         """`model`: with its weights not packed yet."""
         self.version = self.packing_version = 0
-        self._method = method
+        self._model, self._method = model, method
         # By checkpoint name, the module and its own name.
         self._owners = {
             key: (module, name) for name, module in model.named_modules() for key in module_slots(module, name)
@@ -78,12 +86,13 @@ class WeightUpdater:
         for name, tensor in weights:
             self.version += 1
             taken.add(name)
-            if name.endswith(IGNORED_SUFFIX) or (name == HEAD and HEAD not in self._owners):
-                continue
-            key = name if name in self._owners else BASE_PREFIX + name
-            if key not in self._owners:
-                raise ValueError(f"load_weights: the model has no weight {name}")
-            self._fill(key, name, tensor)
+            for part, values in checkpoint_parts(self._model, name, tensor):
+                if part == HEAD and HEAD not in self._owners:
+                    continue
+                key = part if part in self._owners else BASE_PREFIX + part
+                if key not in self._owners:
+                    raise ValueError(f"load_weights: the model has no weight {name}")
+                self._fill(key, name, values)
         return taken
 
     def check_complete(self) -> None:

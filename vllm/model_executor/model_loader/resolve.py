@@ -88,9 +88,10 @@ def resolve_model(
         if stored is None and requested_dtype == "auto" and needs_weights:
             stored = stored_dtype(shard_files(folder))
         dtype = _dtype_on(device, stored or "float32", requested_dtype)
-    resolve_model_class(config.architectures)
     _check_quantization(folder, config)
-    _warn_of_window(config)
+    resolve_config = getattr(resolve_model_class(config.architectures), "resolve_config", None)
+    if resolve_config is not None:
+        config = resolve_config(config)
     name = model if model is not None and source.is_dir() and not Path(model).is_dir() else source.stem
     return ResolvedModel(name, folder, config, dtype)
 
@@ -123,15 +124,6 @@ def _check_quantization(folder: Path, config: HFConfig) -> None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         problem = f"{folder.name}/config.json: quantization_config of method {method!r} is not supported"
         raise ValueError(f"{problem}; use the unquantised checkpoint or a GGUF file")
-
-
-def _warn_of_window(config: HFConfig) -> None:
-    if config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
-        message = (
-            "the model attends to the last %d tokens only (sliding_window), which is not supported beyond that length: "
-            "max_model_len is at most %d instead of %d"
-        )
-        warn_once(logger, message, config.sliding_window, config.max_context_len, config.max_position_embeddings)
 
 
 def _fast_dtype(device: str) -> str:

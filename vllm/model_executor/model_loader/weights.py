@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vllm.model_executor.layers.sharding import WeightSlot
-from vllm.model_executor.layers.weight_update import BASE_PREFIX, HEAD, IGNORED_SUFFIX, module_slots
+from vllm.model_executor.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, module_slots
 from vllm.model_executor.model_loader.safetensors_file import iterate_tensors, progress_bar, shard_files
 
 _NUM_NAMED = 5
@@ -30,21 +30,30 @@ def load_weights(model: nn.Module, folder: Path, use_tqdm: bool = False) -> None
     unexpected: list[str] = []
     with progress_bar("Loading weights", expected, use_tqdm) as bar:
         for name, tensor in iterate_tensors(shard_files(folder)):
-            if name.endswith(IGNORED_SUFFIX) or (tied and name == HEAD):
-                continue
-            key = name if name in slots else BASE_PREFIX + name
-            slot = slots.pop(key, None)
-            if slot is None:
-                unexpected.append(name)
-                continue
-            if slot.shape != tuple(tensor.shape):
-                raise ValueError(
-                    f"{folder.name}: weight {name} has shape {tuple(tensor.shape)}, but config.json means {slot.shape}"
-                )
-            slot.fill(tensor)
-            bar.update()
+            for part, values in _parts(model, folder, name, tensor):
+                if tied and part == HEAD:
+                    continue
+                key = part if part in slots else BASE_PREFIX + part
+                slot = slots.pop(key, None)
+                if slot is None:
+                    unexpected.append(name)
+                    continue
+                if slot.shape != tuple(values.shape):
+                    raise ValueError(
+                        f"{folder.name}: weight {name} has shape {tuple(values.shape)}, but config.json means "
+                        f"{slot.shape}"
+                    )
+                slot.fill(values)
+                bar.update()
     _refuse(folder, "lacks", list(slots))
     _refuse(folder, "has unexpected", unexpected)
+
+
+def _parts(model: nn.Module, folder: Path, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+    try:
+        return list(checkpoint_parts(model, name, tensor))
+    except ValueError as error:
+        raise ValueError(f"{folder.name}: {error}") from None
 
 
 def _refuse(folder: Path, verb: str, names: list[str]) -> None:

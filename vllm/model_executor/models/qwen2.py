@@ -1,13 +1,14 @@
-"""Qwen2: Llama with a bias on the query, key and value projections."""
+"""Qwen1.5, Qwen2 and Qwen2.5 (arXiv:2407.10671): Llama with a bias on queries, keys and values."""
 
 from __future__ import annotations
 
-from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
-from vllm.model_executor.models.llama import LlamaAttention, LlamaForCausalLM
-from vllm.transformers_utils.config import HFConfig
+from vllm.model_executor.models.config_reader import ConfigReader
+from vllm.model_executor.models.decoder import DecoderForCausalLM
+from vllm.model_executor.models.spec import DecoderSpec
 
 
-class Qwen2ForCausalLM(LlamaForCausalLM):
-    @staticmethod
-    def make_attention(config: HFConfig, rotary: RotaryEmbedding) -> LlamaAttention:
-        return LlamaAttention(config, rotary, qkv_bias=True, o_bias=False)
+class Qwen2ForCausalLM(DecoderForCausalLM):
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        attention = reader.attention(bias=False, qkv_bias=True)
+        return reader.decoder(reader.windowed(attention, switch="use_sliding_window"), reader.mlp(), reader.norm())

@@ -1,14 +1,15 @@
-"""Qwen3: Llama with each head's query and key normalised before they are rotated."""
+"""Qwen3 (arXiv:2505.09388): Llama with each head's query and key normalised before they are rotated."""
 
 from __future__ import annotations
 
-from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
-from vllm.model_executor.models.llama import LlamaAttention, LlamaForCausalLM
-from vllm.transformers_utils.config import HFConfig
+from vllm.model_executor.models.config_reader import ConfigReader
+from vllm.model_executor.models.decoder import DecoderForCausalLM
+from vllm.model_executor.models.spec import DecoderSpec
 
 
-class Qwen3ForCausalLM(LlamaForCausalLM):
-    @staticmethod
-    def make_attention(config: HFConfig, rotary: RotaryEmbedding) -> LlamaAttention:
-        bias = config.attention_bias
-        return LlamaAttention(config, rotary, qkv_bias=bias, o_bias=bias, qk_norm=True)
+class Qwen3ForCausalLM(DecoderForCausalLM):
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        head_dim = reader.integer("head_dim", default=128)
+        attention = reader.attention(head_dim=head_dim, qk_norm=reader.norm())
+        return reader.decoder(reader.windowed(attention, switch="use_sliding_window"), reader.mlp(), reader.norm())

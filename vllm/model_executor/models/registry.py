@@ -19,7 +19,7 @@ MODEL_IMPLS = ("auto", "vllm", "transformers")
 # Architecture: module of this package, and class.
 _NATIVE = {
     "LlamaForCausalLM": "llama:LlamaForCausalLM",
-    "MistralForCausalLM": "llama:LlamaForCausalLM",
+    "MistralForCausalLM": "mistral:MistralForCausalLM",
     "Qwen2ForCausalLM": "qwen2:Qwen2ForCausalLM",
     "Qwen3ForCausalLM": "qwen3:Qwen3ForCausalLM",
     "OPTForCausalLM": "opt:OPTForCausalLM",

@@ -1,0 +1,381 @@
+"""The dense decoder: one block, composed as a DecoderSpec says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vllm.attention.backend import AttentionMetadata, KVCache
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.model_executor.layers.activation import XIELU, get_act_fn
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.layernorm import LayerNorm, RMSNorm, ShardedRMSNorm
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    GatedLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+from vllm.model_executor.layers.sharding import Shard
+from vllm.model_executor.layers.vocab_parallel_embedding import Embedding, ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.weight_update import UpdatableModel
+from vllm.model_executor.models.checkpoint_names import CheckpointNames
+from vllm.model_executor.models.config_reader import ConfigReader
+from vllm.model_executor.models.spec import AttentionSpec, DecoderSpec, MlpSpec, NormSpec, RotarySpec
+from vllm.ops.rms_norm import AddedNorm
+from vllm.ops.rotary import rotary_embedding_
+from vllm.transformers_utils.config import HFConfig
+
+Norm = RMSNorm | LayerNorm
+
+
+def make_norm(spec: NormSpec, size: int, heads: Shard | None = None) -> Norm:
+    """The norm of `spec` over `size` values; with `heads`, of which the rank holds some, a weight for each."""
+    cls = RMSNorm if spec.kind == "rms" else LayerNorm
+    return cls(size, spec.eps, spec.weight, spec.bias, spec.offset, heads)
+
+
+class RotaryTables:
+    """The rotary embeddings of a model: layers with equal options share one table."""
+
+    def __init__(self, max_positions: int) -> None:
+        self._max_positions = max_positions
+        self._made: list[tuple[RotarySpec, RotaryEmbedding]] = []
+
+    def get(self, spec: RotarySpec) -> RotaryEmbedding:
+        """The table of `spec`."""
+        for other, rotary in self._made:
+            if other == spec:
+                return rotary
+        rotary = RotaryEmbedding(spec.dim, self._max_positions, spec.rope)
+        self._made.append((spec, rotary))
+        return rotary
+
+
+class DecoderAttention(nn.Module):
+    """Self-attention."""
+
+    def __init__(self, spec: AttentionSpec, hidden_size: int, tables: RotaryTables) -> None:
+        super().__init__()
+        self.head_dim = spec.head_dim
+        self.clip, self.rotates_first = spec.clip, spec.qk_norm_after_rotary
+        interleaved = spec.rotary.dim if spec.rotary is not None and spec.rotary.interleaved else 0
+        self.qkv_proj = QKVParallelLinear(
+            hidden_size, spec.head_dim, spec.num_heads, spec.num_kv_heads, spec.qkv_bias, interleaved
+        )
+        width = spec.num_heads * spec.head_dim
+        self.o_proj = RowParallelLinear(width, hidden_size, spec.o_bias, "o_proj")
+        self.q_norm: nn.Module | None = None
+        self.k_norm: nn.Module | None = None
+        if spec.qk_norm is not None:
+            self.q_norm, self.k_norm = self._qk_norm(spec, spec.num_heads), self._qk_norm(spec, spec.num_kv_heads)
+        self.sub_norm: nn.Module | None = None
+        if spec.output_norm is not None:
+            self.sub_norm = ShardedRMSNorm(Shard.even(width, get_tp_group()), spec.output_norm.eps, get_tp_group(), 1)
+        self.rotary = None if spec.rotary is None else tables.get(spec.rotary)
+        self.attn = Attention(spec.head_dim, spec.scale, rotary=None if self.rotates_first else self.rotary)
+
+    def _qk_norm(self, spec: AttentionSpec, num_heads: int) -> nn.Module:
+        assert spec.qk_norm is not None
+        if spec.qk_norm_over == "head":
+            return make_norm(spec.qk_norm, spec.head_dim)
+        held = self.qkv_proj.parts["q_proj" if num_heads == spec.num_heads else "k_proj"]
+        if spec.qk_norm_over == "heads":
+            first, end = held.held.start // spec.head_dim, held.held.stop // spec.head_dim
+            return make_norm(spec.qk_norm, spec.head_dim, Shard(num_heads, range(first, end)))
+        group = get_tp_group()
+        return ShardedRMSNorm(held, spec.qk_norm.eps, group, len(held.held) * group.world_size // held.size)
+
+    def forward(
+        self,
+        positions: Tensor,
+        hidden: Tensor,
+        kv_cache: KVCache,
+        attn: AttentionMetadata,
+        rows: Tensor | None,
+        norm: AddedNorm | None,
+    ) -> Tensor:
+        """[T, H], to which `norm` is applied first -> [T, H], or [L, H] for the tokens in `rows`."""
+        qkv = self.qkv_proj(hidden, norm)
+        if self.clip is not None:
+            qkv = qkv.clamp(-self.clip, self.clip)
+        q, k, v = qkv.view(hidden.shape[0], -1, self.head_dim).split(self.qkv_proj.head_counts, dim=1)
+        if self.rotates_first and self.rotary is not None:
+            rotary_embedding_(positions, q, k, self.rotary.cos_sin_cache)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        out = self.attn(q, k, v, kv_cache, attn, rows, positions)
+        return self.o_proj(out if self.sub_norm is None else self.sub_norm(out))
+
+
+class DecoderMLP(nn.Module):
+    """down(act(gate(x)) * up(x)), or down(act(up(x)))."""
+
+    def __init__(self, spec: MlpSpec, hidden_size: int) -> None:
+        super().__init__()
+        inner = spec.intermediate_size
+        self.up_proj: nn.Module | None = None
+        self.gate_up_proj: nn.Module | None = None
+        if spec.gated:
+            self.gate_up_proj = GatedLinear(hidden_size, inner, spec.up_bias, spec.activation)
+        else:
+            self.up_proj = ColumnParallelLinear(hidden_size, inner, spec.up_bias, "up_proj")
+            self.act_fn = XIELU() if spec.activation == "xielu" else get_act_fn(spec.activation)
+        self.sub_norm: nn.Module | None = None
+        if spec.inner_norm is not None:
+            group = get_tp_group()
+            self.sub_norm = ShardedRMSNorm(Shard.even(inner, group), spec.inner_norm.eps, group, 1)
+        self.down_proj = RowParallelLinear(inner, hidden_size, spec.down_bias, "down_proj")
+
+    def forward(self, x: Tensor, norm: AddedNorm | None) -> Tensor:
+        """[T, H], to which `norm` is applied first -> [T, H]."""
+        if self.gate_up_proj is not None:
+            inner = self.gate_up_proj(x, norm)
+        else:
+            assert self.up_proj is not None
+            inner = self.act_fn(self.up_proj(x, norm))
+        return self.down_proj(inner if self.sub_norm is None else self.sub_norm(inner))
+
+
+class DecoderLayer(nn.Module):
+    """One block. What attention and MLP give is added to the residual stream by the next norm, which the product that
+    follows applies: one operation for all three where the norm is an RMSNorm."""
+
+    def __init__(self, spec: DecoderSpec, attention: AttentionSpec, tables: RotaryTables) -> None:
+        super().__init__()
+        self.self_attn = DecoderAttention(attention, spec.hidden_size, tables)
+        self.mlp = DecoderMLP(spec.mlp, spec.hidden_size)
+        self.block, self.residual_scale = spec.block, spec.residual_scale
+        self.input_layernorm: Norm | None = None
+        self.post_attention_layernorm: Norm | None = None
+        self.attention_output_norm: Norm | None = None
+        self.mlp_output_norm: Norm | None = None
+        if spec.block != "output":
+            self.input_layernorm = make_norm(spec.norm, spec.hidden_size)
+            if spec.block != "parallel":
+                self.post_attention_layernorm = make_norm(spec.norm, spec.hidden_size)
+        if spec.block in ("output", "both"):
+            self.attention_output_norm = make_norm(spec.norm, spec.hidden_size)
+            self.mlp_output_norm = make_norm(spec.norm, spec.hidden_size)
+
+    def forward(
+        self,
+        positions: Tensor,
+        stream: Tensor,
+        pending: Tensor | None,
+        kv_cache: KVCache,
+        attn: AttentionMetadata,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(residual stream, output not yet added), both [T, H], or [L, H] for the tokens in `rows`."""
+        if self.block.startswith("parallel"):
+            return self._parallel(positions, stream, pending, kv_cache, attn, rows)
+        norms = (None, None) if self.block == "post" else (self.input_layernorm, self.post_attention_layernorm)
+        stream, x, norm = enter(norms[0], stream, pending)
+        out = self.self_attn(positions, x, kv_cache, attn, rows, norm)
+        if rows is not None:
+            stream = stream.index_select(0, rows)
+        stream, out = self._leave(stream, out, self.attention_output_norm, self.input_layernorm)
+        stream, x, norm = enter(norms[1], stream, out)
+        return self._leave(stream, self.mlp(x, norm), self.mlp_output_norm, self.post_attention_layernorm)
+
+    def _leave(
+        self, stream: Tensor, out: Tensor, output_norm: Norm | None, norm: Norm | None
+    ) -> tuple[Tensor, Tensor | None]:
+        if output_norm is not None:
+            out = output_norm(out)
+        if self.residual_scale != 1.0:
+            out = out * self.residual_scale
+        if self.block == "post":
+            assert norm is not None
+            return norm(stream + out), None
+        return stream, out
+
+    def _parallel(
+        self,
+        positions: Tensor,
+        stream: Tensor,
+        pending: Tensor | None,
+        kv_cache: KVCache,
+        attn: AttentionMetadata,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        if pending is not None:
+            stream = stream + pending
+        assert self.input_layernorm is not None
+        normed = self.input_layernorm(stream)
+        attended = self.self_attn(positions, normed, kv_cache, attn, rows, None)
+        if rows is not None:
+            stream, normed = stream.index_select(0, rows), normed.index_select(0, rows)
+        if self.post_attention_layernorm is not None:
+            normed = self.post_attention_layernorm(stream)
+        out = attended + self.mlp(normed, None)
+        return stream, out if self.residual_scale == 1.0 else out * self.residual_scale
+
+
+def enter(norm: Norm | None, stream: Tensor, pending: Tensor | None) -> tuple[Tensor, Tensor, AddedNorm | None]:
+    """(residual stream with `pending`, input of a product, norm that the product applies to it first). With such a norm
+    `pending` is added, in place, by the product."""
+    if pending is not None:
+        if isinstance(norm, RMSNorm) and norm.can_be_added:
+            return stream, pending, norm.adding_to(stream)
+        stream = stream + pending
+    return stream, stream if norm is None else norm(stream), None
+
+
+class Decoder(nn.Module):
+    """Embeddings, blocks, final norm."""
+
+    def __init__(self, spec: DecoderSpec, max_model_len: int) -> None:
+        super().__init__()
+        hidden, width = spec.hidden_size, spec.embedding_size or spec.hidden_size
+        self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, width)
+        self.embedding_scale, self.positions = spec.embedding_scale, spec.positions
+        self.embed_positions: nn.Module | None = None
+        if spec.positions is not None and spec.positions.kind == "learned":
+            self.embed_positions = Embedding(spec.positions.num_rows, hidden)
+        elif spec.positions is not None:
+            self.embed_positions = SinusoidalPositions(spec.positions.num_rows, hidden)
+        self.project_in: nn.Module | None = None
+        self.project_out: nn.Module | None = None
+        if width != hidden:
+            self.project_in = ReplicatedLinear(width, hidden, False, "project_in")
+            self.project_out = ReplicatedLinear(hidden, width, False, "project_out")
+        self.embed_norm = None if spec.embedding_norm is None else make_norm(spec.embedding_norm, hidden)
+        tables = RotaryTables(max_model_len)
+        self.layers = nn.ModuleList(DecoderLayer(spec, attention, tables) for attention in spec.layers)
+        self.norm = None if spec.final_norm is None else make_norm(spec.final_norm, hidden)
+
+    def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        hidden = self.embed_tokens(ids)
+        if self.embedding_scale != 1.0:
+            hidden = hidden * torch.tensor(self.embedding_scale, dtype=hidden.dtype, device=hidden.device)
+        if self.project_in is not None:
+            hidden = self.project_in(hidden)
+        if self.embed_positions is not None and self.positions is not None:
+            rows = positions + self.positions.offset if self.positions.offset else positions
+            hidden = hidden + self.embed_positions(rows)
+        return hidden if self.embed_norm is None else self.embed_norm(hidden)
+
+    def forward(
+        self, ids: Tensor, positions: Tensor, kv_caches: list[KVCache], attn: AttentionMetadata, rows: Tensor | None
+    ) -> Tensor:
+        stream = self._embed(ids, positions)
+        pending: Tensor | None = None
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            layer_rows = rows if index == last else None
+            stream, pending = layer(positions, stream, pending, kv_caches[index], attn, layer_rows)
+        stream, hidden, norm = enter(self.norm, stream, pending)
+        if norm is not None:
+            hidden = norm(hidden)
+        return hidden if self.project_out is None else self.project_out(hidden)
+
+
+class SinusoidalPositions(nn.Module):
+    """Rows of sines, then cosines, of position / 10000 ** (i / (H / 2 - 1))."""
+
+    def __init__(self, num_rows: int, hidden_size: int) -> None:
+        super().__init__()
+        half = hidden_size // 2
+        with torch.device("cpu"):
+            frequencies = torch.exp(torch.arange(half, dtype=torch.int64).float() * -(math.log(10000) / (half - 1)))
+            angles = torch.arange(num_rows, dtype=torch.int64).float()[:, None] * frequencies[None]
+            table = torch.cat((angles.sin(), angles.cos()), dim=1)
+        self.table = table.to(device=torch.get_default_device(), dtype=torch.get_default_dtype())
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.table.index_select(0, rows)
+
+
+class CausalLM(UpdatableModel):
+    """A `model`, which gives hidden states, and its `lm_head`."""
+
+    model: Any
+    lm_head: ParallelLMHead
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: list[KVCache],
+        attn: AttentionMetadata,
+        logits_rows: Tensor | None = None,
+    ) -> Tensor:
+        """Final hidden states of T tokens, [T, H]; their keys and values are written to the caches.
+
+        Args:
+            input_ids: int32 or int64 [T].
+            positions: int64 [T].
+            kv_caches: key and value cache of each layer.
+            attn: the tokens' requests and blocks.
+            logits_rows: int64 [L], increasing: tokens whose result is returned, [L, H]; the last block computes no
+                others. None = all.
+        """
+        if logits_rows is not None and logits_rows.shape[0] == input_ids.shape[0]:
+            logits_rows = None
+        return self.model(input_ids, positions, kv_caches, attn, logits_rows)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[L, H] -> this rank's logits, float32 [L, V_rank], those of `lm_head.vocab_range`."""
+        return self.lm_head(hidden)
+
+
+class DecoderForCausalLM(CausalLM):
+    """A dense decoder with its head. A family derives from it with its `describe` and the `names` of its checkpoints.
+    `max_model_len` is the longest sequence; ValueError if it exceeds learned positions, or for an unknown option."""
+
+    names: ClassVar[CheckpointNames] = CheckpointNames()
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        """The decoder that config.json means."""
+        raise NotImplementedError
+
+    @classmethod
+    def spec_of(cls, config: HFConfig) -> DecoderSpec:
+        """`describe`, for a config without unknown options. ValueError names one."""
+        reader = ConfigReader(config)
+        spec = cls.describe(reader)
+        reader.check_all_read(cls.__name__)
+        return spec
+
+    @classmethod
+    def resolve_config(cls, config: HFConfig) -> HFConfig:
+        """`config` with the sizes of the decoder that it means. ValueError as `spec_of`."""
+        spec = cls.spec_of(config)
+        return replace(
+            config,
+            num_attention_heads=spec.layers[0].num_heads,
+            num_key_value_heads=spec.layers[0].num_kv_heads,
+            head_dim=spec.layers[0].head_dim,
+            intermediate_size=spec.mlp.intermediate_size,
+            max_context_len=spec.max_positions,
+            tie_word_embeddings=spec.tie_word_embeddings,
+        )
+
+    def __init__(self, config: HFConfig, max_model_len: int) -> None:
+        super().__init__()
+        self.spec = spec = self.spec_of(config)
+        if spec.positions is not None and max_model_len > spec.max_positions:
+            limit = f"max_position_embeddings={spec.max_positions}"
+            raise ValueError(
+                f"max_model_len must be at most the number of learned positions, {limit}; got {max_model_len}"
+            )
+        self.model = Decoder(spec, max_model_len)
+        width = spec.embedding_size or spec.hidden_size
+        tied_to = self.model.embed_tokens if spec.tie_word_embeddings else None
+        self.lm_head = ParallelLMHead(
+            spec.vocab_size, width, tied_to, spec.head_bias, spec.logits_scale, spec.logits_softcap
+        )
+
+    def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Our names and tensors of a checkpoint's one."""
+        return self.names.read(name, tensor, self.spec)
