@@ -33,9 +33,10 @@ def folder(tmp_path: Path) -> Path:
 def test_transformers_with_the_same_noise_computes_the_same(arch: str, tmp_path: Path) -> None:
     theirs = make_hf_model(arch)
     save_config(theirs, tmp_path)
-    for name, parameter in theirs.named_parameters():
-        parameter.data = dummy_weight(name, tuple(parameter.shape), torch.float32, "cpu", seed=3)
     ours, config = load_model(tmp_path, load_format="dummy", seed=3)
+    for name, parameter in theirs.named_parameters():
+        ((own_name, _),) = ours.checkpoint_tensors(name, parameter)
+        parameter.data = dummy_weight(own_name, tuple(parameter.shape), torch.float32, "cpu", seed=3)
     prompts = random_prompts(config.vocab_size, (5, 20))
     for got, want in zip(paged_logits(ours, config, prompts), hf_logits(theirs, prompts), strict=True):
         assert want.std() > 0.05, "logits that are all alike would prove nothing"

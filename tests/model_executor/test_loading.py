@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -136,19 +135,6 @@ def test_dtype_of_a_folder(llama: Path) -> None:
 def test_overrides_reach_the_configuration(llama: Path) -> None:
     resolved = resolve_model(str(llama), hf_overrides={"max_position_embeddings": 32})
     assert resolved.hf_config.max_position_embeddings == 32 and resolved.name == "tiny-llama"
-
-
-def test_an_active_sliding_window_is_told(tmp_path: Path) -> None:
-    folder, _ = make_random_model("mistral", "small", tmp_path, sliding_window=48)
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
-    resolve.logger.addHandler(handler)
-    try:
-        assert resolve_model(str(folder)).hf_config.max_context_len == 48
-    finally:
-        resolve.logger.removeHandler(handler)
-    assert any("last 48 tokens only" in record.getMessage() for record in records)
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./nothing/here/model", "model.gguf", "bad name"])

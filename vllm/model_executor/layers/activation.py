@@ -15,7 +15,6 @@ from vllm.ops.silu_and_mul import silu_and_mul
 _GELU_TANH = partial(F.gelu, approximate="tanh")
 
 
-
 def _relu2(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
@@ -36,6 +35,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swish": F.silu,
 }
+ACTIVATION_NAMES = frozenset(_ACTIVATIONS) | {"xielu"}
 # Exact in every order.
 _UNROUNDED = (F.relu, _relu2)
 
@@ -44,8 +44,7 @@ def get_act_fn(name: str) -> Callable[[Tensor], Tensor]:
     """An elementwise activation; with VLLM_BATCH_INVARIANT=1 one whose rows do not depend on each other. ValueError for
     an unknown name."""
     if name not in _ACTIVATIONS:
-        known = ", ".join(sorted(_ACTIVATIONS))
-        raise ValueError(f"config.json: the activation (hidden_act) must be one of {known}, got {name!r}")
+        raise ValueError(f"the activation must be one of {', '.join(sorted(_ACTIVATIONS))}, got {name!r}")
     function = _ACTIVATIONS[name]
     rounds = function not in _UNROUNDED
     return partial(_row_by_row, function) if rounds and envs.batch_invariant() else function
@@ -76,10 +75,10 @@ class XIELU(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        for name in ("alpha_p", "alpha_n"):
-            setattr(self, name, nn.Parameter(torch.empty(1), requires_grad=False))
-        for name in ("beta", "eps"):
-            setattr(self, name, nn.Parameter(torch.empty(()), requires_grad=False))
+        self.alpha_p = nn.Parameter(torch.empty(1), requires_grad=False)
+        self.alpha_n = nn.Parameter(torch.empty(1), requires_grad=False)
+        self.beta = nn.Parameter(torch.empty(()), requires_grad=False)
+        self.eps = nn.Parameter(torch.empty(()), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         positive = F.softplus(self.alpha_p)

@@ -161,8 +161,9 @@ class QKVParallelLinear(LinearBase):
     """The query, key and value projections as one product, outputs side by side.
 
     Query heads are split over the ranks, and so are key and value heads, unless there are more ranks than those: then
-    several ranks hold the same one. `head_counts` are the rank's query, key and value heads. In the checkpoint the first
-    `interleaved` rows of each query and key head are pairs that rotate together; here the second ones follow the first.
+    several ranks hold the same one. `head_counts` are the rank's query, key and value heads. In the checkpoint the
+    first `interleaved` rows of each query and key head are pairs that rotate together; here all second ones follow the
+    first ones.
     """
 
     def __init__(

@@ -145,7 +145,7 @@ class ParallelLMHead(VocabShard):
 
     @property
     def plain_weight(self) -> Tensor | None:
-        """The weight [V, H] where this rank has all of it, as the checkpoint has it, and logits are x W^T; else None."""
+        """The weight [V, H] where this rank has all of it, as the checkpoint has it, and x W^T are the logits."""
         is_product = not self._has_bias and self._scale == 1.0 and self._softcap is None
         return self.packed.weight if self.is_plain and is_product and self.group.world_size == 1 else None
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from vllm.model_executor.layers.activation import ACTIVATION_NAMES
 from vllm.model_executor.models.rope_options import read_rope
 from vllm.model_executor.models.spec import AttentionSpec, DecoderSpec, MlpSpec, NormSpec, RotarySpec
 from vllm.transformers_utils.config import HFConfig, scaled_context
@@ -112,7 +113,14 @@ class ConfigReader:
     ) -> RotarySpec:
         """Rotary positions by rope_parameters (or the older rope_scaling and rope_theta); `kind` is the layers' where
         these differ. `theta` and `partial` are the family's defaults."""
-        names = "rope_theta", "rotary_emb_base", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rotary_pct"
+        names = (
+            "rope_theta",
+            "rotary_emb_base",
+            "rope_scaling",
+            "rope_parameters",
+            "partial_rotary_factor",
+            "rotary_pct",
+        )
         self.get(*names, "original_max_position_embeddings", "rope_local_base_freq")
         rope, share = read_rope(self._raw, self._where, theta, partial, kind)
         dim = head_dim if rope.rope_type == "proportional" else int(head_dim * share)
@@ -155,6 +163,9 @@ class ConfigReader:
         bias = self.boolean("mlp_bias", default=False) if bias is None else bias
         size = self.integer("intermediate_size", "n_inner", "ffn_dim", default=fields.pop("size", None))
         act = self.get("hidden_act", "activation_function", "hidden_activation", default=activation)
+        if act not in ACTIVATION_NAMES:
+            known = ", ".join(sorted(ACTIVATION_NAMES))
+            raise ValueError(f"{self._where}: the activation (hidden_act) must be one of {known}, got {act!r}")
         return MlpSpec(size, act, **({"up_bias": bias, "down_bias": bias} | fields))
 
     def decoder(
@@ -178,7 +189,7 @@ class ConfigReader:
 
     def _max_positions(self, layers: Sequence[AttentionSpec]) -> int:
         names = "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"
-        trained = self.integer(*names, default=2048)
+        trained = self.integer(*names)
         for rotary in (layer.rotary for layer in layers if layer.rotary is not None):
             rope = rotary.rope
             if rope.rope_type == "longrope":
@@ -188,9 +199,13 @@ class ConfigReader:
         return trained
 
     def layer_kinds(self, default: Sequence[str]) -> list[str]:
-        """"full_attention" or "sliding_attention" of each layer, by layer_types."""
-        kinds = list(self.get("layer_types", default=default))
-        if len(kinds) != self.num_layers or set(kinds) - {"full_attention", "sliding_attention"}:
+        """ "full_attention" or "sliding_attention" of each layer, by layer_types."""
+        kinds = self.get("layer_types", default=list(default))
+        if (
+            not isinstance(kinds, list)
+            or len(kinds) != self.num_layers
+            or set(kinds) - {"full_attention", "sliding_attention"}
+        ):
             raise ValueError(
                 f"{self._where}: layer_types must name full_attention or sliding_attention for each of "
                 f"{self.num_layers} layers, got {kinds}"
@@ -204,6 +219,8 @@ class ConfigReader:
         """
         for name, value in self._raw.items():
             if name in self._read or _IRRELEVANT.fullmatch(name) or _is_neutral(value):
+                continue
+            if name == "layer_types" and set(value) == {"full_attention"}:
                 continue
             raise ValueError(
                 f"{self._where}: {model} has no option {name}, got {value!r}; if it does not change what the model "

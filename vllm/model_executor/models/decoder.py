@@ -357,7 +357,7 @@ class DecoderForCausalLM(CausalLM):
             num_key_value_heads=spec.layers[0].num_kv_heads,
             head_dim=spec.layers[0].head_dim,
             intermediate_size=spec.mlp.intermediate_size,
-            max_context_len=spec.max_positions,
+            max_context_len=min([spec.max_positions, *(layer.window for layer in spec.layers if layer.window)]),
             tie_word_embeddings=spec.tie_word_embeddings,
         )
 
