@@ -128,8 +128,8 @@ class RequestOutput:
         outputs: one CompletionOutput a sequence, by index.
         finished: whether all sequences have ended.
         num_cached_tokens: prompt tokens found in the prefix cache.
-        lora_request, encoder_prompt, encoder_prompt_token_ids, num_cache_creation_tokens, prompt_token_id_logprobs,
-            kv_transfer_params, ec_transfer_params: never set by this engine; for callers that read them.
+        lora_request, encoder_prompt, encoder_prompt_token_ids, num_cache_creation_tokens, kv_transfer_params,
+            ec_transfer_params: never set by this engine; for callers that read them.
     """
 
     request_id: str
@@ -144,7 +144,6 @@ class RequestOutput:
     encoder_prompt_token_ids: list[int] | None = field(repr=False)
     num_cached_tokens: int | None
     num_cache_creation_tokens: int | None = field(repr=False)
-    prompt_token_id_logprobs: np.ndarray | None = field(repr=False)
     kv_transfer_params: dict[str, Any] | None = field(repr=False)
     ec_transfer_params: dict[str, Any] | None = field(repr=False)
 
@@ -174,10 +173,21 @@ class RequestOutput:
         self.metrics, self.lora_request = metrics, lora_request
         self.encoder_prompt, self.encoder_prompt_token_ids = encoder_prompt, encoder_prompt_token_ids
         self.num_cached_tokens, self.num_cache_creation_tokens = num_cached_tokens, num_cache_creation_tokens
-        self.prompt_token_id_logprobs = prompt_token_id_logprobs
+        if prompt_token_id_logprobs is not None:
+            self.prompt_token_id_logprobs = prompt_token_id_logprobs
         self.kv_transfer_params, self.ec_transfer_params = kv_transfer_params, ec_transfer_params
         if unknown:
             warn_once(logger, "RequestOutput does not know %s: left out", ", ".join(sorted(unknown)))
+
+    @cached_property
+    def prompt_token_id_logprobs(self) -> np.ndarray | None:
+        """Logprobs of `prompt_logprob_token_ids`, float32 [rows, K]: row i scores prompt token prompt_logprob_start +
+        i + 1, columns are in the order requested, -inf stands at padding (-1, or beyond a shorter list). Logits in a
+        `*_logits` mode. None if none were requested, or if the prompt has not been read to its end."""
+        readings = self.prompt_logprobs
+        if not isinstance(readings, PromptLogprobs):
+            return None
+        return readings.requested_logprobs(max(len(self.prompt_token_ids) - readings.num_unread, 0))
 
     def add(self, next_output: RequestOutput, aggregate: bool) -> None:
         """Take in a later output of the same request.

@@ -13,6 +13,7 @@ import numpy as np
 
 from vllm.beam_search import BeamSearchParams as BeamSearchParams
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.logprobs.id_rows import padded
 from vllm.sampling_limits import (
     BEAM_SEARCH_NEEDS,
     INTEGERS,
@@ -81,8 +82,8 @@ class SamplingParams(Struct, dict=True):
 
     `prompt_logprobs=k` and `prompt_logprob_token_ids` (one list for all positions, or one a position) read the
     prompt's own tokens in the same way, from the logits of position `prompt_logprob_start` on: the first token that
-    is read is the one after it, and lists a position are (prompt length - 1 - prompt_logprob_start) many. Prompt
-    readings are always of the model's own logits.
+    is read is the one after it, and lists a position are (prompt length - 1 - prompt_logprob_start) many; an integer
+    array [rows, K] is the same, with -1 as padding. Prompt readings are always of the model's own logits.
 
     `max_tokens=0` samples nothing: it gives the prompt's readings and, where `logprobs` or `logprob_token_ids` ask
     for them, the readings of the next position.
@@ -115,7 +116,7 @@ class SamplingParams(Struct, dict=True):
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    prompt_logprob_token_ids: list[int] | list[list[int]] | None = None
+    prompt_logprob_token_ids: list[int] | list[list[int]] | np.ndarray | None = None
     prompt_logprob_start: int | None = None
     logprob_token_ids: list[int] | None = None
     flat_logprobs: bool = False
@@ -204,7 +205,7 @@ class SamplingParams(Struct, dict=True):
         self.logprob_token_ids = check_token_ids("logprob_token_ids", self.logprob_token_ids) or None
         if self.prompt_logprob_token_ids is not None:
             name = "prompt_logprob_token_ids"
-            self.prompt_logprob_token_ids = check_token_id_rows(name, self.prompt_logprob_token_ids) or None
+            self.prompt_logprob_token_ids = check_token_id_rows(name, self.prompt_logprob_token_ids)
         if self.prompt_logprob_start is not None:
             self.prompt_logprob_start = _limited_integer("prompt_logprob_start", self.prompt_logprob_start)
             if not self.reads_prompt:
@@ -301,7 +302,7 @@ class SamplingParams(Struct, dict=True):
     def _check_beam_search(self) -> None:
         for name, allowed in BEAM_SEARCH_NEEDS.items():
             value = getattr(self, name)
-            if value not in allowed:
+            if isinstance(value, np.ndarray) or value not in allowed:
                 raise VLLMValidationError(f"use_beam_search needs {name}={allowed[0]!r}, got {value!r}", name, value)
         if self.max_tokens == 0:
             raise VLLMValidationError("use_beam_search needs max_tokens of at least 1, got 0", "max_tokens", 0)
@@ -321,17 +322,25 @@ class SamplingParams(Struct, dict=True):
         """The first prompt position whose logits are read (they are of the token after it); None when none is."""
         return (self.prompt_logprob_start or 0) if self.reads_prompt else None
 
-    def prompt_token_ids_of(self, row: int) -> list[int]:
-        """The ids of `prompt_logprob_token_ids` that are read from the logits of prompt position `row`."""
-        ids = self.prompt_logprob_token_ids or []
-        if self.has_prompt_ids_a_position:
-            return ids[row - (self.prompt_logprob_start or 0)]  # type: ignore[return-value]
-        return ids  # type: ignore[return-value]
-
     @property
     def has_prompt_ids_a_position(self) -> bool:
-        """Whether `prompt_logprob_token_ids` holds one list a position."""
-        return bool(self.prompt_logprob_token_ids) and isinstance(self.prompt_logprob_token_ids[0], list)  # type: ignore[index]
+        """Whether `prompt_logprob_token_ids` holds one row a position."""
+        ids = self.prompt_logprob_token_ids
+        return ids is not None and not isinstance(ids[0], int)
+
+    def prompt_token_ids_of(self, row: int) -> list[int]:
+        """The ids of `prompt_logprob_token_ids` that are read from the logits of prompt position `row`."""
+        index = row - (self.prompt_logprob_start or 0) if self.has_prompt_ids_a_position else 0
+        return [each for each in dict.fromkeys(self.prompt_ids_np[index].tolist()) if each >= 0]
+
+    @cached_property
+    def prompt_ids_np(self) -> np.ndarray:
+        """`prompt_logprob_token_ids` as int32 [rows, K], -1 as padding: a row a position that is read, or, without
+        `has_prompt_ids_a_position`, one row for all of them."""
+        ids: Any = self.prompt_logprob_token_ids
+        if isinstance(ids, np.ndarray):
+            return ids
+        return padded(ids if self.has_prompt_ids_a_position else [ids or []])
 
     @property
     def num_logprobs(self) -> int | None:
@@ -429,19 +438,25 @@ class SamplingParams(Struct, dict=True):
                 start,
             )
         num_rows = prompt_len - 1 - start
-        ids = self.prompt_logprob_token_ids or ()
+        ids: Any = self.prompt_logprob_token_ids
         if self.has_prompt_ids_a_position and len(ids) != num_rows:
             raise VLLMValidationError(
                 f"prompt_logprob_token_ids has {len(ids)} lists, but {num_rows} positions are read "
-                f"(prompt length {prompt_len} - 1 - prompt_logprob_start {start})",
+                f"(scored rows: prompt length {prompt_len} - 1 - prompt_logprob_start {start})",
                 "prompt_logprob_token_ids",
                 len(ids),
             )
 
     def _id_lists_to_read(self) -> list[tuple[str, list[int]]]:
-        name, ids = "prompt_logprob_token_ids", self.prompt_logprob_token_ids or []
-        lists: Any = ids if self.has_prompt_ids_a_position else [ids]
-        return [("logprob_token_ids", self.logprob_token_ids or []), *((name, each) for each in lists)]
+        lists: Any = self.prompt_logprob_token_ids
+        if isinstance(lists, np.ndarray):
+            # The longest row and the one with the highest id stand for all.
+            lists = lists[[(lists >= 0).sum(axis=1).argmax(), lists.max(axis=1).argmax()]].tolist()
+        elif not self.has_prompt_ids_a_position:
+            lists = [lists or []]
+        own = ([token_id for token_id in each if token_id >= 0] for each in lists)
+        named = (("prompt_logprob_token_ids", each) for each in own)
+        return [("logprob_token_ids", self.logprob_token_ids or []), *named]
 
     def clone(self) -> SamplingParams:
         """A copy that shares no mutable field with this one; already validated, so nothing is checked again."""

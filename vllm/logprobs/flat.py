@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from vllm.logprobs.editable import EditableLogprobs
-from vllm.logprobs.flat_arrays import EMPTY, FlatArrays, repeated, select
+from vllm.logprobs.flat_arrays import EMPTY, FlatArrays, repeated, select, select_rows
 from vllm.logprobs.lists import LogprobsRow, LogprobsRows, row_width
 from vllm.logprobs.position import (
     WIDEST_DICT,
@@ -264,9 +264,25 @@ class PromptLogprobs(FlatLogprobs):
     then the requested ids. The arrays and `select` cover the positions that were read.
     """
 
-    def __init__(self, num_unread: int = 1, **options: Any) -> None:
+    def __init__(self, num_unread: int = 1, requested: np.ndarray | None = None, **options: Any) -> None:
+        """
+        Args:
+            num_unread: positions without readings.
+            requested: int32 [P, K], the ids requested at each position that is read, -1 as padding; [1, K]: the same
+                at all.
+            options: see FlatLogprobs.
+        """
         super().__init__(**options)
         self.num_unread = num_unread
+        self._requested = requested
+
+    def requested_logprobs(self, num_positions: int) -> np.ndarray | None:
+        """Logprobs of the requested ids, float32 [P, K] with columns as requested, -inf at padding; logits in a
+        `*_logits` mode. None if none were requested, or if others than `num_positions` have been read so far."""
+        ids = self._requested
+        if ids is None or self._length != num_positions:
+            return None
+        return select_rows(self._arrays(), np.broadcast_to(ids, (num_positions, ids.shape[1])))
 
     def __len__(self) -> int:
         return self._length + self.num_unread

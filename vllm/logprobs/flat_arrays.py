@@ -61,6 +61,16 @@ def select(flat: FlatArrays, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return flat.logprobs[where], flat.logits[where], flat.ranks[where]
 
 
+def select_rows(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray:
+    """Logprobs, float32 [P, W], of each position's own ids `wanted`, int32 [P, W]; -inf where it has -1. KeyError: an
+    id is missing at its position."""
+    is_id = wanted >= 0
+    result = np.full(wanted.shape, -np.inf, np.float32)
+    position = np.repeat(np.arange(len(wanted)), is_id.sum(axis=1))
+    result[is_id] = flat.logprobs[_find_keys(flat, _keys(position, wanted[is_id]))]
+    return result
+
+
 def _find_columns(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray | slice | None:
     """The ids' columns if they are the same at every position; else None. Usually they are the last ones, in order."""
     if not len(flat.token_ids) or (flat.counts != flat.counts[0]).any():
@@ -85,14 +95,21 @@ def _find_few(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray:
 
 
 def _find_many(flat: FlatArrays, wanted: np.ndarray) -> np.ndarray:
-    positions = np.arange(len(flat.lse), dtype=np.int64)
-    position = np.repeat(positions, flat.counts)
-    keys = (position << 32) | flat.token_ids.astype(np.int64)
+    return _find_keys(flat, _keys(np.arange(len(flat.lse))[:, None], wanted[None, :]))
+
+
+def _keys(positions: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
+    """An integer for each pair."""
+    return (positions.astype(np.int64) << 32) | token_ids.astype(np.int64)
+
+
+def _find_keys(flat: FlatArrays, targets: np.ndarray) -> np.ndarray:
+    """The entries of these `_keys`, any shape."""
+    keys = _keys(np.repeat(np.arange(len(flat.lse)), flat.counts), flat.token_ids)
     order = np.argsort(keys, kind="stable")
-    targets = (positions[:, None] << 32) | wanted[None, :]
     found = np.minimum(np.searchsorted(keys[order], targets), max(len(keys) - 1, 0))
     where = order[found] if len(keys) else found
     missing = keys[where] != targets if len(keys) else np.ones_like(targets, dtype=bool)
     if missing.any():
-        raise KeyError(int(wanted[np.argwhere(missing)[0, 1]]))
+        raise KeyError(int(targets[missing][0] & 0xFFFFFFFF))
     return where

@@ -15,6 +15,8 @@ from vllm.exceptions import VLLMValidationError, shown
 
 MAX_LIST_LENGTH = 2**20
 """Longest accepted list: above any vocabulary and any context that fits into memory."""
+MAX_ID_CELLS = 2**28
+"""Most cells of a table of ids: its rows times its longest row."""
 MAX_INTEGER = 2**63 - 1
 """Limit of integers without a lower one."""
 
@@ -86,14 +88,43 @@ def check_id_sequence(name: str, values: Any) -> list[int]:
     return ids
 
 
-def check_token_id_rows(name: str, values: Any) -> list[int] | list[list[int]]:
-    """One list of ids, or a list of such lists. In a 2-d integer array -1 pads short rows."""
+def check_token_id_rows(name: str, values: Any) -> list[int] | list[list[int]] | np.ndarray | None:
+    """One list of distinct ids, or rows of ids with -1 as padding: a list of lists, or, of a 2-d integer array, a copy
+    as int32 [rows, ids]. None where there is nothing in it."""
     if getattr(values, "ndim", 1) == 2:
-        values = [[element for element in row if element != -1] for row in values.tolist()]
+        return _check_id_table(name, values)
     elements = check_list(name, values, "a list of integers, or a list of such lists")
     if not any(isinstance(element, Iterable) and not isinstance(element, (str, bytes)) for element in elements):
-        return check_token_ids(name, elements)
-    return [check_token_ids(f"{name}[{index}]", element) for index, element in enumerate(elements)]
+        return check_token_ids(name, elements) or None
+    rows = [_check_id_row(f"{name}[{index}]", element) for index, element in enumerate(elements)]
+    longest = max(map(len, rows))
+    if len(rows) * longest > MAX_ID_CELLS:
+        found = f"{len(rows)} rows, the longest of {longest}"
+        raise VLLMValidationError(f"{name} must have at most {MAX_ID_CELLS} cells, got {found}", name, len(rows))
+    return rows
+
+
+def _check_id_row(name: str, values: Any) -> list[int]:
+    ids = [check_token_id(name, element) for element in check_list(name, values, "a list of integers")]
+    if ids and min(ids) < -1:
+        raise VLLMValidationError(f"{name} must be token ids or -1 (padding), got {shown(min(ids))}", name, min(ids))
+    return ids
+
+
+def _check_id_table(name: str, values: Any) -> np.ndarray | None:
+    table = np.asarray(values.cpu() if hasattr(values, "cpu") else values)
+    if table.dtype.kind not in "iu":
+        found = f"an array of {table.dtype}"
+        raise VLLMValidationError(f"{name} must hold integers, got {found}", name, found)
+    if table.size > MAX_ID_CELLS:
+        raise VLLMValidationError(f"{name} must have at most {MAX_ID_CELLS} cells, got {table.size}", name, table.size)
+    if not table.size:
+        return None
+    low, high = int(table.min()), int(table.max())
+    if low < -1 or high > np.iinfo(np.int32).max:
+        worst = low if low < -1 else high
+        raise VLLMValidationError(f"{name} must be token ids or -1 (padding), got {worst}", name, worst)
+    return np.array(table, dtype=np.int32, order="C")
 
 
 def check_texts(name: str, values: Any) -> list[str]:

@@ -103,7 +103,7 @@ GENERATION = [
     *bad("repetition_penalty", 0, -1, 2e6),
     *bad("truncate_prompt_tokens", 0, -2, MAX_MODEL_LEN + 1),
     *bad("prompt_logprobs", -2, MAX_LOGPROBS + 1),
-    *bad("prompt_logprob_token_ids", 7, "7", {}, ["7"], [7.0], [True], [-1], [VOCAB_SIZE], [[7], "7"], [["7"]], [[-1]]),
+    *bad("prompt_logprob_token_ids", 7, "7", {}, ["7"], [7.0], [True], [-1], [VOCAB_SIZE], [[7], "7"], [["7"]], [[-2]]),
     *bad("prompt_logprob_token_ids", list(range(MAX_IDS + 1)), says=f"{MAX_IDS}"),
     *bad("prompt_logprob_token_ids", [[7]] * 100, says="100 lists"),
     *bad("prompt_logprob_start", "0", True, 1.5, -1, 2**63, 120, prompt_logprobs=1),

@@ -348,7 +348,7 @@ class TestForms:
         with pytest.raises(VLLMValidationError, match=message):
             generate(tiny, [byte_ids("abcd")], SamplingParams(max_tokens=0, **fields))
 
-    @pytest.mark.parametrize("ids", [[1.5], [[1.5]], [[1], 2], "12", [True], [[-1]], {1: 2}, 3])
+    @pytest.mark.parametrize("ids", [[1.5], [[1.5]], [[1], 2], "12", [True], [-1], [[-2]], {1: 2}, 3])
     def test_bad_ids(self, ids):
         with pytest.raises(VLLMValidationError, match="prompt_logprob_token_ids"):
             SamplingParams(prompt_logprob_token_ids=ids)

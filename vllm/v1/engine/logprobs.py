@@ -52,6 +52,7 @@ class PromptLogprobsProcessor:
         assert start is not None, "no prompt readings were asked for"
         self.readings = PromptLogprobs(
             start + 1,
+            requested=params.prompt_ids_np if params.prompt_logprob_token_ids is not None else None,
             decode=decode,
             num_topk=params.prompt_logprobs or 0,
             as_logits=_as_logits(params),

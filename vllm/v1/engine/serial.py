@@ -26,7 +26,15 @@ _DEFAULTS = {name: getattr(_DEFAULT_PARAMS, name) for name in SamplingParams.__s
 def encode_request(request: EngineCoreRequest) -> bytes:
     """A request, of its parameters those not at their defaults; VLLMValidationError: unserialisable `extra_args`."""
     params = request.sampling_params
-    changed = {name: value for name, default in _DEFAULTS.items() if (value := getattr(params, name)) != default}
+    ids = params.prompt_logprob_token_ids
+    table = ids if isinstance(ids, np.ndarray) else None
+    changed = {
+        name: value
+        for name, default in _DEFAULTS.items()
+        if (value := getattr(params, name)) is not table and value != default
+    }
+    if table is not None:
+        changed["prompt_logprob_token_ids"] = (table.shape[1], table.tobytes())
     if "output_kind" in changed:
         changed["output_kind"] = params.output_kind.value
     values = {**vars(request), "eos_token_ids": sorted(request.eos_token_ids), "sampling_params": changed}
@@ -44,6 +52,10 @@ def decode_request(data: Frame) -> EngineCoreRequest:
     changed = values["sampling_params"]
     if "output_kind" in changed:
         changed["output_kind"] = RequestOutputKind(changed["output_kind"])
+    ids = changed.get("prompt_logprob_token_ids")
+    if ids is not None and isinstance(ids[-1], bytes):
+        width, cells = ids
+        changed["prompt_logprob_token_ids"] = np.frombuffer(cells, np.int32).reshape(-1, width)
     # Not through the constructor: the parameters were checked before they were sent.
     params = values["sampling_params"] = _DEFAULT_PARAMS.clone()
     for name, value in changed.items():

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vllm.logprobs.id_rows import PackedRows, pack
 from vllm.logprobs.lists import LogprobsLists, LogprobsRows
 from vllm.ops.linear_readings import has_linear_readings, linear_readings
 from vllm.sampling_params import SamplingParams
@@ -57,9 +58,14 @@ class _Kind(NamedTuple):  # requests of one kind are read together
 
 class _Request(NamedTuple):
     req_id: str
-    params: SamplingParams
+    ids: PackedRows  # to read; one row: the same at all positions
+    first_row: int  # position of the first row
     num_topk: int
     kind: _Kind
+
+    def ids_at(self, positions: np.ndarray) -> PackedRows:
+        rows = positions - self.first_row if len(self.ids.ids) > 1 else np.zeros_like(positions)
+        return PackedRows(*(column[rows] for column in self.ids))
 
 
 class PromptLogprobsState:
@@ -86,10 +92,9 @@ class PromptLogprobsState:
             return
         num_topk = params.prompt_logprobs or 0
         num_topk = self.vocab_size if num_topk == -1 else min(num_topk, self.vocab_size)
-        ids = params.prompt_logprob_token_ids or ()
-        widest = max(map(len, ids)) if params.has_prompt_ids_a_position else len(ids)  # type: ignore[arg-type]
-        kind = _Kind(num_topk > _WIDE, widest > _WIDE, params.logprob_entropy)
-        self._requests[slot] = _Request(req_id, params, num_topk, kind)
+        ids = pack(params.prompt_ids_np)
+        kind = _Kind(num_topk > _WIDE, ids.ids.shape[1] > _WIDE, params.logprob_entropy)
+        self._requests[slot] = _Request(req_id, ids, params.first_prompt_row or 0, num_topk, kind)
         self._first[slot] = self._next[slot] = next_prompt_row
         self._end[slot] = prompt_len - 1
 
@@ -157,15 +162,17 @@ class PromptLogprobsState:
 
     def _ids_to_read(self, tile: PromptRows, states: RequestStates) -> tuple[np.ndarray, np.ndarray]:
         """int32 [L, 1 + M]: each row's prompt token, then its requested ids; int32 [L]: how many of those it has."""
-        lists = [
-            self._requests[slot].params.prompt_token_ids_of(position)
-            for slot, position in zip(tile.slots.tolist(), tile.positions.tolist(), strict=True)
+        borders = np.flatnonzero(tile.slots[1:] != tile.slots[:-1]) + 1
+        parts = [
+            (rows, self._requests[int(tile.slots[rows[0]])].ids_at(tile.positions[rows]))
+            for rows in np.split(np.arange(len(tile.slots)), borders)
         ]
-        counts = np.fromiter(map(len, lists), dtype=np.int32, count=len(lists))
-        ids = np.zeros((len(lists), 1 + int(counts.max(initial=0))), dtype=np.int32)
+        counts = np.concatenate([own.counts for _, own in parts])
+        ids = np.zeros((len(counts), 1 + int(counts.max(initial=0))), dtype=np.int32)
         ids[:, 0] = states.token_ids[tile.slots, tile.positions + 1]
-        for row, own in enumerate(lists):
-            ids[row, 1 : 1 + len(own)] = own
+        for rows, own in parts:
+            width = min(own.ids.shape[1], ids.shape[1] - 1)
+            ids[rows, 1 : 1 + width] = own.ids[:, :width]
         return ids, counts
 
     def _read_tile(
