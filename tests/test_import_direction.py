@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 ORDER = """
     env_table envs version logger exceptions utils logprobs sequence lora structured_params beam_search sampling_limits
     sampling_params pooling_params tasks inputs pooling_outputs outputs transformers_utils multimodal plugins platforms
-    usage config tokenizers transformers_utils.tokenizer transformers_utils.tokenizers reasoning tool_parsers
+    usage config tracing tokenizers transformers_utils.tokenizer transformers_utils.tokenizers reasoning tool_parsers
     ops distributed attention model_executor
     v1 v1.request v1.outputs v1.messages v1.core v1.sample v1.worker v1.executor
     engine.upstream_args engine.arg_utils v1.metrics.engine_metrics

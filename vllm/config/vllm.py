@@ -8,6 +8,7 @@ from typing import Any
 from vllm.config.cache import CacheConfig
 from vllm.config.device import DeviceConfig
 from vllm.config.model import ModelConfig
+from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import ParallelConfig
 from vllm.config.scheduler import SchedulerConfig
 
@@ -25,6 +26,7 @@ class VllmConfig:
     """Where traces of start_profile go; "" = nowhere."""
     weight_transfer_config: Any = field(default=None, compare=False)
     """As given: trainers ask a server for it."""
+    observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.parallel_config.check_divides(self.model_config.hf_config)

@@ -17,6 +17,7 @@ from vllm.config import (
     CacheConfig,
     DeviceConfig,
     ModelConfig,
+    ObservabilityConfig,
     ParallelConfig,
     SchedulerConfig,
     VllmConfig,
@@ -29,6 +30,7 @@ from vllm.exceptions import shown
 from vllm.logger import init_logger, warn_once
 from vllm.plugins import load_general_plugins
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
+from vllm.tracing import check_endpoint
 from vllm.utils.device import resolve_device
 from vllm.utils.flag_types import flag_help, flag_options
 
@@ -165,7 +167,9 @@ class EngineArgs(UpstreamArgs):
     use_tqdm_on_load: bool = _arg(True, "show a progress bar when loading takes longer than a moment")
     max_num_queued_reqs: int | None = _arg(None, "the server's --max-num-queued-reqs", flag=False)
     shutdown_timeout: int = _arg(0, "the server's --shutdown-timeout", flag=False)
-    otlp_traces_endpoint: str | None = _arg(None, "the server's --otlp-traces-endpoint", flag=False)
+    otlp_traces_endpoint: str | None = _arg(
+        None, "address of an OpenTelemetry collector that gets a span for each request; needs the extra otel"
+    )
 
     def __post_init__(self) -> None:
         # None is upstream's word for "the default".
@@ -226,6 +230,7 @@ class EngineArgs(UpstreamArgs):
             device_config=DeviceConfig(device),
             torch_profiler_dir=self._profiler_dir(),
             weight_transfer_config=self.weight_transfer_config,
+            observability_config=ObservabilityConfig(otlp_traces_endpoint=self.otlp_traces_endpoint or None),
         )
 
     def _profiler_dir(self) -> str:
@@ -354,8 +359,7 @@ class EngineArgs(UpstreamArgs):
             names = ", ".join((*LOAD_FORMATS, *_LOAD_FORMAT_ALIASES))
             raise ValueError(f"load_format must be one of {names}, got {self.load_format!r}")
         if self.otlp_traces_endpoint:
-            given = f"otlp_traces_endpoint={self.otlp_traces_endpoint!r}"
-            raise ValueError(f"{given} is not supported: no spans are sent; /metrics has the latencies")
+            check_endpoint(self.otlp_traces_endpoint)
         if self.runner not in ("auto", "generate"):
             raise ValueError(
                 f"runner must be 'auto' or 'generate', got {self.runner!r}: pooling models are not served yet"

@@ -46,6 +46,7 @@ _HASH = "blocks are hashed with SHA-256"
 _MISSING = "not implemented"
 _LOGGING = "VLLM_LOGGING_LEVEL and VLLM_LOGGING_CONFIG_PATH set up the log"
 _METRICS = "the server's /metrics has the counters there are"
+_TRACES = "a request's span (otlp_traces_endpoint) has the times of its queue, prompt and output"
 _STATISTICS = "the engine logs no statistics by itself"
 _SLEEP = "sleep frees memory in one way"
 
@@ -296,7 +297,7 @@ class UpstreamArgs:
     log_config_file: str | None = _refused(None, _LOGGING)
 
     show_hidden_metrics_for_version: str | None = _refused(None, _METRICS)
-    collect_detailed_traces: list[str] | None = _refused(None, _METRICS)
+    collect_detailed_traces: list[str] | None = _refused(None, _TRACES)
     kv_cache_metrics: bool = _refused(False, _METRICS)
     custom_histogram_buckets: dict[str, Any] | None = _refused(None, _METRICS)
     cudagraph_metrics: bool = _refused(False, _METRICS)

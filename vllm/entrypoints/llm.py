@@ -23,6 +23,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType
 from vllm.outputs import LabelScores, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.tracing import continued
 from vllm.utils.checks import check_integer, check_neutral
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.label_scoring import LabelScorer, encode_labels
@@ -77,6 +78,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
         prompt_token_ids: Any = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> list[RequestOutput]:
         """Generate for every prompt; results come in the order of the prompts.
 
@@ -89,6 +91,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
             priority: one for all, or one a prompt, lower first, for scheduling_policy="priority".
             tokenization_kwargs: may hold add_special_tokens.
             prompt_token_ids: in place of `prompts`, one list of ids or several; the older way.
+            trace_headers: W3C's, of the trace that the requests' spans are to be part of.
 
         Raises:
             VLLMValidationError: a prompt or parameter that cannot be honoured. Nothing was queued then, and
@@ -108,7 +111,8 @@ class LLM(EngineControl, PoolingOfflineMixin):
         params_list = _one_each("sampling_params", sampling_params, len(prompt_list))
         priorities = _one_each("priority", 0 if priority is None else priority, len(prompt_list))
         add_special_tokens = adds_special_tokens(tokenization_kwargs)
-        return self._generate(prompt_list, params_list, priorities, use_tqdm, add_special_tokens=add_special_tokens)
+        with continued(self.llm_engine.tracer, trace_headers):
+            return self._generate(prompt_list, params_list, priorities, use_tqdm, add_special_tokens=add_special_tokens)
 
     def enqueue(
         self,

@@ -53,7 +53,7 @@ def cut_short(state: ServerState) -> None:
 
 
 def make_app(**args: Any) -> tuple[FastAPI, ServerState]:
-    state = ServerState(None, ServerArgs(**args))  # type: ignore[arg-type]
+    state = ServerState(None, ServerArgs(**args))
     app = FastAPI()
     middleware.install(app, state)
 

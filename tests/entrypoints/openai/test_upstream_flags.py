@@ -105,7 +105,6 @@ def test_defaults_are_taken_and_ask_for_nothing():
         (["-asc", "2"], "api_server_count=2 is not supported"),
         (["--grpc-port", "50051"], "grpc_port=50051 is not supported: the server speaks HTTP"),
         (["--sse-keep-alive-interval", "5"], "sse_keep_alive_interval=5 is not supported"),
-        (["--otlp-traces-endpoint", "grpc://x"], "otlp_traces_endpoint='grpc://x' is not supported: no spans are sent"),
         (["--enable-log-outputs"], "enable_log_outputs=True is not supported"),
         (["--fingerprint-mode", "custom"], "--fingerprint-mode custom and --fingerprint-value VALUE need each other"),
         (["--fingerprint-value", "x"], "--fingerprint-mode custom and --fingerprint-value VALUE need each other"),

@@ -16,27 +16,41 @@ from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.exceptions import shown
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.tracing import RequestTracer
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.version import __version__
 
 
 @dataclass
 class ServerState:
-    """A running server.
+    """A server.
 
     Attributes:
+        engine_client: the engine; None: it is still to come, and requests for it are answered 503.
         chat_template: text of a template in place of the model's own.
         created: when it started, in Unix seconds.
         draining: it is stopping and accepts no new work.
         in_flight: tasks of the requests to the engine's endpoints that are being answered.
     """
 
-    engine: AsyncLLM
+    engine_client: AsyncLLM | None
     args: ServerArgs = field(default_factory=ServerArgs)
     chat_template: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     in_flight: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    @property
+    def engine(self) -> AsyncLLM:
+        """Raises ApiError 503 while there is none."""
+        if self.engine_client is None:
+            raise ApiError(503, "the server is starting: it has no engine yet", code="starting", retry_after=1)
+        return self.engine_client
+
+    @property
+    def tracer(self) -> RequestTracer | None:
+        """The engine's; None: requests are not traced."""
+        return None if self.engine_client is None else self.engine_client.tracer
 
     @property
     def model_names(self) -> list[str]:

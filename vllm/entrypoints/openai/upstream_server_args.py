@@ -35,7 +35,6 @@ class UpstreamServerArgs:
 
     enable_per_request_metrics: bool = refused(False, "answers hold no timings; /metrics has them")
     sse_keep_alive_interval: int = refused(0, "streams hold answers only; let the proxy wait longer")
-    otlp_traces_endpoint: str | None = refused(None, "no spans are sent; /metrics has the latencies")
     enable_log_outputs: bool = refused(False, _LOG)
     enable_offline_docs: bool = refused(False, "the pages of /docs load their scripts; /openapi.json needs none")
     enable_ssl_refresh: bool = refused(False, "certificates are read once; restart the server for new ones")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vllm.tokenizers.tokenizer import Tokenizer
+    from vllm.tracing import RequestTracer
     from vllm.v1.engine.replica import Replica
     from vllm.v1.engine.replica_router import ReplicaRouter
 
@@ -22,6 +23,7 @@ class AsyncEngineControl:
 
     replicas: list[Replica]
     tokenizer: Tokenizer | None
+    tracer: RequestTracer | None
     _router: ReplicaRouter | None
     _resumed: asyncio.Event | None = None  # set while it is not paused; None = it never was
 
@@ -126,8 +128,8 @@ class AsyncEngineControl:
         return self.tokenizer.hf_tokenizer
 
     async def is_tracing_enabled(self) -> bool:
-        """Whether the engine itself traces requests; the server does."""
-        return False
+        """Whether requests are traced: otlp_traces_endpoint was given."""
+        return self.tracer is not None
 
     async def do_log_stats(self) -> None:
         """Nothing: the engine logs no statistics by itself."""

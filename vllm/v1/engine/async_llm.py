@@ -17,6 +17,7 @@ from vllm.exceptions import EngineDeadError, GenerationError, VLLMValidationErro
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.tracing import continued, make_tracer
 from vllm.utils.checks import check_neutral
 from vllm.v1.engine.async_control import AsyncEngineControl
 from vllm.v1.engine.core_client import CoreClient
@@ -63,7 +64,8 @@ class AsyncLLM(AsyncEngineControl):
             _close_cores(cores)
             raise
         self.input_processor = InputProcessor(config, self.tokenizer)
-        self.replicas = [Replica(core, self.input_processor) for core in cores]
+        self.tracer = make_tracer(config)
+        self.replicas = [Replica(core, self.input_processor, self.tracer) for core in cores]
         self._router: ReplicaRouter | None = None
         if len(cores) > 1:
             cache, num_blocks = config.cache_config, [core.num_blocks for core in cores]
@@ -189,7 +191,7 @@ class AsyncLLM(AsyncEngineControl):
             params: what to do with it.
             lora_request, data_parallel_rank: None; adapters are not implemented, and the engine chooses the replica.
             tokenization_kwargs: may hold add_special_tokens.
-            trace_headers: not used: the server traces requests.
+            trace_headers: W3C's, of the trace that the request's span is to be part of.
             priority: lower runs earlier under the "priority" policy.
 
         Raises:
@@ -213,7 +215,8 @@ class AsyncLLM(AsyncEngineControl):
                 [prompt], [params], add_special_tokens=adds_special_tokens(tokenization_kwargs)
             )
         checked = self.input_processor.process_params(params, len(processed.token_ids))
-        return await self.add_checked(request_id, processed, checked, priority)
+        with continued(self.tracer, trace_headers):
+            return await self.add_checked(request_id, processed, checked, priority)
 
     async def process_prompts(
         self, prompts: Sequence[Any], params: Sequence[SamplingParams], *, add_special_tokens: bool = True
@@ -311,6 +314,8 @@ class AsyncLLM(AsyncEngineControl):
             if replica.core.dead_error is None:
                 replica.core.dead_error = EngineDeadError("the engine was shut down")
             self._fail(replica, replica.core.dead_error)
+        if self.tracer is not None:
+            self.tracer.shutdown()
 
     async def _call(self, method: str, *arguments: Any) -> list[Any]:
         self._check_alive()

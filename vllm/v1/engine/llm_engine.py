@@ -10,6 +10,7 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
+from vllm.tracing import continued, make_tracer
 from vllm.utils.checks import check_neutral
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
@@ -26,7 +27,8 @@ class LLMEngine:
         self.model_config = config.model_config
         self.tokenizer = load_tokenizer(self.model_config)
         self.input_processor = InputProcessor(config, self.tokenizer)
-        self.output_processor = OutputProcessor(self.tokenizer)
+        self.tracer = make_tracer(config)
+        self.output_processor = OutputProcessor(self.tokenizer, tracer=self.tracer)
         self.engine_core = EngineCore(config, use_tqdm)
 
     @classmethod
@@ -74,7 +76,7 @@ class LLMEngine:
             arrival_time: seconds on the monotonic clock; None = now.
             lora_request: None; adapters are not implemented.
             tokenization_kwargs: may hold add_special_tokens.
-            trace_headers: not used: the server traces requests.
+            trace_headers: W3C's, of the trace that the request's span is to be part of.
             priority: lower runs earlier under the "priority" policy.
 
         Raises:
@@ -84,7 +86,8 @@ class LLMEngine:
         add_special_tokens = adds_special_tokens(tokenization_kwargs)
         (processed,) = self.input_processor.process_prompts([prompt], [params], add_special_tokens=add_special_tokens)
         checked = self.input_processor.process_params(params, len(processed.token_ids))
-        self.add_processed([request_id], [processed], [checked], arrival_time, [priority])
+        with continued(self.tracer, trace_headers):
+            self.add_processed([request_id], [processed], [checked], arrival_time, [priority])
         return request_id
 
     def add_processed(

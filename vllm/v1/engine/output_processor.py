@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
@@ -17,6 +17,7 @@ from vllm.v1.engine.logprobs import LogprobsProcessor, PromptLogprobsProcessor
 from vllm.v1.messages import EngineCoreOutput
 
 if TYPE_CHECKING:
+    from vllm.tracing import RequestTracer
     from vllm.v1.metrics.engine_metrics import EngineMetrics, News, SequenceRecord
 
 
@@ -105,6 +106,7 @@ class _RequestState:
     prompt_logprobs_sent: bool = False
     num_cached_tokens: int = 0
     changed: dict[_Sequence, None] = field(default_factory=dict)  # since the last output, in that order
+    caller: Any = None  # the trace that the request is part of
 
     @property
     def finished(self) -> bool:
@@ -154,9 +156,12 @@ class _RequestState:
 class OutputProcessor:
     """The user-side state of all unfinished requests. Without a tokenizer texts stay empty."""
 
-    def __init__(self, tokenizer: Tokenizer | None, metrics: EngineMetrics | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, metrics: EngineMetrics | None = None, tracer: RequestTracer | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._metrics = metrics
+        self._tracer = tracer
         self._requests: dict[str, _RequestState] = {}
         self._by_core_id: dict[str, tuple[_RequestState, _Sequence]] = {}
 
@@ -190,6 +195,8 @@ class OutputProcessor:
         if params.reads_prompt:
             decode = None if tokenizer is None else tokenizer.decode_tokens
             state.prompt_logprobs = PromptLogprobsProcessor(params, len(prompt_token_ids), decode)
+        if self._tracer is not None:
+            state.caller = self._tracer.caller()
         self._requests[request_id] = state
         for sequence in sequences:
             self._by_core_id[sequence.core_id] = (state, sequence)
@@ -248,6 +255,7 @@ class OutputProcessor:
             if state.finished:
                 del self._requests[request_id]
                 result.ended.append(request_id)
+                self._trace(state)
                 if self._metrics is not None:
                     self._metrics.observe_request(state.params.n, max(len(each.token_ids) for each in state.sequences))
         return result
@@ -257,12 +265,28 @@ class OutputProcessor:
         core_ids: list[str] = []
         for request_id in list(request_ids):
             state = self._requests.pop(request_id, None)
-            for sequence in state.sequences if state is not None else ():
+            if state is None:
+                continue
+            for sequence in state.sequences:
                 if self._by_core_id.pop(sequence.core_id, None) is not None:
                     core_ids.append(sequence.core_id)
+            self._trace(state, reason)
         if self._metrics is not None:
             self._metrics.observe_dropped(len(core_ids), reason)
         return core_ids
+
+    def _trace(self, state: _RequestState, reason: str = "abort") -> None:
+        """Record a request that ends. `reason`: of its sequences that have not finished."""
+        if self._tracer is not None:
+            self._tracer.end_request(
+                state.caller,
+                state.request_id,
+                state.params,
+                state.metrics,
+                num_prompt_tokens=len(state.prompt_token_ids),
+                num_completion_tokens=sum(len(sequence.token_ids) for sequence in state.sequences),
+                finish_reasons=[sequence.finish_reason or reason for sequence in state.sequences],
+            )
 
     def forget_missing(self, is_known: Callable[[str], bool]) -> None:
         """Drop every request with a running sequence whose core id is not known."""

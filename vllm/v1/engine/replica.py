@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm.exceptions import EngineDeadError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.tracing import RequestTracer
 from vllm.v1.engine.core_client import CoreClient
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt
 from vllm.v1.engine.output_processor import OutputProcessor, ProcessedOutputs
@@ -20,11 +21,11 @@ from vllm.v1.metrics.engine_metrics import EngineMetrics
 class Replica:
     """A ready engine core and the state of its requests. Belongs to one event loop."""
 
-    def __init__(self, core: CoreClient, input_processor: InputProcessor) -> None:
+    def __init__(self, core: CoreClient, input_processor: InputProcessor, tracer: RequestTracer | None = None) -> None:
         self.core = core
         self.metrics = EngineMetrics(input_processor.model_config.max_model_len)
         self.stats: dict[str, Any] = {}  # EngineCore.stats as of the last step; empty before the first
-        self.output_processor = OutputProcessor(input_processor.tokenizer, self.metrics)
+        self.output_processor = OutputProcessor(input_processor.tokenizer, self.metrics, tracer)
         self.streams: dict[str, RequestStream] = {}
         self._input_processor = input_processor
 

@@ -24,6 +24,7 @@ from vllm import envs
 from vllm.entrypoints.openai.errors import ApiError, as_api_error
 from vllm.entrypoints.openai.http.extra_middleware import install_middleware
 from vllm.entrypoints.openai.http.streaming import DONE
+from vllm.entrypoints.openai.http.trace_context import TraceContextMiddleware
 from vllm.entrypoints.openai.state import ServerState
 from vllm.logger import init_logger
 
@@ -55,6 +56,7 @@ def install(app: FastAPI, state: ServerState) -> None:
         expose_headers=["X-Request-Id", "Retry-After"],
     )
     install_middleware(app, args.middleware or [])
+    app.add_middleware(TraceContextMiddleware, state=state)
     log = access_logger(args.access_log_format) if args.logs_requests else None
     app.add_middleware(RequestTracker, state=state, log=log)
 
