@@ -99,7 +99,7 @@ BEAM_SEARCH_NEEDS: dict[str, tuple[Any, ...]] = {
     "min_p": (0.0,),
     "min_tokens": (0,),
     "stop": ([],),
-    "bad_words": (None,),
+    "bad_words": ([],),
     "logprobs": (None,),
     "logprob_token_ids": (None,),
     "prompt_logprobs": (None,),

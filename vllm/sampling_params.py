@@ -246,7 +246,7 @@ class SamplingParams(Struct, dict=True):
                 len(self.stop),
             )
         self.stop_token_ids = check_token_ids("stop_token_ids", self.stop_token_ids)
-        self.bad_words = check_texts("bad_words", self.bad_words) or None
+        self.bad_words = check_texts("bad_words", self.bad_words)
 
     def _normalise_bias(self) -> None:
         if self.logit_bias is not None:

@@ -269,10 +269,12 @@ def _approx(value):
 
 
 def test_continuous_usage(server):
-    chunks = server.stream(
-        "/v1/completions", prompt=PROMPT, max_tokens=3, **GREEDY, stream_options={"continuous_usage_stats": True}
-    )
-    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 3]
+    body = {"prompt": PROMPT, "max_tokens": 3, **GREEDY}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = server.stream("/v1/completions", **body, stream_options=options)
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 3, 3]
+    alone = server.stream("/v1/completions", **body, stream_options={"continuous_usage_stats": True})
+    assert not any("usage" in chunk for chunk in alone), "include_usage decides"
 
 
 def test_an_error_before_the_stream_is_plain_json(server):

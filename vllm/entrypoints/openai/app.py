@@ -13,9 +13,11 @@ from vllm.entrypoints.openai.errors import ApiError, as_api_error
 from vllm.entrypoints.openai.http import middleware, page, routes
 from vllm.entrypoints.openai.serving import (
     chat,
+    chat_batch,
     completion,
     decisions,
     development,
+    invocations,
     models,
     render,
     scoring,
@@ -35,7 +37,7 @@ def build_app(state: ServerState) -> FastAPI:
     described = None if state.args.disable_fastapi_docs else "/openapi.json"
     app = FastAPI(title="vLLM", version=__version__, openapi_url=described)
     app.state.server = state
-    for module in (completion, chat, render, scoring, decisions, tokenization, models):
+    for module in (completion, chat, chat_batch, invocations, render, scoring, decisions, tokenization, models):
         app.include_router(module.router)
     if state.args.page:
         app.include_router(page.router)

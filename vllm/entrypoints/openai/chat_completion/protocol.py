@@ -1,6 +1,7 @@
 """Bodies of chat completions."""
 
 from vllm.entrypoints.openai.protocol import (
+    BatchChatCompletionRequest,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletionChunk,
@@ -14,6 +15,7 @@ ChatCompletionResponseStreamChoice = ChatChunkChoice
 ChatCompletionStreamResponse = ChatCompletionChunk
 
 __all__ = [
+    "BatchChatCompletionRequest",
     "ChatCompletionRequest",
     "ChatCompletionResponse",
     "ChatCompletionResponseChoice",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from typing import Any
@@ -12,21 +11,23 @@ from fastapi import Request
 from pydantic import ValidationError
 
 from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.protocol.base import RequestModel, nested_model
+from vllm.entrypoints.openai.protocol.base import RequestModel, check_names
 from vllm.exceptions import shown
 
 # Invalid JSON is decoded a second time, for a better error, only up to this length.
 _SHORT_BODY = 2**20
 
-# No known field's name is longer.
-_LONGEST_NAME = 64
-
 
 async def read_body(request: Request, model: type[RequestModel], max_bytes: int, ignore_unknown: bool) -> Any:
     """The `model` that a JSON body of at most `max_bytes` describes; unknown fields are errors or ignored. Raises
     ApiError: 415 for another content type or a compressed body, 413 for a longer body, 400 otherwise."""
+    return parse_body(await read_json(request, max_bytes), model, ignore_unknown)
+
+
+async def read_json(request: Request, max_bytes: int) -> Any:
+    """The value of a JSON body; see `read_body`."""
     _check_headers(request.headers.get("content-type"), request.headers.get("content-encoding"))
-    return _parse(_decode(await _read(request, max_bytes)), model, ignore_unknown)
+    return _decode(await _read(request, max_bytes))
 
 
 def _decode(data: bytes) -> Any:
@@ -43,37 +44,18 @@ def _decode(data: bytes) -> Any:
         raise ApiError(400, f"the body is not valid JSON: {problem}", code="invalid_json") from None
 
 
-def _parse(value: Any, model: type[RequestModel], ignore_unknown: bool) -> Any:
+def parse_body(value: Any, model: type[RequestModel], ignore_unknown: bool) -> Any:
+    """The `model` that a body's value describes; see `read_body`."""
     if not isinstance(value, dict):
         kinds = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
         message = f"the body must be a JSON object, got {kinds.get(type(value), 'a number')}"
         raise ApiError(400, message, code="invalid_type")
     # Before validation: a misspelt field explains a missing one.
-    _check_names(value, model, ignore_unknown)
+    check_names(value, model, ignore_unknown)
     try:
         return model.model_validate(value)
     except ValidationError as error:
         raise _explain(error) from None
-
-
-def _check_names(fields: dict[str, Any], model: type[RequestModel], ignore_unknown: bool, within: str = "") -> None:
-    """Refuse unknown and unsupported fields, also of objects inside; `within`: the outer field and a dot."""
-    known_fields = model.model_fields
-    for name, value in fields.items():
-        if name in known_fields:
-            if isinstance(value, dict) and (inner := nested_model(known_fields[name].annotation)) is not None:
-                _check_names(value, inner, ignore_unknown, f"{name}.")
-        elif name in model.REFUSED:
-            neutral, reason = model.REFUSED[name]
-            if value is not None and not any(type(value) is type(each) and value == each for each in neutral):
-                message = f"{name} cannot be honoured: {reason}; got {shown(value)}"
-                raise ApiError(400, message, name, "unsupported_field")
-        elif name not in model.ACCEPTED and not ignore_unknown:
-            known = [*known_fields, *model.ACCEPTED]
-            near = difflib.get_close_matches(name, known, n=1) if len(name) <= _LONGEST_NAME else []
-            hint = f"; did you mean {within + near[0]!r}?" if near else ""
-            message = f"unknown field {shown(within + name)}{hint}"
-            raise ApiError(400, message, within + name[:_LONGEST_NAME], "unknown_field")
 
 
 def _explain(error: ValidationError) -> ApiError:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Union
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
-from vllm.entrypoints.openai.http.request_body import read_body
+from vllm.entrypoints.openai.errors import ApiError
+from vllm.entrypoints.openai.http.request_body import parse_body, read_body, read_json
 from vllm.entrypoints.openai.protocol.base import RequestModel, ResponseModel
 from vllm.entrypoints.openai.protocol.generation import ErrorResponse
 from vllm.entrypoints.openai.state import ServerState, server_state
@@ -70,24 +71,65 @@ def post(
             state.check_model(body.model)
             return await function(request, state, body)
 
-        router.add_api_route(
-            path,
-            endpoint,
-            methods=["POST"],
-            name=function.__name__,
-            description=function.__doc__,
-            route_class_override=_RequestRoute,
-            response_model=None,
-            responses={200: {"model": answer, "content": content}, **error_answers(*_ERRORS)},
-            openapi_extra={"requestBody": {"required": True, "content": {"application/json": body_schema}}},
-        )
+        answers = {200: {"model": answer, "content": content}, **error_answers(*_ERRORS)}
+        _add(router, path, endpoint, function.__name__, function.__doc__, body_schema, answers)
         return function
 
     return add
 
 
-def _event(chunk: type[ResponseModel]) -> dict[str, Any]:
-    kinds = [{"$ref": SCHEMA_REF + name} for name in (chunk.__name__, ErrorResponse.__name__)]
+def post_by_field(
+    router: APIRouter, path: str, description: str, kinds: Mapping[str, tuple[type[RequestModel], Any, Any, Endpoint]]
+) -> None:
+    """Add an endpoint for bodies of several kinds. `kinds`: for the field that only this kind has, what `post` takes of
+    its own endpoint, and that endpoint."""
+
+    async def endpoint(request: Request) -> Response:
+        state = server_state(request)
+        args = state.args
+        value = await read_json(request, int(args.max_body_mib * 2**20))
+        given = [name for name in kinds if isinstance(value, dict) and value.get(name) is not None]
+        if len(given) != 1:
+            names = " or ".join(kinds)
+            problem = f"{' and '.join(given)} exclude each other: give one of them" if given else f"{names} is required"
+            raise ApiError(400, problem, given[1] if given else next(iter(kinds)), "missing_field")
+        model, _, _, function = kinds[given[0]]
+        body = parse_body(value, model, args.ignore_unknown_fields)
+        state.check_model(body.model)
+        return await function(request, state, body)
+
+    schemas = [{"$ref": SCHEMA_REF + kind[0].__name__} for kind in kinds.values()]
+    content = {"text/event-stream": {"schema": _event(*(kind[2] for kind in kinds.values()))}}
+    answer = {"model": Union[tuple(kind[1] for kind in kinds.values())], "content": content}  # noqa: UP007
+    answers = {200: answer, **error_answers(*_ERRORS)}
+    _add(router, path, endpoint, path.strip("/"), description, {"schema": {"oneOf": schemas}}, answers)
+
+
+def _add(
+    router: APIRouter,
+    path: str,
+    endpoint: Any,
+    name: str,
+    description: str | None,
+    body_schema: dict[str, Any],
+    answers: dict[int | str, dict[str, Any]],
+) -> None:
+    router.add_api_route(
+        path,
+        endpoint,
+        methods=["POST"],
+        name=name,
+        description=description or "",
+        route_class_override=_RequestRoute,
+        response_model=None,
+        responses=answers,
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": body_schema}}},
+    )
+
+
+def _event(*chunks: type[ResponseModel]) -> dict[str, Any]:
+    models: tuple[type[ResponseModel], ...] = (*chunks, ErrorResponse)
+    kinds = [{"$ref": SCHEMA_REF + model.__name__} for model in models]
     data = {
         "type": "string",
         "description": "A chunk; or an error; or, as the last, [DONE].",

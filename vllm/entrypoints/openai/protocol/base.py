@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
+from typing_extensions import Self
 
 from vllm.entrypoints.openai.errors import ApiError
+from vllm.exceptions import VLLMValidationError, shown
 from vllm.sampling_params import LIMITS
 
 _TOOLS = "this server calls no tools"
@@ -93,6 +96,9 @@ Object = Annotated[dict[str, Any], UNREAD_OBJECT]
 
 _NULL = {"type": "null"}
 
+# No known field's name is longer.
+_LONGEST_NAME = 64
+
 # Names in SamplingParams of fields that differ.
 _SAMPLING_NAMES = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs"}
 
@@ -119,6 +125,36 @@ def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
         schema["oneOf"] = [{"required": [name], "properties": {name: kind}} for name, kind in kinds.items()]
 
 
+def check_names(
+    fields: dict[str, Any], model: type[RequestModel], ignore_unknown: bool = False, within: str = ""
+) -> None:
+    """Refuse unknown and unsupported fields, also of objects inside.
+
+    Args:
+        ignore_unknown: let unknown fields pass.
+        within: the outer field and a dot.
+
+    Raises:
+        ApiError: 400 that names the first such field.
+    """
+    known_fields = model.model_fields
+    for name, value in fields.items():
+        if name in known_fields:
+            if isinstance(value, dict) and (inner := nested_model(known_fields[name].annotation)) is not None:
+                check_names(value, inner, ignore_unknown, f"{name}.")
+        elif name in model.REFUSED:
+            neutral, reason = model.REFUSED[name]
+            if value is not None and not any(type(value) is type(each) and value == each for each in neutral):
+                message = f"{name} cannot be honoured: {reason}; got {shown(value)}"
+                raise ApiError(400, message, name, "unsupported_field")
+        elif name not in model.ACCEPTED and not ignore_unknown:
+            known = [*known_fields, *model.ACCEPTED]
+            near = difflib.get_close_matches(name, known, n=1) if len(name) <= _LONGEST_NAME else []
+            hint = f"; did you mean {within + near[0]!r}?" if near else ""
+            message = f"unknown field {shown(within + name)}{hint}"
+            raise ApiError(400, message, within + name[:_LONGEST_NAME], "unknown_field")
+
+
 def nested_model(annotation: Any) -> type[RequestModel] | None:
     """The model among a field's types, if any."""
     kinds = (annotation, *get_args(annotation))
@@ -128,14 +164,27 @@ def nested_model(annotation: Any) -> type[RequestModel] | None:
 class RequestModel(BaseModel):
     """A request's body. Types are strict: no string is a number, no bool an integer.
 
-    read_body checks undeclared fields: ACCEPTED ones are ignored, REFUSED ones allow their neutral values only. Exactly
-    one field of ONE_OF must be given."""
+    Of fields that are not declared, ACCEPTED ones are ignored and REFUSED ones allow their neutral values only. Exactly
+    one field of ONE_OF must be given.
+
+    Raises:
+        VLLMValidationError: a field that is refused or not known, of a request that is made in Python.
+        pydantic.ValidationError: a field of a wrong type.
+    """
 
     ACCEPTED: ClassVar[tuple[str, ...]] = ACCEPTED_FIELDS
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {}
     ONE_OF: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(strict=True, extra="ignore", json_schema_extra=_document, protected_namespaces=())
+
+    def __new__(cls, *_: Any, **fields: Any) -> Self:
+        # Bodies come through model_validate, after read_body has checked their names, and without fields here.
+        try:
+            check_names(fields, cls)
+        except ApiError as error:
+            raise VLLMValidationError(error.message, error.param, fields.get(error.param or "")) from None
+        return super().__new__(cls)
 
     def given_field(self) -> str:
         """The only given field of ONE_OF. Raises ApiError if none or several are given."""

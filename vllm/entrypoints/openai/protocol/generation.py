@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
@@ -20,14 +21,26 @@ from vllm.entrypoints.openai.protocol.base import (
     TokenId,
     TokenIds,
 )
-from vllm.sampling_params import MAX_STOP_STRINGS, LogprobsMode
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import MAX_STOP_STRINGS, LogprobsMode, RequestOutputKind, SamplingParams
+from vllm.utils.checks import check_token_ids
 
 __all__ = [
+    "BatchChatCompletionRequest",
     "ChatChoice", "ChatChunkChoice", "ChatCompletionChunk", "ChatCompletionRequest", "ChatCompletionResponse",
     "ChatDelta", "ChatFields", "ChatLogprob", "ChatLogprobs", "ChatMessage", "ChatPositionLogprobs", "ChoiceFields",
     "CompletionChoice", "CompletionLogprobs", "CompletionRequest", "CompletionResponse", "ErrorInfo", "ErrorResponse",
     "GenerationFields", "PromptLogprob", "StreamOptions", "Usage",
 ]  # fmt: skip
+
+
+SAMPLING_FIELDS = (
+    "n", "best_of", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "stop", "stop_token_ids", "bad_words", "include_stop_str_in_output", "ignore_eos",
+    "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "logit_bias", "allowed_token_ids",
+    "logprobs_mode", "logprob_entropy", "prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start",
+)  # fmt: skip
+"""Fields with the same name and meaning in SamplingParams."""
 
 
 def _check_prompt(prompt: Any) -> Any:
@@ -83,6 +96,16 @@ def _check_conversation(messages: list[Any]) -> list[Any]:
     return messages
 
 
+def _check_conversations(conversations: list[Any]) -> list[Any]:
+    if not conversations:
+        raise ValueError("must hold one or more conversations")
+    for conversation in conversations:
+        if not isinstance(conversation, list):
+            raise ValueError("must be a list of conversations, each a list of messages")
+        _check_conversation(conversation)
+    return conversations
+
+
 Messages = Annotated[list[TextMessage | ToolCallMessage], NOT_EMPTY, UNREAD_LIST, AfterValidator(_check_conversation)]
 """A conversation; rendering it checks its messages."""
 
@@ -97,7 +120,9 @@ class StreamOptions(RequestModel):
     ACCEPTED: ClassVar[tuple[str, ...]] = ()
 
     include_usage: bool | None = Field(None, description="A last chunk with the usage and no choice.")
-    continuous_usage_stats: bool | None = Field(None, description="The usage so far in every chunk.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="The usage so far in every chunk, with include_usage."
+    )
     include_obfuscation: bool | None = Field(None, description="Accepted; nothing is padded.")
 
 
@@ -128,7 +153,7 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = REFUSED_FIELDS
 
     model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
-    n: int | None = None
+    n: int | None = 1
     best_of: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -142,7 +167,7 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
     seed: int | None = None
     stop: Annotated[Text | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)] | None, UNREAD] = None
     stop_token_ids: TokenIds | None = None
-    bad_words: Annotated[Text | list[Text] | None, UNREAD] = None
+    bad_words: Annotated[Text | list[Text] | None, UNREAD] = Field(default_factory=list)
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -161,6 +186,51 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
 
+    @property
+    def num_topk(self) -> int | None:
+        """How many of the most likely tokens each generated position shows; None: no logprobs."""
+        raise NotImplementedError
+
+    @property
+    def num_echo_topk(self) -> int | None:
+        """How many of the most likely tokens each echoed position shows; None: none is read."""
+        return None
+
+    def sampling_fields(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """SamplingParams' fields that have the same name and meaning here; `defaults` are those of fields left out.
+        Stop tokens of both count."""
+        fields = dict(defaults)
+        fields |= {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        if defaults.get("stop_token_ids"):
+            own = check_token_ids("stop_token_ids", self.stop_token_ids)
+            fields["stop_token_ids"] = list(dict.fromkeys([*own, *defaults["stop_token_ids"]]))
+        return fields
+
+    def to_sampling_params(
+        self, max_tokens: int | None, default_sampling_params: Mapping[str, Any] | None = None
+    ) -> SamplingParams:
+        """The request's parameters, for callers that run it on an engine of their own.
+
+        Args:
+            max_tokens: how many tokens to generate; None: as many as fit.
+            default_sampling_params: values of fields that the request leaves out.
+
+        Raises:
+            VLLMValidationError: a value out of its range, or `labels`, whose ids the server looks up.
+        """
+        if self.labels:
+            raise VLLMValidationError(
+                "labels need the server's tokenizer: give logprob_token_ids", "labels", self.labels
+            )
+        fields = self.sampling_fields(default_sampling_params or {})
+        if self.num_echo_topk is not None:
+            fields["prompt_logprobs"] = self.num_echo_topk
+        names = ("logprob_token_ids", "logits_indices")
+        ids = [each for name in names for each in check_token_ids(name, getattr(self, name))]
+        fields |= {"max_tokens": max_tokens, "logprobs": self.num_topk, "logprob_token_ids": ids}
+        kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
+        return SamplingParams(**fields, extra_args=self.vllm_xargs, output_kind=kind)
+
 
 class CompletionRequest(GenerationFields):
     """POST /v1/completions"""
@@ -168,6 +238,15 @@ class CompletionRequest(GenerationFields):
     prompt: Prompt
     logprobs: int | None = None
     echo: bool | None = None
+
+    @property
+    def num_topk(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def num_echo_topk(self) -> int | None:
+        reads = self.logprobs is not None or self.logprob_token_ids or self.labels or self.logits_indices
+        return (self.logprobs or 0) if self.echo and reads else None
 
 
 class ChatCompletionRequest(GenerationFields):
@@ -181,7 +260,7 @@ class ChatCompletionRequest(GenerationFields):
 
     messages: Messages
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int | None, AfterValidator(lambda value: value or 0)] = 0
     max_completion_tokens: int | None = Field(None, description="Wins over max_tokens.")
     tools: Annotated[list[dict[str, Any]], UNREAD_LIST] | None = Field(
         None, description='For the template; only with tool_choice "none".'
@@ -193,6 +272,21 @@ class ChatCompletionRequest(GenerationFields):
     chat_template_kwargs: Object | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+
+    @property
+    def num_topk(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class BatchChatCompletionRequest(ChatCompletionRequest):
+    """POST /v1/chat/completions/batch: one choice (or n) for each of several conversations."""
+
+    messages: Annotated[list[Messages], NOT_EMPTY, UNREAD_LIST, AfterValidator(_check_conversations)]  # type: ignore[assignment]
+
+    def to_chat_completion_request(self, messages: list[Any]) -> ChatCompletionRequest:
+        """The same request of one conversation."""
+        fields = {name: getattr(self, name) for name in ChatCompletionRequest.model_fields if name != "messages"}
+        return ChatCompletionRequest.model_construct(messages=messages, **fields)
 
 
 class Usage(ResponseModel):

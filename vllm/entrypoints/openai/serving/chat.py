@@ -98,7 +98,7 @@ class ChatAnswer:
         if body.top_logprobs and not body.logprobs:
             message = f"top_logprobs={body.top_logprobs} needs logprobs=true"
             raise ApiError(400, message, "top_logprobs", "invalid_value")
-        self._num_topk = (body.top_logprobs or 0) if body.logprobs else None
+        self._num_topk = body.num_topk
         shows_topk = max_tokens == 0 and self._num_topk is not None
         self._writer = ChoiceWriter.of(body, state, shows_topk)
         self._plan = self._writer.plan
@@ -130,20 +130,30 @@ class ChatAnswer:
 
     async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
         (output,) = outputs
+        usage = UsageCount(request)
+        usage.add(0, output)
+        return {
+            **self.head(),
+            "choices": await self.choices(output),
+            "usage": usage.fields(),
+            **await self.prompt_fields(output),
+        }
+
+    def head(self) -> dict[str, Any]:
+        """What a whole answer has beside its choices and usage."""
+        return {**self._frame, "object": "chat.completion", "labels": self._plan.label_entries}
+
+    async def choices(self, output: RequestOutput) -> list[dict[str, Any]]:
+        """The choices of a whole answer."""
         choices = []
         for completion in output.outputs:
             message = {"role": self._state.args.response_role, "content": completion.text, "refusal": None}
             choices.append({"message": message, **await self._choice(completion, is_first=True)})
-        usage = UsageCount(request)
-        usage.add(0, output)
-        return {
-            **self._frame,
-            "object": "chat.completion",
-            "choices": choices,
-            "labels": self._plan.label_entries,
-            "usage": usage.fields(),
-            **await self._writer.prompt_fields(output),
-        }
+        return choices
+
+    async def prompt_fields(self, output: RequestOutput) -> dict[str, Any]:
+        """The prompt's ids and logprobs, as far as requested."""
+        return await self._writer.prompt_fields(output)
 
     async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
         usage = UsageCount(request, self._body.stream_options, self._state.args.enable_force_include_usage)

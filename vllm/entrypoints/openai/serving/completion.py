@@ -57,19 +57,17 @@ class CompletionAnswer:
         state.check_count(len(self._prompts), "prompt")
         max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         self._writer = ChoiceWriter.of(body, state, shows_topk=max_tokens == 0 and body.logprobs is not None)
-        self._plan = plan = self._writer.plan
+        self._plan = self._writer.plan
         self._tokenizer = state.tokenizer if body.echo else state.engine.tokenizer
-        own = body.logprobs or 0
-        reads_echo = body.echo and (body.logprobs is not None or plan.engine_ids)
-        if reads_echo and body.prompt_logprobs not in (None, own):
+        own = body.num_echo_topk
+        if own is not None and body.prompt_logprobs not in (None, own):
             message = (
                 f"echo shows the prompt with logprobs={own}, which prompt_logprobs={body.prompt_logprobs} contradicts"
             )
             raise ApiError(400, message, "prompt_logprobs", "invalid_value")
-        prompt_topk = own if reads_echo else None
         with named_as(_OWN_NAMES):
             self._params = sampling_params(
-                body, state, plan, max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=prompt_topk
+                body, state, self._plan, max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=own
             )
 
     async def prepare(self) -> PreparedPrompts:

@@ -20,14 +20,6 @@ logger = init_logger(__name__)
 PreparedPrompts = tuple[list[ProcessedPrompt], list[SamplingParams]]
 """The prompts of a request, and the parameters of each."""
 
-# Fields with the same name and meaning in SamplingParams.
-_SAME = (
-    "n", "best_of", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "seed", "stop", "stop_token_ids", "bad_words", "include_stop_str_in_output", "ignore_eos",
-    "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "logit_bias", "allowed_token_ids",
-    "logprobs_mode", "logprob_entropy", "prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start",
-)  # fmt: skip
-
 
 def sampling_params(
     request: GenerationFields,
@@ -43,9 +35,8 @@ def sampling_params(
     `logprobs` and `prompt_logprobs` are top-k at generated and prompt positions; without the latter, the request's own
     field counts. Raises VLLMValidationError for a value out of its range.
     """
-    fields: dict[str, Any] = dict(state.engine.model_config.default_sampling_params)
+    fields = request.sampling_fields(state.engine.model_config.default_sampling_params)
     default_max_tokens = fields.pop("max_tokens", None)
-    fields.update({name: value for name in _SAME if (value := getattr(request, name)) is not None})
     if prompt_logprobs is not None:
         fields["prompt_logprobs"] = prompt_logprobs
     return SamplingParams(

@@ -35,8 +35,10 @@ class UsageCount:
         self._prompts: set[int] = set()  # indices of counted ones
         self._num_cached = 0
         self._counts = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-        self._in_every_chunk = options is not None and bool(options.continuous_usage_stats)
         self.is_wanted_last = is_forced or (options is not None and bool(options.include_usage))
+        # As upstream: continuous_usage_stats without include_usage asks for nothing.
+        continuous = options is not None and bool(options.continuous_usage_stats)
+        self._in_every_chunk = self.is_wanted_last and continuous
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Count the new tokens of an output of prompt `index`, and the prompt once."""
