@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -32,6 +34,7 @@ class _Norm(nn.Module):
         shape = tuple(len(shard.held) for shard in self._shards)
         dtype = torch.float32 if offset else None
         self.shape = (size,)
+        self.prepare: Callable[[Tensor], Tensor] | None = None
         self.weight: nn.Parameter | None = None
         self.bias: nn.Parameter | None = None
         # `adding_to` needs a weight of the model's dtype.
@@ -45,13 +48,15 @@ class _Norm(nn.Module):
         """Where the checkpoint's weight and bias go."""
         slots = {}
         if self.weight is not None:
-            slots["weight"] = WeightSlot(self.weight.data, self._shards, self._add_offset if self._offset else None)
+            slots["weight"] = WeightSlot(self.weight.data, self._shards, self._prepared_weight)
         if self.bias is not None:
-            slots["bias"] = WeightSlot(self.bias.data, self._shards)
+            slots["bias"] = WeightSlot(self.bias.data, self._shards, self.prepare)
         return slots
 
-    def _add_offset(self, weight: Tensor) -> Tensor:
-        return weight.float() + self._offset
+    def _prepared_weight(self, weight: Tensor) -> Tensor:
+        if self._offset:
+            weight = weight.float() + self._offset
+        return weight if self.prepare is None else self.prepare(weight)
 
 
 class RMSNorm(_Norm):
@@ -79,6 +84,25 @@ class LayerNorm(_Norm):
             return F.layer_norm(x, self.shape, weight, self.bias, self.eps)
         wide = F.layer_norm(x.float(), self.shape, None, None, self.eps) * weight.float()
         return (wide if self.bias is None else wide + self.bias.float()).to(x.dtype)
+
+
+class HeadLayerNorms(LayerNorm):
+    """LayerNorm with a weight a head and no bias, whose checkpoint has a tensor for each head, `norms.N.weight`."""
+
+    def __init__(self, size: int, eps: float, heads: Shard) -> None:
+        super().__init__(size, eps, heads=heads)
+        self._heads = heads
+
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        """Where the heads' weights go; those of other ranks' heads go nowhere."""
+        assert self.weight is not None
+        slots, (size,) = {}, self.shape
+        for head in range(self._heads.size):
+            own, columns = self.weight.data.new_empty(0), Shard(size, range(0))
+            if head in self._heads.held:
+                own, columns = self.weight.data[head - self._heads.held.start], Shard.whole(size)
+            slots[f"norms.{head}.weight"] = WeightSlot(own, (columns,))
+        return slots
 
 
 class ShardedRMSNorm(nn.Module):

@@ -189,6 +189,11 @@ class QKVParallelLinear(LinearBase):
 
 def separate_pairs(rows: Tensor, head_dim: int, num_rotated: int) -> Tensor:
     """[heads * head_dim, ...] with the first num_rotated rows of each head in the order 0, 2, 4 ... 1, 3, 5 ..."""
-    heads = rows.unflatten(0, (-1, head_dim))
-    rotated, rest = heads[:, :num_rotated], heads[:, num_rotated:]
-    return torch.cat((rotated[:, ::2], rotated[:, 1::2], rest), dim=1).flatten(0, 1)
+    heads = rows.unflatten(0, (-1, head_dim)).movedim(1, -1)
+    return separate_pair_columns(heads, num_rotated).movedim(-1, 1).flatten(0, 1)
+
+
+def separate_pair_columns(values: Tensor, num_rotated: int) -> Tensor:
+    """[..., head_dim] with the first num_rotated values in the order 0, 2, 4 ... 1, 3, 5 ..."""
+    rotated, rest = values[..., :num_rotated], values[..., num_rotated:]
+    return torch.cat((rotated[..., ::2], rotated[..., 1::2], rest), dim=-1)

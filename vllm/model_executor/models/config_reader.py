@@ -110,9 +110,10 @@ class ConfigReader:
         partial: float = 1.0,
         interleaved: bool = False,
         kind: str | None = None,
+        sliding_theta: float | None = None,
     ) -> RotarySpec:
-        """Rotary positions by rope_parameters (or the older rope_scaling and rope_theta); `kind` is the layers' where
-        these differ. `theta` and `partial` are the family's defaults."""
+        """Rotary positions by rope_parameters (or the older rope_scaling and rope_theta); the arguments as for
+        `read_rope`."""
         names = (
             "rope_theta",
             "rotary_emb_base",
@@ -122,16 +123,17 @@ class ConfigReader:
             "rotary_pct",
         )
         self.get(*names, "original_max_position_embeddings", "rope_local_base_freq")
-        rope, share = read_rope(self._raw, self._where, theta, partial, kind)
+        rope, share = read_rope(self._raw, self._where, theta, partial, kind, sliding_theta)
         dim = head_dim if rope.rope_type == "proportional" else int(head_dim * share)
         return RotarySpec(dim, rope, interleaved)
 
-    def attention(self, rotary: bool = True, bias: bool | None = None, **fields: Any) -> AttentionSpec:
-        """Grouped-query attention with rotary positions; `bias`: of all projections, attention_bias if None."""
+    def attention(self, rotary: RotarySpec | bool = True, bias: bool | None = None, **fields: Any) -> AttentionSpec:
+        """Grouped-query attention; `rotary`: True = the usual one. `bias`: of all projections, attention_bias if
+        None."""
         head_dim = fields.pop("head_dim", None) or self.head_dim
-        bias = self.boolean("attention_bias", "use_bias", default=False) if bias is None else bias
-        if rotary:
-            fields.setdefault("rotary", self.rotary(head_dim))
+        bias = self.boolean("attention_bias", default=False) if bias is None else bias
+        if rotary is not False:
+            fields["rotary"] = self.rotary(head_dim) if rotary is True else rotary
         kv_heads = self.integer("num_key_value_heads", default=self.num_heads)
         if self.num_heads % kv_heads:
             raise ValueError(
@@ -142,10 +144,15 @@ class ConfigReader:
         return AttentionSpec(num_heads=self.num_heads, head_dim=head_dim, **(common | fields))
 
     def windowed(
-        self, attention: AttentionSpec, default_window: int | None = None, switch: str | None = None
+        self,
+        attention: AttentionSpec,
+        default_window: int | None = None,
+        switch: str | None = None,
+        default_kinds: Sequence[str] | None = None,
     ) -> tuple[AttentionSpec, ...]:
         """The attention of each layer: those of the kind "sliding_attention" have the window `sliding_window`, if the
-        option `switch` allows it. Without layer_types these are all layers from max_window_layers on."""
+        option `switch` allows it. Without layer_types the kinds are `default_kinds`, or all layers are of that kind,
+        with a switch those from max_window_layers on."""
         window = self.get("sliding_window", default=None if "sliding_window" in self._raw else default_window)
         if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
             raise ValueError(f"{self._where}: sliding_window must be a positive integer or null, got {window!r}")
@@ -153,16 +160,37 @@ class ConfigReader:
             window = None
         first = self.get("max_window_layers", default=28) if switch is not None else 0
         default = ["full_attention" if index < first else "sliding_attention" for index in range(self.num_layers)]
-        kinds = self.layer_kinds(default)
+        kinds = self.layer_kinds(default if default_kinds is None else default_kinds)
         full = replace(attention, window=None)
         sliding = replace(attention, window=window)
         return tuple(sliding if kind == "sliding_attention" else full for kind in kinds)
 
+    def by_kind(
+        self,
+        attention: AttentionSpec,
+        default_kinds: Sequence[str],
+        default_window: int,
+        theta: float = 10000.0,
+        sliding_theta: float | None = None,
+    ) -> tuple[AttentionSpec, ...]:
+        """`windowed`, with rotary positions of each kind's own: `theta` and `sliding_theta` are the defaults."""
+        layers = self.windowed(attention, default_window, default_kinds=default_kinds)
+        full = self.rotary(attention.head_dim, theta, kind="full_attention")
+        sliding = self.rotary(attention.head_dim, theta, kind="sliding_attention", sliding_theta=sliding_theta)
+        kinds = self.layer_kinds(default_kinds)
+        return tuple(
+            replace(layer, rotary=sliding if kind == "sliding_attention" else full)
+            for layer, kind in zip(layers, kinds, strict=True)
+        )
+
     def mlp(self, activation: str = "silu", bias: bool | None = None, **fields: Any) -> MlpSpec:
         """An MLP; `activation` is the family's default, `bias` mlp_bias if None."""
         bias = self.boolean("mlp_bias", default=False) if bias is None else bias
-        size = self.integer("intermediate_size", "n_inner", "ffn_dim", default=fields.pop("size", None))
-        act = self.get("hidden_act", "activation_function", "hidden_activation", default=activation)
+        names = "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"
+        size = self.integer(*names, default=fields.pop("size", None))
+        # Where there are two, the newer option is meant.
+        self.get("hidden_act", "activation_function", "activation", "afn")
+        act = self.get("hidden_activation", "hidden_act", "activation_function", "activation", default=activation)
         if act not in ACTIVATION_NAMES:
             known = ", ".join(sorted(ACTIVATION_NAMES))
             raise ValueError(f"{self._where}: the activation (hidden_act) must be one of {known}, got {act!r}")

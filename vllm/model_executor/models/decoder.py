@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,14 +14,15 @@ from torch import Tensor, nn
 from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.activation import XIELU, get_act_fn
-from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.layers.layernorm import LayerNorm, RMSNorm, ShardedRMSNorm
+from vllm.model_executor.layers.attention import Attention, AttentionOptions
+from vllm.model_executor.layers.layernorm import HeadLayerNorms, LayerNorm, RMSNorm, ShardedRMSNorm
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     GatedLinear,
     QKVParallelLinear,
     ReplicatedLinear,
     RowParallelLinear,
+    separate_pair_columns,
 )
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.model_executor.layers.sharding import Shard
@@ -65,7 +67,8 @@ class DecoderAttention(nn.Module):
     def __init__(self, spec: AttentionSpec, hidden_size: int, tables: RotaryTables) -> None:
         super().__init__()
         self.head_dim = spec.head_dim
-        self.clip, self.rotates_first = spec.clip, spec.qk_norm_after_rotary
+        self.clip, self.query_growth = spec.clip, spec.query_growth
+        self.rotates_first = spec.qk_norm_after_rotary or spec.query_growth is not None
         interleaved = spec.rotary.dim if spec.rotary is not None and spec.rotary.interleaved else 0
         self.qkv_proj = QKVParallelLinear(
             hidden_size, spec.head_dim, spec.num_heads, spec.num_kv_heads, spec.qkv_bias, interleaved
@@ -80,18 +83,38 @@ class DecoderAttention(nn.Module):
         if spec.output_norm is not None:
             self.sub_norm = ShardedRMSNorm(Shard.even(width, get_tp_group()), spec.output_norm.eps, get_tp_group(), 1)
         self.rotary = None if spec.rotary is None else tables.get(spec.rotary)
-        self.attn = Attention(spec.head_dim, spec.scale, rotary=None if self.rotates_first else self.rotary)
+        self.attn = Attention(
+            spec.head_dim, rotary=None if self.rotates_first else self.rotary, options=self._options(spec)
+        )
+
+    def _options(self, spec: AttentionSpec) -> AttentionOptions:
+        held = self.qkv_proj.parts["q_proj"].held
+        heads = range(held.start // spec.head_dim, held.stop // spec.head_dim)
+        slopes = None
+        if spec.alibi_slopes is not None:
+            slopes = torch.tensor([spec.alibi_slopes[head] for head in heads], dtype=torch.float32)
+        return AttentionOptions(spec.scale, spec.window, spec.softcap, slopes)
 
     def _qk_norm(self, spec: AttentionSpec, num_heads: int) -> nn.Module:
         assert spec.qk_norm is not None
         if spec.qk_norm_over == "head":
-            return make_norm(spec.qk_norm, spec.head_dim)
+            return self._prepared(make_norm(spec.qk_norm, spec.head_dim), spec)
         held = self.qkv_proj.parts["q_proj" if num_heads == spec.num_heads else "k_proj"]
-        if spec.qk_norm_over == "heads":
+        if spec.qk_norm_over in ("heads", "norms"):
             first, end = held.held.start // spec.head_dim, held.held.stop // spec.head_dim
-            return make_norm(spec.qk_norm, spec.head_dim, Shard(num_heads, range(first, end)))
+            heads = Shard(num_heads, range(first, end))
+            if spec.qk_norm_over == "norms":
+                return HeadLayerNorms(spec.head_dim, spec.qk_norm.eps, heads)
+            return self._prepared(make_norm(spec.qk_norm, spec.head_dim, heads), spec)
         group = get_tp_group()
         return ShardedRMSNorm(held, spec.qk_norm.eps, group, len(held.held) * group.world_size // held.size)
+
+    @staticmethod
+    def _prepared(norm: Norm, spec: AttentionSpec) -> Norm:
+        """With its values in the order of the heads' rows, which QKVParallelLinear changes."""
+        if spec.rotary is not None and spec.rotary.interleaved:
+            norm.prepare = partial(separate_pair_columns, num_rotated=spec.rotary.dim)
+        return norm
 
     def forward(
         self,
@@ -111,6 +134,9 @@ class DecoderAttention(nn.Module):
             rotary_embedding_(positions, q, k, self.rotary.cos_sin_cache)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
+        if self.query_growth is not None:
+            beta, length = self.query_growth
+            q = q * (1 + beta * torch.log1p(positions.div(length, rounding_mode="floor")))[:, None, None].to(q.dtype)
         out = self.attn(q, k, v, kv_cache, attn, rows, positions)
         return self.o_proj(out if self.sub_norm is None else self.sub_norm(out))
 
@@ -357,7 +383,7 @@ class DecoderForCausalLM(CausalLM):
             num_key_value_heads=spec.layers[0].num_kv_heads,
             head_dim=spec.layers[0].head_dim,
             intermediate_size=spec.mlp.intermediate_size,
-            max_context_len=min([spec.max_positions, *(layer.window for layer in spec.layers if layer.window)]),
+            max_context_len=spec.max_positions,
             tie_word_embeddings=spec.tie_word_embeddings,
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vllm.model_executor.models.config_reader import ConfigReader
 from vllm.model_executor.models.decoder import DecoderForCausalLM
 from vllm.model_executor.models.spec import DecoderSpec
@@ -12,3 +14,22 @@ class MistralForCausalLM(DecoderForCausalLM):
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         attention = reader.windowed(reader.attention(bias=False), default_window=4096)
         return reader.decoder(attention, reader.mlp(bias=False), reader.norm())
+
+
+class MinistralForCausalLM(MistralForCausalLM):
+    """Ministral 8B: a window in some layers."""
+
+
+class Ministral3ForCausalLM(MistralForCausalLM):
+    """Ministral 3: queries grow with the logarithm of their position."""
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        spec = super().describe(reader)
+        rotary = spec.layers[0].rotary
+        assert rotary is not None
+        params = rotary.rope.params
+        if params.get("llama_4_scaling_beta") is None:
+            return spec
+        growth = float(params["llama_4_scaling_beta"]), float(params["original_max_position_embeddings"])
+        return replace(spec, layers=tuple(replace(layer, query_growth=growth) for layer in spec.layers))

@@ -25,9 +25,15 @@ _ORIGINAL = "original_max_position_embeddings"
 
 
 def read_rope(
-    raw: dict[str, Any], where: str, theta: float, partial: float, kind: str | None
+    raw: dict[str, Any],
+    where: str,
+    theta: float,
+    partial: float = 1.0,
+    kind: str | None = None,
+    sliding_theta: float | None = None,
 ) -> tuple[RopeConfig, float]:
     """The rotary embedding of layers of `kind` (None = the only one), and the share of a head that rotates.
+    `theta` and `partial` are the family's defaults, `sliding_theta` that of layers with a window, where it differs.
 
     Raises:
         ValueError: an unknown type, or a parameter that is missing or that the type does not have.
@@ -37,6 +43,9 @@ def read_rope(
         raise ValueError(f"{where}: rope_parameters must be an object, got {given!r}")
     if kind is not None and isinstance(given.get(kind), dict):
         given = given[kind]
+    elif kind == "sliding_attention":
+        # Scalings of files that have one set of options are meant for the layers without a window.
+        given = {"rope_theta": raw.get("rope_local_base_freq") or sliding_theta}
     params = {name: value for name, value in given.items() if value is not None}
     old_type = params.pop("type", "default")
     rope_type = params.pop("rope_type", old_type)

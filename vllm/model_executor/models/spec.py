@@ -47,7 +47,8 @@ class AttentionSpec:
         alibi_slopes: by head, the slope of ALiBi's bias slope * (key position - query position).
         sinks: whether each head has a learned logit that joins the softmax's denominator only.
         qk_norm: normalisation of queries and keys: of each head with one weight for all ("head"), of each head with a
-            weight of its own ("heads"), or over the whole width ("width").
+            weight of its own ("heads"; "norms": LayerNorms that are tensors of their own in the checkpoint), or over
+            the whole width ("width").
         qk_norm_after_rotary: the norm follows the rotation.
         clip: queries, keys and values are clamped to [-clip, clip].
         output_norm: normalisation of the heads' outputs before the output projection.
@@ -66,7 +67,7 @@ class AttentionSpec:
     alibi_slopes: tuple[float, ...] | None = None
     sinks: bool = False
     qk_norm: NormSpec | None = None
-    qk_norm_over: Literal["head", "heads", "width"] = "head"
+    qk_norm_over: Literal["head", "heads", "norms", "width"] = "head"
     qk_norm_after_rotary: bool = False
     clip: float | None = None
     output_norm: NormSpec | None = None

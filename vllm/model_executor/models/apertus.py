@@ -1,0 +1,25 @@
+"""Apertus (arXiv:2509.14233): Llama with norms of heads and a plain MLP with xIELU."""
+
+from __future__ import annotations
+
+from vllm.model_executor.models.checkpoint_names import CheckpointNames
+from vllm.model_executor.models.config_reader import ConfigReader
+from vllm.model_executor.models.decoder import DecoderForCausalLM
+from vllm.model_executor.models.spec import DecoderSpec
+
+
+class ApertusForCausalLM(DecoderForCausalLM):
+    names = CheckpointNames(
+        (
+            (r"\.attention_layernorm\.", ".input_layernorm."),
+            (r"\.feedforward_layernorm\.", ".post_attention_layernorm."),
+        )
+    )
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        norm = reader.norm(eps=1e-5)
+        if not reader.boolean("post_norm", default=False) or not reader.boolean("qk_norm", default=True):
+            reader.ignore("post_norm")
+        attention = reader.attention(qk_norm=norm, rotary=reader.rotary(reader.head_dim, theta=12000000.0))
+        return reader.decoder(attention, reader.mlp("xielu", bias=False, gated=False), norm)

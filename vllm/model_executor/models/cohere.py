@@ -1,0 +1,42 @@
+"""Command R (huggingface.co/CohereForAI/c4ai-command-r-v01) and Command R7B: attention and MLP in parallel, interleaved
+rotary positions, scaled logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vllm.model_executor.models.config_reader import ConfigReader
+from vllm.model_executor.models.decoder import DecoderForCausalLM
+from vllm.model_executor.models.spec import DecoderSpec
+
+
+class CohereForCausalLM(DecoderForCausalLM):
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        norm = reader.layer_norm(bias=False)
+        qk_norm = norm if reader.boolean("use_qk_norm", default=False) else None
+        rotary = reader.rotary(reader.head_dim, interleaved=True)
+        return reader.decoder(
+            reader.attention(rotary=rotary, qk_norm=qk_norm, qk_norm_over="heads"),
+            reader.mlp(bias=False),
+            norm,
+            tied=True,
+            block="parallel",
+            logits_scale=reader.number("logit_scale", default=0.0625),
+        )
+
+
+class Cohere2ForCausalLM(CohereForCausalLM):
+    """Layers with a window have rotary positions, the others none."""
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        spec = super().describe(reader)
+        reader.ignore("order_of_interleaved_layers", "position_embedding_type", "rotary_pct", "use_embedding_sharing")
+        reader.ignore("use_gated_activation", "use_parallel_block", "use_parallel_embedding")
+        pattern = reader.integer("sliding_window_pattern", "_sliding_window_pattern", default=4)
+        kinds = [
+            "sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(reader.num_layers)
+        ]
+        layers = reader.windowed(spec.layers[0], default_window=4096, default_kinds=kinds)
+        return replace(spec, layers=tuple(layer if layer.window else replace(layer, rotary=None) for layer in layers))

@@ -1,0 +1,89 @@
+"""Gemma (arXiv:2403.08295), Gemma 2, Gemma 3 (text) and VaultGemma: norms with 1 + weight, scaled embeddings, tied
+heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from vllm.model_executor.models.checkpoint_names import CheckpointNames
+from vllm.model_executor.models.config_reader import ConfigReader
+from vllm.model_executor.models.decoder import DecoderForCausalLM
+from vllm.model_executor.models.spec import AttentionSpec, Block, DecoderSpec
+
+_BOTH_NORMS = CheckpointNames(
+    (
+        (r"\.post_attention_layernorm\.", ".attention_output_norm."),
+        (r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),
+        (r"\.post_feedforward_layernorm\.", ".mlp_output_norm."),
+    )
+)
+
+
+def describe(reader: ConfigReader, block: Block, layers: Sequence[AttentionSpec], softcap: float | None) -> DecoderSpec:
+    """A Gemma of these layers; `softcap` is the family's default for logits."""
+    # Older files have "gelu" as hidden_act and mean the activation that the newer option names.
+    if reader.get("use_bidirectional_attention"):
+        raise reader.refuse("use_bidirectional_attention", "attention is causal")
+    return reader.decoder(
+        layers,
+        reader.mlp("gelu_pytorch_tanh", bias=False),
+        reader.norm(offset=1.0),
+        tied=True,
+        block=block,
+        embedding_scale=math.sqrt(reader.hidden_size),
+        logits_softcap=reader.optional_number("final_logit_softcapping", default=softcap),
+    )
+
+
+def attention_of(reader: ConfigReader, softcap: float | None, **fields: Any) -> AttentionSpec:
+    """Attention with the scale and soft-cap that Gemma 2 has brought."""
+    return reader.attention(
+        head_dim=reader.integer("head_dim", default=256),
+        scale=reader.number("query_pre_attn_scalar", default=256.0) ** -0.5,
+        softcap=reader.optional_number("attn_logit_softcapping", default=softcap),
+        **fields,
+    )
+
+
+def every_nth_full(reader: ConfigReader, pattern: int) -> list[str]:
+    """Kinds of the layers: every `pattern`-th attends to all tokens."""
+    return ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(reader.num_layers)]
+
+
+class GemmaForCausalLM(DecoderForCausalLM):
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        attention = reader.attention(head_dim=reader.integer("head_dim", default=256))
+        return describe(reader, "pre", (attention,) * reader.num_layers, None)
+
+
+class Gemma2ForCausalLM(DecoderForCausalLM):
+    names = _BOTH_NORMS
+    block: ClassVar[Block] = "both"
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        reader.ignore("cache_implementation")
+        kinds = every_nth_full(reader, 2)
+        layers = reader.windowed(attention_of(reader, 50.0), default_window=4096, default_kinds=kinds)
+        return describe(reader, cls.block, layers, 30.0)
+
+
+class VaultGemmaForCausalLM(Gemma2ForCausalLM):
+    names = CheckpointNames(((r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),))
+    block = "pre"
+
+
+class Gemma3ForCausalLM(DecoderForCausalLM):
+    names = _BOTH_NORMS
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        reader.ignore("cache_implementation")
+        pattern = reader.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
+        attention = attention_of(reader, None, rotary=False, qk_norm=reader.norm(offset=1.0))
+        kinds = every_nth_full(reader, pattern)
+        layers = reader.by_kind(attention, kinds, default_window=4096, theta=1e6, sliding_theta=10000.0)
+        return describe(reader, "both", layers, None)

@@ -1,0 +1,14 @@
+"""Helium (huggingface.co/kyutai/helium-1-preview-2b): Llama with interleaved rotary positions."""
+
+from __future__ import annotations
+
+from vllm.model_executor.models.config_reader import ConfigReader
+from vllm.model_executor.models.decoder import DecoderForCausalLM
+from vllm.model_executor.models.spec import DecoderSpec
+
+
+class HeliumForCausalLM(DecoderForCausalLM):
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        rotary = reader.rotary(reader.head_dim, theta=100000.0, interleaved=True)
+        return reader.decoder(reader.attention(o_bias=False, rotary=rotary), reader.mlp(), reader.norm(eps=1e-8))

@@ -1,0 +1,17 @@
+"""Nemotron and Minitron (arXiv:2402.16819): LayerNorm with 1 + weight, squared ReLU, partial rotary positions."""
+
+from __future__ import annotations
+
+from vllm.model_executor.models.config_reader import ConfigReader
+from vllm.model_executor.models.decoder import DecoderForCausalLM
+from vllm.model_executor.models.spec import DecoderSpec
+
+
+class NemotronForCausalLM(DecoderForCausalLM):
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        return reader.decoder(
+            reader.attention(rotary=reader.rotary(reader.head_dim, partial=0.5)),
+            reader.mlp("relu2", gated=False),
+            reader.layer_norm(offset=1.0),
+        )

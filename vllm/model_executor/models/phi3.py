@@ -1,0 +1,17 @@
+"""Phi-3, Phi-3.5 and Phi-4 (arXiv:2404.14219): Llama with fused weights, LongRoPE and, in some, a window."""
+
+from __future__ import annotations
+
+from vllm.model_executor.models.checkpoint_names import CheckpointNames, split_gate_up, split_qkv
+from vllm.model_executor.models.config_reader import ConfigReader
+from vllm.model_executor.models.decoder import DecoderForCausalLM
+from vllm.model_executor.models.spec import DecoderSpec
+
+
+class Phi3ForCausalLM(DecoderForCausalLM):
+    names = CheckpointNames(transforms=(split_qkv, split_gate_up))
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        attention = reader.windowed(reader.attention(bias=False))
+        return reader.decoder(attention, reader.mlp(bias=False), reader.norm(eps=1e-5))
