@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.decisions.parts import (
@@ -16,6 +16,7 @@ from vllm.decisions.parts import (
     is_list,
 )
 from vllm.exceptions import VLLMValidationError
+from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.utils.checks import wrong_type
 
 # The parts that each role's messages may hold.
@@ -117,6 +118,21 @@ def _check_common(place: str, item: Mapping[str, Any]) -> None:
         raise VLLMValidationError(f"{place}.call_id must not be empty", f"{place}.call_id", call_id)
     check_nullable_text(f"{place}.id", item.get("id"))
     check_literal(f"{place}.status", item.get("status"), _STATUSES)
+
+
+def without_beginning(turns: Sequence[Turn], num_tokens: int, tokenizer: Tokenizer) -> list[Turn]:
+    """The turns without their first `num_tokens` tokens of text; those of the system and the developer stay."""
+    kept = []
+    for turn in turns:
+        if num_tokens > 0 and turn.role not in ("system", "developer"):
+            ids = tokenizer.encode(turn.text, add_special_tokens=False)
+            num_tokens -= len(ids)
+            if num_tokens >= 0:
+                continue
+            # A cut may fall inside a character.
+            turn = replace(turn, text=tokenizer.decode(ids[num_tokens:], skip_special_tokens=False).lstrip("\ufffd"))
+        kept.append(turn)
+    return kept
 
 
 def conversations(turns: Sequence[Turn], question: str, has_developer: bool) -> Iterator[list[dict[str, Any]]]:

@@ -85,22 +85,23 @@ def _part_text(name: str, part: Any, kinds: Sequence[str]) -> str:
 
 
 def json_text(name: str, data: Any) -> str:
-    """An object, or a list of objects, as compact JSON."""
+    """An object, or a list of objects, as compact JSON, within the limits."""
     if not isinstance(data, Mapping) and not (is_list(data) and all(isinstance(each, Mapping) for each in data)):
         raise wrong_type(name, data, "an object or a list of objects")
-    return any_json_text(name, data)
+    _check_json_size(name, data)
+    text = any_json_text(name, data)
+    if len(text.encode()) > MAX_JSON_BYTES:
+        raise VLLMValidationError(f"{name} has more than {MAX_JSON_BYTES} bytes of JSON", name, len(text))
+    return text
 
 
 def any_json_text(name: str, data: Any) -> str:
-    """Any JSON value as compact JSON, within the limits."""
-    _check_json_size(name, data)
+    """Any JSON value as compact JSON."""
     try:
         text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise VLLMValidationError(f"{name} is not JSON: {error}", name) from None
     check_encodable(name, text)
-    if len(text.encode()) > MAX_JSON_BYTES:
-        raise VLLMValidationError(f"{name} has more than {MAX_JSON_BYTES} bytes of JSON", name, len(text))
     return text
 
 

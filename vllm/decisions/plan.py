@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.config import ModelConfig
 from vllm.decisions.answers import answer, diagnose, order_reading
-from vllm.decisions.conversation import Turn, parse_input
+from vllm.decisions.conversation import Turn, parse_input, without_beginning
 from vllm.decisions.labels import LabelSpeller
 from vllm.decisions.params import DecisionParams
 from vllm.decisions.prompts import question_text
@@ -27,6 +27,10 @@ MAX_READINGS = 2**20
 
 MAX_TOKENS = 2**24
 """Most tokens of all its prompts."""
+
+
+# Of an input, each time by as much as it was too long.
+_MAX_CUTS = 8
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,29 @@ class DecisionPlan:
         self._prompts = [ProcessedPrompt(None, ids, salt) for ids in prompts]
 
     def _plan(self, turns: list[Turn]) -> tuple[list[_Reading], list[list[int]]]:
+        """All readings and their prompts; with truncate_prompt_tokens the input is cut until every prompt fits."""
+        limit = self._params.truncate_prompt_tokens
+        if limit is not None and limit > self._config.max_model_len:
+            message = f"truncate_prompt_tokens must be at most max_model_len={self._config.max_model_len}, got {limit}"
+            raise VLLMValidationError(message, "truncate_prompt_tokens", limit)
+        num_cut = 0
+        for _ in range(_MAX_CUTS):
+            readings, prompts = self._write(without_beginning(turns, num_cut, self._tokenizer) if num_cut else turns)
+            pairs = zip(readings, prompts, strict=True)
+            excess = max(len(ids) - self._limit(reading, limit) for reading, ids in pairs)
+            if excess <= 0 or limit is None:
+                break
+            # Cutting may change how the tokens beside the cut are spelled: what is left is counted again.
+            num_cut += excess
+        self._check_lengths(readings, prompts)
+        return readings, prompts
+
+    @staticmethod
+    def _limit(reading: _Reading, given: int | None) -> int:
+        most = reading.scorer.max_prompt_len
+        return most if given in (None, -1) else min(given, most)
+
+    def _write(self, turns: list[Turn]) -> tuple[list[_Reading], list[list[int]]]:
         params, tokenizer = self._params, self._tokenizer
         probe = question_text(self.questions[0], (), range(len(self.questions[0].options)))
         frame = make_frame(turns, probe, tokenizer, params.chat_template, params.chat_template_kwargs)
@@ -88,16 +115,12 @@ class DecisionPlan:
         if num_tokens > MAX_READINGS:
             message = f"the questions' options in all orders are {num_tokens} readings, more than {MAX_READINGS}"
             raise VLLMValidationError(message, "questions", num_tokens)
-        shown = params.read == "labels"
-        texts = [
-            question_text(
-                self.questions[each.index], [label.text or "" for label in each.labels] if shown else (), each.order
-            )
-            for each in readings
-        ]
-        prompts = frame.encode(tokenizer, texts)
-        self._check_lengths(readings, prompts)
-        return readings, prompts
+        texts = [self._text(each) for each in readings]
+        return readings, frame.encode(tokenizer, texts)
+
+    def _text(self, reading: _Reading) -> str:
+        shown = [label.text or "" for label in reading.labels] if self._params.read == "labels" else ()
+        return question_text(self.questions[reading.index], shown, reading.order)
 
     def _read_all(self, speller: LabelSpeller) -> Iterator[_Reading]:
         for index, question in enumerate(self.questions):
@@ -123,12 +146,15 @@ class DecisionPlan:
         total = 0
         for reading, ids in zip(readings, prompts, strict=True):
             total += len(ids) * reading.scorer.num_requests
-            if len(ids) > reading.scorer.max_prompt_len:
+            most = self._limit(reading, self._params.truncate_prompt_tokens)
+            if len(ids) > most:
                 question, limit = self.questions[reading.index], self._config.max_model_len
                 name = f"questions[{reading.index}]" + (f" ({question.name!r})" if question.name else "")
+                advice = "; truncate_prompt_tokens lets the input's beginning go"
+                if self._params.truncate_prompt_tokens is not None:
+                    advice = " even without the input, of which alone truncate_prompt_tokens lets the beginning go"
                 message = (
-                    f"{name} makes a prompt of {len(ids)} tokens with the input, and its labels leave room for "
-                    f"{reading.scorer.max_prompt_len}; truncate_prompt_tokens lets the input's beginning go: "
+                    f"{name} makes a prompt of {len(ids)} tokens, and {most} is the limit beside the labels{advice}: "
                     f"the model's maximum context length is {limit} tokens"
                 )
                 raise VLLMValidationError(message, f"questions[{reading.index}]", len(ids))

@@ -8,6 +8,7 @@ from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from vllm.decisions.params import MAX_PERMUTATIONS
+from vllm.decisions.parts import NO_IMAGES
 from vllm.decisions.questions import (
     MAX_CHOICES,
     MAX_LEVELS,
@@ -16,7 +17,15 @@ from vllm.decisions.questions import (
     MIN_CHOICES,
     MIN_LEVELS,
 )
-from vllm.entrypoints.openai.protocol.base import ACCEPTED_FIELDS, UNREAD, Object, RequestModel, ResponseModel
+from vllm.decisions.systemone import MAX_OPTIONS
+from vllm.decisions.systemone import MAX_QUESTIONS as MAX_SYSTEMONE_QUESTIONS
+from vllm.entrypoints.openai.protocol.base import (
+    ACCEPTED_FIELDS,
+    UNREAD,
+    Object,
+    RequestModel,
+    ResponseModel,
+)
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME, pattern=r"\S")]
 Filled = Annotated[str, Field(pattern=r"\S")]
@@ -300,3 +309,93 @@ class DecisionResponse(ResponseModel):
     model: str
     answers: list[PredicateAnswerFields | ChoiceAnswerFields | ScoreAnswerFields | RefusalFields]
     usage: DecisionUsageFields
+
+
+class ChoiceCriteria(TypedDict):
+    type: Literal["choice"]
+    instructions: NotRequired[str | None]
+    criteria: Annotated[dict[Filled, str | None], Field(min_length=1, max_length=MAX_OPTIONS)]
+
+
+class TruthCriteria(TypedDict, total=False):
+    true: str | None
+    false: str | None
+
+
+class NoulCriteria(TypedDict):
+    type: Literal["noul"]
+    instructions: NotRequired[str | None]
+    criteria: NotRequired[TruthCriteria | None]
+
+
+class ScoreCriteria(TypedDict):
+    type: Literal["score"]
+    instructions: NotRequired[str | None]
+    criteria: Annotated[list[Filled], Field(min_length=2, max_length=MAX_LEVELS)]
+
+
+SystemOneQuestions = Annotated[
+    Annotated[
+        dict[Annotated[str, Field(min_length=1)], ChoiceCriteria | NoulCriteria | ScoreCriteria],
+        Field(min_length=1, max_length=MAX_SYSTEMONE_QUESTIONS),
+    ],
+    UNREAD,
+]
+
+
+class SystemOneRequest(DecisionFields):
+    """POST /v1/systemone"""
+
+    ACCEPTED: ClassVar[tuple[str, ...]] = ()
+    REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
+        "joint": ((False,), "joint reads are for diffusion models"),
+        "images": (([],), NO_IMAGES),
+        "audio": (([],), "this server takes text input only"),
+        "videos": (([],), "this server takes text input only"),
+    }
+
+    state: Any = Field(description="What the questions are about: a text, or any JSON, which is shown as its text.")
+    questions: SystemOneQuestions = Field(description="By id, asked in this order, each by itself.")
+    instructions: str | None = Field(None, description="Further context, ahead of every question.")
+
+
+class ChoiceResult(ResponseModel):
+    type: Literal["choice"]
+    choice: str
+    probabilities: dict[str, float | None]
+    confidence: float | None
+
+
+class NoulResult(ResponseModel):
+    type: Literal["noul"]
+    noul: float | None = Field(description="Probability of yes.")
+    probabilities: dict[str, float | None]
+    confidence: float | None
+
+
+class ScoreResult(ResponseModel):
+    type: Literal["score"]
+    score: float | None = Field(description="The expected index of the level.")
+    legend: dict[str, str]
+    probabilities: dict[str, float | None]
+    confidence: float | None
+
+
+class LabelDiagnostics(ResponseModel):
+    label_mass: float | None
+    argmax_is_label: bool
+
+
+class SystemOneUsage(ResponseModel):
+    input_tokens: int
+    output_tokens: int
+
+
+class SystemOneResponse(ResponseModel):
+    id: str
+    object: Literal["structured_decision"]
+    created: int
+    model: str
+    answers: dict[str, ChoiceResult | NoulResult | ScoreResult]
+    usage: SystemOneUsage
+    diagnostics: dict[str, LabelDiagnostics]

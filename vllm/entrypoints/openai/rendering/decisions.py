@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from vllm.decisions.types import Answer, Decision, DecisionUsage, Diagnostics, OrderReading
+from vllm.decisions.types import (
+    Answer,
+    ChoiceAnswer,
+    Decision,
+    DecisionUsage,
+    Diagnostics,
+    OrderReading,
+    PredicateAnswer,
+    ScoreAnswer,
+)
 
 
 def decision_fields(decision: Decision, with_diagnostics: bool, with_ids: bool) -> dict[str, Any]:
@@ -28,6 +37,36 @@ def answer_fields(answer: Answer, with_diagnostics: bool = False, with_ids: bool
     elif len(answer.diagnostics.orders) > 1:
         own["diagnostics"] = {"order_sensitivity": answer.diagnostics.order_sensitivity}
     return own
+
+
+def systemone_fields(decision: Decision) -> dict[str, Any]:
+    """`answers`, `usage` and `diagnostics` of /v1/systemone, by the questions' ids."""
+    answers, diagnostics = {}, {}
+    for each in decision.answers:
+        assert each.name is not None
+        own = each.diagnostics
+        answers[each.name] = _result(each)
+        diagnostics[each.name] = {"label_mass": own.label_mass, "argmax_is_label": own.argmax_is_label}
+    usage = {"input_tokens": decision.usage.input_tokens, "output_tokens": decision.usage.output_tokens}
+    return {"answers": answers, "usage": usage, "diagnostics": diagnostics}
+
+
+def _result(answer: Answer) -> dict[str, Any]:
+    if isinstance(answer, PredicateAnswer):
+        yes = answer.probability
+        return {
+            "type": "noul",
+            "noul": yes,
+            "probabilities": {"yes": yes, "no": 1 - yes},
+            "confidence": max(yes, 1 - yes) * answer.diagnostics.label_mass,
+        }
+    assert isinstance(answer, (ChoiceAnswer, ScoreAnswer))
+    shares = {str(each.value): each.probability for each in answer.probabilities}
+    own: dict[str, Any] = {"type": answer.type, "probabilities": shares, "confidence": answer.confidence}
+    if isinstance(answer, ChoiceAnswer):
+        return {**own, "choice": answer.choice}
+    legend = {str(each.value): each.label for each in answer.probabilities}
+    return {**own, "score": answer.score, "legend": legend}
 
 
 def diagnostics_fields(diagnostics: Diagnostics, with_ids: bool) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""POST /v1/decisions: answers to typed questions about an input, by the probabilities of their options."""
+"""POST /v1/decisions and /v1/systemone: typed questions about an input, answered by their options' probabilities."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from typing import Any
 
@@ -10,12 +11,19 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from vllm.decisions.params import DecisionParams
+from vllm.decisions.parts import any_json_text
 from vllm.decisions.plan import DecisionPlan
+from vllm.decisions.systemone import parse_systemone
 from vllm.decisions.types import Decision
 from vllm.entrypoints.openai.errors import ApiError, json_response
 from vllm.entrypoints.openai.http.routes import post
-from vllm.entrypoints.openai.protocol.decisions import DecisionRequest, DecisionResponse
-from vllm.entrypoints.openai.rendering.decisions import decision_fields
+from vllm.entrypoints.openai.protocol.decisions import (
+    DecisionRequest,
+    DecisionResponse,
+    SystemOneRequest,
+    SystemOneResponse,
+)
+from vllm.entrypoints.openai.rendering.decisions import decision_fields, systemone_fields
 from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, while_connected
 from vllm.entrypoints.openai.serving.usage import CACHED_STEP
 from vllm.entrypoints.openai.state import ServerState
@@ -42,6 +50,37 @@ async def create_decision(request: Request, state: ServerState, body: DecisionRe
         )
         request.state.usage = fields["usage"]
         return {"model": state.model_names[0], **fields}
+
+    return json_response(await while_connected(request, whole()))
+
+
+@post(router, "/v1/systemone", SystemOneRequest, SystemOneResponse)
+async def system_one(request: Request, state: ServerState, body: SystemOneRequest) -> Response:
+    """Answer questions by id about a state, in the older shape of the same decisions."""
+    answer_id = request_id_of(request, "decision", body.request_id)
+    frame = {
+        "id": answer_id,
+        "object": "structured_decision",
+        "created": int(time.time()),
+        "model": state.model_names[0],
+    }
+
+    async def whole() -> dict[str, Any]:
+        given = body.chat_template_kwargs or {}
+        if given.get("enable_thinking") or given.get("thinking"):
+            message = "chat_template_kwargs: thinking must be off, as the answer is read where the reply begins"
+            raise ApiError(400, message, "chat_template_kwargs", "unsupported_field")
+        text = body.state if isinstance(body.state, str) else any_json_text("state", body.state)
+        params = DecisionParams(
+            chat_template=state.chat_template,
+            chat_template_kwargs=_template_kwargs(state, given),
+            cache_salt=body.cache_salt,
+        )
+        context = "\n\n".join(each for each in (text, body.instructions) if each)
+        questions = parse_systemone(body.questions)
+        fields = systemone_fields(await decide(state, answer_id, context, questions, params, body.priority))
+        request.state.usage = fields["usage"]
+        return {**frame, **fields}
 
     return json_response(await while_connected(request, whole()))
 
@@ -74,10 +113,15 @@ def decision_params(state: ServerState, body: DecisionRequest) -> DecisionParams
         min_label_mass=body.min_label_mass or 0.0,
         calibration=body.calibration,
         chat_template=state.chat_template,
-        chat_template_kwargs={**(state.args.default_chat_template_kwargs or {}), **(body.chat_template_kwargs or {})},
+        chat_template_kwargs=_template_kwargs(state, body.chat_template_kwargs or {}),
         cache_salt=_salt(body),
         truncate_prompt_tokens=body.truncate_prompt_tokens,
     )
+
+
+def _template_kwargs(state: ServerState, given: dict[str, Any]) -> dict[str, Any]:
+    """The template's variables. The server's own do not switch thinking on: answers are read where replies begin."""
+    return {**(state.args.default_chat_template_kwargs or {}), "enable_thinking": False, **given}
 
 
 def _salt(body: DecisionRequest) -> str | None:

@@ -1,0 +1,59 @@
+"""Random decisions are those of float32 transformers, on any tokenizer and template."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from decision_models import KINDS, RandomDecisions, make_decision_model
+from decision_reference import assert_answer
+
+from vllm import LLM
+from vllm.entrypoints.openai.rendering.decisions import answer_fields
+from vllm.exceptions import VLLMValidationError
+from vllm.model_executor.model_loader import NO_EMBEDDED_MODEL, embedded_model_path
+
+NUM_DECISIONS = {**dict.fromkeys(KINDS, 60), "embedded": 20}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small products take longer with more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def check(llm, model, kind):
+    source = RandomDecisions(seed=3)
+    seen = set()
+    for _ in range(NUM_DECISIONS[kind]):
+        input, options, question = source.input(), source.options(), source.question()
+        try:
+            (decision,) = llm.decide(input, question, use_tqdm=False, **options)
+        except VLLMValidationError as error:
+            # Levels may be equal, which labels can tell apart and texts cannot.
+            assert options["read"] == "values" and "cannot tell" in str(error)
+            continue
+        (answer,) = decision.answers
+        assert_answer(model, question, answer_fields(answer, True, True))
+        seen.add((question["type"], options["read"]))
+    assert len(seen) == 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_decisions_of_tiny_models(tmp_path, kind):
+    model = make_decision_model(kind, tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32", max_model_len=8192)
+    check(llm, model, kind)
+    choices = [{"value": f"{index} of 255"} for index in range(255)]
+    question = {"type": "choice", "instructions": "Which?", "choices": choices}
+    for read in ("labels", "values"):
+        (decision,) = llm.decide("", question, use_tqdm=False, read=read)
+        assert_answer(model, question, answer_fields(decision.answers[0], True, True))
+
+
+def test_random_decisions_of_the_embedded_model(request):
+    if embedded_model_path() is None:
+        pytest.skip(NO_EMBEDDED_MODEL)
+    check(LLM(dtype="float32", max_model_len=2048), request.getfixturevalue("embedded_reference"), "embedded")
