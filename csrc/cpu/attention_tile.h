@@ -148,11 +148,11 @@ void score_rows(const C& chunk, const float* q, float* scores, int64_t dim, int 
   });
 }
 
-// out[R][W vectors from dimension `first`] += weights[R][tokens] values; `n` lanes of each vector exist. `fresh`: there
-// is nothing in `out` yet.
+// out[R][W vectors from dimension `first`] += weights[R][tokens from `from` on] values; `n` lanes of each vector exist.
+// `fresh`: there is nothing in `out` yet.
 template <int R, int W, typename C>
-void add_values(const C& chunk, const float* weights, float* out, int64_t dim, int64_t first, int tokens, int n,
-                bool fresh) {
+void add_values(const C& chunk, const float* weights, float* out, int64_t dim, int64_t first, int from, int tokens,
+                int n, bool fresh) {
   // Whole vectors, but one that goes alone.
   const auto read = [&](const auto* from) VLLM_INLINE {
     if constexpr (W > 1) return load(from);
@@ -167,12 +167,12 @@ void add_values(const C& chunk, const float* weights, float* out, int64_t dim, i
       unroll<W>([&](auto w) VLLM_INLINE { sums[r][w] = read(out + r * dim + first + w * kLanes); });
     });
   }
-  for (int begin = 0; begin < tokens; begin += kRun) {
+  for (int begin = from / kRun * kRun; begin < tokens; begin += kRun) {
     const auto* values = chunk.value(begin, dim) + first;
     const auto* next = values;
     if constexpr (C::kFetchesNext) next = chunk.next->value(begin, dim) + first;
     const int count = tokens - begin < kRun ? tokens - begin : kRun;
-    for (int t = 0; t < count; ++t) {
+    for (int t = from > begin ? from - begin : 0; t < count; ++t) {
       if constexpr (C::kFetchesNext) {
         __builtin_prefetch(next + t * dim);
         __builtin_prefetch(next + t * dim + 64 / sizeof(*next));
@@ -211,16 +211,16 @@ void score_chunk(const C& chunk, const float* q, float* scores, int64_t dim, int
 }
 
 template <int R, typename C>
-void add_chunk(const C& chunk, const float* weights, float* out, int64_t dim, int tokens, bool fresh) {
+void add_chunk(const C& chunk, const float* weights, float* out, int64_t dim, int from, int tokens, bool fresh) {
   int64_t d = 0;
   for (; d + kWide * kLanes <= dim; d += kWide * kLanes) {
-    add_values<R, kWide>(chunk, weights, out, dim, d, tokens, kLanes, fresh);
+    add_values<R, kWide>(chunk, weights, out, dim, d, from, tokens, kLanes, fresh);
   }
   for (; d + 2 * kLanes <= dim; d += 2 * kLanes) {
-    add_values<R, 2>(chunk, weights, out, dim, d, tokens, kLanes, fresh);
+    add_values<R, 2>(chunk, weights, out, dim, d, from, tokens, kLanes, fresh);
   }
   for (; d < dim; d += kLanes) {
-    add_values<R, 1>(chunk, weights, out, dim, d, tokens, static_cast<int>(least(kLanes, dim - d)), fresh);
+    add_values<R, 1>(chunk, weights, out, dim, d, from, tokens, static_cast<int>(least(kLanes, dim - d)), fresh);
   }
 }
 
@@ -234,11 +234,12 @@ inline void scale_into(To* to, const From* from, Vec factor, int64_t size) {
   store_n(to + i, load_n(from + i, n) * factor, n);
 }
 
-// Turns R rows' scores, in units of log2, into weights, of each row the first valid[r]; those after them, up to `tokens`,
-// become 0. `sums` are the rows' sums by lane. Rows go side by side: an exponential is a long chain of operations.
+// Turns R rows' scores, in units of log2, into weights, of each row those in [from[r], valid[r]); the others, up to
+// `tokens`, become 0. `sums` are the rows' sums by lane. Rows go side by side: an exponential is a long chain of
+// operations.
 template <int R>
-inline void soften(float* scores, const int* valid, int tokens, float* out, float* row_max, float* sums, int64_t dim,
-                   bool fresh) {
+inline void soften(float* scores, const int* from, const int* valid, int tokens, float* out, float* row_max,
+                   float* sums, int64_t dim, bool fresh) {
   Vec top[R], total[R];
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r) {
@@ -246,6 +247,10 @@ inline void soften(float* scores, const int* valid, int tokens, float* out, floa
     for (int t = valid[r] / kLanes * kLanes; t < tokens; t += kLanes) {
       const Mask in = lanes_below(valid[r] - t > 0 ? static_cast<int>(least(kLanes, valid[r] - t)) : 0);
       store(row + t, select(in, load(row + t), set1(-__builtin_inff())));
+    }
+    for (int t = 0; t < from[r]; t += kLanes) {
+      const Mask out_of_window = lanes_below(static_cast<int>(least(kLanes, from[r] - t)));
+      store(row + t, select(out_of_window, set1(-__builtin_inff()), load(row + t)));
     }
     Vec high = load(row);
     for (int t = kLanes; t < tokens; t += kLanes) high = max(high, load(row + t));
@@ -271,6 +276,31 @@ inline void soften(float* scores, const int* valid, int tokens, float* out, floa
   }
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r) store(sums + r * kLanes, total[r]);
+}
+
+// tanh x to about 4 ulp: its series near 0, (1 - e^-2|x|) / (1 + e^-2|x|) elsewhere.
+inline Vec tanh(Vec x) {
+  const Vec magnitude = max(x, zero() - x), square = x * x;
+  const Vec shrunk = exp2(magnitude * set1(-2.88539008f)), one = set1(1.0f);
+  const Vec far = (one - shrunk) / (one + shrunk);
+  Vec p = set1(62.0f / 2835.0f);
+  p = fma(p, square, set1(-17.0f / 315.0f));
+  p = fma(p, square, set1(2.0f / 15.0f));
+  p = fma(p, square, set1(-1.0f / 3.0f));
+  const Vec near = fma(p * square, x, x);
+  return select(lt(magnitude, set1(0.3f)), near, select(lt(x, zero()), zero() - far, far));
+}
+
+// Soft-cap and ALiBi of one row's scores, in units of log2, of keys from `distance` (not above 0) from the query on.
+// `cap` and `slope` are in units of log2; 0: none.
+inline void adjust_scores(float* scores, int tokens, float cap, float slope, int64_t distance) {
+  const Vec inverse = set1(cap > 0 ? 1.0f / cap : 0.0f), first = set1(static_cast<float>(distance)) + iota();
+  for (int t = 0; t < tokens; t += kLanes) {
+    Vec score = load(scores + t);
+    if (cap > 0) score = tanh(score * inverse) * set1(cap);
+    if (slope != 0) score = fma(set1(slope), first + set1(static_cast<float>(t)), score);
+    store(scores + t, score);
+  }
 }
 
 // Calls f with the number of rows as a constant.

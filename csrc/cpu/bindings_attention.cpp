@@ -1,4 +1,6 @@
 // The operators of the paged key/value cache, and of rotation before it. A cell's layout is ops/kv_cache.py's.
+#include <optional>
+
 #include "bindings.h"
 #include "kernels.h"
 #include "recording.h"
@@ -83,8 +85,18 @@ const int32_t* int32_row(const Tensor& t, const char* name, int64_t size) {
   return static_cast<const int32_t*>(t.data_ptr());
 }
 
+// Null, or the values of a row of float32, one a query head.
+const float* float_row(const std::optional<Tensor>& t, const char* name, int64_t size) {
+  if (!t) return nullptr;
+  check_shape(*t, name, {size});
+  check_dtype(*t, name, ScalarType::Float, "float32");
+  check_contiguous(*t, name);
+  return static_cast<const float*>(t->data_ptr());
+}
+
 void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start_loc,
-                     Tensor seq_lens, double scale, Tensor out) {
+                     Tensor seq_lens, double scale, Tensor out, int64_t window, double softcap,
+                     std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks) {
   AttentionArgs args{};
   args.dtype = dtype_of(q, "q");
   args.q = heads_of(q, "q");
@@ -109,13 +121,19 @@ void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tabl
                     args.seq_lens[r], " tokens in row ", r);
   }
   args.scale = static_cast<float>(scale);
+  STD_TORCH_CHECK(window >= 0, "window must be at least 1 token, or 0 for none, got ", window);
+  STD_TORCH_CHECK(softcap >= 0, "softcap must be positive, or 0 for none, got ", softcap);
+  args.window = window;
+  args.softcap = static_cast<float>(softcap);
+  args.alibi_slopes = float_row(alibi_slopes, "alibi_slopes", q.size(1));
+  args.sinks = float_row(sinks, "sinks", q.size(1));
   args.dots = args.dtype == DType::bf16 && args.head_dim % 2 == 0 && has_fast_bf16_dot();
   args.k_cache = k_cache.data_ptr();
   args.v_cache = v_cache.data_ptr();
   args.block_table = static_cast<const int32_t*>(block_table.data_ptr());
   args.out = out.data_ptr();
   launch([args, kernel = VLLM_KERNEL(paged_attention)] { kernel(args); }, q, k_cache, v_cache, block_table,
-         query_start_loc, seq_lens, out);
+         query_start_loc, seq_lens, out, alibi_slopes, sinks);
 }
 
 }  // namespace
@@ -130,7 +148,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
       "Tensor(c!) k_cache, Tensor(d!) v_cache, Tensor slot_mapping) -> ()");
   m.def(
       "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start_loc, "
-      "Tensor seq_lens, float scale, Tensor(a!) out) -> ()");
+      "Tensor seq_lens, float scale, Tensor(a!) out, int window=0, float softcap=0., Tensor? alibi_slopes=None, "
+      "Tensor? sinks=None) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {

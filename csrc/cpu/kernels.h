@@ -64,6 +64,10 @@ struct AttentionArgs {
   const int32_t* seq_lens;         // [requests]
   int64_t requests, table_stride, num_kv_heads, head_dim, block_size;
   float scale;
+  int64_t window;             // tokens that a query sees, itself included; 0: all before it
+  float softcap;              // 0: none
+  const float* alibi_slopes;  // [heads], or null
+  const float* sinks;         // [heads], or null
   bool dots;  // keys are bfloat16, of even head_dim, and multiplied by dot products
 };
 

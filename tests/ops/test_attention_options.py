@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -162,3 +163,18 @@ def test_requests_that_share_a_prefix(backend: str) -> None:
     batch.share_prefix([0, 1, 2, 3], 17, 16)
     for names in ("window", "window sinks", "alibi_slopes", "softcap"):
         check(backend, batch, make_options(names, window=100))
+
+
+@pytest.mark.parametrize("backend", COMPILED)
+@pytest.mark.parametrize("names", ["window", "window softcap alibi_slopes sinks", "alibi_slopes", "sinks"])
+def test_a_row_does_not_depend_on_its_batch_or_cut(backend: str, names: str) -> None:
+    batch, options = (
+        make_batch([(600, 650), (1, 400), (30, 90)], torch.bfloat16, HEADS, 24),
+        make_options(names, window=77),
+    )
+    together, starts = call(batch, backend, options), batch.query_start_loc.tolist()
+    for row in range(3):
+        assert torch.equal(call(batch.part(row), backend, options), together[starts[row] : starts[row + 1]])
+    cuts = [0, 1, 4, 77, 206, 207, 462, 599, 600]
+    pieces = [call(batch.part(0, first, last), backend, options) for first, last in pairwise(cuts)]
+    assert torch.equal(torch.cat(pieces), together[:600])

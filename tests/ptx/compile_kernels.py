@@ -81,6 +81,11 @@ def _attention_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: in
     positions = torch.zeros(8, dtype=torch.int64)
     # Contexts that may be split, and requests of several queries.
     yield lambda: paged_attention(q, *caches, _int32(2, 64), _int32(3), _int32(2), 0.125)
+    if dtype != torch.float32:
+        of_heads = torch.empty(heads), torch.empty(heads)
+        for window in (128, None):
+            arguments = _int32(2, 64), _int32(3), _int32(2), 0.125, None, None, window, 30.0, *of_heads
+            yield lambda arguments=arguments: paged_attention(q, *caches, *arguments)
     if dtype != torch.float32 and head_dim == 128:
         table = torch.empty(64, head_dim)
         yield lambda: rotary_embedding_(positions, q, k, table)

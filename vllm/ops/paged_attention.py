@@ -57,11 +57,10 @@ def paged_attention(
         out = q.new_empty(q.shape)
     arguments = q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, out
     which, options = implementation(q), (window, softcap, alibi_slopes, sinks)
-    is_plain = options == (None, None, None, None)
-    if which == "triton" and is_plain and q.shape[-1] <= _MOST_TRITON_DIMS:
-        return triton_function("paged_attention", __name__)(*arguments, max_query_len)
-    if which == "cpp" and is_plain:
-        torch.ops.vllm_cpu.paged_attention(*arguments)
+    if which == "triton" and q.shape[-1] <= _MOST_TRITON_DIMS:
+        return triton_function("paged_attention", __name__)(*arguments, max_query_len, *options)
+    if which == "cpp":
+        torch.ops.vllm_cpu.paged_attention(*arguments, window or 0, softcap or 0.0, alibi_slopes, sinks)
     else:
         paged_attention_reference(*arguments, *options)
     return out

@@ -10,6 +10,12 @@
 // Few rows read the cache as it lies, and each chunk while the one before is computed, because memory is what they
 // wait for. Many rows have it widened to float32 first, and share that. Where the CPU has fast dot products of bfloat16
 // (see attention_tile.h), keys are put in pairs instead.
+//
+// With a window, chunks and segments that no row of a tile sees are skipped, and of the blocks before a tile's first
+// visible token neither table entries nor contents are read: they may belong to others by now. Chunks are still counted
+// from the sequence's start, so skipping changes no bits. Rows of a tile begin to see at different chunks: their sums
+// start from nothing at each segment. Requests share no chunks then, since their windows begin at different tokens.
+#include <algorithm>
 #include <initializer_list>
 
 #include "../attention_tile.h"
@@ -32,6 +38,7 @@ struct Member {
 
 struct Tile {
   int64_t first_member, members, rows, end;
+  int64_t begin;  // of the first segment that a row sees
 };
 
 struct Plan {
@@ -58,9 +65,14 @@ inline int64_t queries_of(const AttentionArgs& a, int64_t request) {
   return a.query_start_loc[request + 1] - a.query_start_loc[request];
 }
 
+// The first token that the query at `position` sees.
+inline int64_t first_seen(const AttentionArgs& a, int64_t position) {
+  return a.window ? greatest(position - a.window + 1, 0) : 0;
+}
+
 // Whether the chunk at `start` lies wholly before the queries of both and in the same blocks.
 bool share_chunk(const AttentionArgs& a, const Member& one, const Member& other, int64_t start) {
-  if (start + kChunk > one.position || start + kChunk > other.position) return false;
+  if (a.window || start + kChunk > one.position || start + kChunk > other.position) return false;
   const int32_t* blocks = a.block_table + one.request * a.table_stride;
   const int32_t* others = a.block_table + other.request * a.table_stride;
   for (int64_t block = start / a.block_size; block * a.block_size < start + kChunk; ++block) {
@@ -87,7 +99,8 @@ int64_t make_tiles(const AttentionArgs& a, int64_t group, int64_t most_rows, Mem
         last->end = greatest(last->end, member.end());
         ++last->members;
       } else {
-        tiles[num_tiles++] = {count, 1, tokens * group, member.end()};
+        const int64_t begin = first_seen(a, member.position) / kSegment * kSegment;
+        tiles[num_tiles++] = {count, 1, tokens * group, member.end(), begin};
       }
       ++count;
     }
@@ -135,10 +148,14 @@ Step first_step(const AttentionArgs& a, const Plan& plan, int64_t item) {
   step.tile = plan.tiles + find_tile(plan, &item);
   step.head = item % a.num_kv_heads;
   step.end = step.tile->end;
+  step.start = step.tile->begin;
   if (plan.partials) {
-    step.start = item / a.num_kv_heads * kSegment;
+    step.start += item / a.num_kv_heads * kSegment;
     step.end = least(step.end, step.start + kSegment);
   }
+  // The first member is the only one where there is a window.
+  const int64_t seen = first_seen(a, plan.members[step.tile->first_member].position);
+  step.start = greatest(step.start, seen / kChunk * kChunk);
   return settle(a, plan, step);
 }
 
@@ -154,13 +171,28 @@ int64_t first_seeing(const Plan& plan, const Member& member, int64_t start) {
   return member.row + greatest(start - member.position, 0) * plan.group;
 }
 
+// The row after the last one of a member that sees a token before `end`.
+int64_t last_seeing(const AttentionArgs& a, const Plan& plan, const Member& member, int64_t end) {
+  int64_t tokens = member.tokens;
+  if (a.window) tokens = least(tokens, greatest(end + a.window - 1 - member.position, 0));
+  return member.row + tokens * plan.group;
+}
+
 void merge_segment(const AttentionArgs& a, const Plan& plan, const Tile& tile, int64_t start, const Partial& total,
                    const Partial& part) {
   for (int64_t i = tile.first_member; i < tile.first_member + tile.members; ++i) {
     const Member& member = plan.members[i];
-    const int64_t end = member.row + member.tokens * plan.group;
+    const int64_t end = last_seeing(a, plan, member, start + kSegment);
     for (int64_t row = first_seeing(plan, member, start); row < end; ++row) merge_row(total, part, row, a.head_dim);
   }
+}
+
+// What a row's weighted values are multiplied with: one over the sum of its weights and of its head's sink.
+inline float normaliser(const AttentionArgs& a, int64_t head, float max, float sum) {
+  if (!a.sinks) return 1.0f / sum;
+  const float sink = a.sinks[head] * 1.44269504f, top = max < sink ? sink : max;
+  const float shrink = first_lane(exp2(set1(max - top)));
+  return shrink / (sum * shrink + first_lane(exp2(set1(sink - top))));
 }
 
 template <typename T>
@@ -172,7 +204,8 @@ void write_rows(const AttentionArgs& a, const Plan& plan, const Tile& tile, int6
     for (const int64_t end = token + member.tokens; token < end; ++token) {
       T* out = static_cast<T*>(a.out) + (token * a.q.num_heads + head * plan.group) * dim;
       for (int64_t each = 0; each < plan.group; ++each, ++row, out += dim) {
-        scale_into(out, total.out + row * dim, set1(1.0f / total.sum[row]), dim);
+        const float factor = normaliser(a, head * plan.group + each, total.max[row], total.sum[row]);
+        scale_into(out, total.out + row * dim, set1(factor), dim);
       }
     }
   }
@@ -216,6 +249,7 @@ class Worker {
     Near* chunk = &chunks[0];
     find_chunk(step, chunk);
     read_queries(step);
+    if (a_.window) clear_segment(step);
     while (step.tile) {
       Step next = next_step(a_, plan_, step);
       const bool done = !next.tile;
@@ -224,9 +258,11 @@ class Worker {
       chunk->next = next.tile ? other : chunk;
       if (next.tile) find_chunk(next, other);
       attend(step, *chunk);
-      if (done || next.start / kSegment != step.start / kSegment) end_segment(step);
+      const bool ends = done || next.start / kSegment != step.start / kSegment;
+      if (ends) end_segment(step);
       if (done && !plan_.partials) write_rows<T>(a_, plan_, *step.tile, step.head, total_);
       if (done && next.tile) read_queries(next);
+      if (ends && next.tile && a_.window) clear_segment(next);
       step = next;
       chunk = other;
     }
@@ -238,7 +274,19 @@ class Worker {
   // Where the step's segment is gathered: the first one becomes the total itself.
   Partial target(const Step& step) const {
     if (plan_.partials) return partial_of(a_, plan_, step.item);
-    return step.start < kSegment ? total_ : part_;
+    return step.start < step.tile->begin + kSegment ? total_ : part_;
+  }
+
+  // The first token that any row of the step sees, in the tile whose only member it is of.
+  int64_t first_token(const Step& step) const { return first_seen(a_, member_of(step).position); }
+
+  // No row has seen anything of the step's segment.
+  void clear_segment(const Step& step) {
+    const Partial to = target(step);
+    const int64_t rows = step.tile->rows;
+    std::fill_n(to.out, rows * dim_, 0.0f);
+    std::fill_n(to.max, rows, -__builtin_inff());
+    std::fill_n(sums_, rows * kLanes, 0.0f);
   }
 
   // Of the scores: exp(x) = 2^(x log2 e).
@@ -265,15 +313,18 @@ class Worker {
     }
   }
 
-  // Tokens from the member's end on are never used: they point at the first.
+  // Tokens from the member's end on are never used: they point at the first of the chunk.
   void find_chunk(const Step& step, Near* chunk) const {
     const Member& member = member_of(step);
     const int32_t* blocks = a_.block_table + member.request * a_.table_stride;
-    const int64_t end = member.end(), cell = dim_ * a_.block_size;
+    const int64_t end = member.end(), cell = dim_ * a_.block_size, seen = first_token(step);
     const uint32_t size = static_cast<uint32_t>(a_.block_size);
     chunk->key_stride = a_.block_size;
     for (int run = 0; run < kRuns; ++run) {
-      const uint32_t token = static_cast<uint32_t>(step.start + (step.start + run * kRun < end ? run * kRun : 0));
+      int64_t at_token = step.start + (step.start + run * kRun < end ? run * kRun : 0);
+      // Of runs before the window the scores are dropped and the values not read: any run of the request will do.
+      if (at_token + kRun <= seen) at_token = seen / kRun * kRun;
+      const uint32_t token = static_cast<uint32_t>(greatest(at_token, runs_are_whole() ? 0 : seen));
       const int64_t at = (blocks[token / size] * a_.num_kv_heads + step.head) * cell, offset = token % size;
       chunk->keys[run] = static_cast<const T*>(a_.k_cache) + at + offset;
       chunk->values[run] = static_cast<const T*>(a_.v_cache) + at + offset * dim_;
@@ -285,10 +336,13 @@ class Worker {
 
   void widen(const Step& step, const Near& chunk) {
     const int64_t count = least(kChunk, member_of(step).end() - step.start);
+    const int64_t seen = greatest(first_token(step) - step.start, 0);
     if (runs_are_whole()) {
-      for (int64_t begin = 0; begin < count; begin += kRun) widen_run(chunk, begin, least(kRun, count - begin));
+      for (int64_t begin = seen / kRun * kRun; begin < count; begin += kRun) {
+        widen_run(chunk, begin, least(kRun, count - begin));
+      }
     } else {
-      for (int64_t t = 0; t < count; ++t) widen_token(step, t);
+      for (int64_t t = seen; t < count; ++t) widen_token(step, t);
     }
   }
 
@@ -340,7 +394,8 @@ class Worker {
   void attend(const Step& step, const Near& chunk) {
     const Member& first = member_of(step);
     const Member& last = *(&first + step.members - 1);
-    const int64_t row = first_seeing(plan_, first, step.start), end = last.row + last.tokens * plan_.group;
+    const int64_t row = first_seeing(plan_, first, step.start);
+    const int64_t end = last_seeing(a_, plan_, last, step.start + kChunk);
     if (runs_are_whole() && end - row <= kRows) {
       attend_rows(step, chunk, row, end);
     } else {
@@ -352,17 +407,32 @@ class Worker {
   template <typename C>
   void attend_rows(const Step& step, const C& chunk, int64_t row, int64_t end) {
     const Partial to = target(step);
-    const bool fresh = step.start % kSegment == 0;
+    const bool fresh = !a_.window && step.start % kSegment == 0;
+    const bool adjusts = a_.softcap > 0 || a_.alibi_slopes;
     for (; row < end; row += kRows) {
       const int rows = static_cast<int>(least(kRows, end - row));
       const int tokens = static_cast<int>(least(kChunk, last_[row + rows - 1] - step.start + 1));
-      int valid[kRows];
-      for (int r = 0; r < rows; ++r) valid[r] = static_cast<int>(least(kChunk, last_[row + r] - step.start + 1));
+      int from[kRows], valid[kRows];
+      for (int r = 0; r < rows; ++r) {
+        from[r] = static_cast<int>(greatest(first_seen(a_, last_[row + r]) - step.start, 0));
+        valid[r] = static_cast<int>(least(kChunk, last_[row + r] - step.start + 1));
+      }
       with_rows<kRows>(rows, [&]<int R>() {
         score_chunk<R>(chunk, q_ + row * dim_, scores_, dim_, tokens);
-        soften<R>(scores_, valid, tokens, to.out + row * dim_, to.max + row, sums_ + row * kLanes, dim_, fresh);
-        add_chunk<R>(chunk, scores_, to.out + row * dim_, dim_, tokens, fresh);
+        if (adjusts) adjust<R>(step, row, tokens);
+        soften<R>(scores_, from, valid, tokens, to.out + row * dim_, to.max + row, sums_ + row * kLanes, dim_, fresh);
+        add_chunk<R>(chunk, scores_, to.out + row * dim_, dim_, from[0], tokens, fresh);
       });
+    }
+  }
+
+  // Soft-cap and ALiBi of the scores of R rows.
+  template <int R>
+  void adjust(const Step& step, int64_t row, int tokens) {
+    for (int64_t r = 0; r < R; ++r) {
+      const int64_t head = step.head * plan_.group + (row + r) % plan_.group;
+      const float slope = a_.alibi_slopes ? a_.alibi_slopes[head] * 1.44269504f : 0.0f;
+      adjust_scores(scores_ + r * kChunk, tokens, a_.softcap * 1.44269504f, slope, step.start - last_[row + r]);
     }
   }
 
@@ -377,7 +447,7 @@ class Worker {
         to.sum[row] = reduce_sum(load(sums_ + row * kLanes));
       }
     }
-    if (!plan_.partials && start > 0) merge_segment(a_, plan_, tile, start, total_, part_);
+    if (!plan_.partials && start > tile.begin) merge_segment(a_, plan_, tile, start, total_, part_);
   }
 
   const AttentionArgs& a_;
@@ -396,8 +466,9 @@ void merge_item(const AttentionArgs& a, const Plan& plan, int64_t index, int64_t
   const Tile& tile = plan.tiles[index];
   const int64_t first = plan.first_item[index] + head;
   const Partial total = partial_of(a, plan, first);
-  for (int64_t start = kSegment; start < tile.end; start += kSegment) {
-    merge_segment(a, plan, tile, start, total, partial_of(a, plan, first + start / kSegment * a.num_kv_heads));
+  for (int64_t start = tile.begin + kSegment; start < tile.end; start += kSegment) {
+    const int64_t item = first + (start - tile.begin) / kSegment * a.num_kv_heads;
+    merge_segment(a, plan, tile, start, total, partial_of(a, plan, item));
   }
   write_rows<T>(a, plan, tile, head, total);
 }
@@ -437,7 +508,7 @@ void attend_all(const AttentionArgs& a) {
   Scratch<int64_t> first_item(count + 1), first_partial(count + 1);
   first_item[0] = first_partial[0] = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t items = heads * (split ? (tiles[i].end + kSegment - 1) / kSegment : 1);
+    const int64_t items = heads * (split ? (tiles[i].end - tiles[i].begin + kSegment - 1) / kSegment : 1);
     first_item[i + 1] = first_item[i] + items;
     first_partial[i + 1] = first_partial[i] + (split ? items * tiles[i].rows * (a.head_dim + 2) : 0);
   }

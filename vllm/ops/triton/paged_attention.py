@@ -13,6 +13,9 @@ have no mask; the masked ones come last.
 Tile shapes depend on the model and the device alone, so a row's bits depend neither on the other requests of the batch
 nor on where a prompt was cut, except for pieces of one token, which are decoded. Grids depend on shapes alone; programs
 without work return at once. Products run in the tensors' dtype (float32 without TF32) and are summed in float32.
+
+With a window, tiles that no row sees are skipped, and of the blocks before the first key that one sees neither table
+entries nor contents are read: they may belong to other requests.
 """
 
 from __future__ import annotations
@@ -23,7 +26,17 @@ from torch import Tensor
 
 from vllm.ops.kv_cache import cache_rows
 from vllm.ops.triton.paged_decode import decode
-from vllm.ops.triton.paged_tiles import ANY_ALIGNMENT, LEAST_SHARED_KIB, Inputs, Tile, attend, padded, shared_kib
+from vllm.ops.triton.paged_tiles import (
+    ANY_ALIGNMENT,
+    LEAST_SHARED_KIB,
+    Inputs,
+    Tile,
+    attend,
+    of_heads,
+    padded,
+    shared_kib,
+    with_sink,
+)
 
 
 def paged_attention(
@@ -36,10 +49,15 @@ def paged_attention(
     scale: float,
     out: Tensor,
     max_query_len: int | None,
+    window: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     if len(q) and len(seq_lens):
         keys, values = cache_rows(k_cache, v_cache, q.shape[-1])
-        inputs = Inputs(q, keys, values, block_table, query_start_loc, seq_lens, scale, out)
+        requests = block_table, query_start_loc, seq_lens
+        inputs = Inputs(q, keys, values, *requests, scale, out, window, softcap, alibi_slopes, sinks)
         decode(inputs)
         if max_query_len != 1:
             _prefill(inputs)
@@ -91,12 +109,16 @@ def _prefill_kernel(
     query_start_loc_ptr,  # int32 [R + 1]
     seq_lens_ptr,  # int32 [R]
     scale,  # of the scores, for exponents of 2
+    alibi_slopes_ptr,  # float32 [kv_heads * GROUP], or None
+    sinks_ptr,  # float32 [kv_heads * GROUP], or None
     out_ptr,  # [T, kv_heads * GROUP, D]
     requests,
     HEAD_DIM: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     DIMS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     WIDEN: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -130,13 +152,41 @@ def _prefill_kernel(
     values = values_ptr + kv_head * values_head_stride, values_block_stride, values_row_stride
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     state = highest, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIMS], tl.float32)
-    for MASKED in tl.static_range(2):
+    ALIBI: tl.constexpr = alibi_slopes_ptr is not None
+    slopes = of_heads(alibi_slopes_ptr, head, row < TOKENS * GROUP)
+    seen = 0
+    # With a window every tile is masked.
+    FIRST_LOOP: tl.constexpr = 1 if WINDOW else 0
+    if WINDOW:
+        seen = tl.maximum(seq_len - num_tokens + first_query - WINDOW + 1, 0)
+        whole = seen // KEYS * KEYS
+    for MASKED in tl.static_range(FIRST_LOOP, 2):
         first = whole if MASKED else 0
         stop = end if MASKED else whole
         state = attend(
-            q, state, first, stop, last_key, table_row_ptr, keys, values, scale, HEAD_DIM, BLOCK_SIZE, KEYS, MASKED
+            q,
+            state,
+            first,
+            stop,
+            seen,
+            last_key,
+            slopes,
+            table_row_ptr,
+            keys,
+            values,
+            scale,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            KEYS,
+            MASKED,
+            WINDOW,
+            SOFTCAP,
+            ALIBI,
         )
-    _, total, sums = state
+    highest, total, sums = state
+    if sinks_ptr is not None:
+        factor, total = with_sink(highest, total, sinks_ptr, head, row < TOKENS * GROUP)
+        sums *= factor[:, None]
     at = out_ptr + ((token * num_heads + head) * HEAD_DIM)[:, None] + dim[None, :]
     tl.store(at, (sums / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
 

@@ -6,7 +6,17 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm.ops.triton.paged_tiles import ANY_ALIGNMENT, LEAST_SHARED_KIB, Inputs, Tile, attend, padded, shared_kib
+from vllm.ops.triton.paged_tiles import (
+    ANY_ALIGNMENT,
+    LEAST_SHARED_KIB,
+    Inputs,
+    Tile,
+    attend,
+    of_heads,
+    padded,
+    shared_kib,
+    with_sink,
+)
 
 # Contexts are split from this length on: below it the second kernel costs more than it saves.
 _SPLIT_TOKENS = 512
@@ -27,6 +37,8 @@ def decode(inputs: Inputs) -> None:
     tile = _decode_tile(dims, q.element_size(), num_heads // kv_heads, shared_kib(q.device))
     max_splits = max(8, min(64, _SPLITS_OF_ALL_HEADS // kv_heads))
     longest = inputs.block_table.shape[1] * keys.shape[2]
+    if inputs.window is not None:
+        longest = min(longest, inputs.window + tile.keys)
     splits = max(1, min(max_splits, triton.cdiv(longest, _SPLIT_TOKENS)))
     programs = min(splits, triton.cdiv(_DECODE_PROGRAMS, requests * kv_heads))
     cells = (requests, splits, num_heads) if splits > 1 else (0, 0, 0)
@@ -40,9 +52,9 @@ def decode(inputs: Inputs) -> None:
     )
     if splits > 1:
         sizes = {"HEAD_DIM": head_dim, "DIMS": dims, "ALL_SPLITS": triton.next_power_of_2(max_splits)}
-        _merge_splits_kernel[(num_heads, requests)](
-            *parts, inputs.query_start_loc, inputs.seq_lens, inputs.out, **sizes, **splitting, SPLITS=_MERGED_SPLITS
-        )
+        sizes |= {"WINDOW": inputs.window or 0, "SPLITS": _MERGED_SPLITS}
+        rows = inputs.query_start_loc, inputs.seq_lens, inputs.sinks, inputs.out
+        _merge_splits_kernel[(num_heads, requests)](*parts, *rows, **sizes, **splitting)
 
 
 def _decode_tile(dims: int, element_size: int, group: int, shared: int) -> Tile:
@@ -74,6 +86,8 @@ def _decode_kernel(
     query_start_loc_ptr,  # int32 [R + 1]
     seq_lens_ptr,  # int32 [R]
     scale,  # of the scores, for exponents of 2
+    alibi_slopes_ptr,  # float32 [kv_heads * GROUP], or None
+    sinks_ptr,  # float32 [kv_heads * GROUP], or None
     out_ptr,  # [T, kv_heads * GROUP, D]
     sums_ptr,  # float32 [R, splits, kv_heads * GROUP, D], written for contexts of several splits
     highest_ptr,  # float32 [R, splits, kv_heads * GROUP], likewise
@@ -83,6 +97,8 @@ def _decode_kernel(
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     DIMS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     WIDEN: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
@@ -96,8 +112,11 @@ def _decode_kernel(
     if tl.load(query_start_loc_ptr + request + 1) - token != 1:
         return
     seq_len = tl.load(seq_lens_ptr + request)
-    split_len = _split_len(seq_len, MAX_SPLITS, SPLIT_TOKENS, KEYS)
-    num_splits = tl.cdiv(seq_len, split_len)
+    # The first key that is seen, and the tile that it lies in.
+    seen = tl.maximum(seq_len - WINDOW, 0) if WINDOW else 0
+    begin = seen // KEYS * KEYS
+    split_len = _split_len(seq_len - begin, MAX_SPLITS, SPLIT_TOKENS, KEYS)
+    num_splits = tl.cdiv(seq_len - begin, split_len)
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, DIMS)
     head = kv_head * GROUP + row
@@ -109,16 +128,38 @@ def _decode_kernel(
     table_row_ptr = block_table_ptr + request * table_stride
     keys = keys_ptr + kv_head * keys_head_stride, keys_block_stride, keys_row_stride, keys_dim_stride
     values = values_ptr + kv_head * values_head_stride, values_block_stride, values_row_stride
+    ALIBI: tl.constexpr = alibi_slopes_ptr is not None
+    slopes = of_heads(alibi_slopes_ptr, head, row < GROUP)
     for split in range(tl.program_id(2), num_splits, tl.num_programs(2)):
-        first = split * split_len
+        first = begin + split * split_len
         end = tl.minimum(seq_len, first + split_len)
         highest = tl.full([ROWS], float("-inf"), tl.float32)
         state = highest, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIMS], tl.float32)
         # One loop, masked throughout: it waits for memory anyway, and a second one would start with no load in flight.
         highest, total, sums = attend(
-            q, state, first, end, last_key, table_row_ptr, keys, values, scale, HEAD_DIM, BLOCK_SIZE, KEYS, True
+            q,
+            state,
+            first,
+            end,
+            seen,
+            last_key,
+            slopes,
+            table_row_ptr,
+            keys,
+            values,
+            scale,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            KEYS,
+            True,
+            WINDOW,
+            SOFTCAP,
+            ALIBI,
         )
         if num_splits == 1:
+            if sinks_ptr is not None:
+                factor, total = with_sink(highest, total, sinks_ptr, head, row < GROUP)
+                sums *= factor[:, None]
             at = out_ptr + (token * num_heads + head[:, None]) * HEAD_DIM + dim[None, :]
             tl.store(at, (sums / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
         else:
@@ -136,9 +177,11 @@ def _merge_splits_kernel(
     splits,
     query_start_loc_ptr,  # int32 [R + 1]
     seq_lens_ptr,  # int32 [R]
+    sinks_ptr,  # float32 [heads], or None
     out_ptr,  # [T, heads, D]
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
+    WINDOW: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -152,6 +195,8 @@ def _merge_splits_kernel(
     if tl.load(query_start_loc_ptr + request + 1) - token != 1:
         return
     seq_len = tl.load(seq_lens_ptr + request)
+    if WINDOW:
+        seq_len -= tl.maximum(seq_len - WINDOW, 0) // KEYS * KEYS
     num_splits = tl.cdiv(seq_len, _split_len(seq_len, MAX_SPLITS, SPLIT_TOKENS, KEYS))
     if num_splits == 1:
         return
@@ -171,6 +216,9 @@ def _merge_splits_kernel(
         mask = inside[:, None] & (dim < HEAD_DIM)[None, :]
         part = tl.load(sums_ptr + cell[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0)
         sums += tl.sum(part * weights[:, None], axis=0)
+    if sinks_ptr is not None:
+        factor, total = with_sink(highest, total, sinks_ptr, head, True)
+        sums *= factor
     at = out_ptr + (token * num_heads + head) * HEAD_DIM + dim
     tl.store(at, (sums / total).to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 

@@ -48,14 +48,19 @@ class Inputs(NamedTuple):
     seq_lens: Tensor
     scale: float
     out: Tensor
+    window: int | None = None
+    softcap: float | None = None
+    alibi_slopes: Tensor | None = None
+    sinks: Tensor | None = None
 
     def arguments(self) -> tuple:
         """In the kernels' order."""
         caches = self.keys, *self.keys.stride(), self.values, *self.values.stride()[:3]
         requests = self.block_table, self.block_table.stride(0), self.query_start_loc, self.seq_lens
-        return self.q, *self.q.stride()[:2], *caches, *requests, self.scale * _LOG2_E, self.out
+        of_heads = self.alibi_slopes, self.sinks
+        return self.q, *self.q.stride()[:2], *caches, *requests, self.scale * _LOG2_E, *of_heads, self.out
 
-    def constants(self) -> dict[str, int | bool]:
+    def constants(self) -> dict[str, int | bool | float]:
         """By the kernels' names."""
         num_heads, head_dim = self.q.shape[1:]
         return {
@@ -63,6 +68,8 @@ class Inputs(NamedTuple):
             "GROUP": num_heads // self.keys.shape[1],
             "BLOCK_SIZE": self.keys.shape[2],
             "DIMS": padded(head_dim),
+            "WINDOW": self.window or 0,
+            "SOFTCAP": (self.softcap or 0.0) * _LOG2_E,
             # The interpreter computes with NumPy, which has no bfloat16.
             "WIDEN": triton.knobs.runtime.interpret and self.q.dtype == torch.bfloat16,
         }
@@ -79,7 +86,9 @@ def attend(
     state,  # float32: maximum of the scaled scores so far [ROWS], total [ROWS], sums [ROWS, DIMS]
     first,  # key to start at
     end,  # and to stop before
-    last_key,  # int32 [ROWS], the last one that a row sees, read if MASKED
+    seen,  # first key that any row sees, read with a window
+    last_key,  # int32 [ROWS], the last one that a row sees: its own; read if MASKED, and with slopes
+    slopes,  # float32 [ROWS], read if ALIBI
     table_row_ptr,  # int32 [blocks of the request]
     keys,  # one head's pointer, and the strides of blocks, rows and dimensions
     values,  # likewise, without that of dimensions
@@ -88,9 +97,12 @@ def attend(
     BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: none; else MASKED
+    SOFTCAP: tl.constexpr,  # for exponents of 2; 0.0: none
+    ALIBI: tl.constexpr,
 ):
     """The state with the keys in [first, end) added. Without a mask every row must see all of them, in whole tiles;
-    with it, every row must see one of the first tile or of those before."""
+    with it, every row must see one of the first tile or of those before, unless there is a window."""
     DIMS: tl.constexpr = q.shape[1]
     dim = tl.arange(0, DIMS)
     highest, total, sums = state
@@ -99,6 +111,9 @@ def attend(
     for first_key in range(first, end, KEYS):
         key = first_key + tl.arange(0, KEYS)
         inside = key < end
+        if WINDOW:
+            # The blocks before may belong to others by now.
+            inside &= key >= seen
         block = tl.load(table_row_ptr + key // BLOCK_SIZE, mask=inside if MASKED else None, other=0 if MASKED else None)
         block = block.to(tl.int64)
         offset = key % BLOCK_SIZE
@@ -118,13 +133,60 @@ def attend(
         k = k.to(q.dtype)
         v = v.to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        factor = scale
+        if (SOFTCAP > 0) or ALIBI:
+            scores = adjusted(scores * scale, key[None, :] - last_key[:, None], slopes, SOFTCAP, ALIBI)
+            factor = 1.0
         if MASKED:
-            scores = tl.where(key[None, :] <= last_key[:, None], scores, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, axis=1) * scale)
-        shrink = tl.exp2(highest - higher)
+            visible = key[None, :] <= last_key[:, None]
+            if WINDOW:
+                visible &= key[None, :] > last_key[:, None] - WINDOW
+            scores = tl.where(visible, scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, axis=1) * factor)
+        if WINDOW:
+            # A row that has seen nothing yet has no maximum to subtract.
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+        else:
+            base = higher
+        shrink = tl.exp2(highest - base)
         # One rounding whether there is a mask or not: a row's bits do not depend on its place in a tile.
-        weights = tl.exp2(tl.fma(scores, scale, -higher[:, None]))
+        weights = tl.exp2(tl.fma(scores, factor, -base[:, None]))
         total = total * shrink + tl.sum(weights, axis=1)
         sums = tl.dot(weights.to(v.dtype), v, sums * shrink[:, None], input_precision="ieee")
         highest = higher
     return highest, total, sums
+
+
+@triton.jit
+def adjusted(scores, distance, slopes, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
+    """Scores for exponents of 2 [ROWS, KEYS] with soft-cap and ALiBi; `distance` is the key's position minus the
+    query's."""
+    if SOFTCAP > 0:
+        # tanh, by an exponential that does not overflow.
+        shrunk = tl.exp2(tl.abs(scores) * (-2.8853900817779268 / SOFTCAP))
+        bounded = SOFTCAP * (1.0 - shrunk) / (1.0 + shrunk)
+        scores = tl.where(scores < 0.0, -bounded, bounded)
+    if ALIBI:
+        scores += slopes[:, None] * distance.to(tl.float32)
+    return scores
+
+
+@triton.jit
+def of_heads(values_ptr, head, mask):
+    """A value a query head, for exponents of 2; 0 where there are none."""
+    if values_ptr is None:
+        return head * 0.0
+    else:
+        return tl.load(values_ptr + head, mask=mask, other=0.0) * 1.4426950408889634
+
+
+@triton.jit
+def with_sink(highest, total, sinks_ptr, head, mask):
+    """The factor of the weighted values and the total that they are divided by, with the sinks of the heads."""
+    if sinks_ptr is None:
+        return 1.0 + highest * 0.0, total
+    else:
+        sink = tl.load(sinks_ptr + head, mask=mask, other=0.0) * 1.4426950408889634
+        top = tl.maximum(highest, sink)
+        factor = tl.exp2(highest - top)
+        return factor, total * factor + tl.exp2(sink - top)
