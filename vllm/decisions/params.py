@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 from vllm.decisions.calibration import Calibration
@@ -23,7 +24,7 @@ class DecisionParams:
         permutations: orders of the options to average over, at most MAX_PERMUTATIONS; a question that has fewer
             different ones (2 of two options, otherwise twice their number) is asked in all of these.
         min_label_mass: a question with a smaller label mass gets a Refusal; in [0, 1].
-        calibration: a Calibration, or its JSON object.
+        calibration: a Calibration, its JSON object, or the path of a file that holds it.
         chat_template: a Jinja template in place of the model's.
         chat_template_kwargs: variables of the template. enable_thinking is False when left out.
         cache_salt: shares cached prefixes with equal salts only.
@@ -37,7 +38,7 @@ class DecisionParams:
     read: str = "labels"
     permutations: int = 1
     min_label_mass: float = 0.0
-    calibration: Calibration | Mapping[str, Any] | None = None
+    calibration: Calibration | Mapping[str, Any] | str | PathLike[str] | None = None
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
     cache_salt: str | None = None
@@ -48,7 +49,9 @@ class DecisionParams:
             raise VLLMValidationError(f'read must be "labels" or "values", got {self.read!r}', "read", self.read)
         check_integer("permutations", self.permutations, 1, MAX_PERMUTATIONS)
         check_number("min_label_mass", self.min_label_mass, 0.0, 1.0)
-        if self.calibration is not None and not isinstance(self.calibration, Calibration):
+        if isinstance(self.calibration, (str, PathLike)):
+            object.__setattr__(self, "calibration", Calibration.load(self.calibration))
+        elif self.calibration is not None and not isinstance(self.calibration, Calibration):
             object.__setattr__(self, "calibration", Calibration.from_dict(self.calibration))
         if self.chat_template is not None and not isinstance(self.chat_template, str):
             raise wrong_type("chat_template", self.chat_template, "a Jinja template as a string")

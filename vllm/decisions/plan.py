@@ -76,6 +76,7 @@ class DecisionPlan:
             raise VLLMValidationError(message, "input")
         self.questions = parse_questions(questions)
         self._params = params or DecisionParams()
+        self._params.scalings.check(self.questions)
         self._config = config
         self._tokenizer = tokenizer
         self._scorers: dict[tuple[tuple[int, ...], ...], LabelScorer] = {}

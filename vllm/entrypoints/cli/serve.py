@@ -105,6 +105,10 @@ def check_args(args: ServerArgs) -> None:
 
             for path in args.middleware:
                 load_middleware(path)
+        if args.calibration is not None:
+            from vllm.decisions.calibration import Calibration
+
+            Calibration.load(args.calibration)
     except ValueError as error:
         raise CliError(str(error)) from None
     if not 0 <= args.port <= 65535:

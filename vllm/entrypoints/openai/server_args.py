@@ -55,6 +55,9 @@ class ServerArgs(UpstreamServerArgs):
     default_chat_template_kwargs: dict[str, Any] | None = _arg(
         None, "variables of the template that requests may override"
     )
+    calibration: str | None = _arg(
+        None, "JSON file of `vllm decide --fit-calibration`, for decisions whose requests have no `calibration`"
+    )
     response_role: str = _arg("assistant", "role of answers in chat")
     exclude_tools_when_tool_choice_none: bool = _arg(
         False, 'keep the tools of requests with tool_choice "none" from the template'

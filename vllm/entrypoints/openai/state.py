@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import Request
 
+from vllm.decisions.calibration import Calibration
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.exceptions import shown
@@ -31,6 +32,10 @@ class ServerState:
         created: when it started, in Unix seconds.
         draining: it is stopping and accepts no new work.
         in_flight: tasks of the requests to the engine's endpoints that are being answered.
+        calibration: of decisions, from the arguments' file; None = none.
+
+    Raises:
+        VLLMValidationError: a file of a calibration that cannot be used.
     """
 
     engine_client: AsyncLLM | None
@@ -39,6 +44,11 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     in_flight: set[asyncio.Task[Any]] = field(default_factory=set)
+    calibration: Calibration | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.args.calibration is not None:
+            self.calibration = Calibration.load(self.args.calibration)
 
     @property
     def engine(self) -> AsyncLLM:

@@ -111,7 +111,7 @@ def decision_params(state: ServerState, body: DecisionRequest) -> DecisionParams
         read=body.read or "labels",
         permutations=body.permutations or 1,
         min_label_mass=body.min_label_mass or 0.0,
-        calibration=body.calibration,
+        calibration=state.calibration if body.calibration is None else body.calibration,
         chat_template=state.chat_template,
         chat_template_kwargs=_template_kwargs(state, body.chat_template_kwargs or {}),
         cache_salt=_salt(body),
