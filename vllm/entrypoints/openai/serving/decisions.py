@@ -72,6 +72,7 @@ async def system_one(request: Request, state: ServerState, body: SystemOneReques
             raise ApiError(400, message, "chat_template_kwargs", "unsupported_field")
         text = body.state if isinstance(body.state, str) else any_json_text("state", body.state)
         params = DecisionParams(
+            calibration=state.calibration,
             chat_template=state.chat_template,
             chat_template_kwargs=_template_kwargs(state, given),
             cache_salt=body.cache_salt,
