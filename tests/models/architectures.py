@@ -118,6 +118,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5": ("ernie4_5", _USUAL | {"use_bias": True}),
     "helium": ("helium", _USUAL),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", _USUAL),
+    "hunyuan_v1_dense-alpha": (
+        "hunyuan_v1_dense",
+        _USUAL | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}},
+    ),
     "apertus": ("apertus", _MHA | {"num_key_value_heads": 2}),
     "arcee": ("arcee", _USUAL),
     "jais2": ("jais2", _USUAL),

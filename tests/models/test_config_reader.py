@@ -63,7 +63,7 @@ def test_an_unknown_activation_is_refused_by_name() -> None:
     "fields",
     [
         {"use_mla": False, "residual_multiplier": 1.0, "n_group": 0, "extra": None, "list": [], "object": {}},
-        {"attention_dropout": 0.1, "torch_dtype": "bfloat16", "use_cache": True, "auto_map": {"A": "b"}},
+        {"attention_dropout": 0.1, "torch_dtype": "bfloat16", "n_ctx": 128, "use_cache": True, "auto_map": {"A": "b"}},
         {"layer_types": ["full_attention"] * 2},
     ],
 )

@@ -32,8 +32,10 @@ def rope_frequencies(head_dim: int, rope: RopeConfig, max_positions: int = 0) ->
     """Angle a position (float32 [head_dim / 2], on the CPU), and the factor that scales cosines and sines."""
     with torch.device("cpu"):
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        inv_freq = 1.0 / rope.theta**exponents
-        params = rope.params
+        params, theta = rope.params, rope.theta
+        if rope.rope_type == "ntk_alpha":
+            theta *= params["alpha"] ** (head_dim / (head_dim - 2))
+        inv_freq = 1.0 / theta**exponents
         if rope.rope_type == "linear":
             return inv_freq / params["factor"], 1.0
         if rope.rope_type == "factors":

@@ -19,7 +19,6 @@ class ApertusForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         norm = reader.norm(eps=1e-5)
-        if not reader.boolean("post_norm", default=False) or not reader.boolean("qk_norm", default=True):
-            reader.ignore("post_norm")
-        attention = reader.attention(qk_norm=norm, rotary=reader.rotary(reader.head_dim, theta=12000000.0))
+        qk_norm = norm if reader.boolean("qk_norm", default=True) else None
+        attention = reader.attention(qk_norm=qk_norm, rotary=reader.rotary(reader.head_dim, theta=12000000.0))
         return reader.decoder(attention, reader.mlp("xielu", bias=False, gated=False), norm)

@@ -22,6 +22,7 @@ class CohereForCausalLM(DecoderForCausalLM):
             norm,
             tied=True,
             block="parallel",
+            max_positions=reader.integer("model_max_length", "max_position_embeddings"),
             logits_scale=reader.number("logit_scale", default=0.0625),
         )
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from vllm.model_executor.layers.activation import ACTIVATION_NAMES
-from vllm.model_executor.models.rope_options import read_rope
+from vllm.model_executor.models.rope_options import SHARE_NAMES, read_rope
 from vllm.model_executor.models.spec import AttentionSpec, DecoderSpec, MlpSpec, NormSpec, RotarySpec
 from vllm.transformers_utils.config import HFConfig, scaled_context
 
@@ -23,7 +23,9 @@ _IRRELEVANT = re.compile(
     length_penalty|no_repeat_ngram_size|encoder_no_repeat_ngram_size|bad_words_ids|num_beam_groups|diversity_penalty|
     forced_.*|remove_invalid_values|exponential_decay_length_penalty|suppress_tokens|begin_suppress_tokens|
     early_stopping|transformers\\.js_config|quantization_config|language|.*_in_fp32|fp32_.*|
-    reorder_and_upcast_attn|layerdrop|ffn_dropout|z_loss.*|.*loss.*|sliding_window_pattern""".replace("\n    ", "")
+    reorder_and_upcast_attn|layerdrop|ffn_dropout|z_loss.*|.*loss.*|cache_implementation|
+    n_ctx|model_max_length|tokenizer_model_max_length|max_sequence_length|predict_special_tokens|is_llama_config|
+    tokenizer_name|org_vocab_size""".replace("\n    ", "")
 )
 
 _RMS_EPS = ("rms_norm_eps", "layernorm_epsilon", "norm_eps", "layer_norm_epsilon")
@@ -92,7 +94,7 @@ class ConfigReader:
 
     @property
     def head_dim(self) -> int:
-        return self.integer("head_dim", default=self.hidden_size // self.num_heads)
+        return self.integer("head_dim", "kv_channels", default=self.hidden_size // self.num_heads)
 
     def norm(self, kind: Literal["rms", "layer"] = "rms", eps: float | None = None, **fields: Any) -> NormSpec:
         """A norm with the config's epsilon, `eps` if it has none."""
@@ -119,8 +121,7 @@ class ConfigReader:
             "rotary_emb_base",
             "rope_scaling",
             "rope_parameters",
-            "partial_rotary_factor",
-            "rotary_pct",
+            *SHARE_NAMES,
         )
         self.get(*names, "original_max_position_embeddings", "rope_local_base_freq")
         rope, share = read_rope(self._raw, self._where, theta, partial, kind, sliding_theta)
@@ -207,7 +208,7 @@ class ConfigReader:
         """The whole; one `attention` stands for all layers, `tied` is the family's default."""
         layers = (attention,) * self.num_layers if isinstance(attention, AttentionSpec) else tuple(attention)
         common: dict[str, Any] = {
-            "vocab_size": self.integer("vocab_size"),
+            "vocab_size": self.integer("padded_vocab_size", "vocab_size"),
             "hidden_size": self.hidden_size,
             "max_positions": fields.pop("max_positions", None) or self._max_positions(layers),
             "final_norm": norm,

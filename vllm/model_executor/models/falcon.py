@@ -28,7 +28,7 @@ class FalconForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
-        is_new = reader.boolean("new_decoder_architecture", default=False)
+        is_new = reader.boolean("new_decoder_architecture", default=reader.config.model_type == "RefinedWeb")
         num_kv_heads = reader.integer("num_kv_heads", "n_head_kv", default=reader.num_heads)
         is_multi_query = reader.boolean("multi_query", default=True)
         if not is_new:

@@ -25,6 +25,8 @@ _NATIVE = {
     "BioGptForCausalLM": "xglm:BioGptForCausalLM",
     "BitNetForCausalLM": "bitnet:BitNetForCausalLM",
     "BloomForCausalLM": "bloom:BloomForCausalLM",
+    "ChatGLMForConditionalGeneration": "chatglm:ChatGLMForConditionalGeneration",
+    "ChatGLMModel": "chatglm:ChatGLMForConditionalGeneration",
     "CodeGenForCausalLM": "codegen:CodeGenForCausalLM",
     "Cohere2ForCausalLM": "cohere:Cohere2ForCausalLM",
     "CohereForCausalLM": "cohere:CohereForCausalLM",

@@ -10,7 +10,9 @@ from vllm.transformers_utils.config import RopeConfig
 _PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
-    "dynamic": ((), ("factor", "alpha")),
+    "dynamic": ((), ("factor",)),
+    # Hunyuan's: theta * alpha ** (dim / (dim - 2)).
+    "ntk_alpha": (("alpha",), ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")),
     "llama3": (("factor", "low_freq_factor", "high_freq_factor"), ()),
     "yarn": (
         ("factor",),
@@ -20,6 +22,8 @@ _PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "proportional": ((), ("factor",)),
     "factors": (("factors",), ()),
 }
+# Names of the share of a head that rotates.
+SHARE_NAMES = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rope_percent", "rotary_percent")
 _OTHER_NAMES = {"su": "longrope", "none": "default"}
 _ORIGINAL = "original_max_position_embeddings"
 
@@ -50,11 +54,13 @@ def read_rope(
     old_type = params.pop("type", "default")
     rope_type = params.pop("rope_type", old_type)
     rope_type = _OTHER_NAMES.get(rope_type, rope_type)
+    if rope_type == "dynamic" and params.get("alpha"):
+        rope_type = "ntk_alpha"
     if rope_type not in _PARAMETERS:
         raise ValueError(f"{where}: rope_type must be one of {', '.join(_PARAMETERS)}, got {rope_type!r}")
     older_theta = raw.get("rope_theta") or raw.get("rotary_emb_base") or theta
     theta = float(params.pop("rope_theta", older_theta))
-    older_share = next((raw[name] for name in ("partial_rotary_factor", "rotary_pct") if raw.get(name)), partial)
+    older_share = next((raw[name] for name in SHARE_NAMES if raw.get(name)), partial)
     share = params.pop("partial_rotary_factor", older_share)
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
         raise ValueError(f"{where}: partial_rotary_factor must be a number above 0 and at most 1, got {share!r}")
