@@ -17,7 +17,7 @@ from vllm.config.kv_events import KVEventsConfig
 from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.load import LoadConfig
 from vllm.config.lora import LoRAConfig
-from vllm.config.model import ATTENTION_BACKENDS, DTYPES, LOAD_FORMATS, QUANTIZATIONS, ModelConfig
+from vllm.config.model import ATTENTION_BACKENDS, DTYPES, LOAD_FORMATS, MODEL_IMPLS, QUANTIZATIONS, ModelConfig
 from vllm.config.multimodal import MultiModalConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.offload import OffloadBackend, OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
@@ -48,6 +48,7 @@ __all__ = [
     "KVTransferConfig",
     "KernelConfig",
     "LOAD_FORMATS",
+    "MODEL_IMPLS",
     "LoRAConfig",
     "LoadConfig",
     "ModelConfig",

@@ -20,6 +20,7 @@ ModelDType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
 RunnerOption = Literal["auto", "generate", "pooling", "draft"]
 AttnTypeStr = Literal["decoder", "encoder", "encoder_only", "encoder_decoder", "attention_free", "hybrid"]
 """Upstream's values, for callers' annotations; what this engine takes of them, it checks where they are given."""
+MODEL_IMPLS = ("auto", "vllm", "transformers")
 ATTENTION_BACKENDS = ("auto", "paged", "varlen", "flashinfer")
 
 
@@ -36,6 +37,8 @@ class ModelConfig:
         quantization: "int8" multiplies with 8-bit weights (docs/quantization.md); None and "gguf" as `dtype` says.
         served_model_name: names of the model for requests; none = `model`.
         default_sampling_params: what requests that name no value sample with, beside SamplingParams' own defaults.
+        model_impl: whose code runs the model: "vllm" (ours, or a registered one), "transformers" (transformers' module
+            with our attention, linears and head) or "auto": ours where there is one, else transformers'.
         load_format: "auto" loads the folder's weights, "dummy" makes random ones up.
         max_model_len: longest prompt plus output, in tokens.
         max_logprobs: cap on `logprobs`; -1 = the vocabulary.
@@ -65,6 +68,7 @@ class ModelConfig:
     enforce_eager: bool = False
     quantization: str | None = None
     load_format: str = "auto"
+    model_impl: str = "auto"
     logits_processors: tuple[type, ...] = ()
     max_seq_len_to_capture: int | None = None
     attention_backend: str = "auto"

@@ -13,6 +13,7 @@ from vllm import envs
 from vllm.config import (
     ATTENTION_BACKENDS,
     LOAD_FORMATS,
+    MODEL_IMPLS,
     QUANTIZATIONS,
     CacheConfig,
     DeviceConfig,
@@ -71,12 +72,14 @@ class EngineArgs(UpstreamArgs):
     model: str | None = _arg(None, "model folder, .gguf file or hub name; the embedded small model when left out")
     served_model_name: str | list[str] | None = _arg(None, "names of the model for requests", flag=False)
     runner: Literal["auto", "generate"] = _arg("auto", "generate: the model generates text; the only kind there is")
-    model_impl: Literal["auto", "vllm"] = _arg("auto", "whose code runs the model: ours, in both cases")
+    model_impl: Literal["auto", "vllm", "transformers"] = _arg(
+        "auto", "whose code runs the model: vllm's, transformers', or, with auto, vllm's where it has the architecture"
+    )
     config_format: Literal["auto", "hf"] = _arg("auto", "format of the model's configuration: config.json")
     tokenizer: str | None = _arg(None, "tokenizer folder or hub name; the model's when left out")
     tokenizer_mode: Literal["auto", "slow"] = _arg("auto", "auto: the fast tokenizer; slow: the Python one")
     skip_tokenizer_init: bool = _arg(False, "do without a tokenizer: prompts are token ids, outputs have no text")
-    trust_remote_code: bool = _arg(False, "let the tokenizer's repository run its own code")
+    trust_remote_code: bool = _arg(False, "let the code in the model's and the tokenizer's repositories run")
     tensor_parallel_size: int = _arg(1, "number of devices to split the model over")
     data_parallel_size: int = _arg(1, "replicas of the model behind one server, each with its own KV cache")
     dtype: str = _arg(
@@ -215,6 +218,7 @@ class EngineArgs(UpstreamArgs):
             enforce_eager=self.enforce_eager,
             quantization=self.quantization,
             load_format=self._load_format(),
+            model_impl=self.model_impl,
             logits_processors=logits_processors,
             max_seq_len_to_capture=self._max_seq_len_to_capture(),
             attention_backend=self._resolve_attention_backend(device, source),
@@ -274,6 +278,8 @@ class EngineArgs(UpstreamArgs):
             needs_weights=self.load_format != "dummy",
             download_dir=self.download_dir,
             hf_token=self.hf_token,
+            model_impl=self.model_impl,
+            trust_remote_code=self.trust_remote_code,
         )
 
     def _served_names(self) -> tuple[str, ...]:
@@ -364,10 +370,8 @@ class EngineArgs(UpstreamArgs):
             raise ValueError(
                 f"runner must be 'auto' or 'generate', got {self.runner!r}: pooling models are not served yet"
             )
-        if self.model_impl not in ("auto", "vllm"):
-            raise ValueError(
-                f"model_impl must be 'auto' or 'vllm', got {self.model_impl!r}: models run by our own code"
-            )
+        if self.model_impl not in MODEL_IMPLS:
+            raise ValueError(f"model_impl must be one of {', '.join(MODEL_IMPLS)}, got {self.model_impl!r}")
         if self.config_format not in ("auto", "hf"):
             raise ValueError(f"config_format must be 'auto' or 'hf' (config.json), got {self.config_format!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:

@@ -80,12 +80,21 @@ def load_hf_config(folder: Path, overrides: dict[str, Any] | None = None) -> HFC
     Raises:
         ValueError: no config.json, not JSON, or a missing or unusable field.
     """
+    return parse_hf_config(*read_config(folder, overrides), f"{folder.name}/config.json")
+
+
+def read_config(folder: Path, overrides: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The contents of a folder's config.json, with `overrides`, and of its generation_config.json, {} without one.
+
+    Raises:
+        ValueError: no config.json, or one of them is not JSON.
+    """
     raw = _read_json(folder, "config.json")
     if raw is None:
         raise ValueError(f"{folder.name} has no config.json, so it is not a Hugging Face model folder")
     _apply_overrides(raw, overrides or {})
     generation = _read_json(folder, "generation_config.json") or {}
-    return parse_hf_config(raw, generation, f"{folder.name}/config.json")
+    return raw, generation
 
 
 def parse_hf_config(raw: dict[str, Any], generation: dict[str, Any], where: str = "config.json") -> HFConfig:

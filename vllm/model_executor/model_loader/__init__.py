@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from vllm.model_executor.model_loader.resolve import (
     resolve_model,
 )
 from vllm.model_executor.model_loader.weights import fill_with_noise, load_weights
-from vllm.model_executor.models.registry import resolve_model_class
+from vllm.model_executor.models.registry import TRANSFORMERS, import_model_class, model_entry
 from vllm.utils.host_memory import return_freed_memory
 
 if TYPE_CHECKING:
@@ -33,11 +33,15 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
     packed. Its methods are those of LlamaForCausalLM. ValueError for an architecture that is not supported, or weights
     that are missing, unexpected or of another shape."""
     config = model_config.hf_config
-    model_class = resolve_model_class(config.architectures)
+    entry = model_entry(config.architectures, model_config.model_impl)
+    model_class: Any = import_model_class(entry)
     with _building(getattr(torch, model_config.dtype), torch.device(device)):
-        model = model_class(config, model_config.max_model_len)
+        if entry == TRANSFORMERS:
+            model = model_class(model_config)
+        else:
+            model = model_class(config, model_config.max_model_len)
     method = linear_method(model_config.quantization)
-    model.weight_updater = WeightUpdater(model, method)  # type: ignore[assignment]
+    model.weight_updater = WeightUpdater(model, method)
     with torch.inference_mode():
         if model_config.load_format == "dummy":
             fill_with_noise(model, model_config.seed)
@@ -47,6 +51,8 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
             finish = getattr(module, "process_weights_after_loading", None)
             if finish is not None:
                 finish(method)
+        if entry == TRANSFORMERS:
+            model.check_loaded()
     # Loading and packing freed, with a small model, as much memory as the weights take.
     return_freed_memory()
     return model.eval()

@@ -12,8 +12,8 @@ from typing import Any
 from vllm.logger import init_logger, warn_once
 from vllm.model_executor.model_loader.gguf import converted_folder
 from vllm.model_executor.model_loader.safetensors_file import shard_files, stored_dtype
-from vllm.model_executor.models.registry import resolve_model_class
-from vllm.transformers_utils.config import HFConfig, load_hf_config
+from vllm.model_executor.models.registry import TRANSFORMERS, import_model_class, model_entry
+from vllm.transformers_utils.config import HFConfig, parse_hf_config, read_config
 from vllm.transformers_utils.hub import download
 from vllm.utils.device import cuda_has_bfloat16
 from vllm.utils.packages import needed_by
@@ -57,6 +57,8 @@ def resolve_model(
     needs_weights: bool = True,
     download_dir: str | None = None,
     hf_token: bool | str | None = None,
+    model_impl: str = "auto",
+    trust_remote_code: bool = False,
 ) -> ResolvedModel:
     """Find a model, converting or downloading it first if need be, and read its configuration.
 
@@ -70,6 +72,8 @@ def resolve_model(
         needs_weights: False for a folder that may hold config.json alone; its dtype is then the one in that file, or
             float32.
         download_dir, hf_token: of the hub's client; see `download`.
+        model_impl: see ModelConfig.
+        trust_remote_code: let the folder's own code run, where transformers' module is used.
 
     Raises:
         FileNotFoundError: no such model.
@@ -80,10 +84,10 @@ def resolve_model(
         dtype = _dtype_on(device, _fast_dtype(device), requested_dtype)
         with needed_by("a .gguf file"):
             folder = converted_folder(source, dtype, use_tqdm)
-        config = load_hf_config(folder, hf_overrides)
+        config = _load_config(folder, hf_overrides, model_impl, trust_remote_code)
     else:
         folder = source
-        config = load_hf_config(folder, hf_overrides)
+        config = _load_config(folder, hf_overrides, model_impl, trust_remote_code)
         stored = config.dtype
         if stored is None and requested_dtype == "auto" and needs_weights:
             stored = stored_dtype(shard_files(folder))
@@ -116,6 +120,18 @@ def _locate(model: str | None, revision: str | None, download_dir: str | None, h
     if path.suffix == ".gguf" or not _HUB_NAME.fullmatch(model):
         raise FileNotFoundError(f"model {model!r} is neither a folder nor a .gguf file on this machine")
     return download(model, revision, cache_dir=download_dir, token=hf_token)
+
+
+def _load_config(folder: Path, overrides: dict[str, Any] | None, model_impl: str, trust_remote_code: bool) -> HFConfig:
+    raw, generation = read_config(folder, overrides)
+    entry = model_entry(raw.get("architectures") or (), model_impl)
+    if entry != TRANSFORMERS:
+        import_model_class(entry)
+        return parse_hf_config(raw, generation, f"{folder.name}/config.json")
+    # Its import takes seconds.
+    from vllm.model_executor.models.transformers_build import load_transformers_config
+
+    return load_transformers_config(raw, folder, generation, trust_remote_code)
 
 
 def _check_quantization(folder: Path, config: HFConfig) -> None:

@@ -29,7 +29,9 @@ def load_weights(model: nn.Module, folder: Path, use_tqdm: bool = False) -> None
     tied = HEAD not in slots
     unexpected: list[str] = []
     with progress_bar("Loading weights", expected, use_tqdm) as bar:
-        for name, tensor in iterate_tensors(shard_files(folder)):
+        tensors = iterate_tensors(shard_files(folder))
+        convert = getattr(model, "convert_checkpoint", None)
+        for name, tensor in tensors if convert is None else convert(tensors):
             for part, values in _parts(model, folder, name, tensor):
                 if tied and part == HEAD:
                     continue

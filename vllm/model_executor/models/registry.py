@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-MODEL_IMPLS = ("auto", "vllm", "transformers")
-
 # Architecture: module of this package, and class.
 _NATIVE = {
     "ApertusForCausalLM": "apertus:ApertusForCausalLM",
@@ -156,19 +154,26 @@ def supported_architectures() -> list[str]:
     return sorted(ModelRegistry.get_supported_archs())
 
 
-def model_entry(architectures: Sequence[str]) -> type[nn.Module] | str:
-    """The class of a model, or its "module:Class", which is not imported: that of the first known architecture.
+TRANSFORMERS = "vllm.model_executor.models.transformers_backend:TransformersForCausalLM"
+"""The entry of what runs as transformers' own module."""
+
+
+def model_entry(architectures: Sequence[str], model_impl: str = "auto") -> type[nn.Module] | str:
+    """The class of a model, or its "module:Class", which is not imported: that of the first known architecture, and
+    TRANSFORMERS for the others or, with `model_impl` "transformers", for all.
 
     Raises:
-        ValueError: there is none, with the names that config.json gives and what can be done.
+        ValueError: there is none and `model_impl` is "vllm"; the message says what can be done.
     """
-    found = ModelRegistry.find(architectures)
+    found = None if model_impl == "transformers" else ModelRegistry.find(architectures)
     if found is not None:
         return found
+    if model_impl != "vllm":
+        return TRANSFORMERS
     given = ", ".join(architectures) or "none"
     raise ValueError(
-        f"config.json: architectures names {given}, which has no model here; register one by "
-        f"ModelRegistry.register_model. There are {', '.join(supported_architectures())}"
+        f"config.json: architectures names {given}, which has no model of ours: use model_impl='transformers', or "
+        f"register a model by ModelRegistry.register_model. There are {', '.join(supported_architectures())}"
     )
 
 
@@ -184,9 +189,9 @@ def import_model_class(entry: type[nn.Module] | str) -> type[nn.Module]:
     return _check_model_class(found, f"the model class {entry!r} must be")
 
 
-def resolve_model_class(architectures: Sequence[str]) -> type[nn.Module]:
-    """The class of the first known architecture. ValueError: there is none, or its class cannot be imported."""
-    return import_model_class(model_entry(architectures))
+def resolve_model_class(architectures: Sequence[str], model_impl: str = "vllm") -> type[nn.Module]:
+    """The class of `model_entry`. ValueError: there is none, or it cannot be imported."""
+    return import_model_class(model_entry(architectures, model_impl))
 
 
 def _check_model_class(found: Any, problem: str) -> type[nn.Module]:

@@ -1,0 +1,187 @@
+"""The parts of a transformers module that are replaced by our own: linears, plain norms, embedding, head, attention."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import inspect
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vllm.attention.backend import AttentionMetadata, KVCache
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase, ReplicatedLinear, RowParallelLinear
+from vllm.model_executor.layers.sharding import Shard, WeightSlot
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.models.transformers_probe import AttentionCall
+from vllm.ops.rms_norm import AddedNorm
+
+
+class _Flattened(LinearBase):
+    """A linear layer of [1, T, K], as transformers' modules call theirs."""
+
+    def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
+        return super().forward(x.reshape(-1, x.shape[-1]), norm).unflatten(0, x.shape[:-1])
+
+
+class _Replicated(_Flattened, ReplicatedLinear):
+    pass
+
+
+class _Column(_Flattened, ColumnParallelLinear):
+    pass
+
+
+class _Row(_Flattened, RowParallelLinear):
+    pass
+
+
+_STYLES: dict[str, type[_Replicated | _Column | _Row]] = {"colwise": _Column, "rowwise": _Row}
+
+
+def parallel_style(name: str, plan: dict[str, str]) -> str:
+    """How transformers' tensor-parallel plan, of patterns of names, splits the module `name`; "" if it does not."""
+    return next((style for pattern, style in plan.items() if fnmatch.fnmatchcase(name, pattern)), "")
+
+
+def make_linear(linear: nn.Linear, name: str, style: str) -> LinearBase:
+    """Our layer of a linear's shape, split as `style` says over the tensor-parallel group. `name` is its own within
+    its parent. ValueError: the ranks cannot share its outputs (or inputs) equally."""
+    kind, ranks = _STYLES.get(style, _Replicated), get_tp_group().world_size
+    width = linear.in_features if kind is _Row else linear.out_features
+    if kind is not _Replicated and width % ranks:
+        raise ValueError(f"{name} has width {width}, which tensor_parallel_size={ranks} does not divide")
+    return kind(linear.in_features, linear.out_features, linear.bias is not None, name)
+
+
+class _FlatRMSNorm(RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+def make_norm(module: Any) -> RMSNorm | None:
+    """Our norm in place of `module`, if that is a plain RMSNorm: shown by its results. Else None."""
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    names = [name for name, _ in module.named_parameters()]
+    if "RMSNorm" not in type(module).__name__ or names != ["weight"] or not isinstance(eps, float):
+        return None
+    width, arguments = module.weight.shape, inspect.signature(module.forward).parameters
+    if len(width) != 1 or len(arguments) != 1 or list(module.children()):
+        return None
+    with torch.device("cpu"), torch.no_grad():
+        tried = copy.deepcopy(module).to_empty(device="cpu").float()
+        generator = torch.Generator().manual_seed(0)
+        tried.weight.copy_(torch.randn(width, generator=generator))
+        x = torch.randn(3, *width, generator=generator)
+        plain = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * tried.weight
+        # Equal up to float32's rounding of sums in another order.
+        if not torch.allclose(tried(x), plain, rtol=1e-5, atol=1e-5):
+            return None
+    return _FlatRMSNorm(width[0], eps)
+
+
+class TokenEmbedding(VocabParallelEmbedding):
+    """The embedding of ids [1, T]."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return super().forward(input_ids.flatten()).unflatten(0, input_ids.shape)
+
+
+class Head(ParallelLMHead):
+    """The output layer, with the checkpoint's bias if it has one. `is_final`: its logits are the model's."""
+
+    def __init__(self, linear: nn.Linear, tied_to: VocabParallelEmbedding | None) -> None:
+        super().__init__(linear.out_features, linear.in_features, tied_to)
+        self.bias: nn.Parameter | None = None
+        if linear.bias is not None:
+            self.bias = nn.Parameter(torch.empty(len(self.vocab_range)), requires_grad=False)
+        self.is_final = False
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., H] -> float32 [..., V_rank]."""
+        logits = super().forward(hidden.reshape(-1, hidden.shape[-1]))
+        if self.bias is not None:
+            logits = logits + self.bias.float()
+        return logits.unflatten(0, hidden.shape[:-1])
+
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        slots = super().checkpoint_slots()
+        if self.bias is not None:
+            slots["bias"] = WeightSlot(self.bias.data, (Shard(self.vocab_size, self.vocab_range),))
+        return slots
+
+    @property
+    def plain_weight(self) -> Tensor | None:
+        return super().plain_weight if self.is_final and self.bias is None else None
+
+
+class Step:
+    """What the attention layers of a model read in a step."""
+
+    def __init__(self) -> None:
+        self.kv_caches: list[KVCache] = []
+        self.attn: AttentionMetadata | None = None  # None: a trial run without a cache
+
+
+class PagedLayer(nn.Module):
+    """One attention layer over the paged cache, whose cells have `cache_heads` heads of width `cache_dim`: at least the
+    layer's own. Values and keys are filled up with zeros, and heads repeated, which changes no result."""
+
+    def __init__(self, call: AttentionCall, index: int, step: Step, cache_heads: int, cache_dim: int) -> None:
+        super().__init__()
+        self.call, self.index, self.step = call, index, step
+        self.cache_heads, self.cache_dim = cache_heads, cache_dim
+        self.group = get_tp_group()
+        scale = call.key_dim**-0.5 if call.scale is None else call.scale
+        self.attn = Attention(cache_dim, scale)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+        """[1, Hq, T, Dk], [1, Hkv, T, Dk] and [1, Hkv, T, Dv] of this rank's heads or of all -> [1, T, Hq, Dv]."""
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        if self.step.attn is None:
+            return _attend_to_self(q, k, v)[None]
+        is_whole = self.group.world_size > 1 and q.shape[1] == self.call.num_heads
+        if is_whole:
+            q, k, v = self._own_heads(q, k, v)
+        width = v.shape[-1]
+        q, k, v = (F.pad(x, (0, self.cache_dim - x.shape[-1])) for x in (q, k, v))
+        repeats = self.cache_heads // self.group.world_size // k.shape[1]
+        if repeats > 1:
+            k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+        caches = self.step.kv_caches[self.index]
+        out = self.attn(q, k, v, caches, self.step.attn).view(*q.shape[:2], -1)[..., :width]
+        if is_whole:
+            out = self.group.all_gather(out).transpose(0, 1).flatten(1, 2)
+        return out[None]
+
+    def _own_heads(self, *tensors: Tensor) -> list[Tensor]:
+        """This rank's part of the heads of tensors that every rank has whole."""
+        rank, ranks = self.group.rank, self.group.world_size
+        return [tensor.chunk(ranks, dim=1)[rank] for tensor in tensors]
+
+
+def _attend_to_self(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A function of each token's own query, key and value alone, in place of attention: [T, Hq, Dv]."""
+    groups = q.shape[1] // k.shape[1]
+    weights = torch.linspace(-1, 1, q.shape[-1], device=q.device, dtype=q.dtype)
+    gate = torch.sigmoid((q * weights).sum(-1) + (k * weights.flip(0)).sum(-1).repeat_interleave(groups, 1))
+    return v.repeat_interleave(groups, 1) * gate[..., None]
+
+
+def paged_attention_forward(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it, by the module's PagedLayer. What else it is given was checked in the run
+    without data."""
+    return module.paged_layer(query, key, value, s_aux), None

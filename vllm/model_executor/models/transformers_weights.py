@@ -1,0 +1,77 @@
+"""A checkpoint's tensors under the names and in the shapes that transformers' module has now."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+_Named = tuple[str, Tensor]
+
+
+class CheckpointNames:
+    """The renamings and merges of tensors that transformers does when it loads a model of this class."""
+
+    def __init__(self, model: Any) -> None:
+        """`model`: a PreTrainedModel as it was built, on the meta device."""
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming
+
+        steps = get_model_conversion_mapping(model)
+        self._renamings = [step for step in steps if isinstance(step, WeightRenaming)]
+        self._converters = [step for step in steps if isinstance(step, WeightConverter)]
+        self._by_pattern = {pattern: step for step in self._converters for pattern in step.source_patterns}
+        self._state: dict[str, Any] = dict(model.state_dict())
+        self._prefix = model.base_model_prefix
+        self._model = model
+        self._tied: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
+        self._buffers = {name for name, _ in model.named_buffers()}
+        patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        self._ignored = [re.compile(pattern) for pattern in patterns]
+
+    def convert(self, tensors: Iterable[_Named]) -> Iterator[_Named]:
+        """The tensors as the module names them. Merged ones come last, when all of their parts are there; a tied one
+        comes under its source's name."""
+        merged: dict[str, list[tuple[str, str, Tensor]]] = {}
+        tied: dict[str, Tensor] = {}
+        seen: set[str] = set()
+        for name, tensor in tensors:
+            renamed, pattern = self._rename(name)
+            if pattern is not None and renamed in self._state:
+                merged.setdefault(renamed, []).append((name, pattern, tensor))
+            elif renamed in self._tied:
+                tied[self._tied[renamed]] = tensor
+            elif not self._is_ignored(renamed):
+                seen.add(renamed)
+                yield renamed, tensor
+        for target, parts in merged.items():
+            for renamed, tensor in self._merge(target, parts):
+                seen.add(renamed)
+                yield renamed, tensor
+        yield from ((source, tensor) for source, tensor in tied.items() if source not in seen)
+
+    def _rename(self, name: str) -> tuple[str, str | None]:
+        from transformers.core_model_loading import rename_source_key
+
+        place = self._prefix, self._state
+        renamed, pattern = rename_source_key(name, self._renamings, self._converters, *place)
+        if renamed not in self._state and name in self._state:
+            return rename_source_key(name, [], [], *place)
+        return renamed, pattern
+
+    def _is_ignored(self, name: str) -> bool:
+        if name in self._state:
+            return False
+        return name in self._buffers or any(pattern.search(name) for pattern in self._ignored)
+
+    def _merge(self, target: str, parts: list[tuple[str, str, Tensor]]) -> Iterator[_Named]:
+        from transformers.core_model_loading import dot_natural_key
+
+        converter: Any = copy.deepcopy(self._by_pattern[parts[0][1]])
+        for name, pattern, tensor in sorted(parts, key=lambda part: dot_natural_key(part[0])):
+            converter.add_tensor(target, name, pattern, lambda tensor=tensor: tensor)
+        for name, value in converter.convert(target, model=self._model, config=self._model.config).items():
+            yield name, value[0] if isinstance(value, list) else value
