@@ -85,7 +85,7 @@ def test_none_is_the_default_of_every_argument(folder):
     ("name", "value", "problem"),
     [
         ("runner", "pooling", "runner must be 'auto' or 'generate'"),
-        ("model_impl", "transformers", "model_impl must be"),
+        ("model_impl", "theirs", "model_impl must be"),
         ("config_format", "mistral", "config_format must be"),
         ("load_format", "tensorizer", "load_format must be one of"),
         ("override_generation_config", {"seed": 3}, "got 'seed'"),

@@ -1,4 +1,4 @@
-"""A tiny random model of any causal language model architecture of transformers, and transformers' own numbers for it."""
+"""A tiny random model of any architecture that transformers has, and transformers' own numbers for it."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ _SIZES: dict[str, Any] = {
 }
 # Fields that these need besides, or instead.
 _SPECIAL: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 2, "n_shared_experts": 1},
     "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "longcat_flash": {"num_layers": 2, "num_hidden_layers": 4, "zero_expert_num": 1},
     "gemma3n_text": {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE},
@@ -63,6 +64,10 @@ def tiny_config(model_type: str, **fields: Any) -> Any:
     config_class: Any = CONFIG_MAPPING[model_type]
     usual = config_class()
     known = {name: value for name, value in _SIZES.items() if getattr(usual, name, None) is not None}
+    if "kv_lora_rank" in known:
+        # Latent attention: every query head has a key of its own, and widths of other names.
+        known.pop("head_dim", None)
+        known["num_key_value_heads"] = known["num_attention_heads"]
     known |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     if isinstance(getattr(usual, "layer_types", None), list):
         kinds = list(dict.fromkeys(usual.layer_types))
@@ -90,10 +95,6 @@ def make_tiny(model_type: str, folder: Path, seed: int = 0, **fields: Any) -> An
 
 
 @torch.no_grad()
-def reference(model: Any, prompt: list[int], num_tokens: int) -> tuple[list[int], torch.Tensor]:
-    """transformers' greedy tokens, and the logprobs [length, V] of prompt and tokens, without a cache."""
-    ids = list(prompt)
-    for _ in range(num_tokens + 1):
-        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
-        ids.append(int(logits[-1].argmax()))
-    return ids[len(prompt) : -1], logits.log_softmax(-1)
+def reference(model: Any, ids: list[int]) -> torch.Tensor:
+    """transformers' logprobs after each of the ids, float32 [length, V], without a cache."""
+    return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().log_softmax(-1)

@@ -92,10 +92,6 @@ def resolve_model(
         if stored is None and requested_dtype == "auto" and needs_weights:
             stored = stored_dtype(shard_files(folder))
         dtype = _dtype_on(device, stored or "float32", requested_dtype)
-    _check_quantization(folder, config)
-    resolve_config = getattr(resolve_model_class(config.architectures), "resolve_config", None)
-    if resolve_config is not None:
-        config = resolve_config(config)
     name = model if model is not None and source.is_dir() and not Path(model).is_dir() else source.stem
     return ResolvedModel(name, folder, config, dtype)
 
@@ -125,17 +121,19 @@ def _locate(model: str | None, revision: str | None, download_dir: str | None, h
 def _load_config(folder: Path, overrides: dict[str, Any] | None, model_impl: str, trust_remote_code: bool) -> HFConfig:
     raw, generation = read_config(folder, overrides)
     entry = model_entry(raw.get("architectures") or (), model_impl)
+    _check_quantization(folder, raw)
     if entry != TRANSFORMERS:
-        import_model_class(entry)
-        return parse_hf_config(raw, generation, f"{folder.name}/config.json")
+        resolve_config = getattr(import_model_class(entry), "resolve_config", None)
+        config = parse_hf_config(raw, generation, f"{folder.name}/config.json")
+        return config if resolve_config is None else resolve_config(config)
     # Its import takes seconds.
     from vllm.model_executor.models.transformers_build import load_transformers_config
 
     return load_transformers_config(raw, folder, generation, trust_remote_code)
 
 
-def _check_quantization(folder: Path, config: HFConfig) -> None:
-    quantization = config.raw.get("quantization_config")
+def _check_quantization(folder: Path, raw: dict[str, Any]) -> None:
+    quantization = raw.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         problem = f"{folder.name}/config.json: quantization_config of method {method!r} is not supported"

@@ -94,12 +94,13 @@ class TransformersForCausalLM(UpdatableModel):
                 own = make_norm(module)
             if own is not None:
                 _set(hf, name, own)
-        for index, call in enumerate(self.plan.calls):
-            cache = self.plan.cache_heads, self.plan.cache_dim
-            layer = PagedLayer(call, index, self._step, *cache)
+        base = hf.get_submodule(self.plan.base)
+        for call in self.plan.calls:
             # As a submodule it is found by whoever sets the backend.
-            base = hf.get_submodule(self.plan.base)
-            base.get_submodule(call.name).add_module("paged_layer", layer)
+            base.get_submodule(call.name).add_module("paged_layer", PagedLayer(call, self._step))
+        # Caches are in the order of modules.
+        for index, layer in enumerate(each for each in hf.modules() if isinstance(each, PagedLayer)):
+            layer.index = index
         return head
 
     def _make_head(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vllm.attention.backend import AttentionMetadata, KVCache
+from vllm.attention.options import AttentionOptions
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase, ReplicatedLinear, RowParallelLinear
-from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.models.transformers_probe import AttentionCall
 from vllm.ops.rms_norm import AddedNorm
@@ -93,31 +94,19 @@ class TokenEmbedding(VocabParallelEmbedding):
 
 
 class Head(ParallelLMHead):
-    """The output layer, with the checkpoint's bias if it has one. `is_final`: its logits are the model's."""
+    """The output layer. `is_final`: its logits are the model's."""
 
     def __init__(self, linear: nn.Linear, tied_to: VocabParallelEmbedding | None) -> None:
-        super().__init__(linear.out_features, linear.in_features, tied_to)
-        self.bias: nn.Parameter | None = None
-        if linear.bias is not None:
-            self.bias = nn.Parameter(torch.empty(len(self.vocab_range)), requires_grad=False)
+        super().__init__(linear.out_features, linear.in_features, tied_to, linear.bias is not None)
         self.is_final = False
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., H] -> float32 [..., V_rank]."""
-        logits = super().forward(hidden.reshape(-1, hidden.shape[-1]))
-        if self.bias is not None:
-            logits = logits + self.bias.float()
-        return logits.unflatten(0, hidden.shape[:-1])
-
-    def checkpoint_slots(self) -> dict[str, WeightSlot]:
-        slots = super().checkpoint_slots()
-        if self.bias is not None:
-            slots["bias"] = WeightSlot(self.bias.data, (Shard(self.vocab_size, self.vocab_range),))
-        return slots
+        return super().forward(hidden.reshape(-1, hidden.shape[-1])).unflatten(0, hidden.shape[:-1])
 
     @property
     def plain_weight(self) -> Tensor | None:
-        return super().plain_weight if self.is_final and self.bias is None else None
+        return super().plain_weight if self.is_final else None
 
 
 class Step:
@@ -129,16 +118,25 @@ class Step:
 
 
 class PagedLayer(nn.Module):
-    """One attention layer over the paged cache, whose cells have `cache_heads` heads of width `cache_dim`: at least the
-    layer's own. Values and keys are filled up with zeros, and heads repeated, which changes no result."""
+    """One attention layer over the paged cache. Keys or values that are narrower than the others are filled up with
+    zeros, which changes no result."""
 
-    def __init__(self, call: AttentionCall, index: int, step: Step, cache_heads: int, cache_dim: int) -> None:
+    def __init__(self, call: AttentionCall, step: Step) -> None:
+        """ValueError: the ranks cannot share the heads equally."""
         super().__init__()
-        self.call, self.index, self.step = call, index, step
-        self.cache_heads, self.cache_dim = cache_heads, cache_dim
+        self.call, self.step = call, step
+        self.index: int  # of its keys and values among the model's
         self.group = get_tp_group()
+        if call.num_kv_heads % self.group.world_size:
+            raise ValueError(
+                f"tensor_parallel_size={self.group.world_size} does not divide the {call.num_kv_heads} key/value heads "
+                f"of {call.name}"
+            )
+        self.width = max(call.key_dim, call.value_dim)
         scale = call.key_dim**-0.5 if call.scale is None else call.scale
-        self.attn = Attention(cache_dim, scale)
+        options = AttentionOptions(scale, call.window, call.softcap)
+        kv_heads = call.num_kv_heads // self.group.world_size
+        self.attn = Attention(self.width, options=options, num_kv_heads=kv_heads)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
         """[1, Hq, T, Dk], [1, Hkv, T, Dk] and [1, Hkv, T, Dv] of this rank's heads or of all -> [1, T, Hq, Dv]."""
@@ -148,13 +146,15 @@ class PagedLayer(nn.Module):
         is_whole = self.group.world_size > 1 and q.shape[1] == self.call.num_heads
         if is_whole:
             q, k, v = self._own_heads(q, k, v)
-        width = v.shape[-1]
-        q, k, v = (F.pad(x, (0, self.cache_dim - x.shape[-1])) for x in (q, k, v))
-        repeats = self.cache_heads // self.group.world_size // k.shape[1]
-        if repeats > 1:
-            k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-        caches = self.step.kv_caches[self.index]
-        out = self.attn(q, k, v, caches, self.step.attn).view(*q.shape[:2], -1)[..., :width]
+        value_dim = v.shape[-1]
+        if self.call.key_dim != self.call.value_dim:
+            q, k, v = (F.pad(x, (0, self.width - x.shape[-1])) for x in (q, k, v))
+        if sinks is not None:
+            if sinks.shape[0] != q.shape[1]:
+                (sinks,) = self._own_heads(sinks[None])
+            self.attn.options = replace(self.attn.options, sinks=sinks.flatten().float())
+        out = self.attn(q, k, v, self.step.kv_caches[self.index], self.step.attn)
+        out = out.view(*q.shape[:2], -1)[..., :value_dim]
         if is_whole:
             out = self.group.all_gather(out).transpose(0, 1).flatten(1, 2)
         return out[None]
