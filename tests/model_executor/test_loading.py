@@ -112,7 +112,7 @@ def test_unknown_architecture_lists_the_known_ones(llama: Path) -> None:
     edit_config(llama, architectures=["GPTNeoForCausalLM"])
     known = ", ".join(supported_architectures())
     with pytest.raises(ValueError, match=f"architectures names GPTNeoForCausalLM, which has no model.*{known}"):
-        resolve_model(str(llama))
+        resolve_model(str(llama), model_impl="vllm")
     assert resolve_model_class(["Unknown", "OPTForCausalLM"]).__name__ == "OPTForCausalLM"
 
 
