@@ -48,9 +48,16 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+# Of these, also where they are None unless given.
+_NEEDED = (
+    "num_key_value_heads",
+    "num_experts_per_tok",
+    "n_routed_experts",
+    "n_shared_experts",
+    "moe_intermediate_size",
+)
 # Fields that these need besides, or instead.
 _SPECIAL: dict[str, dict[str, Any]] = {
-    "deepseek_v2": {"num_experts_per_tok": 2, "n_shared_experts": 1},
     "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "longcat_flash": {"num_layers": 2, "num_hidden_layers": 4, "zero_expert_num": 1},
     "gemma3n_text": {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE},
@@ -63,7 +70,11 @@ def tiny_config(model_type: str, **fields: Any) -> Any:
 
     config_class: Any = CONFIG_MAPPING[model_type]
     usual = config_class()
-    known = {name: value for name, value in _SIZES.items() if getattr(usual, name, None) is not None}
+    known = {
+        name: value
+        for name, value in _SIZES.items()
+        if getattr(usual, name, None) is not None or (name in _NEEDED and hasattr(usual, name))
+    }
     if "kv_lora_rank" in known:
         # Latent attention: every query head has a key of its own, and widths of other names.
         known.pop("head_dim", None)
