@@ -17,6 +17,7 @@ from vllm.entrypoints.openai.serving import (
     completion,
     decisions,
     development,
+    generate,
     invocations,
     models,
     render,
@@ -37,7 +38,18 @@ def build_app(state: ServerState) -> FastAPI:
     described = None if state.args.disable_fastapi_docs else "/openapi.json"
     app = FastAPI(title="vLLM", version=__version__, openapi_url=described)
     app.state.server = state
-    for module in (completion, chat, chat_batch, invocations, render, scoring, decisions, tokenization, models):
+    for module in (
+        completion,
+        chat,
+        chat_batch,
+        generate,
+        invocations,
+        render,
+        scoring,
+        decisions,
+        tokenization,
+        models,
+    ):
         app.include_router(module.router)
     if state.args.page:
         app.include_router(page.router)

@@ -87,7 +87,7 @@ class ServerArgs(UpstreamServerArgs):
         "info", "warning and what is above it leave the access log out"
     )
     enable_scale_out: bool = _arg(
-        False, "changes nothing: the render routes answer in any case; /inference/v1/generate is not built"
+        False, "changes nothing: /inference/v1/generate and the render routes answer in any case"
     )
 
     @property

@@ -254,11 +254,12 @@ class AsyncLLM(AsyncEngineControl):
             router.end([request_id])
             raise
 
-    async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Drop requests; unknown ids are ignored. Their streams end without a finished output."""
+    async def abort(self, request_id: str | Iterable[str], *, with_output: bool = False) -> None:
+        """Drop requests; unknown ids are ignored. Their streams end without a finished output, or, `with_output`, by
+        one that holds what there is and has "abort" as finish reason."""
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
         for replica in self.replicas:
-            replica.abort(request_ids)
+            replica.abort(request_ids, with_output)
         if self._router is not None:
             self._router.end(request_ids)
 

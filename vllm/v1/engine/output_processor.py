@@ -260,6 +260,20 @@ class OutputProcessor:
                     self._metrics.observe_request(state.params.n, max(len(each.token_ids) for each in state.sequences))
         return result
 
+    def outputs_so_far(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """A last output of each of these requests, which are to be aborted; sequences that run end by "abort"."""
+        outputs = []
+        for state in (self._requests[each] for each in request_ids):
+            for sequence in state.sequences:
+                if sequence.finish_reason is None:
+                    sequence.finish_reason = "abort"
+                    state.changed[sequence] = None
+            state.num_running = 0
+            output = state.make_output()
+            assert output is not None, "it is finished"
+            outputs.append(output)
+        return outputs
+
     def abort_requests(self, request_ids: Iterable[str], reason: str = "abort") -> list[str]:
         """Drop requests, which count as ended by `reason`; returns the core ids of their unfinished sequences."""
         core_ids: list[str] = []

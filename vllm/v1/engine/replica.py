@@ -58,11 +58,13 @@ class Replica:
             raise
         return stream
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """Drop requests, unknown ids are ignored; their streams end without a finished output."""
+    def abort(self, request_ids: Iterable[str], with_output: bool = False) -> None:
+        """Drop requests, unknown ids are ignored; see AsyncLLM.abort."""
         own = [each for each in request_ids if each in self.streams]
         if not own:
             return
+        for output in self.output_processor.outputs_so_far(own) if with_output else ():
+            self.streams[output.request_id].put(output)
         core_ids = self.output_processor.abort_requests(own)
         for each in own:
             self.streams.pop(each).end()

@@ -68,7 +68,8 @@ def post(
             state = server_state(request)
             args = state.args
             body = await read_body(request, model, int(args.max_body_mib * 2**20), args.ignore_unknown_fields)
-            state.check_model(body.model)
+            if "model" in model.model_fields:
+                state.check_model(body.model)  # type: ignore[attr-defined]
             return await function(request, state, body)
 
         answers = {200: {"model": answer, "content": content}, **error_answers(*_ERRORS)}
@@ -156,6 +157,8 @@ def _complete(schema: dict[str, Any], model_names: list[str], has_keys: bool) ->
     _, definitions = models_json_schema(models, ref_template=SCHEMA_REF + "{model}")  # type: ignore[arg-type]
     components["schemas"].update(definitions["$defs"])
     for model in REQUEST_MODELS:
+        if "model" not in model.model_fields:
+            continue
         field = components["schemas"][model.__name__]["properties"]["model"]
         own = next(each for each in field.get("anyOf", [field]) if each["type"] == "string")
         own["enum"] = model_names

@@ -92,6 +92,8 @@ TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], UNREAD_LIST]
 Text = Annotated[str, Field(min_length=1)]
 Texts = Annotated[list[Text], UNREAD_LIST]
+IdRows = Annotated[list[TokenId] | list[list[Annotated[int, Field(ge=-1)]]], UNREAD]
+"""Token ids for all positions, or rows of ids with -1 as padding."""
 Object = Annotated[dict[str, Any], UNREAD_OBJECT]
 
 _NULL = {"type": "null"}

@@ -13,6 +13,7 @@ from vllm.entrypoints.openai.protocol.base import (
     UNREAD,
     UNREAD_LIST,
     UNREAD_OBJECT,
+    IdRows,
     Object,
     RequestModel,
     ResponseModel,
@@ -143,7 +144,7 @@ class PromptReadingFields(BaseModel):
     """Our fields: what to read at prompt positions."""
 
     prompt_logprobs: int | None = None
-    prompt_logprob_token_ids: Annotated[list[TokenId] | list[list[TokenId]] | None, UNREAD] = None
+    prompt_logprob_token_ids: IdRows | None = None
     prompt_logprob_start: int | None = None
 
 

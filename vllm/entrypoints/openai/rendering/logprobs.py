@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from vllm.entrypoints.openai.rendering.rows import Row, chat_row, classic_row, prompt_row
+from vllm.entrypoints.openai.rendering.rows import Row, chat_row, classic_row, id_row, prompt_row
 from vllm.entrypoints.openai.rendering.token_texts import TokenNames, id_name
 from vllm.entrypoints.openai.rendering.written_json import ENTRIES_PER_TURN, turn
 from vllm.logprobs import FlatLogprobs, PromptLogprobs
@@ -135,6 +135,25 @@ async def chat_logprobs(
                 ),
             }
         )
+    return content
+
+
+async def token_logprobs(readings: FlatLogprobs, names: TokenNames | None) -> list[dict[str, Any]]:
+    """`content` of /inference/v1/generate: each generated token with all entries of its position, itself first. Tokens
+    are ids alone without `names`. Where none was generated (max_tokens=0), the token's own fields are null."""
+    content = []
+    async for position in positions(readings):
+        logprobs, logits = _finite(position.logprobs), _finite(position.logits)
+        columns = position.token_ids, logprobs, position.ranks, logits
+        own: dict[str, Any] = dict.fromkeys(("token_id", "logprob", "rank", "logit"))
+        if readings.has_sampled:
+            own = {name: column[0].item() for name, column in zip(own, columns, strict=True)}
+        if names is not None:
+            known = own["token_id"]
+            own["token"] = "" if known is None else names.texts([known])[0]
+            own["bytes"] = None if known is None else names.bytes_of(known)
+        own["top_logprobs"] = await (id_row(*columns) if names is None else chat_row(*columns, names))
+        content.append(own)
     return content
 
 

@@ -45,6 +45,15 @@ async def chat_row(
     return await _write(b"[", lambda ids: names.heads(ids, _chat_head), _FORM, token_ids, columns, b"]")
 
 
+async def id_row(token_ids: np.ndarray, logprobs: np.ndarray, ranks: np.ndarray, logits: np.ndarray) -> Row:
+    """[{token_id, logprob, rank, logit}]; arrays [E]."""
+
+    def heads(ids: list[int]) -> list[bytes]:
+        return [b'{"token_id":%d,"logprob":' % token_id for token_id in ids]
+
+    return await _write(b"[", heads, _FORM, token_ids, [logprobs, ranks, logits], b"]")
+
+
 async def prompt_row(
     token_ids: np.ndarray, logprobs: np.ndarray, ranks: np.ndarray, logits: np.ndarray, names: TokenNames
 ) -> Row:

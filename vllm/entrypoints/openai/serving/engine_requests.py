@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 from fastapi import Request
 from starlette.responses import Response
@@ -30,7 +31,8 @@ class ClientDisconnected(Exception):
 class Submission:
     """Queued engine requests, one per prompt."""
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, request_id: str) -> None:
+        self.request_id = request_id
         self._engine = state.engine
         self._streams: list[RequestStream] = []
         self._changed = asyncio.Event()  # set by any stream
@@ -58,7 +60,8 @@ class Submission:
         for own in params:
             state.engine.input_processor.check_request(request_id, own, priority)
         state.check_capacity(sum(own.num_sequences for own in params))
-        submission = cls(state)
+        submission = cls(state, request_id)
+        _submissions.add(submission)
         unique = uuid.uuid4().hex[:8]
         try:
             for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
@@ -104,6 +107,14 @@ class Submission:
         """Abort unfinished requests."""
         await self._engine.abort([stream.request_id for stream in self._streams])
 
+    @staticmethod
+    async def cut_short(state: ServerState, request_ids: Collection[str]) -> None:
+        """End the server's unfinished HTTP requests of these ids with what they have; their finish reason is "abort".
+        Other ids are ignored."""
+        for each in tuple(_submissions):
+            if each._engine is state.engine and each.request_id in request_ids:
+                await each._engine.abort([stream.request_id for stream in each._streams], with_output=True)
+
     async def _last(self, stream: RequestStream) -> RequestOutput:
         last = None
         async for output in stream:
@@ -112,6 +123,10 @@ class Submission:
             raise _stopped()
         _check_errors(last)
         return last
+
+
+# As long as anyone waits for them.
+_submissions: WeakSet[Submission] = WeakSet()
 
 
 def _stopped() -> ApiError:

@@ -18,6 +18,7 @@ from vllm.entrypoints.openai.serving.completion import CompletionAnswer
 from vllm.entrypoints.openai.serving.engine_requests import request_id_of, while_connected
 from vllm.entrypoints.openai.serving.sampling import PreparedPrompts
 from vllm.entrypoints.openai.state import ServerState
+from vllm.sampling_params import SamplingParams
 
 router = APIRouter()
 
@@ -52,6 +53,12 @@ async def render_chat_completion(request: Request, state: ServerState, body: Cha
     return json_response(fields)
 
 
+def _params_fields(params: SamplingParams) -> dict[str, Any]:
+    """What a caller may set."""
+    fields = msgspec.to_builtins(params, enc_hook=str)
+    return {name: value for name, value in fields.items() if not name.startswith("_")}
+
+
 def _fields(
     state: ServerState, body: GenerationFields, names: list[str], prepared: PreparedPrompts
 ) -> list[dict[str, Any]]:
@@ -62,7 +69,7 @@ def _fields(
             "model": state.model_names[0],
             "token_ids": list(prompt.token_ids),
             "prompt": prompt.text,
-            "sampling_params": msgspec.to_builtins(params, enc_hook=str),
+            "sampling_params": _params_fields(params),
             "stream": bool(body.stream),
             "stream_options": None if options is None else options.model_dump(),
             "cache_salt": body.cache_salt,

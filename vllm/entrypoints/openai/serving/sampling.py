@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from vllm.entrypoints.openai.errors import ApiError
+from vllm.entrypoints.openai.protocol.generate import GenerateRequest
 from vllm.entrypoints.openai.protocol.generation import GenerationFields
 from vllm.entrypoints.openai.rendering.readings import ReadingPlan
 from vllm.entrypoints.openai.state import ServerState
@@ -52,7 +53,7 @@ def sampling_params(
 
 async def prepare_prompts(
     state: ServerState,
-    request: GenerationFields,
+    request: GenerationFields | GenerateRequest,
     answer_id: str,
     prompts: list[Any],
     params: SamplingParams,
