@@ -10,7 +10,7 @@ import pytest
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import RepetitionDetectionParams, SamplingType, StructuredOutputsParams
+from vllm.sampling_params import SamplingType, StructuredOutputsParams
 
 # As upstream 0.33 has them, of those that a caller may give by position.
 FIRST = (
@@ -78,12 +78,9 @@ def test_stop_token_ids_of_request_and_model():
     ("name", "neutral", "asking"),
     [
         ("watermarking", [None, False], True),
-        ("stream_interval", [None, 0, 1], 5),
         ("structured_outputs", [None], StructuredOutputsParams(regex="a*")),
         ("thinking_token_budget", [None], 10),
-        ("repetition_detection", [None, RepetitionDetectionParams()], RepetitionDetectionParams(3, 1, 2)),
         ("routed_experts_prompt_start", [0], 1),
-        ("trace_decode_token_ids", [None, []], [1]),
     ],
 )
 def test_what_is_not_done_is_refused_by_name(name, neutral, asking):

@@ -33,7 +33,7 @@ class CompletionOutput:
         cumulative_logprob: sum of the sampled tokens' logprobs; None without readings, unless sequences were ranked by
             it.
         logprobs: one `{token_id: Logprob}` a position, over numpy arrays; None if not requested.
-        finish_reason: "stop", "length", "abort" or "error"; None while running.
+        finish_reason: "stop", "length", "repetition", "abort" or "error"; None while running.
         stop_reason: the stop string or stop token id; None for the end-of-sequence token.
         routed_experts, lora_request, sampling_mask, spec_decode_metrics, weight_versions: never set by this engine; for
             callers that read them.

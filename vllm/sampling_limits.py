@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
+from vllm.exceptions import VLLMValidationError, shown
 from vllm.utils.checks import MAX_INTEGER
 
 MAX_LOGPROB_TOKEN_IDS = 128
@@ -50,6 +53,7 @@ LIMITS = {
     "logprobs": Limits(-1, MAX_INTEGER),
     "prompt_logprobs": Limits(-1, MAX_INTEGER),
     "prompt_logprob_start": Limits(0, MAX_INTEGER),
+    "stream_interval": Limits(0, MAX_INTEGER),
 }
 """Of single numbers. Those that the model sets are narrower."""
 
@@ -57,7 +61,7 @@ NUMBERS = (
     "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p", "length_penalty",
 )  # fmt: skip
 INTEGERS = ("n", "top_k", "min_tokens")
-OPTIONAL_INTEGERS = ("best_of", "seed", "max_tokens", "truncate_prompt_tokens")
+OPTIONAL_INTEGERS = ("best_of", "seed", "max_tokens", "truncate_prompt_tokens", "stream_interval")
 
 
 def _is_zero(value: Any) -> bool:
@@ -67,25 +71,13 @@ def _is_zero(value: Any) -> bool:
 # What is taken at its neutral value alone: field -> (whether a value other than None is neutral, what to do instead).
 REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "watermarking": (_is_zero, "texts are not watermarked; leave it out"),
-    "stream_interval": (
-        lambda value: isinstance(value, int) and value in (0, 1),
-        "every token is streamed as it comes; collect deltas on the client's side",
-    ),
     "structured_outputs": (
         lambda value: hasattr(value, "all_constraints_none") and value.all_constraints_none(),
         "grammars are not implemented; use allowed_token_ids for a choice of single tokens, LLM.score_labels for a "
         "choice of texts, or a logits processor",
     ),
     "thinking_token_budget": (lambda value: False, "bound the whole output by max_tokens"),
-    "repetition_detection": (
-        lambda value: _is_zero(getattr(value, "max_pattern_size", None)),
-        "use repetition_penalty, or stop the request from outside",
-    ),
     "routed_experts_prompt_start": (_is_zero, "routed experts are not returned"),
-    "trace_decode_token_ids": (
-        lambda value: isinstance(value, list) and not value,
-        "append the continuation to the prompt and read it with prompt_logprob_token_ids",
-    ),
 }
 
 # What beam search cannot be combined with: field -> values that leave it alone, the normal one first.
@@ -106,3 +98,22 @@ BEAM_SEARCH_NEEDS: dict[str, tuple[Any, ...]] = {
     "prompt_logprob_token_ids": (None,),
     "logits_processors": (None,),
 }
+
+# The same for a given continuation: it is the one sequence there is, and nothing may end or change it.
+TRACE_NEEDS: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (None, 1),
+    "use_beam_search": (False,),
+    "bad_words": ([], None),
+    "repetition_detection": (None,),
+}
+
+
+def check_needs(params: Any, what: str, needs: dict[str, tuple[Any, ...]]) -> None:
+    """Refuse every value of `params` that `what` cannot be combined with."""
+    for name, allowed in needs.items():
+        value = getattr(params, name)
+        if isinstance(value, np.ndarray) or value not in allowed:
+            raise VLLMValidationError(f"{what} needs {name}={allowed[0]!r}, got {shown(value)}", name, value)
+    if params.max_tokens == 0:
+        raise VLLMValidationError(f"{what} needs max_tokens of at least 1, got 0", "max_tokens", 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import cached_property
 from typing import Any, Literal
@@ -26,14 +25,19 @@ from vllm.sampling_limits import (
     OPTIONAL_INTEGERS,
     REFUSED,
     SAMPLING_EPS,
+    TRACE_NEEDS,
     LogprobsMode,
+    check_needs,
 )
 from vllm.structured_params import GuidedDecodingParams as GuidedDecodingParams
+from vllm.structured_params import RepetitionDetectionParams as RepetitionDetectionParams
 from vllm.structured_params import StructuredOutputsParams as StructuredOutputsParams
+from vllm.structured_params import check_repetition_detection
 from vllm.utils.checks import (
     MAX_INTEGER,
     check_bias_key,
     check_boolean,
+    check_id_sequence,
     check_integer,
     check_number,
     check_processors,
@@ -52,15 +56,6 @@ class RequestOutputKind(Enum):
     CUMULATIVE = 0
     DELTA = 1
     FINAL_ONLY = 2
-
-
-@dataclass
-class RepetitionDetectionParams:
-    """When an output counts as endless repetition: not implemented, requests with it are refused."""
-
-    max_pattern_size: int = 0
-    min_pattern_size: int = 0
-    min_count: int = 0
 
 
 class SamplingType(IntEnum):
@@ -93,6 +88,11 @@ class SamplingParams(Struct, dict=True):
     out. `truncate_prompt_tokens=k` keeps the prompt's last k tokens; -1 keeps as many as leave room for
     `max_tokens`. `logits_processors` are callables over one row of logits: (logits), (output_ids, logits) or
     (prompt_ids, output_ids, logits).
+
+    `trace_decode_token_ids` are generated whatever the model says, as far as the context holds them, with the readings
+    of these tokens; `max_tokens` becomes their number, and no other stop condition applies. `stream_interval=k`
+    gives a sequence's first token at once, then k or more together. `repetition_detection` ends a sequence that repeats
+    itself, with "repetition" as finish reason.
 
     Raises:
         VLLMValidationError: a field's type or range is wrong; names the field, the value and the limit. Limits that
@@ -158,7 +158,9 @@ class SamplingParams(Struct, dict=True):
         self._normalise_bias()
         self._check_combinations()
         if self.use_beam_search:
-            self._check_beam_search()
+            check_needs(self, "use_beam_search", BEAM_SEARCH_NEEDS)
+        if self.trace_decode_token_ids:
+            check_needs(self, "trace_decode_token_ids", TRACE_NEEDS)
 
     @classmethod
     def from_optional(cls, **fields: Any) -> SamplingParams:
@@ -247,6 +249,11 @@ class SamplingParams(Struct, dict=True):
             )
         self.stop_token_ids = check_token_ids("stop_token_ids", self.stop_token_ids)
         self.bad_words = check_texts("bad_words", self.bad_words)
+        self.repetition_detection = check_repetition_detection(self.repetition_detection)
+        if self.trace_decode_token_ids is not None:
+            self.trace_decode_token_ids = (
+                check_id_sequence("trace_decode_token_ids", self.trace_decode_token_ids) or None
+            )
 
     def _normalise_bias(self) -> None:
         if self.logit_bias is not None:
@@ -298,14 +305,6 @@ class SamplingParams(Struct, dict=True):
                 raise VLLMValidationError(
                     f"{name} has no meaning without use_beam_search=True", name, getattr(self, name)
                 )
-
-    def _check_beam_search(self) -> None:
-        for name, allowed in BEAM_SEARCH_NEEDS.items():
-            value = getattr(self, name)
-            if isinstance(value, np.ndarray) or value not in allowed:
-                raise VLLMValidationError(f"use_beam_search needs {name}={allowed[0]!r}, got {value!r}", name, value)
-        if self.max_tokens == 0:
-            raise VLLMValidationError("use_beam_search needs max_tokens of at least 1, got 0", "max_tokens", 0)
 
     @property
     def num_sequences(self) -> int:
@@ -419,6 +418,7 @@ class SamplingParams(Struct, dict=True):
             check_vocabulary(name, ids, vocab_size)
         check_vocabulary("stop_token_ids", self.stop_token_ids or [], vocab_size)
         check_vocabulary("allowed_token_ids", self.allowed_token_ids or [], vocab_size)
+        check_vocabulary("trace_decode_token_ids", self.trace_decode_token_ids or [], vocab_size)
         check_vocabulary("logit_bias", list(self.logit_bias or ()), vocab_size)
 
     def verify_prompt(self, prompt_len: int) -> None:
@@ -485,7 +485,8 @@ class SamplingParams(Struct, dict=True):
 
 _CONTAINERS = (
     "stop", "stop_token_ids", "prompt_logprob_token_ids", "logprob_token_ids", "logit_bias", "allowed_token_ids",
-    "extra_args", "bad_words", "logits_processors", "_bad_words_token_ids", "_model_stop_token_ids",
+    "extra_args", "bad_words", "trace_decode_token_ids", "logits_processors",
+    "_bad_words_token_ids", "_model_stop_token_ids",
 )  # fmt: skip
 
 

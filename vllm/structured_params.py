@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMValidationError, shown
+from vllm.utils.checks import check_integer, wrong_type
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
@@ -133,6 +135,27 @@ class RepetitionDetectionParams:
             )
         if self.max_pattern_size and self.min_count < 2:
             raise VLLMValidationError("min_count must be at least 2", "min_count", self.min_count)
+
+
+def check_repetition_detection(value: Any) -> RepetitionDetectionParams | None:
+    """The parameters, also from a mapping of their fields; None where nothing is to be found.
+
+    Raises:
+        VLLMValidationError: another type, an unknown field, a number that is none or out of range.
+    """
+    name = "repetition_detection"
+    given = vars(value) if isinstance(value, RepetitionDetectionParams) else value
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise wrong_type(name, value, "a RepetitionDetectionParams")
+    known = [item.name for item in fields(RepetitionDetectionParams)]
+    for key in given:
+        if key not in known:
+            raise VLLMValidationError(f"{name} has no field {shown(key)}; it has {', '.join(known)}", name, key)
+    numbers = {key: check_integer(key, each, 0, 2**31 - 1) for key, each in given.items()}
+    params = RepetitionDetectionParams(**numbers)
+    return params if params.max_pattern_size else None
 
 
 def is_neutral(params: StructuredOutputsParams | GuidedDecodingParams | None) -> bool:

@@ -180,14 +180,14 @@ SOUND: dict[str, st.SearchStrategy[Any]] = {
     "flat_logprobs": st.booleans(),
     "skip_clone": st.booleans(),
     "skip_reading_prefix_cache": st.sampled_from([None, True, False]),
+    "stream_interval": st.sampled_from([None, 0, 1, 3]),
+    "repetition_detection": st.sampled_from([None, RepetitionDetectionParams(), RepetitionDetectionParams(4, 1, 2)]),
+    "trace_decode_token_ids": st.one_of(st.none(), id_lists),
     # Taken at their neutral values alone.
     "watermarking": st.sampled_from([None, False]),
-    "stream_interval": st.sampled_from([None, 0, 1]),
     "structured_outputs": st.none(),
     "thinking_token_budget": st.none(),
-    "repetition_detection": st.sampled_from([None, RepetitionDetectionParams()]),
     "routed_experts_prompt_start": st.just(0),
-    "trace_decode_token_ids": st.sampled_from([None, []]),
 }
 
 junk = st.sampled_from(sorted(JUNK)).map(lambda name: JUNK[name]())

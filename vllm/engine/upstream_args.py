@@ -44,6 +44,7 @@ _KERNELS = "kernels are chosen by what the device can do"
 _LAYERS = "no model here has such layers"
 _HASH = "blocks are hashed with SHA-256"
 _MISSING = "not implemented"
+_TRACES = "requests may have trace_decode_token_ids in any case"
 _LOGGING = "VLLM_LOGGING_LEVEL and VLLM_LOGGING_CONFIG_PATH set up the log"
 _METRICS = "the server's /metrics has the counters there are"
 _TRACES = "a request's span (otlp_traces_endpoint) has the times of its queue, prompt and output"
@@ -284,7 +285,7 @@ class UpstreamArgs:
     prefix_caching_hash_algo: str = _unused("sha256", _HASH)
 
     return_sampling_mask: bool = _refused(False, _MISSING)
-    enable_trace_replay: bool = _refused(False, _MISSING)
+    enable_trace_replay: bool = _unused(False, _TRACES)
     watermark_config: dict[str, Any] | None = _refused(None, _MISSING)
     diffusion_config: dict[str, Any] | None = _refused(None, _MISSING)
     aux_output_config: dict[str, Any] | None = _refused(None, _MISSING)

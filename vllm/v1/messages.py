@@ -51,7 +51,7 @@ class EngineCoreOutput:
     request_id: str
     new_token_ids: list[int]
     logprobs: list[LogprobsRow] | None = None  # one a new token
-    finish_reason: str | None = None  # "stop", "length", "abort", "error"
+    finish_reason: str | None = None  # "stop", "length", "repetition", "abort", "error"
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     error: str | None = None

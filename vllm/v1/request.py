@@ -35,6 +35,7 @@ class Request:
         self.eos_token_ids = frozenset() if sampling_params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(sampling_params.stop_token_ids or ())
         self.end_token_ids = self.eos_token_ids | self.stop_token_ids  # these end it, from min_tokens on
+        self.repetition = sampling_params.repetition_detection
         self.reads_logprobs = sampling_params.num_logprobs is not None
         self.max_tokens = sampling_params.max_tokens
         self.length_limit = self.max_tokens  # tokens to generate; once queued, limited by the context, too

@@ -248,3 +248,21 @@ def test_requests_are_cut_short_by_their_ids(server, mode):
     assert choice["finish_reason"] == "abort" and len(choice["token_ids"]) < 70
     assert ("text" in choice) == (mode == "text")
     assert not is_busy
+
+
+def test_given_continuations_repetitions_and_intervals(server):
+    trace = byte_ids("what follows")
+    answer = generate(server, sampling_params={"trace_decode_token_ids": trace, "logprobs": 0})
+    (choice,) = answer["choices"]
+    assert choice["token_ids"] == [entry["token_id"] for entry in choice["logprobs"]["content"]] == trace
+    prompt = completion(server, prompt=IDS + trace, max_tokens=0, prompt_logprobs=0)["choices"][0]["prompt_logprobs"]
+    for entry, token_id, position in zip(choice["logprobs"]["content"], trace, prompt[len(IDS) :], strict=True):
+        assert entry["logprob"] == pytest.approx(position[str(token_id)]["logprob"], abs=1e-5)
+    looping = {"logit_bias": {"70": 100}, "repetition_detection": {"max_pattern_size": 1, "min_count": 3}}
+    (ended,) = generate(server, sampling_params=looping)["choices"]
+    assert (ended["token_ids"], ended["finish_reason"]) == ([70] * 3, "repetition")
+    assert completion(server, **looping)["choices"][0]["finish_reason"] == "repetition"
+    chunks = stream(server, sampling_params={"trace_decode_token_ids": trace, "stream_interval": 4})
+    assert [len(chunk["choices"][0]["token_ids"]) for chunk in chunks] == [1, 4, 4, 3]
+    texts = server.stream("/v1/completions", prompt=IDS, max_tokens=9, ignore_eos=True, stream_interval=4, logprobs=1)
+    assert [len(chunk["choices"][0]["logprobs"]["token_ids"]) for chunk in texts] == [1, 4, 4]

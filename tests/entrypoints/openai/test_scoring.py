@@ -71,8 +71,8 @@ def test_the_answer_has_upstreams_fields(server):
     assert answer["object"] == "list" and answer["model"] == "tiny" and isinstance(answer["created"], int)
     assert answer["id"].startswith("generative-scoring-")
     assert all({"index", "object", "score"} <= set(item) for item in answer["data"])
-    assert answer["usage"]["completion_tokens"] == 0
-    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"]
+    assert answer["usage"]["completion_tokens"] == len(answer["data"])
+    assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] + len(answer["data"])
     assert answer["usage"]["prompt_tokens"] == sum(item["num_prompt_tokens"] for item in answer["data"])
 
 

@@ -181,7 +181,7 @@ def test_special_tokens_of_chat_are_added_when_asked_for(server):
         ({"watermarking": False}, {"watermarking": True}),
         ({"mm_payload": "tensors"}, {"mm_payload": "x"}),
         ({"kv_transfer_params": {}}, {"kv_transfer_params": {"do_remote_prefill": True}}),
-        ({"stream_interval": 1}, {"stream_interval": 8}),
+        ({"stream_interval": 1}, {"stream_interval": -1}),
         ({"thinking_token_budget": -1}, {"thinking_token_budget": 5}),
         ({"structured_outputs": {}}, {"structured_outputs": {"regex": "a"}}),
         ({"response_format": {"type": "text"}}, {"response_format": {"type": "json_object"}}),

@@ -106,8 +106,11 @@ class InputProcessor:
             message = "stop strings need a tokenizer, and skip_tokenizer_init left it out"
             raise VLLMValidationError(message, "stop", params.stop)
         own = params.clone()
-        limit, least = config.max_model_len, own.min_tokens
+        limit = config.max_model_len
         room = limit - prompt_len
+        if own.trace_decode_token_ids is not None:
+            _follow_trace(own, own.trace_decode_token_ids[:room])
+        least = own.min_tokens
         if own.max_tokens is None and least > room:
             message = f"min_tokens must be at most {room}, what max_model_len={limit} leaves for output, got {least}"
             raise VLLMValidationError(message, "min_tokens", least)
@@ -203,6 +206,12 @@ class InputProcessor:
                 f"the model's maximum context length is {limit} tokens"
             )
             raise VLLMValidationError(message, "prompt", len(token_ids))
+
+
+def _follow_trace(params: SamplingParams, trace: list[int]) -> None:
+    """Generate exactly these tokens."""
+    params.trace_decode_token_ids, params.max_tokens, params.min_tokens = trace, len(trace), 0
+    params.stop, params.stop_token_ids, params.ignore_eos = [], [], True
 
 
 def check_params_type(params: Any) -> None:

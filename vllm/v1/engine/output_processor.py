@@ -71,6 +71,11 @@ class _Sequence:
         self.finish_reason, self.stop_reason = "stop", stop
         return output.finish_reason is None
 
+    def is_due(self, interval: int) -> bool:
+        """Whether its new tokens are to be returned: the first, `interval` of them, or the last."""
+        num_new = len(self.token_ids) - self._num_sent
+        return self._num_sent == 0 or num_new >= interval or self.finish_reason is not None
+
     def completion(self, delta: bool) -> CompletionOutput:
         """The whole sequence, or what was added since the last call (`delta`)."""
         finished = self.finish_reason is not None
@@ -137,15 +142,21 @@ class _RequestState:
     def _must_wait(self) -> bool:
         if self.params.output_kind is RequestOutputKind.FINAL_ONLY or self.num_best is not None:
             return True
+        interval = self.params.stream_interval or 1
+        if interval > 1 and not any(sequence.is_due(interval) for sequence in self.changed):
+            return True
         # Another sequence may be ahead of the one that reads the prompt, which the cache may have to hold back.
         is_reading = self.prompt_logprobs is not None and self.sequences[0].finish_reason is None
         return is_reading and not self.prompt_logprobs.is_complete  # type: ignore[union-attr]
 
     def _completions(self, delta: bool) -> list[CompletionOutput]:
         """All sequences, those that changed, or the best ones."""
-        changed, self.changed = self.changed, {}
+        interval = self.params.stream_interval or 1
+        due = [sequence for sequence in self.changed if sequence.is_due(interval)]
+        for sequence in due:
+            del self.changed[sequence]
         if self.num_best is None:
-            return [sequence.completion(delta) for sequence in (changed if delta else self.sequences)]
+            return [sequence.completion(delta) for sequence in (due if delta else self.sequences)]
         best = sorted(self.sequences, key=lambda sequence: -sequence.cumulative_logprob)[: self.num_best]
         outputs = [replace(sequence.completion(delta), index=index) for index, sequence in enumerate(best)]
         if self.params.num_logprobs is None:

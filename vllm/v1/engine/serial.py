@@ -12,6 +12,7 @@ import numpy as np
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs.lists import LogprobsLists, LogprobsRows
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.structured_params import RepetitionDetectionParams
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 
 Frame = bytes | memoryview
@@ -37,6 +38,8 @@ def encode_request(request: EngineCoreRequest) -> bytes:
         changed["prompt_logprob_token_ids"] = (table.shape[1], table.tobytes())
     if "output_kind" in changed:
         changed["output_kind"] = params.output_kind.value
+    if params.repetition_detection is not None:
+        changed["repetition_detection"] = vars(params.repetition_detection)
     values = {**vars(request), "eos_token_ids": sorted(request.eos_token_ids), "sampling_params": changed}
     try:
         return _encoder.encode(values)
@@ -52,6 +55,8 @@ def decode_request(data: Frame) -> EngineCoreRequest:
     changed = values["sampling_params"]
     if "output_kind" in changed:
         changed["output_kind"] = RequestOutputKind(changed["output_kind"])
+    if "repetition_detection" in changed:
+        changed["repetition_detection"] = RepetitionDetectionParams(**changed["repetition_detection"])
     ids = changed.get("prompt_logprob_token_ids")
     if ids is not None and isinstance(ids[-1], bytes):
         width, cells = ids

@@ -65,8 +65,6 @@ REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "routed_experts_prompt_start": ((0,), "mixtures of experts are not implemented"),
     "return_token_offsets": ((False,), "/tokenize with return_token_strs shows the tokens' texts"),
     "return_prompt_text": ((False,), "the render routes answer with the prompt's text"),
-    "stream_interval": ((1,), "every token is sent as it comes"),
-    "repetition_detection": ((), "it is not built"),
     "lora_request": ((), "there are no adapters"),
 }  # fmt: skip
 

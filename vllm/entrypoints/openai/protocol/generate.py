@@ -21,8 +21,10 @@ from vllm.entrypoints.openai.protocol.base import (
 from vllm.entrypoints.openai.protocol.generation import (
     NOT_EMPTY,
     ChatMessage,
+    FinishReason,
     LogitBias,
     PromptLogprobs,
+    RepetitionDetection,
     StreamOptions,
     Usage,
 )
@@ -49,10 +51,7 @@ class GenerateSamplingParams(RequestModel):
             "use_beam_search",
             "length_penalty",
             "early_stopping",
-            "stream_interval",
-            "repetition_detection",
         ),
-        "trace_decode_token_ids": (([],), "append the continuation to token_ids and read it by prompt_logprobs"),
         "logits_processors": (([],), "they are Python; load one with --logits-processors"),
     }
 
@@ -89,6 +88,11 @@ class GenerateSamplingParams(RequestModel):
     )
     prompt_logprob_start: int | None = None
     skip_reading_prefix_cache: bool | None = None
+    trace_decode_token_ids: TokenIds | None = Field(
+        None, description="Tokens to generate whatever the model says, with their readings; max_tokens is their number."
+    )
+    repetition_detection: RepetitionDetection | None = None
+    stream_interval: int | None = Field(None, description="Tokens a chunk, after the first one; 1 when left out.")
     extra_args: Object | None = Field(None, description="Arguments of custom logits processors.")
 
 
@@ -153,7 +157,7 @@ class GenerateChoice(ResponseModel):
     index: int
     token_ids: list[int]
     logprobs: GenerateLogprobs | None
-    finish_reason: Literal["stop", "length", "abort"] | None
+    finish_reason: FinishReason | None
     stop_reason: int | str | None
     text: str | None = Field(None, description="With output_mode text.")
     message: ChatMessage | None = Field(None, description="With output_mode derender.")

@@ -40,6 +40,7 @@ SAMPLING_FIELDS = (
     "repetition_penalty", "seed", "stop", "stop_token_ids", "bad_words", "include_stop_str_in_output", "ignore_eos",
     "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "logit_bias", "allowed_token_ids",
     "logprobs_mode", "logprob_entropy", "prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start",
+    "stream_interval",
 )  # fmt: skip
 """Fields with the same name and meaning in SamplingParams."""
 
@@ -52,6 +53,8 @@ def _check_prompt(prompt: Any) -> Any:
         raise ValueError("must hold texts, token ids or lists of token ids, not some of each")
     return prompt
 
+
+FinishReason = Literal["stop", "length", "repetition", "abort"]
 
 NOT_EMPTY = Field(min_length=1)
 PromptIds = Annotated[list[TokenId], NOT_EMPTY]
@@ -127,6 +130,16 @@ class StreamOptions(RequestModel):
     include_obfuscation: bool | None = Field(None, description="Accepted; nothing is padded.")
 
 
+class RepetitionDetection(RequestModel):
+    """When a sequence that repeats itself is to end: a pattern of so many tokens, so many times in a row."""
+
+    ACCEPTED: ClassVar[tuple[str, ...]] = ()
+
+    max_pattern_size: int | None = Field(None, ge=0, le=2**31 - 1, description="0: never.")
+    min_pattern_size: int | None = Field(None, ge=0, le=2**31 - 1)
+    min_count: int | None = Field(None, ge=0, le=2**31 - 1)
+
+
 class ReadingFields(BaseModel):
     """Our fields: what to read at generated positions."""
 
@@ -178,6 +191,8 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
     allowed_token_ids: Annotated[list[TokenId], NOT_EMPTY, UNREAD_LIST] | None = None
     logprobs_mode: LogprobsMode | None = None
     vllm_xargs: Object | None = Field(None, description="Arguments of custom logits processors.")
+    repetition_detection: RepetitionDetection | None = None
+    stream_interval: int | None = Field(None, description="Tokens a chunk, after the first one; 1 when left out.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     add_special_tokens: bool | None = None
@@ -202,6 +217,8 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
         Stop tokens of both count."""
         fields = dict(defaults)
         fields |= {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        if self.repetition_detection is not None:
+            fields["repetition_detection"] = self.repetition_detection.model_dump(exclude_none=True)
         if defaults.get("stop_token_ids"):
             own = check_token_ids("stop_token_ids", self.stop_token_ids)
             fields["stop_token_ids"] = list(dict.fromkeys([*own, *defaults["stop_token_ids"]]))
@@ -361,7 +378,7 @@ class CompletionChoice(ChoiceFields):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: Literal["stop", "length", "abort"] | None
+    finish_reason: FinishReason | None
 
 
 class CompletionResponse(ResponseModel):
@@ -405,7 +422,7 @@ class ChatChoice(ChoiceFields):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "abort"] | None
+    finish_reason: FinishReason | None
 
 
 class ChatFields(ResponseModel):
@@ -435,7 +452,7 @@ class ChatChunkChoice(ChoiceFields):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "abort"] | None
+    finish_reason: FinishReason | None
 
 
 class ChatCompletionChunk(ChatFields):

@@ -40,7 +40,7 @@ async def generative_scoring(request: Request, state: ServerState, body: Generat
             _item_fields(scored, index, among_labels, with_ids=body.return_token_ids is True)
             for index in range(len(scored.scores))
         ]
-        return json_response({**frame, "data": data, "usage": scored.usage})
+        return json_response({**frame, "data": data, "usage": _usage(scored)})
 
     return await in_thread_if(scored.is_large, answer)
 
@@ -71,6 +71,12 @@ async def score(request: Request, state: ServerState, body: ScoringRequest) -> R
         )
 
     return await in_thread_if(scored.is_large, answer)
+
+
+def _usage(scored: ScoredItems) -> dict[str, Any]:
+    """Upstream's counts: the position that is read after each item is a token of completion."""
+    count = len(scored.scores)
+    return {**scored.usage, "completion_tokens": count, "total_tokens": scored.usage["total_tokens"] + count}
 
 
 def _item_fields(scored: ScoredItems, index: int, among_labels: bool, with_ids: bool) -> dict[str, Any]:

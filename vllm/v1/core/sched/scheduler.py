@@ -12,6 +12,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.core.sched.utils import repeats_itself
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -251,7 +252,8 @@ class Scheduler:
             if prompt_logprobs:
                 self._add_prompt_logprobs(output, model_runner_output)
             num_output_tokens = len(request.token_ids) - request.num_prompt_tokens
-            if token_id in request.end_token_ids or num_output_tokens >= request.length_limit:
+            may_end = request.repetition is not None or token_id in request.end_token_ids
+            if may_end or num_output_tokens >= request.length_limit:
                 self._check_stop(request, token_id, output)
                 if output.finish_reason is not None:
                     self._end(request)
@@ -306,6 +308,10 @@ class Scheduler:
                 return
         if request.num_output_tokens >= request.length_limit:
             output.finish_reason = "length"
+        elif request.num_output_tokens >= request.min_tokens and repeats_itself(
+            request.token_ids, request.num_prompt_tokens, request.repetition
+        ):
+            output.finish_reason, output.stop_reason = "repetition", "repetition_detected"
 
     def _end(self, request: Request) -> None:
         request.status = RequestStatus.FINISHED

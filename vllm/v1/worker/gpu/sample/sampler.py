@@ -24,6 +24,7 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.processors import LogitsProcessorError, make_processors
 from vllm.v1.worker.gpu.sample.states import Reads, SamplingStates
+from vllm.v1.worker.gpu.sample.trace import TraceState
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 from vllm.v1.worker.gpu.states import RequestStates
 
@@ -63,6 +64,7 @@ class Sampler:
         self.token_ids = LogprobTokenIdsState(max_num_reqs, device)
         self.columns = FilledColumns(self.token_ids, self.states)
         self.bad_words = BadWordsState(vocab)
+        self.trace = TraceState()
         self.request_processors, self.custom = make_processors(config, device, vocab)
         self.reading_clock = ReadingClock()
         # Whether host code observes every sampled row, and so must see none that is discarded later.
@@ -71,13 +73,14 @@ class Sampler:
     def add_request(self, slot: int, params: SamplingParams, request_id: str) -> None:
         """Stage the state of the request that takes `slot`; for `request_id` see SamplingStates.add_request."""
         self.states.add_request(slot, params, request_id)
-        for state in (self.penalties, self.logit_bias, self.token_ids, self.bad_words, self.request_processors):
+        stages = (self.penalties, self.logit_bias, self.token_ids, self.bad_words, self.request_processors, self.trace)
+        for state in stages:
             state.add_request(slot, params)
         if self.custom is not None:
             self.custom.add_request(slot, params)
 
     def remove_request(self, slot: int) -> None:
-        for state in (self.token_ids, self.bad_words, self.request_processors, self.custom):
+        for state in (self.token_ids, self.bad_words, self.request_processors, self.trace, self.custom):
             if state is not None:
                 state.remove_request(slot)
 
@@ -118,6 +121,8 @@ class Sampler:
         for state in (self.bad_words, self.request_processors):
             if state.in_use:
                 changed |= state.uses(slots)
+        if self.trace.in_use:
+            changed |= self.trace.uses(slots)
         greedy = self.states.is_greedy(slots)
         if self.custom is not None:
             if self.custom.needs_all_rows(all_greedy=bool(greedy.all())):
@@ -163,6 +168,8 @@ class Sampler:
         positions = upload(states.total_len[own_slots].astype(np.int64), device)
         drawn = self.vocab.draw(processed, temperature, self.states.seeds.of(own_slots), positions, maxima)
         token_ids, (highest, *later) = drawn.token_ids, drawn.maxima
+        if self.trace.in_use:
+            self.trace.apply(token_ids, own_slots, states)
         _put(output.sampled_token_ids, rows, token_ids)
         _put(output.health, rows, torch.where(highest.isfinite(), drawn.logits, highest))
         if later:
