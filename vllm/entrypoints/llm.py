@@ -333,6 +333,16 @@ class LLM(EngineControl, PoolingOfflineMixin):
         processor = self.llm_engine.input_processor
         config, tokenizer = self.llm_engine.model_config, processor.tokenizer
         plans = [DecisionPlan(config, tokenizer, each, questions, params) for each in _as_input_list(inputs)]
+        return self.decide_plans(plans, use_tqdm=use_tqdm, priority=priority)
+
+    def decide_plans(
+        self,
+        plans: Sequence[DecisionPlan],
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[Decision]:
+        """The second half of `decide`: run what was checked before."""
         priorities = _one_each("priority", 0 if priority is None else priority, len(plans))
         requests = [request for plan in plans for request in plan.requests()]
         each_priority = [own for own, plan in zip(priorities, plans, strict=True) for _ in range(plan.num_requests)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm.exceptions import CliError
 from vllm.scoring.files import Item, TextFile
@@ -16,6 +16,7 @@ from vllm.scoring.templates import Template
 if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM
     from vllm.outputs import LabelScores
+    from vllm.scoring.columns import Columns, FieldKinds
 
 BATCH_ROWS = 256
 
@@ -78,6 +79,25 @@ class _BatchProgress:
         """The bar of all rows stays."""
 
 
+class Scorer(Protocol):
+    """What makes rows of texts."""
+
+    model_name: str
+
+    def score(
+        self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
+    ) -> Iterable[dict[str, Any]]:
+        """The rows of `batch[num_known:]`, the batch's first having index `first_index`; one for a text that cannot be
+        scored has an error."""
+
+
+class LocalScorer(Scorer, Protocol):
+    """One with an engine in its process."""
+
+    def columns(self, kinds: FieldKinds) -> Columns:
+        """Of its rows; `kinds` are of the whole input."""
+
+
 class BatchScorer:
     """Scores batches so that a row depends on its own batch alone, and a resumed run repeats an uninterrupted one.
 
@@ -87,7 +107,7 @@ class BatchScorer:
     """
 
     def __init__(
-        self, llm: LLM, template: Template | None, given: Sequence[str] | Sequence[int], input_name: str
+        self, llm: LLM, *, template: Template | None, given: Sequence[str] | Sequence[int], input_name: str
     ) -> None:
         engine = llm.llm_engine
         if engine.tokenizer is None:
@@ -122,6 +142,12 @@ class BatchScorer:
             for index, (item, ids, result) in enumerate(zip(batch, prompts, results, strict=True), first_index)
         ]
         return records[num_known:]
+
+    def columns(self, kinds: FieldKinds) -> Columns:
+        """See LocalScorer."""
+        from vllm.scoring.columns import Columns, result_schema
+
+        return Columns(kinds, result_schema(self.labels))
 
 
 def length_fault(num_tokens: int, max_model_len: int, labels: Labels) -> str:

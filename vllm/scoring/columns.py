@@ -1,10 +1,11 @@
-"""The rows of `vllm score` as columns, for CSV and Parquet."""
+"""The rows of `vllm score` and `vllm decide` as columns, for CSV and Parquet."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vllm.scoring.files import io_errors
 from vllm.scoring.labels import Labels
 
 FORMATS = ("jsonl", "csv", "parquet")
@@ -56,19 +58,75 @@ def result_schema(labels: Labels) -> pa.Schema:
     return pa.schema({**columns, "num_prompt_tokens": integer, "error": string})
 
 
-def encode_part(records: Sequence[dict[str, Any]], form: str, labels: Labels, kinds: FieldKinds) -> bytes:
-    """Records of `make_record` as a file in one of FORMATS; `kinds` are of the whole input."""
-    if form == "jsonl":
-        return b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
-    results = result_schema(labels)
-    own = {"index": pa.int64(), "text": pa.string()}
-    kept = {name: kinds.type(name) for name in kinds.types if name not in own and name not in results.names}
-    rows = [
-        {name: kinds.value(name, value) if name in kept else value for name, value in record.items()}
-        for record in records
-    ]
-    schema = pa.schema([*own.items(), *kept.items(), *results])
-    return _as_csv(rows, schema.names) if form == "csv" else as_parquet(pa.Table.from_pylist(rows, schema=schema))
+class Columns:
+    """The columns of an output: index, text, the input's fields where no result has their name, and results.
+
+    Args:
+        kinds: of the whole input.
+        results: columns that a scorer adds to each row.
+        spread: the results' column of structs of structs which is, in CSV, one column each of the inner fields.
+    """
+
+    def __init__(self, kinds: FieldKinds, results: pa.Schema, spread: str | None = None) -> None:
+        own = {"index": pa.int64(), "text": pa.string()}
+        self._kinds, self._spread = kinds, spread
+        self._kept = {name: kinds.type(name) for name in kinds.types if name not in own and name not in results.names}
+        self.schema = pa.schema([*own.items(), *self._kept.items(), *results])
+
+    def encode(self, records: Sequence[dict[str, Any]], form: str, with_header: bool = True) -> bytes:
+        """Records as a file in one of FORMATS; `with_header` is for CSV."""
+        if form == "jsonl":
+            return b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
+        return self._as_csv(records, with_header) if form == "csv" else as_parquet(self.table(records))
+
+    def table(self, records: Sequence[dict[str, Any]]) -> pa.Table:
+        """Records as Arrow's columns."""
+        return pa.Table.from_pylist([self._typed(record) for record in records], schema=self.schema)
+
+    def _typed(self, record: dict[str, Any]) -> dict[str, Any]:
+        return {name: self._kinds.value(name, value) if name in self._kept else value for name, value in record.items()}
+
+    def _as_csv(self, records: Iterable[dict[str, Any]], with_header: bool) -> bytes:
+        """Null is empty, and anything but text is JSON."""
+        paths = [path for field in self.schema for path in self._paths(field)]
+        file = io.StringIO(newline="")
+        writer = csv.writer(file, lineterminator="\n")
+        if with_header:
+            writer.writerow(".".join(path[-2:]) for path in paths)
+        for record in map(self._typed, records):
+            values = [_at(record, path) for path in paths]
+            writer.writerow(v if v is None or isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values)
+        return file.getvalue().encode()
+
+    def _paths(self, field: pa.Field) -> list[tuple[str, ...]]:
+        if field.name != self._spread:
+            return [(field.name,)]
+        return [(field.name, outer.name, inner.name) for outer in field.type for inner in outer.type]
+
+
+def _at(record: dict[str, Any], path: Sequence[str]) -> Any:
+    value: Any = record
+    for name in path:
+        value = None if value is None else value.get(name)
+    return value
+
+
+def write_table(batches: Iterable[Sequence[dict[str, Any]]], path: Path, form: str, columns: Columns) -> None:
+    """Write records as one file, csv or parquet, which appears whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with io_errors("write", path):
+            if form == "csv":
+                with temporary.open("wb") as file:
+                    for number, records in enumerate(batches):
+                        file.write(columns.encode(records, form, with_header=not number))
+            else:
+                with pq.ParquetWriter(temporary, columns.schema) as writer:
+                    for records in batches:
+                        writer.write_table(columns.table(records))
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def as_parquet(table: pa.Table) -> bytes:
@@ -77,19 +135,8 @@ def as_parquet(table: pa.Table) -> bytes:
     return file.getvalue()
 
 
-def _as_csv(rows: Iterable[dict[str, Any]], names: Sequence[str]) -> bytes:
-    """With a header; null is empty, and anything but text is JSON."""
-    file = io.StringIO(newline="")
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(names)
-    for row in rows:
-        values = [row.get(name) for name in names]
-        writer.writerow(v if v is None or isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values)
-    return file.getvalue().encode()
-
-
 def failures(part: Path) -> Iterator[str | None]:
-    """Each row's error, or None, in a file of `encode_part`. Raises OSError or ValueError if it cannot be read."""
+    """Each row's error, or None, in a file of `Columns.encode`. Raises OSError or ValueError if it cannot be read."""
     if part.suffix == ".parquet":
         yield from pq.read_table(part, columns=["error"])["error"].to_pylist()
     elif part.suffix == ".csv":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ from vllm.version import __version__
 if TYPE_CHECKING:
     import pyarrow as pa
     import ray.data
+
+    from vllm.entrypoints.llm import LLM
 
 # Ray restarts actors without limit; a block that ends its actor more often than this ends the job.
 _MAX_DEATHS_PER_BLOCK = 3
@@ -76,7 +79,8 @@ def score_dataset(
     _check_columns(ds, "text_field", text_field)
     _check_columns(ds, "template", *(parsed.fields() if parsed else ()))
     replicas, batch_size = check_integer("replicas", replicas, 1), check_integer("batch_size", batch_size, 1)
-    job = _DatasetJob("data set", given, parsed, engine, replicas, cpus_per_replica, text_field, batch_size)
+    scorer = partial(BatchScorer, template=parsed, given=given, input_name="data set")
+    job = _DatasetJob(scorer, engine, replicas, cpus_per_replica, given, parsed, text_field, batch_size)
     if output is None:
         return job.scored(ds)
     if id_field is None:
@@ -90,17 +94,15 @@ def score_dataset(
 
 @dataclass(frozen=True)
 class Job(ABC):
-    """What the engines get, and how they score a block."""
+    """What the engines get, and how they score a block. `make_scorer`, from an engine, must be picklable."""
 
-    input_name: str  # for messages
-    labels: list[str] | list[int]
-    template: Template | None  # None = the default one
+    make_scorer: Callable[[LLM], Any]
     engine_args: EngineArgs
     replicas: int  # engines, each in an actor of its own
     cpus: float | None  # of each; None = as many as fit
 
     @abstractmethod
-    def score(self, scorer: BatchScorer, block: pa.Table) -> pa.Table:
+    def score(self, scorer: Any, block: pa.Table) -> pa.Table:
         """A block's results."""
 
     @abstractmethod
@@ -136,7 +138,7 @@ class _Replica:
         self._refusal: pa.Table | None = None
         try:
             llm = LLM(**{**vars(job.engine_args), "use_tqdm_on_load": False})
-            self._scorer = BatchScorer(llm, job.template, job.labels, job.input_name)
+            self._scorer = job.make_scorer(llm)
         except (CliError, ValueError, OSError) as error:
             self._refusal = job.refused(str(error))
 
@@ -146,6 +148,8 @@ class _Replica:
 
 @dataclass(frozen=True)
 class _DatasetJob(Job):
+    labels: list[str] | list[int]
+    template: Template | None  # None = the default one
     text_field: str
     batch_size: int
 

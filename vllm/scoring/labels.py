@@ -77,17 +77,17 @@ def _results(scores: LabelScores, labels: Labels) -> dict[str, Any]:
     best = scores.best
     certain = best is not None and math.isfinite(best.logprob)
     results: dict[str, Any] = {
-        "probs": dict(zip(labels.names, map(_finite, scores.probabilities.tolist()), strict=True)),
-        "logprobs": {name: _finite(own.logprob) for name, own in named},
-        "logits": {name: _finite(own.token_logits[0]) if len(own.token_ids) == 1 else None for name, own in named},
+        "probs": dict(zip(labels.names, map(finite, scores.probabilities.tolist()), strict=True)),
+        "logprobs": {name: finite(own.logprob) for name, own in named},
+        "logits": {name: finite(own.token_logits[0]) if len(own.token_ids) == 1 else None for name, own in named},
         "ranks": {name: own.token_ranks[0] for name, own in named},
-        "label_mass": _finite(scores.mass),
+        "label_mass": finite(scores.mass),
         "prediction": next(name for name, own in named if own is best) if certain else None,
     }
     if labels.longest > 1:
         results |= {
-            "normalized_logprobs": {name: _finite(own.normalized_logprob) for name, own in named},
-            "token_logprobs": {name: [_finite(value) for value in own.token_logprobs] for name, own in named},
+            "normalized_logprobs": {name: finite(own.normalized_logprob) for name, own in named},
+            "token_logprobs": {name: [finite(value) for value in own.token_logprobs] for name, own in named},
             "token_ranks": {name: own.token_ranks for name, own in named},
         }
     return results
@@ -102,5 +102,6 @@ def verdict(record: dict[str, Any], item: Item, labels: Labels) -> bool | None:
     return gold in (prediction.strip(), text_of[prediction])
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """None for what JSON does not have."""
     return value if math.isfinite(value) else None

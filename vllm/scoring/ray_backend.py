@@ -1,4 +1,4 @@
-"""`vllm score --backend ray`: a file's texts, scored by engines on a Ray cluster.
+"""`vllm score --backend ray` and `vllm decide --backend ray`: a file's texts, scored by engines on a Ray cluster.
 
 This process reads the file and writes the output. A row of Ray Data's stream is a batch, which one engine scores and
 which is one file of the output. The rows are those of `vllm score` without Ray, as they depend on their batch alone.
@@ -11,11 +11,12 @@ import logging
 import os
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import ray
@@ -24,14 +25,17 @@ import ray.data
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
 from vllm.scoring import batches as score_batches
-from vllm.scoring.batches import BatchScorer, Progress, batches, deciding
-from vllm.scoring.columns import FieldKinds, encode_part, failures
+from vllm.scoring.batches import BatchScorer, LocalScorer, Progress, batches, deciding
+from vllm.scoring.columns import FieldKinds, failures
 from vllm.scoring.dataset import Job
 from vllm.scoring.files import Item, TextFile
 from vllm.scoring.report import Totals
 from vllm.scoring.rows import PartFolder, check_output
 from vllm.scoring.run import read_input
 from vllm.utils.ray_utils import connect
+
+if TYPE_CHECKING:
+    from vllm.entrypoints.llm import LLM
 
 # A batch's part file, its prompts' tokens, its rows with an error and the first error; or only the reason why these
 # arguments cannot be used.
@@ -43,23 +47,40 @@ _RESULT = pa.schema({
 
 def score_file_on_ray(args: argparse.Namespace) -> int:
     """Complete the output folder to one row a text; 0, or 1 when some of the texts could not be scored."""
+    check_file(args)
+    kinds = FieldKinds()
+    texts, template, made_from = read_input(args, kinds.add)
+    make = partial(BatchScorer, template=template, given=args.labels or args.label_ids, input_name=texts.name)
+    output = args.output or Path(f"{args.file.stem}.scores")
+    return run_on_ray(args, texts.name, kinds, made_from, output, make, Totals())
+
+
+def check_file(args: argparse.Namespace) -> None:
+    """A CliError for what only this process can read."""
     if not args.file.is_file():
         raise CliError(f"--backend ray: {args.file} is not a file; it is read by another process than this one")
-    kinds, form, batch_rows = FieldKinds(), args.output_format or "jsonl", score_batches.BATCH_ROWS
-    texts, template, made_from = read_input(args, kinds.add)
-    num_texts = made_from["num_texts"]
+
+
+def run_on_ray(
+    args: argparse.Namespace,
+    input_name: str,
+    kinds: FieldKinds,
+    made_from: dict[str, Any],
+    output: Path,
+    make_scorer: Callable[[LLM], LocalScorer],
+    totals: Totals,
+) -> int:
+    """Complete the folder `output` to one row a text, by scorers on the cluster; the exit code."""
+    num_texts, form, batch_rows = made_from["num_texts"], args.output_format or "jsonl", score_batches.BATCH_ROWS
     made_from |= {**deciding(args), "output_format": form, "batch_rows": batch_rows}
-    output: Path = args.output or Path(f"{args.file.stem}.scores")
     if not output.parent.is_dir():
         raise CliError(f"--output: there is no folder {output.parent}")
     if output.exists() and not output.is_dir():
         raise CliError(f"--output {output} is a file; with --backend ray it is a folder, with a file for each batch")
     check_output(output, made_from, args.resume, args.overwrite)
-    engine_args, labels = EngineArgs.from_cli_args(args), args.labels or args.label_ids
-    job = _FileJob(
-        texts.name, labels, template, engine_args, args.replicas or 1, args.replica_cpus, form, kinds, batch_rows
-    )
-    totals, started = Totals(), time.perf_counter()
+    engine_args = EngineArgs.from_cli_args(args)
+    job = _FileJob(make_scorer, engine_args, args.replicas or 1, args.replica_cpus, input_name, form, kinds, batch_rows)
+    started = time.perf_counter()
     bar = closing(Progress(num_texts, shown=not args.quiet))
     with bar as progress, PartFolder(output, form, made_from, args.resume) as parts:
         for part, path in parts.parts().items():
@@ -89,25 +110,26 @@ def _count_old(totals: Totals, part: Path, first_row: int) -> None:
 
 @dataclass(frozen=True)
 class _FileJob(Job):
+    input_name: str  # for messages
     form: str
     kinds: FieldKinds
     batch_rows: int
 
-    def score(self, scorer: BatchScorer, block: pa.Table) -> pa.Table:
+    def score(self, scorer: LocalScorer, block: pa.Table) -> pa.Table:
         return pa.Table.from_pylist([self._score(scorer, **row) for row in block.to_pylist()], _RESULT)
 
     def refused(self, reason: str) -> pa.Table:
         # As an exception it would come with a traceback through Ray.
         return pa.Table.from_pylist([{"refusal": reason}], _RESULT)
 
-    def _score(self, scorer: BatchScorer, part: int, items: bytes) -> dict[str, Any]:
+    def _score(self, scorer: LocalScorer, part: int, items: bytes) -> dict[str, Any]:
         batch: list[Item] = pickle.loads(items)
         records = list(scorer.score(batch, part * self.batch_rows, 0, Progress(len(batch), shown=False)))
         failed = [(item, record["error"]) for item, record in zip(batch, records, strict=True) if "error" in record]
         return {
             "part": part,
-            "content": encode_part(records, self.form, scorer.labels, self.kinds),
-            "num_tokens": sum(record["num_prompt_tokens"] for record in records),
+            "content": scorer.columns(self.kinds).encode(records, self.form),
+            "num_tokens": sum(record["num_prompt_tokens"] or 0 for record in records),
             "num_failed": len(failed),
             "failure": f"{self.input_name}:{failed[0][0].line}: {failed[0][1]}" if failed else None,
         }

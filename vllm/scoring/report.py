@@ -6,6 +6,7 @@ import io
 import shutil
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ Scored = Sequence[tuple[dict[str, Any], bool | None]]
 
 @dataclass
 class Totals:
+    command: str = "score"
     num_rows: int = 0
     num_new: int = 0  # computed by this run
     num_new_tokens: int = 0  # of their prompts
@@ -60,11 +62,25 @@ class Totals:
         """Print the number of errors and one of them (`which` one) to stderr; whether there are any."""
         if self.num_failed:
             message = f"{self.num_failed} of {self.num_rows} texts failed, {which} {self.failure}"
-            print(f"vllm score: {message}", file=sys.stderr)
+            print(f"vllm {self.command}: {message}", file=sys.stderr)
         return self.num_failed > 0
 
 
-class Report(Totals):
+class RowReport(Totals, ABC):
+    """Totals of rows that come one by one."""
+
+    @abstractmethod
+    def add(self, record: dict[str, Any], item: Item, is_new: bool) -> None:
+        """Add the next row: its line of the output, its text, whether this run computed it."""
+
+    def count_row(self, record: dict[str, Any], item: Item, is_new: bool, input_name: str) -> bool:
+        """Count one row in the totals; whether it has no error."""
+        failure = f"{input_name}:{item.line}: {record['error']}" if "error" in record else None
+        self.count(1, failure is not None, failure, (record["num_prompt_tokens"] or 0) if is_new else None)
+        return failure is None
+
+
+class Report(RowReport):
     def __init__(self, labels: Labels, input_name: str) -> None:
         super().__init__()
         self._labels, self._input_name = labels, input_name
@@ -73,15 +89,14 @@ class Report(Totals):
         self._drawn: list[tuple[dict[str, Any], bool | None]] = []
 
     def add(self, record: dict[str, Any], item: Item, is_new: bool) -> None:
-        """Add the next row: its line of the output, its text, whether this run computed it."""
+        """See RowReport."""
         correct = verdict(record, item, self._labels)
-        failure = f"{self._input_name}:{item.line}: {record['error']}" if "error" in record else None
-        self.count(1, failure is not None, failure, (record["num_prompt_tokens"] or 0) if is_new else None)
+        is_whole = self.count_row(record, item, is_new, self._input_name)
         self._num_judged += correct is not None
         self._num_correct += correct is True
         if len(self._shown) < MAX_ROWS:
             self._shown.append((record, correct))
-        if failure is None and len(self._drawn) < MAX_ROWS:
+        if is_whole and len(self._drawn) < MAX_ROWS:
             self._drawn.append((record, correct))
 
     def print_table(self) -> None:

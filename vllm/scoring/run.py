@@ -6,16 +6,16 @@ import argparse
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
-from vllm.scoring.batches import BatchScorer, Progress, batches, deciding
-from vllm.scoring.files import TextFile, read_text
-from vllm.scoring.report import PICTURE_FORMATS, Report
+from vllm.scoring.batches import BatchScorer, Progress, Scorer, batches, deciding
+from vllm.scoring.files import Item, TextFile, read_text
+from vllm.scoring.report import PICTURE_FORMATS, Report, RowReport
 from vllm.scoring.rows import RowFile, check_output, meta_path
 from vllm.scoring.server import Server, ServerScorer
 from vllm.scoring.templates import Template
@@ -33,14 +33,14 @@ def score_file(args: argparse.Namespace) -> int:
         made_from |= deciding(args) if server is None else server.deciding()
         check_output(output, made_from, args.resume, args.overwrite)
         started = time.perf_counter()
-        how = (template, args.labels or args.label_ids, texts.name)
-        scorer = BatchScorer(_load(args), *how) if server is None else ServerScorer(server, *how)
+        how: Any = {"template": template, "given": args.labels or args.label_ids, "input_name": texts.name}
+        scorer = BatchScorer(load(args), **how) if server is None else ServerScorer(server, **how)
         load_seconds = time.perf_counter() - started
         report = Report(scorer.labels, texts.name)
         started = time.perf_counter()
         bar = closing(Progress(made_from["num_texts"], shown=not args.quiet))
         with RowFile(output, made_from, args.resume) as rows, bar as progress:
-            _score(texts, rows, scorer, report, progress)
+            complete(texts, rows, scorer, report, progress)
         score_seconds = time.perf_counter() - started
 
     if not args.quiet:
@@ -57,35 +57,40 @@ def score_file(args: argparse.Namespace) -> int:
 def read_input(
     args: argparse.Namespace, see: Callable[[dict[str, Any]], None] | None = None
 ) -> tuple[TextFile, Template | None, dict[str, Any]]:
-    """The file of texts, the template (None: the default one), and what decides the rows beside the model. Reads the
-    file once, so that a bad line or a missing field is an error before a model loads; `see` gets each row's fields."""
-    texts = TextFile(args.file, args.text_field, args.limit)
+    """The file of texts, the template (None: the default one), and what decides the rows beside the model; see
+    `read_texts`. `see` gets each row's fields."""
     template = None
     if args.template is not None:
         template = Template.unescaped(args.template)
     elif args.template_file is not None:
         # A line break at the end of the file is not part of the prompt.
         template = Template(read_text(args.template_file).removesuffix("\n").removesuffix("\r"))
-    digest, count = hashlib.sha256(), 0
-    for item in texts:
-        count += 1
+
+    def check(item: Item) -> None:
         if template is not None:
-            template.render(texts.name, item)
+            template.render(args.file.name, item)
         if see is not None:
             see(item.fields)
-        digest.update(json.dumps([item.text, item.fields]).encode())
-    made_from = {
-        "vllm": __version__,
-        "num_texts": count,
-        "texts_sha256": digest.hexdigest(),
-        "labels": args.labels,
-        "label_ids": args.label_ids,
-        "template": template and template.source,
-    }
+
+    texts, made_from = read_texts(args, check)
+    made_from |= {"labels": args.labels, "label_ids": args.label_ids, "template": template and template.source}
     return texts, template, made_from
 
 
-def _load(args: argparse.Namespace) -> LLM:
+def read_texts(args: argparse.Namespace, check: Callable[[Item], None]) -> tuple[TextFile, dict[str, Any]]:
+    """The file of texts, and what decides the rows beside the model and what is asked of it. Reads the file once, so
+    that a bad line, or one that `check` raises for, is an error before a model loads."""
+    texts = TextFile(args.file, args.text_field, args.limit)
+    digest, count = hashlib.sha256(), 0
+    for item in texts:
+        count += 1
+        check(item)
+        digest.update(json.dumps([item.text, item.fields]).encode())
+    return texts, {"vllm": __version__, "num_texts": count, "texts_sha256": digest.hexdigest()}
+
+
+def load(args: argparse.Namespace) -> LLM:
+    """The engine that the arguments describe; a CliError if there is none."""
     from vllm.entrypoints.llm import LLM
 
     try:
@@ -99,13 +104,26 @@ def _load(args: argparse.Namespace) -> LLM:
 def _output_paths(args: argparse.Namespace) -> tuple[Path, Path | None]:
     """Paths of the results and the picture (None: no picture)."""
     output: Path = args.output or Path(f"{args.file.stem}.scores.jsonl")
-    picture: Path | None = None
-    if not args.no_picture:
-        picture = args.picture or output.with_suffix(".png")
-        if picture.suffix.lower().lstrip(".") not in PICTURE_FORMATS:
-            raise CliError(f"--picture must end in .{', .'.join(PICTURE_FORMATS)}, got {picture.name}")
-    taken = {args.file.resolve(): "FILE"}
-    for flag, path in (("--output", output), ("--output's description", meta_path(output)), ("--picture", picture)):
+    picture = picture_path(args, output)
+    paths = (("--output", output), ("--output's description", meta_path(output)), ("--picture", picture))
+    check_paths({args.file.resolve(): "FILE"}, paths)
+    return output, picture
+
+
+def picture_path(args: argparse.Namespace, output: Path) -> Path | None:
+    """Where the picture goes; None: there is to be none."""
+    if args.no_picture:
+        return None
+    picture: Path = args.picture or output.with_suffix(".png")
+    if picture.suffix.lower().lstrip(".") not in PICTURE_FORMATS:
+        raise CliError(f"--picture must end in .{', .'.join(PICTURE_FORMATS)}, got {picture.name}")
+    return picture
+
+
+def check_paths(taken: dict[Path, str], paths: Iterable[tuple[str, Path | None]]) -> None:
+    """A CliError, which names the flag, if a path to write (None: none) is `taken` by the inputs, by another one, or is
+    a folder."""
+    for flag, path in paths:
         if path is None:
             continue
         if path.resolve() in taken:
@@ -115,12 +133,10 @@ def _output_paths(args: argparse.Namespace) -> tuple[Path, Path | None]:
         if path.is_dir():
             raise CliError(f"{flag} {path} is a folder")
         taken[path.resolve()] = flag
-    return output, picture
 
 
-def _score(
-    texts: TextFile, rows: RowFile, scorer: BatchScorer | ServerScorer, report: Report, progress: Progress
-) -> None:
+def complete(texts: TextFile, rows: RowFile, scorer: Scorer, report: RowReport, progress: Progress) -> None:
+    """Complete the rows to one a text, batch by batch; the report gets all of them."""
     for batch in batches(texts):
         first = report.num_rows
         there = rows.read(len(batch))

@@ -63,7 +63,7 @@ class ServerScorer:
     """Scores batches, a request a text; see BatchScorer. The labels are as the server tokenises them."""
 
     def __init__(
-        self, server: Server, template: Template | None, given: Sequence[str] | Sequence[int], input_name: str
+        self, server: Server, *, template: Template | None, given: Sequence[str] | Sequence[int], input_name: str
     ) -> None:
         self._server = server
         self.model_name = server.model_name

@@ -27,7 +27,7 @@ LABELS = [" positive", " negative"]
 @pytest.fixture
 def loaded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     """Commands take the model that is loaded already."""
-    monkeypatch.setattr(score_run, "_load", lambda args: llm)
+    monkeypatch.setattr(score_run, "load", lambda args: llm)
     return llm
 
 
@@ -44,7 +44,7 @@ def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(args: argparse.Namespace) -> LLM:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(score_run, "_load", refuse)
+    monkeypatch.setattr(score_run, "load", refuse)
 
 
 def _lines(path: str | Path) -> list[dict[str, Any]]:

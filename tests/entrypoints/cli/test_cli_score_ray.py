@@ -61,7 +61,7 @@ def folder(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(score_run, "_load", lambda args: make_tiny_llm(model))
+        patch.setattr(score_run, "load", lambda args: make_tiny_llm(model))
         patch.setattr(score_batches, "BATCH_ROWS", BATCH_ROWS)
         assert main([*arguments(model, "whole.jsonl"), "--no-picture", "--quiet"]) == 1
     return folder
@@ -164,7 +164,7 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 def test_csv_cells(folder: Path) -> None:
-    from vllm.scoring.columns import FieldKinds, encode_part, failures
+    from vllm.scoring.columns import Columns, FieldKinds, failures, result_schema
     from vllm.scoring.labels import Labels
 
     labels = Labels(["a", "b"], ["a", "b"], [[1], [2]])
@@ -177,12 +177,13 @@ def test_csv_cells(folder: Path) -> None:
         {"index": 1, **fields[1], "num_prompt_tokens": 0, "error": "no, not this"},
     ]
     path = folder / "part.csv"
-    path.write_bytes(encode_part(records, "csv", labels, kinds))
+    columns = Columns(kinds, result_schema(labels))
+    path.write_bytes(columns.encode(records, "csv"))
     first, second = csv.DictReader(path.read_text().splitlines())
     assert (first["n"], first["mixed"], first["big"], first["error"]) == ("1", '"1"', str(2**70), "")
     assert json.loads(first["probs"]) == records[0]["probs"]
     assert (second["n"], second["mixed"], second["probs"]) == ("", "1", "")
     assert list(failures(path)) == [None, "no, not this"]
     lines = folder / "part.jsonl"
-    lines.write_bytes(encode_part(records, "jsonl", labels, kinds))
+    lines.write_bytes(columns.encode(records, "jsonl"))
     assert list(failures(lines)) == [None, "no, not this"]

@@ -86,7 +86,7 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def loaded(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
-    monkeypatch.setattr(score_run, "_load", lambda args: tiny)
+    monkeypatch.setattr(score_run, "load", lambda args: tiny)
     monkeypatch.setattr(score_batches, "BATCH_ROWS", BATCH_ROWS)
     return tiny
 

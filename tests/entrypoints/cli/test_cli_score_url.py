@@ -123,7 +123,7 @@ def nearly(value: Any) -> Any:
 
 def offline_rows(tiny: LLM, monkeypatch: pytest.MonkeyPatch, *more: str) -> list[dict[str, Any]]:
     with monkeypatch.context() as patch:
-        patch.setattr(score_run, "_load", lambda args: tiny)
+        patch.setattr(score_run, "load", lambda args: tiny)
         assert main(arguments("offline.jsonl", "--overwrite", *more)) == 1
     return lines("offline.jsonl")
 

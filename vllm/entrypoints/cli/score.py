@@ -27,9 +27,8 @@ import argparse
 from pathlib import Path
 
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.cli.generation import add_server_arguments, check_server_arguments
+from vllm.entrypoints.cli.file_arguments import add_file_arguments, check_file_arguments
 from vllm.exceptions import CliError
-from vllm.utils.flag_types import at_least
 from vllm.utils.ray_utils import import_ray_for
 
 NAME = "score"
@@ -37,12 +36,9 @@ HELP = "read the probability of each label for every text of a file"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=Path, help="the texts: .csv, .parquet, or else JSONL")
     labels = parser.add_mutually_exclusive_group(required=True)
     labels.add_argument("--labels", nargs="+", metavar="TEXT", help='labels, such as " positive" " negative"')
     labels.add_argument("--label-ids", nargs="+", metavar="ID", type=int, help="labels as token ids")
-    field = "field that holds the text (default: text)"
-    parser.add_argument("--text-field", default="text", metavar="NAME", help=field)
     template = parser.add_mutually_exclusive_group()
     prompt = (
         "the prompt, with {text} and other {fields}; \\n is a line break, {{ a brace.\n"
@@ -51,29 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     template.add_argument("--template", metavar="TEXT", help=prompt)
     template.add_argument("--template-file", metavar="FILE", type=Path, help="the prompt from a file, as it is")
     output = "results, as JSONL (default: <FILE's stem>.scores.jsonl)"
-    parser.add_argument("--output", metavar="FILE", type=Path, help=output)
-    existing = parser.add_mutually_exclusive_group()
-    resume = "keep the rows that --output has and score the other texts"
-    existing.add_argument("--resume", action="store_true", help=resume)
-    existing.add_argument("--overwrite", action="store_true", help="replace an --output that exists")
-    picture = parser.add_mutually_exclusive_group()
-    chart = "chart, .png, .svg or .pdf (default: .png beside --output)"
-    picture.add_argument("--picture", metavar="FILE", type=Path, help=chart)
-    picture.add_argument("--no-picture", action="store_true", help="draw none")
-    parser.add_argument("--limit", metavar="N", type=int, help="score the first N texts only")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors and warnings")
-    server = add_server_arguments(parser)
-    server.add_argument("--concurrency", metavar="N", type=at_least(1), help="texts at once (default: 16)")
-    cluster = parser.add_argument_group("ray")
-    backend = "ray: engines on a Ray cluster instead of one in this process"
-    cluster.add_argument("--backend", choices=("ray",), help=backend)
-    cluster.add_argument("--replicas", metavar="R", type=at_least(1), help="engines (default: 1)")
-    cpus = "CPUs of each engine (default: all there is room for)"
-    cluster.add_argument("--replica-cpus", metavar="N", type=at_least(1), help=cpus)
-    address = "the cluster, as HOST:PORT or auto (default: RAY_ADDRESS if it is set, or else one on this machine alone)"
-    cluster.add_argument("--ray-address", metavar="ADDRESS", help=address)
-    form = "of the parts in --output (default: jsonl)"
-    cluster.add_argument("--output-format", choices=("jsonl", "csv", "parquet"), help=form)
+    picture = "chart, .png, .svg or .pdf (default: .png beside --output)"
+    add_file_arguments(parser, output, picture)
     EngineArgs.add_cli_args(parser)
 
 
@@ -92,17 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_arguments(args: argparse.Namespace) -> None:
-    check_server_arguments(args, "concurrency")
-    if args.backend is None:
-        for name in ("replicas", "replica_cpus", "ray_address", "output_format"):
-            if getattr(args, name) is not None:
-                raise CliError(f"--{name.replace('_', '-')} needs --backend ray")
-    else:
-        for name, reason in (("url", "a server scores by itself"), ("picture", "there is no picture of parts")):
-            if getattr(args, name) is not None:
-                raise CliError(f"--{name} and --backend ray exclude each other: {reason}")
-    if args.limit is not None and args.limit < 1:
-        raise CliError(f"--limit must be at least 1, got {args.limit}")
+    check_file_arguments(args)
     flag, values = ("--labels", args.labels) if args.labels is not None else ("--label-ids", args.label_ids)
     for i, value in enumerate(values):
         if value in values[:i]:

@@ -1,0 +1,1 @@
+"""`vllm decide`: typed questions about the texts of a file."""
