@@ -86,19 +86,19 @@ def make_frame(
         head, *tails = marked.split(_PLACE)
         is_whole = all(each in head for each in wanted)
         if is_whole and len(tails) == 1 and head + question + tails[0] == written:
-            return Frame(head, tails[0] + _end_of_thinking(tails[0], template_kwargs), True)
+            return Frame(head, _without_thinking(tails[0], template_kwargs), True)
     if problem is None:
         message = "the chat template does not write a user's message as it is, so that no question can be asked by it"
         problem = VLLMValidationError(message, "chat_template")
     raise problem
 
 
-def _end_of_thinking(tail: str, template_kwargs: Mapping[str, Any] | None) -> str:
-    """What ends the thinking that a template has begun although nobody asked for it."""
+def _without_thinking(tail: str, template_kwargs: Mapping[str, Any] | None) -> str:
+    """The tail with an end to the thinking that a template has begun although nobody asked for it."""
     found = _THINKS.search(tail)
     if found is None or (template_kwargs or {}).get("enable_thinking"):
-        return ""
-    return f"\n</{found[1]}>\n\n"
+        return tail
+    return f"{tail.rstrip()}\n\n</{found[1]}>\n\n"
 
 
 def _leading_ids(tokenizer: Tokenizer) -> list[int]:

@@ -20,6 +20,8 @@ SURROGATE = "\ud800"
 COMPLETION = {"model": "tiny", "prompt": "ab", "max_tokens": 1}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 1}
 SCORING = {"model": "tiny", "query": "ab", "items": ["c", "d"], "labels": ["x", "y"]}
+DECISION = {"model": "tiny", "input": "ab", "questions": [{"type": "predicate", "instructions": "c"}]}
+SYSTEM_ONE = {"model": "tiny", "state": "ab", "questions": {"q": {"type": "noul", "instructions": "c"}}}
 TOKENIZE = {"model": "tiny", "prompt": "ab"}
 DETOKENIZE = {"model": "tiny", "tokens": [70, 71]}
 
@@ -254,6 +256,69 @@ SCORINGS = [
     *bad("temperature", 1, says="unknown field"),
 ]  # fmt: skip
 
+_ASK = {"type": "predicate", "instructions": "c"}
+_CHOOSE = {"type": "choice", "instructions": "c"}
+
+DECISIONS = [
+    Bad({"model": "other"}, "model", "'other'", 404),
+    *bad("input", LEFT_OUT, None, 7, {}, [7], [None], ["a"], SURROGATE),
+    *bad("input", [{"role": "user"}], param="input[0].content"),
+    *bad("input", [{"content": "a"}], [{"role": "tool", "content": "a"}], [{"role": 7, "content": "a"}],
+         param="input[0].role"),
+    *bad("input", [{"type": "audio"}], [{"type": 7}], [{"type": []}], param="input[0].type"),
+    *bad("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}],
+         param="input[0].content", says="text input only"),
+    *bad("input", [{"role": "system", "content": [{"type": "input_json", "data": {}}]}],
+         param="input[0].content[0].type"),
+    *bad("input", [{"type": "function_call_output", "call_id": "x", "output": "y"}], param="input[0].call_id"),
+    *bad("input", "a" * 200, param="questions", says="context length"),
+    *bad("questions", LEFT_OUT, None, 7, "a", {}, [], [7], [None], [_ASK] * 201),
+    *bad("questions", [{**_ASK, "kind": 1}], says="unknown field"),
+    *bad("questions", [{"instructions": "c"}], [{**_ASK, "type": "yesno"}], [{**_ASK, "type": {}}],
+         param="questions[0].type"),
+    *bad("questions", [{"type": "predicate"}], [{**_ASK, "instructions": 7}], param="questions[0].instructions"),
+    *bad("questions", [{**_ASK, "name": ""}], [{**_ASK, "name": None}], [{**_ASK, "name": "a" * 257}],
+         param="questions[0].name"),
+    *bad("questions", [_CHOOSE], [{**_CHOOSE, "choices": {}}], [{**_CHOOSE, "choices": [{"value": "a"}]}],
+         [{**_CHOOSE, "choices": [{"value": "a"}, {"value": "a"}]}],
+         [{**_CHOOSE, "choices": [{"value": True}, {"value": True}]}],
+         [{**_CHOOSE, "choices": [{"value": str(each)} for each in range(256)]}], param="questions[0].choices"),
+    *bad("questions", [{**_CHOOSE, "choices": [{"value": 1}, {"value": "a"}]}],
+         [{**_CHOOSE, "choices": [{"value": ""}, {"value": "a"}]}], param="questions[0].choices[0].value"),
+    *bad("questions", [{"type": "score", "instructions": "c", "levels": [{"label": "a"}]}],
+         [{"type": "score", "instructions": "c", "levels": [{"label": "a"}] * 11}], param="questions[0].levels"),
+    *bad("read", "letters", 7, ["labels"]),
+    *bad("permutations", "1", True, -1, 65, 1.5),
+    *bad("min_label_mass", "1", True, -0.1, 1.1),
+    *bad("calibration", 7, "x", [], {"temp": 1}),
+    *bad("calibration", {"temperature": 0}, {"temperature": "1"}, param="calibration.temperature"),
+    *bad("calibration", {"types": {"x": {}}}, param="calibration.types"),
+    *bad("chat_template_kwargs", [], "x", {"tokenize": True}),
+    *bad("prompt_cache_options", 7),
+    *bad("safety_identifier", 7, "a" * 129),
+    *bad("truncate_prompt_tokens", "1", True, 1.5, 0, -2, MAX_MODEL_LEN + 1, 2**70),
+    *bad("cache_salt", "", 7, SURROGATE),
+    *bad("priority", "1", True, 1, 2**70),
+    *bad("request_id", "", 7),
+    *bad("stream", True),
+    *bad("question", [_ASK], says="'questions'"),
+]  # fmt: skip
+
+SYSTEM_ONES = [
+    Bad({"model": "other"}, "model", "'other'", 404),
+    *bad("state", LEFT_OUT),
+    *bad("questions", LEFT_OUT, None, 7, [], {}, [_ASK], {"q": {**_ASK, "name": "x"}}, {"": _ASK}),
+    *bad("questions", {"q": _ASK}, param="questions.q.type", says="unknown question type"),
+    *bad("questions", {"q": {"type": "choice"}}, {"q": {"type": "choice", "criteria": ["a"]}},
+         {"q": {"type": "score", "criteria": ["a"]}}, {"q": {"type": "noul", "criteria": {"maybe": "x"}}},
+         param="questions.q.criteria"),
+    *bad("instructions", 7, []),
+    *bad("joint", True, "true"),
+    *bad("images", ["x"]),
+    *bad("user", "x", says="unknown field"),
+    *bad("chat_template_kwargs", {"enable_thinking": True}, says="thinking must be off"),
+]  # fmt: skip
+
 TOKENIZES = [
     Bad({"model": "other"}, "model", "'other'", 404),
     Bad({"prompt": LEFT_OUT}, "prompt", "required"),
@@ -279,6 +344,8 @@ ROWS = [
     *(("/v1/chat/completions", CHAT, row) for row in (*GENERATION, *CHATS)),
     *(("/generative_scoring", SCORING, row) for row in SCORINGS),
     *(("/v1/score", SCORING, row) for row in SCORINGS),
+    *(("/v1/decisions", DECISION, row) for row in DECISIONS),
+    *(("/v1/systemone", SYSTEM_ONE, row) for row in SYSTEM_ONES),
     *(("/tokenize", TOKENIZE, row) for row in TOKENIZES),
     *(("/detokenize", DETOKENIZE, row) for row in DETOKENIZES),
 ]

@@ -14,12 +14,14 @@ from asgi import AppThread, client_of, make_engine
 from bad_bodies import (
     CHAT,
     COMPLETION,
+    DECISION,
     DETOKENIZE,
     MAX_IDS,
     MAX_LOGPROBS,
     MAX_MODEL_LEN,
     ROWS,
     SCORING,
+    SYSTEM_ONE,
     TOKENIZE,
 )
 from pydantic import ValidationError
@@ -40,6 +42,8 @@ BODIES = {
     "/v1/chat/completions": CHAT,
     "/generative_scoring": SCORING,
     "/v1/score": SCORING,
+    "/v1/decisions": DECISION,
+    "/v1/systemone": SYSTEM_ONE,
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
 }

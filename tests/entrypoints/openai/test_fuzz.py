@@ -8,14 +8,25 @@ import random
 
 import pytest
 from asgi import AppThread, make_engine
-from bad_bodies import CHAT, COMPLETION, DETOKENIZE, MAX_IDS, MAX_LOGPROBS, SCORING, SURROGATE, TOKENIZE
+from bad_bodies import (
+    CHAT,
+    COMPLETION,
+    DECISION,
+    DETOKENIZE,
+    MAX_IDS,
+    MAX_LOGPROBS,
+    SCORING,
+    SURROGATE,
+    SYSTEM_ONE,
+    TOKENIZE,
+)
 from tiny_llm import make_tiny_model
 
 from vllm.entrypoints.openai.http.routes import REQUEST_MODELS
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
-MAX_MODEL_LEN = 16
+MAX_MODEL_LEN = 128
 NUM_BODIES = 250
 NUM_BYTES = 100
 
@@ -44,6 +55,44 @@ GOOD = {
         {**SCORING, "apply_softmax": False, "item_first": True, "truncate_prompt_tokens": 4},
     ],
     "/v1/score": [SCORING, {**SCORING, "items": "a", "cache_salt": "s"}],
+    "/v1/decisions": [
+        DECISION,
+        {
+            **DECISION,
+            "input": [
+                {"role": "developer", "content": "a"},
+                {"role": "user", "content": [{"type": "input_json", "data": {"a": [1]}}]},
+                {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "b"}]},
+            ],
+            "truncate_prompt_tokens": -1,
+            "permutations": 2,
+            "diagnostics": True,
+            "return_token_ids": True,
+        },
+        {
+            **DECISION,
+            "questions": [
+                {"type": "choice", "instructions": "", "choices": [{"value": True}, {"value": "true"}], "name": "n"},
+                {"type": "score", "instructions": "", "levels": [{"label": "a"}, {"label": "b", "description": "c"}]},
+            ],
+            "read": "values",
+            "calibration": {"temperature": 2.0, "bias": {"true": 1.0}},
+            "prompt_cache_options": {"mode": "explicit"},
+        },
+    ],
+    "/v1/systemone": [
+        SYSTEM_ONE,
+        {
+            **SYSTEM_ONE,
+            "state": {"a": [1, None]},
+            "instructions": "b",
+            "questions": {
+                "q": {"type": "choice", "criteria": {"a": None, "b": "c"}},
+                "r": {"type": "score", "criteria": ["a", "b"]},
+            },
+        },
+    ],
     "/tokenize": [TOKENIZE, {"messages": CHAT["messages"], "return_token_strs": True}],
     "/detokenize": [DETOKENIZE],
 }

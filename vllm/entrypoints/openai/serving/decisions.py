@@ -27,6 +27,7 @@ from vllm.entrypoints.openai.rendering.decisions import decision_fields, systemo
 from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, while_connected
 from vllm.entrypoints.openai.serving.usage import CACHED_STEP
 from vllm.entrypoints.openai.state import ServerState
+from vllm.utils.checks import wrong_type
 
 router = APIRouter()
 
@@ -36,6 +37,8 @@ async def create_decision(request: Request, state: ServerState, body: DecisionRe
     """Answer typed questions about an input by the probabilities of their options."""
 
     async def whole() -> dict[str, Any]:
+        if not isinstance(body.questions, list):
+            raise wrong_type("questions", body.questions, "a list of questions")
         params = decision_params(state, body)
         decision = await decide(
             state,

@@ -1,0 +1,100 @@
+"""Prompts and labels, for tokenizers and templates of several kinds."""
+
+from __future__ import annotations
+
+import pytest
+from decision_models import CHATML, STRICT, make_decision_model
+
+from vllm.decisions.conversation import parse_input
+from vllm.decisions.labels import LabelSpeller
+from vllm.decisions.questions import parse_questions
+from vllm.decisions.render import make_frame
+from vllm.exceptions import VLLMValidationError
+from vllm.tokenizers.tokenizer import get_tokenizer
+
+DROPPING = "{% for m in messages %}{% if m.role == 'user' %}<s>{{ m.content }}{% endif %}{% endfor %}</s>"
+THINKING = "{% for m in messages %}{{ m.content }}{% endfor %}</s><think>\n"
+CONVERSATION = [
+    {"role": "developer", "content": "Be brief."},
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": "Hi"},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    made = {}
+    for kind in ("bytes", "metaspace"):
+        make_decision_model(kind, folder := tmp_path_factory.mktemp(kind))
+        made[kind] = get_tokenizer(folder)
+    return made
+
+
+def frame_of(tokenizer, input, template, **kwargs):
+    return make_frame(parse_input(input), "Q?\nA. b", tokenizer, template, kwargs)
+
+
+def test_a_template_that_takes_every_role(tokenizers):
+    frame = frame_of(tokenizers["bytes"], CONVERSATION, CHATML)
+    assert frame.head == "<|system|>\nBe brief.</s>\n<|user|>\nHello</s>\n<|assistant|>\nHi</s>\n<|user|>\n"
+    assert frame.tail.startswith("</s>\n<|assistant|>\n<think>\n\n</think>\n\n") and frame.has_template
+
+
+def test_thinking_is_off_unless_it_is_asked_for(tokenizers):
+    tokenizer = tokenizers["bytes"]
+    assert "<think>" in frame_of(tokenizer, "a", CHATML).tail
+    assert "<think>" not in frame_of(tokenizer, "a", CHATML, enable_thinking=True).tail
+    # A template that always begins a thought.
+    assert "<think>\n\n</think>\n\n" in frame_of(tokenizer, "a", THINKING).tail
+    assert "</think>" not in frame_of(tokenizer, "a", THINKING, enable_thinking=True).tail
+
+
+def test_a_role_that_a_template_refuses_or_drops_is_not_lost(tokenizers):
+    for template in (STRICT, DROPPING):
+        frame = frame_of(tokenizers["bytes"], CONVERSATION, template)
+        assert all(text in frame.head for text in ("Be brief.", "Hello", "Hi"))
+
+
+def test_a_template_that_cannot_ask_is_refused(tokenizers):
+    for template, says in (("nothing", "as it is"), ("{{ raise_exception('never') }}", "never")):
+        with pytest.raises(VLLMValidationError, match=says):
+            frame_of(tokenizers["bytes"], "a", template)
+    with pytest.raises(VLLMValidationError, match="chat_template_kwargs"):
+        frame_of(tokenizers["bytes"], "a", CHATML, tokenize=True)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "metaspace"])
+@pytest.mark.parametrize("template", [None, CHATML, STRICT])
+def test_tokens_are_those_of_the_whole_text(tokenizers, kind, template):
+    tokenizer = tokenizers[kind]
+    frame = frame_of(tokenizer, "the stop\n", template)
+    questions = ["Which?\nA. the", "the other"]
+    whole = [tokenizer.encode(frame.head + each + frame.tail, add_special_tokens=False) for each in questions]
+    assert frame.encode(tokenizer, questions) == whole
+
+
+def spelled(tokenizer, tail, kind, count=2):
+    choices = [{"value": f"v{index}"} for index in range(count)]
+    options = {"choice": {"choices": choices}, "score": {"levels": [{"label": "a"}] * count}}.get(kind, {})
+    (question,) = parse_questions({"type": kind, "instructions": "", **options})
+    return LabelSpeller(tokenizer, tail).labels_for(question)
+
+
+def test_labels_of_one_token_are_taken_where_there_are_some(tokenizers):
+    labels = spelled(tokenizers["metaspace"], " [/INST]", "choice", 3)
+    assert [label.text for label in labels] == ["A", "B", "C"]
+    assert all(len(label.token_ids) == 1 for label in labels)
+    # Here " Z" is two tokens, and a label is never refused for that.
+    assert [len(label.token_ids) for label in spelled(tokenizers["metaspace"], "x:", "choice", 26)][-1] == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [("predicate", 2), ("choice", 2), ("choice", 27), ("choice", 255), ("score", 10)]
+)
+def test_no_label_begins_another(tokenizers, kind, count):
+    for tokenizer in tokenizers.values():
+        for tail in ("\nAnswer:", "</s>\n"):
+            labels = spelled(tokenizer, tail, kind, count)
+            ids = [tuple(label.token_ids) for label in labels]
+            assert len(set(ids)) == count and all(ids)
+            assert not any(a != b and b[: len(a)] == a for a in ids for b in ids)
