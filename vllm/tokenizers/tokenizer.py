@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import tokenizers
 
+from vllm.tokenizers import own_classes
 from vllm.transformers_utils.hub import download
 
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -282,6 +283,26 @@ class SlowTokenizer(Tokenizer):
         return "other"  # only its own decode tells a token's text
 
 
+class OwnClassTokenizer(Tokenizer):
+    """A tokenizer whose class comes with its checkpoint as code, which is not run."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any], source: _Source) -> None:
+        is_first_glm = "chatglm2" in str(_read_object(folder, "config.json").get("_name_or_path", ""))
+        backend, named = own_classes.load(folder, settings, is_first_glm)
+        super().__init__(backend, named, source)
+        self._template = settings.get("chat_template")
+
+    @cached_property
+    def hf_tokenizer(self) -> Any:
+        """The same as a tokenizer of transformers."""
+        from transformers import PreTrainedTokenizerFast
+
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=self.backend, **self._special_tokens)
+        tokenizer.chat_template = self._template
+        tokenizer.name_or_path = self._source.path
+        return tokenizer
+
+
 class TokenStream(Protocol):
     """Text of a growing sequence, never cut inside a character."""
 
@@ -358,6 +379,10 @@ def get_tokenizer(
         folder = download(str(path), revision, weights=False)
     source = _Source(str(folder), tokenizer_mode == "auto", trust_remote_code, revision)
     file = folder / "tokenizer.json"
+    if tokenizer_mode == "auto" and not file.is_file():
+        settings = _read_object(folder, "tokenizer_config.json")
+        if own_classes.is_known(folder, settings):
+            return OwnClassTokenizer(folder, settings, source)
     if tokenizer_mode == "slow" or not file.is_file():
         return _from_transformers(source)
     try:
