@@ -32,6 +32,8 @@ class AttentionMetadata:
     max_seq_len: int
     # Tokens whose keys and values another request has at the same positions, and its slots for them, both int64 [S].
     shared: tuple[Tensor, Tensor] | None = None
+    # The same step for the layers of the other KV groups, from the second on; they differ in blocks and slots alone.
+    groups: tuple[AttentionMetadata, ...] = ()
 
 
 class AttentionBackend(ABC):

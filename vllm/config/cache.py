@@ -25,6 +25,7 @@ class CacheConfig:
         swap_space: GiB of host memory, for each device, that keep the KV blocks of preempted requests and of prefixes
             that had to make room, so that they are copied back instead of computed again; needs prefix caching.
         num_host_blocks: how many blocks that is, on every rank; set when the engine starts.
+        group_windows: tokens that the layers of each KV group see, None = all; set when the engine starts.
     """
 
     block_size: int = 16
@@ -36,6 +37,7 @@ class CacheConfig:
     swap_space: float = 0.0
     memory_bytes: int | None = None
     num_host_blocks: int = 0
+    group_windows: tuple[int | None, ...] = (None,)
 
     def __post_init__(self) -> None:
         at_least("block_size", self.block_size, 1)

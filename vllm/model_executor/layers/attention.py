@@ -11,7 +11,7 @@ from vllm.attention.options import AttentionOptions
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.ops.rotary import rotary_embedding_
 
-__all__ = ["Attention", "AttentionOptions", "use_backend"]
+__all__ = ["Attention", "AttentionOptions", "attention_layers", "use_backend"]
 
 
 class Attention(nn.Module):
@@ -44,6 +44,7 @@ class Attention(nn.Module):
         self.head_dim = head_dim
         self.num_kv_heads = num_kv_heads
         self.kv_sharing_target = kv_sharing_target
+        self.kv_group = 0  # whose block table it has; set by the runner
         self.backend: AttentionBackend = PagedAttention()
 
     def forward(
@@ -65,6 +66,8 @@ class Attention(nn.Module):
             rows: int64 [L], tokens whose result is returned; None = all.
             positions: int64 [T], for a rotary.
         """
+        if self.kv_group:
+            attn = attn.groups[self.kv_group - 1]
         self._store(q, k, v, kv_cache, attn, positions)
         if rows is not None and not rows.shape[0]:
             return q.new_empty(0, q.shape[1] * q.shape[2])
@@ -95,8 +98,12 @@ class Attention(nn.Module):
             self.backend.rotate_and_write_kv(positions, q, k, v, self.rotary.cos_sin_cache, kv_cache, attn)
 
 
+def attention_layers(model: nn.Module) -> list[Attention]:
+    """A model's attention layers, in their order."""
+    return [module for module in model.modules() if isinstance(module, Attention)]
+
+
 def use_backend(model: nn.Module, backend: AttentionBackend) -> None:
     """Set the backend of all attention layers of a model; its caches must then have that backend's layout."""
-    for module in model.modules():
-        if isinstance(module, Attention):
-            module.backend = backend
+    for layer in attention_layers(model):
+        layer.backend = backend

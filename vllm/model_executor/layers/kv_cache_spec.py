@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from torch import nn
 
 from vllm.distributed.communicator import Communicator, split_kv_heads
-from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention import attention_layers
 from vllm.transformers_utils.config import HFConfig
 
 
@@ -27,7 +28,7 @@ def kv_cache_specs(model: nn.Module, config: HFConfig, group: Communicator) -> l
         ValueError: a layer shares the cache of one that is not before it, or that shares one itself.
     """
     heads = len(split_kv_heads(config.num_key_value_heads, group.world_size)[group.rank])
-    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    layers = attention_layers(model)
     if not layers:
         return [KVCacheSpec(heads, config.head_dim)] * config.num_hidden_layers
     specs: list[KVCacheSpec] = []
@@ -44,3 +45,58 @@ def kv_cache_specs(model: nn.Module, config: HFConfig, group: Communicator) -> l
             )
         specs.append(specs[target]._replace(shared_with=target))
     return specs
+
+
+class KVCacheLayout(NamedTuple):
+    """Which layers share a block table, and which share memory.
+
+    A block is one piece of every cache. Layers of one window form groups of the same number of layers; a group has a
+    block table, and its layers lie in caches that those of other groups lie in, too. So a block belongs to one group at
+    a time, and any group may have it.
+    """
+
+    windows: tuple[int | None, ...]  # of each group; layers that see all tokens come first
+    group_of_layer: list[int]
+    cache_of_layer: list[int]
+    caches: list[KVCacheSpec]  # what a block has of each
+
+
+def kv_cache_layout(specs: list[KVCacheSpec], max_model_len: int) -> KVCacheLayout:
+    """Groups of layers. A window of max_model_len or more is none."""
+    kinds: dict[int | None, list[int]] = {}
+    for index, spec in enumerate(specs):
+        if spec.shared_with is None:
+            window = None if spec.window is None or spec.window >= max_model_len else spec.window
+            kinds.setdefault(window, []).append(index)
+    ordered = sorted(kinds.items(), key=lambda kind: (kind[0] is not None, kind[0] or 0))
+    sizes = [len(layers) for _, layers in ordered]
+    shapes = {spec[:2] for spec in specs if spec.shared_with is None}
+    # Layers of other shapes cannot use each other's memory, so that splitting groups would save nothing.
+    size = (
+        max(sizes) if len(sizes) == 1 or len(shapes) > 1 else min(range(1, max(sizes) + 1), key=partial(_cost, sizes))
+    )
+    windows: list[int | None] = []
+    group_of, cache_of = [0] * len(specs), [0] * len(specs)
+    caches: list[KVCacheSpec] = []
+    cache_at: dict[tuple[int, int, int], int] = {}
+    for window, layers in ordered:
+        for place, layer in enumerate(layers):
+            if place % size == 0:
+                windows.append(window)
+            key = (place % size, *specs[layer][:2])
+            if key not in cache_at:
+                cache_at[key] = len(caches)
+                caches.append(specs[layer]._replace(window=None))
+            group_of[layer], cache_of[layer] = len(windows) - 1, cache_at[key]
+    for layer, spec in enumerate(specs):
+        if spec.shared_with is not None:
+            group_of[layer], cache_of[layer] = group_of[spec.shared_with], cache_of[spec.shared_with]
+    return KVCacheLayout(tuple(windows), group_of, cache_of, caches)
+
+
+def _cost(sizes: list[int], size: int) -> float:
+    """Of groups of `size` layers: what padding adds to the layers of each kind, those that see all tokens (which have
+    the most blocks) three times, and the work that a block table is."""
+    groups = [-(-each // size) for each in sizes]
+    padded = [count * size / each for count, each in zip(groups, sizes, strict=True)]
+    return 3 * padded[0] + sum(padded[1:]) + 0.05 * sum(groups)

@@ -68,7 +68,9 @@ def _prefill(inputs: Inputs) -> None:
     q, kv_heads, requests = inputs.q, inputs.keys.shape[1], len(inputs.seq_lens)
     group = q.shape[1] // kv_heads
     tile = _prefill_tile(padded(q.shape[2]), q.element_size(), shared_kib(q.device))
-    rows = max(tile.rows, triton.next_power_of_2(group))
+    # What options do to scores takes registers.
+    fitting = tile.rows // 2 if inputs.window or inputs.softcap or inputs.alibi_slopes is not None else tile.rows
+    rows = max(fitting, 16, triton.next_power_of_2(group))
     launch = {"ROWS": rows, "KEYS": tile.keys, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
     grid = kv_heads, len(q) // (rows // group) + requests
     _prefill_kernel[grid](*inputs.arguments(), requests, **inputs.constants(), **launch)

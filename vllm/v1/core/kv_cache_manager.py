@@ -42,13 +42,17 @@ class KVCacheManager:
     to both. With host blocks (CPU offload), evicted content is copied to the host and found there.
     """
 
+    num_groups = 1
+
     def __init__(self, config: CacheConfig) -> None:
         if config.num_blocks is None:
             raise ValueError("num_blocks must be set before the scheduler is built")
         self.block_size = config.block_size
         self.enable_caching = config.enable_prefix_caching
         self.host = OffloadPool(config.num_host_blocks) if self.enable_caching and config.num_host_blocks else None
-        max_evictable = None if config.max_idle_tokens is None else config.max_idle_tokens // config.block_size
+        max_evictable = None
+        if config.max_idle_tokens is not None:
+            max_evictable = config.max_idle_tokens // config.block_size * self.num_groups
         self.pool = BlockPool(config.num_blocks, max_evictable, None if self.host is None else self._evicted)
         self._shares_parts = self.enable_caching and config.shares_parts_of_blocks
         self._step: SchedulerOutput  # the step being scheduled, which gets the copies
@@ -60,6 +64,8 @@ class KVCacheManager:
         self.stats = PrefixCacheStats()
         self._blocks: dict[str, list[int]] = {}
         self._num_registered: dict[str, int] = {}  # leading blocks that were registered
+        # Blocks that `grow` added in the other KV groups, by request; taken by the scheduler.
+        self.added_to_others: dict[str, list[list[int]]] = {}
 
     @property
     def usage(self) -> float:
@@ -69,6 +75,18 @@ class KVCacheManager:
     def blocks_of(self, request_id: str) -> list[int]:
         """The request's blocks, in order."""
         return self._blocks.get(request_id, [])
+
+    def other_blocks_of(self, request_id: str) -> list[list[int]]:
+        """The request's blocks in the other KV groups, of which there are none."""
+        return []
+
+    def all_blocks_of(self, request_id: str) -> list[int]:
+        """The request's blocks in all groups."""
+        return self.blocks_of(request_id)
+
+    def capacity(self, step_tokens: int) -> int:
+        """Tokens of a request that all blocks together hold, where a step computes at most `step_tokens`."""
+        return self.pool.num_blocks * self.block_size
 
     def find_prefix(self, request: Request) -> CachedPrefix:
         """The longest cached prefix without the last token, whose logits are needed. Where prompt positions are still

@@ -24,7 +24,10 @@ class EngineCore:
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
         self.executor = make_executor(config, use_tqdm)
         cache_config = replace(
-            config.cache_config, num_blocks=self.executor.num_blocks, num_host_blocks=self.executor.num_host_blocks
+            config.cache_config,
+            num_blocks=self.executor.num_blocks,
+            num_host_blocks=self.executor.num_host_blocks,
+            group_windows=self.executor.worker.kv_group_windows,
         )
         self.scheduler = Scheduler(config.scheduler_config, cache_config, config.model_config.max_model_len)
         self._readings_seconds = 0.0

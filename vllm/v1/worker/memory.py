@@ -13,6 +13,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.kv_cache_spec import KVCacheSpec
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.kv_cache_groups import blocks_needed
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
@@ -72,7 +73,13 @@ def check_free_memory(memory: DeviceMemory, utilization: float) -> None:
         )
 
 
-def device_block_count(config: VllmConfig, profile: MemoryProfile, block_bytes: int, staging_bytes: int = 0) -> int:
+def device_block_count(
+    config: VllmConfig,
+    profile: MemoryProfile,
+    block_bytes: int,
+    staging_bytes: int = 0,
+    windows: tuple[int | None, ...] = (None,),
+) -> int:
     """How many KV blocks of `block_bytes` fit into gpu_memory_utilization of a CUDA device, beside the profiled memory
     and `staging_bytes`. CUDA graphs keep their intermediates: the profiled step's size is reserved once more for them.
     ValueError: one request of max_model_len does not fit; the message says what to lower and to what."""
@@ -83,13 +90,13 @@ def device_block_count(config: VllmConfig, profile: MemoryProfile, block_bytes: 
     taken = profile.engine_bytes + graph_bytes + staging_bytes + block_bytes
     budget = max(int(utilization * total) - taken, 0)
     num_blocks = budget // block_bytes
-    needed = -(-model.max_model_len // cache.block_size)
+    needed = blocks_of_longest(config, windows)
     if num_blocks >= needed:
         return num_blocks
     weights = profile.engine_bytes - profile.step_bytes
     ways = []
-    if num_blocks:
-        ways.append(f"lower max_model_len to at most {num_blocks * cache.block_size}")
+    if num_blocks // len(windows):
+        ways.append(f"lower max_model_len to at most {num_blocks // len(windows) * cache.block_size}")
     enough = (taken + needed * block_bytes) / total
     if enough <= 0.99:
         ways.append(f"raise gpu_memory_utilization to at least {math.ceil(enough * 100) / 100:g}")
@@ -108,9 +115,15 @@ def device_block_count(config: VllmConfig, profile: MemoryProfile, block_bytes: 
     )
 
 
-def kv_block_bytes(config: VllmConfig, specs: list[KVCacheSpec]) -> int:
+def blocks_of_longest(config: VllmConfig, windows: tuple[int | None, ...]) -> int:
+    """The most blocks that a request of max_model_len has, in KV groups with these windows."""
+    step_tokens = config.scheduler_config.max_num_batched_tokens
+    return blocks_needed(config.model_config.max_model_len, step_tokens, windows, config.cache_config.block_size)
+
+
+def kv_block_bytes(config: VllmConfig, caches: list[KVCacheSpec]) -> int:
     """Bytes of this rank's keys and values in a block."""
-    width = sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs if spec.shared_with is None)
+    width = sum(2 * spec.num_kv_heads * spec.head_dim for spec in caches)
     return width * config.cache_config.block_size * getattr(torch, config.model_config.dtype).itemsize
 
 
@@ -183,7 +196,9 @@ def _run_requests(runner: GPUModelRunner, config: VllmConfig, lengths: list[int]
         # All write to the scratch cache's only block.
         blocks = [0] * -(-length // config.cache_config.block_size)
         first_row = 0 if not computed and length > 1 else None
-        new.append(NewRequestData(f"largest-step-{index}", [0] * length, length, params, blocks, computed, first_row))
+        others = [blocks] * len(runner.other_block_tables)
+        request = f"largest-step-{index}", [0] * length, length, params, blocks, computed, first_row, others
+        new.append(NewRequestData(*request))
     counts = {each.req_id: each.num_prompt_tokens - computed for each in new}
     # Backwards, so that low slots are free first again.
     ended = [each.req_id for each in reversed(new)]

@@ -64,23 +64,23 @@ class Worker:
     def determine_num_blocks(self) -> int:
         """How many KV blocks the pool gets: cache_config.num_blocks, else what the memory budget holds, at most what
         max_num_seqs requests of max_model_len can use. ValueError: the budget does not hold one such request."""
-        cache, model = self.config.cache_config, self.config.model_config
+        cache = self.config.cache_config
         if cache.num_blocks is not None:
             return cache.num_blocks
-        blocks_per_request = -(-model.max_model_len // cache.block_size)
-        most = blocks_per_request * self.config.scheduler_config.max_num_seqs
+        most = self._blocks_of_longest * self.config.scheduler_config.max_num_seqs
         block_bytes = self._kv_block_bytes() + memory.hidden_block_bytes(self.config)
         if cache.memory_bytes is not None:
             return min(self._blocks_within(cache.memory_bytes, block_bytes), most)
         if self.device.type == "cuda":
             staging_bytes = STAGING_BYTES if cache.swap_space else 0
-            return min(memory.device_block_count(self.config, self._profile_memory(), block_bytes, staging_bytes), most)
+            sizes = block_bytes, staging_bytes, self.kv_group_windows
+            return min(memory.device_block_count(self.config, self._profile_memory(), *sizes), most)
         return min(self._blocks_within(self._cpu_cache_bytes(), block_bytes), most)
 
     def _blocks_within(self, budget: int, block_bytes: int) -> int:
         """How many blocks `budget` bytes hold; at least those of one request of max_model_len."""
         max_model_len = self.config.model_config.max_model_len
-        needed = -(-max_model_len // self.config.cache_config.block_size) * block_bytes
+        needed = self._blocks_of_longest * block_bytes
         if budget < needed:
             raise ValueError(
                 f"The KV cache budget of {budget / 2**30:.2f} GiB does not hold one request of "
@@ -94,8 +94,17 @@ class Worker:
         block_bytes = self._kv_block_bytes()
         return memory.host_block_count(self.config, block_bytes, memory.available_host_bytes())
 
+    @property
+    def kv_group_windows(self) -> tuple[int | None, ...]:
+        """Tokens that the layers of each KV group see; None = all."""
+        return self.model_runner.kv_layout.windows
+
+    @property
+    def _blocks_of_longest(self) -> int:
+        return memory.blocks_of_longest(self.config, self.kv_group_windows)
+
     def _kv_block_bytes(self) -> int:
-        return memory.kv_block_bytes(self.config, self.model_runner.kv_cache_specs)
+        return memory.kv_block_bytes(self.config, self.model_runner.kv_layout.caches)
 
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocate the KV cache and the host blocks of its offload."""

@@ -39,7 +39,7 @@ def can_schedule_ahead(scheduler: Scheduler) -> bool:
     kv, budget = scheduler.kv, scheduler.config.max_num_batched_tokens
     num_free = kv.pool.num_free
     # A quick bound: each request begins at most one block more than its share of the budget fills.
-    if num_free >= budget // kv.block_size + len(scheduler.running):
+    if num_free >= (budget // kv.block_size + len(scheduler.running)) * kv.num_groups:
         return True
     for request in scheduler.running:
         num_new = min(max(request.num_tokens_to_compute - request.num_computed_tokens, 0), budget)

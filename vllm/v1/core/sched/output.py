@@ -20,6 +20,8 @@ class NewRequestData:
     block_ids: list[int]  # all blocks owned so far, cached prefix first
     num_computed_tokens: int  # tokens whose KV is in those blocks, or is written there by this step
     next_prompt_row: int | None = None  # first prompt position whose logits are still to be read, if any
+    # Blocks in the other KV groups, from the second on; 0 where a group needs none.
+    other_block_ids: list[list[int]] = field(default_factory=list)
 
 
 @dataclass
@@ -29,6 +31,8 @@ class CachedRequestData:
     req_ids: list[str] = field(default_factory=list)
     new_block_ids: list[list[int]] = field(default_factory=list)  # appended in this step, often none
     num_computed_tokens: list[int] = field(default_factory=list)
+    # Of the requests that get blocks in other KV groups: for each of these groups as many as in the first.
+    other_new_block_ids: dict[str, list[list[int]]] = field(default_factory=dict)
 
 
 class SharedTokens(NamedTuple):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_groups import make_kv_cache_manager
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.utils import repeats_itself
@@ -50,7 +50,7 @@ class Scheduler:
             )
         self.config = scheduler_config
         self.max_model_len = max_model_len
-        self.kv = KVCacheManager(cache_config)
+        self.kv = make_kv_cache_manager(cache_config)
         self.requests: dict[str, Request] = {}
         self._by_priority = scheduler_config.policy == "priority"
         self.waiting = RequestQueue(self._by_priority)
@@ -70,7 +70,7 @@ class Scheduler:
             raise ValueError(f"request {request.request_id!r}: {limits}")
         # The last generated token is never computed, so it needs no place.
         longest = min(request.num_tokens + max(request.max_tokens, 1) - 1, self.max_model_len)
-        capacity = self.kv.pool.num_blocks * self.kv.block_size
+        capacity = self.kv.capacity(self.config.max_num_batched_tokens)
         if longest > capacity:
             message = (
                 f"request {request.request_id!r} may need {longest} tokens of KV cache (prompt {request.num_tokens}, "
@@ -138,7 +138,7 @@ class Scheduler:
     def _schedule_running(self, step: SchedulerOutput) -> None:
         budget = self.config.max_num_batched_tokens
         cached, scheduled = step.scheduled_cached_reqs, step.num_scheduled_tokens
-        running, grow = self.running, self.kv.grow
+        running, grow, others = self.running, self.kv.grow, self.kv.added_to_others
         index = 0
         # Preemption shortens the list during the loop.
         while index < len(running) and budget > 0:
@@ -164,6 +164,8 @@ class Scheduler:
             cached.req_ids.append(request.request_id)
             cached.new_block_ids.append(added)
             cached.num_computed_tokens.append(num_computed)
+            if added and others:
+                cached.other_new_block_ids[request.request_id] = others.pop(request.request_id)
             scheduled[request.request_id] = num_new
             request.num_computed_tokens = num_computed + num_new
             budget -= num_new
@@ -179,6 +181,7 @@ class Scheduler:
             where = cached.req_ids.index(request_id)
             for column in (cached.req_ids, cached.new_block_ids, cached.num_computed_tokens):
                 del column[where]  # type: ignore[attr-defined]
+            cached.other_new_block_ids.pop(request_id, None)
             self.kv.forget_step(victim, victim.num_computed_tokens - num_scheduled)
         self.running.remove(victim)
         self.kv.free(victim)
@@ -219,6 +222,7 @@ class Scheduler:
                     block_ids=list(self.kv.blocks_of(request.request_id)),
                     num_computed_tokens=num_cached,
                     next_prompt_row=request.next_prompt_row,
+                    other_block_ids=self.kv.other_blocks_of(request.request_id),
                 )
             )
             step.num_scheduled_tokens[request.request_id] = num_new
@@ -267,7 +271,7 @@ class Scheduler:
             if request is not None:
                 outputs.append(EngineCoreOutput(request_id, [], finish_reason="error", error=message))
                 # Its keys and values may be as corrupted as its logits.
-                self.kv.forget_broken_content(self.kv.blocks_of(request_id))
+                self.kv.forget_broken_content(self.kv.all_blocks_of(request_id))
                 self._end(request)
         if self.num_ended > num_ended_before:
             self._drop_finished_from_running()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +50,8 @@ class InputBatch:
     prompts: PromptBatch | None = None  # None: no request reads its prompt
     # Tokens whose keys and values are written a second time, and the KV cache slots for that, both int64 [S].
     shared_np: tuple[np.ndarray, np.ndarray] | None = None
+    # Of the other KV groups, from the second on: slots and block table, as slot_mapping_np and block_table_np.
+    other_groups_np: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
 
     @property
     def is_decode(self) -> bool:
@@ -81,9 +83,18 @@ class InputBatch:
         if self.shared_np is not None:
             tokens, other_slots = upload_all(list(self.shared_np), states.device)
             attn.shared = tokens, other_slots
+        if self.other_groups_np:
+            attn.groups = tuple(self._of_group(attn, *arrays, states) for arrays in self.other_groups_np)
         if is_unknown:
             input_ids = states.known(input_ids, *token_slots)
         return ModelInputs(input_ids, positions, attn, hidden_rows)
+
+    @staticmethod
+    def _of_group(
+        attn: AttentionMetadata, slot_mapping: np.ndarray, block_table: np.ndarray, states: RequestStates
+    ) -> AttentionMetadata:
+        slots, table = upload_all([slot_mapping, block_table], states.device)
+        return replace(attn, slot_mapping=slots, block_table=table)
 
 
 class ModelInputs(NamedTuple):
@@ -96,7 +107,11 @@ class ModelInputs(NamedTuple):
 
 
 def build_input_batch(
-    step: SchedulerOutput, states: RequestStates, block_tables: BlockTables, prompt_logprobs: PromptLogprobsState
+    step: SchedulerOutput,
+    states: RequestStates,
+    block_tables: BlockTables,
+    prompt_logprobs: PromptLogprobsState,
+    other_tables: Sequence[BlockTables] = (),
 ) -> InputBatch:
     """Gather a step's inputs from the slots, vectorised over the step: nothing is built row by row."""
     req_ids = list(step.num_scheduled_tokens)
@@ -129,6 +144,8 @@ def build_input_batch(
         silent_rows_np=np.flatnonzero(complete & ~reads_next),
         hidden_rows_np=query_start_loc[1:][sampling_rows].astype(np.int64) - 1,
     )
+    for table in other_tables:
+        batch.other_groups_np.append((table.slot_mapping(token_slots, positions), table.gather(slots, max_seq_len)))
     if not prompt_logprobs.is_idle:
         _add_prompts(batch, prompt_logprobs, block_tables)
     if step.shared_tokens:

@@ -41,6 +41,8 @@ class KVSwap:
         self._pieces: list[Tensor] = []  # [blocks of the piece, 2 * layers, E]
         if not num_host_blocks:
             return
+        if any(cache.shape[1] != first.shape[1] for cache in self._caches):
+            raise ValueError("swap_space must be 0 for models whose layers have key/value heads of several sizes")
         shape = (len(self._caches), first.shape[1])
         block_bytes = shape[0] * shape[1] * first.element_size()
         on_cuda = self._device.type == "cuda"

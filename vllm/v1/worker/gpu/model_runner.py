@@ -17,8 +17,8 @@ from vllm.attention.select import select_backend
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.logprobs.lists import LogprobsRow
-from vllm.model_executor.layers.attention import use_backend
-from vllm.model_executor.layers.kv_cache_spec import kv_cache_specs
+from vllm.model_executor.layers.attention import attention_layers, use_backend
+from vllm.model_executor.layers.kv_cache_spec import kv_cache_layout, kv_cache_specs
 from vllm.ops.recording import can_record
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
@@ -128,11 +128,19 @@ class GPUModelRunner:
         use_backend(model, self._backend)
         self._host_copies = host_copies(device)
         self._reading_clocks = (self.sampler.reading_clock, self.prompt_logprobs.reading_clock)
-        self.kv_cache_specs = kv_cache_specs(model, model_config.hf_config, self.group)
+        self.kv_layout = kv_cache_layout(kv_cache_specs(model, model_config.hf_config, self.group), max_model_len)
+        for layer, kv_group in zip(attention_layers(model), self.kv_layout.group_of_layer, strict=False):
+            layer.kv_group = kv_group
+        # Of the KV groups from the second on.
+        self.other_block_tables = [
+            BlockTables(max_num_reqs, max_model_len, self.block_size) for _ in self.kv_layout.windows[1:]
+        ]
         self.kv_caches: KVCaches = []
         # Collectives cannot be recorded.
         records = self.group.world_size == 1 and not model_config.enforce_eager
-        self._graph_recorder = graph_recorder(device) if records and self._backend.can_be_captured else None
+        # A graph's inputs are those of one KV group.
+        captures = records and self._backend.can_be_captured and not self.other_block_tables
+        self._graph_recorder = graph_recorder(device) if captures else None
         self._records_kernels = records and device.type == "cpu"
         self._recorded_decode: RecordedDecode | DecodeGraphs | None = None
         self._greedy_graphs: GreedyGraphs | None = None
@@ -160,7 +168,12 @@ class GPUModelRunner:
             self._record_graphs(len(self.kv_caches[0][0]) - self.num_extra_blocks, self._graph_recorder)
         elif self._records_kernels and can_record(self.kv_caches[0][0]):
             self._recorded_decode = RecordedDecode(
-                self.model, self.kv_caches, self.states, self.block_tables, self._max_decode_rows
+                self.model,
+                self.kv_caches,
+                self.states,
+                self.block_tables,
+                self._max_decode_rows,
+                len(self.kv_layout.windows),
             )
 
     @property
@@ -179,16 +192,13 @@ class GPUModelRunner:
         self._greedy_graphs = GreedyGraphs(self.model, self.sampler, self.states, recorder)
 
     def _make_kv_caches(self, num_blocks: int) -> KVCaches:
-        """One pair a layer; a layer that reads another's keys and values has that one's."""
+        """One pair a layer; layers that lie in the same cache have the same pair."""
         caches: KVCaches = []
-        for spec in self.kv_cache_specs:
-            if spec.shared_with is not None:
-                caches.append(caches[spec.shared_with])
-                continue
+        for spec in self.kv_layout.caches:
             shape = self._backend.kv_cache_shape(num_blocks, self.block_size, spec.num_kv_heads, spec.head_dim)
             make = partial(torch.empty, shape, dtype=getattr(torch, self.model_config.dtype), device=self.device)
             caches.append((make(), make()))
-        return caches
+        return [caches[index] for index in self.kv_layout.cache_of_layer]
 
     @contextlib.contextmanager
     def scratch_cache(self) -> Iterator[None]:
@@ -218,7 +228,8 @@ class GPUModelRunner:
         self._update_states(scheduler_output)
         if not scheduler_output.total_num_scheduled_tokens:
             return StepResult([], [], self.states, None, None, self._reading_clocks)
-        batch = build_input_batch(scheduler_output, self.states, self.block_tables, self.prompt_logprobs)
+        tables = self.block_tables, self.prompt_logprobs, self.other_block_tables
+        batch = build_input_batch(scheduler_output, self.states, *tables)
         hidden = self._forward(batch)
         self.states.num_computed_tokens[batch.idx_mapping_np] += batch.num_scheduled_np
         slots = batch.idx_mapping_np[batch.sampling_rows_np]
@@ -301,10 +312,15 @@ class GPUModelRunner:
                 new.req_id, new.prefill_token_ids, new.num_prompt_tokens, new.num_computed_tokens, samples, reads_next
             )
             self.block_tables.set_row(slot, new.block_ids)
+            for table, ids in zip(self.other_block_tables, new.other_block_ids, strict=True):
+                table.set_row(slot, ids)
             self.sampler.add_request(slot, params, new.req_id)
             self.prompt_logprobs.add_request(slot, new.req_id, params, new.num_prompt_tokens, new.next_prompt_row)
         cached = step.scheduled_cached_reqs
         for req_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if block_ids:
                 self.block_tables.append(self.states.req_id_to_slot[req_id], block_ids)
+        for req_id, added in cached.other_new_block_ids.items():
+            for table, ids in zip(self.other_block_tables, added, strict=True):
+                table.append(self.states.req_id_to_slot[req_id], ids)
         self.sampler.apply_staged_writes()

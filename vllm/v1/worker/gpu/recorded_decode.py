@@ -27,7 +27,7 @@ _MAX_RECORDINGS = 64
 class _Inputs:
     """The inputs of up to R requests, one token each, at fixed addresses."""
 
-    def __init__(self, num_rows: int, max_num_blocks: int) -> None:
+    def __init__(self, num_rows: int, max_num_blocks: int, num_groups: int = 1) -> None:
         self.input_ids = torch.empty(num_rows, dtype=torch.int32)
         self.positions = torch.empty(num_rows, dtype=torch.int64)
         self.attn = AttentionMetadata(
@@ -38,10 +38,28 @@ class _Inputs:
             max_query_len=1,
             max_seq_len=0,
         )
+        self.attn.groups = tuple(
+            replace(
+                self.attn,
+                slot_mapping=torch.empty_like(self.attn.slot_mapping),
+                block_table=torch.zeros_like(self.attn.block_table),
+            )
+            for _ in range(1, num_groups)
+        )
 
     def take(self, inputs: ModelInputs) -> ModelInputs:
         """A batch's inputs, copied here: the rows that it fills."""
-        num_rows, source, attn = len(inputs.input_ids), inputs.attn, self.attn
+        num_rows = len(inputs.input_ids)
+        own = self._take_group(inputs.attn, self.attn)
+        if self.attn.groups:
+            pairs = zip(inputs.attn.groups, self.attn.groups, strict=True)
+            own.groups = tuple(self._take_group(source, kept) for source, kept in pairs)
+        input_ids = self.input_ids[:num_rows].copy_(inputs.input_ids)
+        return ModelInputs(input_ids, self.positions[:num_rows].copy_(inputs.positions), own, inputs.hidden_rows)
+
+    @staticmethod
+    def _take_group(source: AttentionMetadata, attn: AttentionMetadata) -> AttentionMetadata:
+        num_rows = len(source.seq_lens)
         own = replace(
             source,
             slot_mapping=attn.slot_mapping[:num_rows].copy_(source.slot_mapping),
@@ -50,8 +68,7 @@ class _Inputs:
             seq_lens=attn.seq_lens[:num_rows].copy_(source.seq_lens),
         )
         own.block_table[:, : source.block_table.shape[1]].copy_(source.block_table)
-        input_ids = self.input_ids[:num_rows].copy_(inputs.input_ids)
-        return ModelInputs(input_ids, self.positions[:num_rows].copy_(inputs.positions), own, inputs.hidden_rows)
+        return own
 
 
 class RecordedDecode:
@@ -60,14 +77,20 @@ class RecordedDecode:
     (use `enforce_eager` for them). A model with an operation that cannot be recorded is not recorded at all."""
 
     def __init__(
-        self, model: Any, kv_caches: KVCaches, states: RequestStates, block_tables: BlockTables, max_num_reqs: int
+        self,
+        model: Any,
+        kv_caches: KVCaches,
+        states: RequestStates,
+        block_tables: BlockTables,
+        max_num_reqs: int,
+        num_groups: int = 1,
     ) -> None:
         """Recordings keep the addresses of `kv_caches`; `max_num_reqs` is the most requests that a step can have."""
         self._model = model
         self._kv_caches = kv_caches
         self._states = states
         self._max_rows = min(max_num_reqs, MAX_ROWS)
-        self._inputs = _Inputs(self._max_rows, block_tables.table.shape[1])
+        self._inputs = _Inputs(self._max_rows, block_tables.table.shape[1], num_groups)
         self._memory = RecordedMemory()
         self._recorded: dict[int, tuple[Recording, Tensor]] = {}  # by number of requests, least recently used first
         self._records = True
