@@ -68,9 +68,10 @@ def _prefill(inputs: Inputs) -> None:
     q, kv_heads, requests = inputs.q, inputs.keys.shape[1], len(inputs.seq_lens)
     group = q.shape[1] // kv_heads
     tile = _prefill_tile(padded(q.shape[2]), q.element_size(), shared_kib(q.device))
-    # What options do to scores takes registers.
-    fitting = tile.rows // 2 if inputs.window or inputs.softcap or inputs.alibi_slopes is not None else tile.rows
-    rows = max(fitting, 16, triton.next_power_of_2(group))
+    if inputs.window or inputs.softcap or inputs.alibi_slopes is not None:
+        # What they do to scores takes registers.
+        tile = tile._replace(rows=max(tile.rows // 2, 16), keys=max(tile.keys // 2, 16))
+    rows = max(tile.rows, triton.next_power_of_2(group))
     launch = {"ROWS": rows, "KEYS": tile.keys, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
     grid = kv_heads, len(q) // (rows // group) + requests
     _prefill_kernel[grid](*inputs.arguments(), requests, **inputs.constants(), **launch)

@@ -129,6 +129,7 @@ class GroupedKVCacheManager(KVCacheManager):
         if num_missing > self.pool.num_free - sum(map(self.pool.is_evictable, on_device)):
             return False
         self.pool.share(on_device)
+        self._keep_on_host(keys)
         groups = self._take_prefix(keys, self.pool.allocate(num_missing))
         groups = [[NO_BLOCK] * (count - len(row)) + blocks for row, blocks in zip(keys, groups, strict=True)]
         self._blocks[request.request_id], *self._others[request.request_id] = groups
@@ -141,15 +142,17 @@ class GroupedKVCacheManager(KVCacheManager):
         self._register(request, num_tokens, prefix.num_tokens)
         return True
 
+    def _keep_on_host(self, keys: list[list[bytes]]) -> None:
+        """Content on the host is used: what is evicted next does not take its place there."""
+        if self.host is not None:
+            # The end of a prefix is useful to the fewest requests, so it is to be evicted first.
+            for key in (key for row in keys for key in reversed(row)):
+                if self.pool.find(key) is None:
+                    self.host.use(key)
+
     def _take_prefix(self, keys: list[list[bytes]], new: list[int]) -> list[list[int]]:
         """Each group's blocks: those of `keys`, on the device or swapped in, and its share of the other new ones."""
-        missing = [[key for key in row if self.pool.find(key) is None] for row in keys]
-        if self.host is not None:
-            for row in missing:
-                # The end of a prefix is useful to the fewest requests, so it is to be evicted first.
-                for key in reversed(row):
-                    self.host.use(key)
-        num_new = (len(new) - sum(map(len, missing))) // self.num_groups
+        num_new = (len(new) - sum(self.pool.find(key) is None for row in keys for key in row)) // self.num_groups
         fresh, groups = iter(new), []
         for row in keys:
             blocks = []
