@@ -38,6 +38,7 @@ class LateResult:
 class FakeWorker:
     can_schedule_ahead = True
     weights_version = 0
+    kv_group_windows = (None,)
 
     def __init__(self, max_num_seqs: int, seen: Counter) -> None:
         self.runner, self.seen = FakeRunner(max_num_seqs), seen
