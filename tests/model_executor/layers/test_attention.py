@@ -12,7 +12,7 @@ from torch import nn
 from vllm.attention.backend import AttentionMetadata
 from vllm.distributed.communicator import ALONE
 from vllm.model_executor.layers.attention import Attention, AttentionOptions
-from vllm.model_executor.layers.kv_cache_spec import KVCacheSpec, kv_cache_specs
+from vllm.model_executor.layers.kv_cache_spec import KVCacheSpec, kv_cache_layout, kv_cache_specs
 
 WINDOW = 6
 # float32, as in test_models.py.
@@ -105,3 +105,38 @@ def test_only_an_earlier_layers_own_keys_can_be_shared(target):
 def test_bad_options(bad, message):
     with pytest.raises(ValueError, match=message):
         AttentionOptions(**bad)
+
+
+GEMMA_27B = [KVCacheSpec(16, 128, None if layer % 6 == 5 else 1024) for layer in range(62)]
+GPT_OSS_120B = [KVCacheSpec(8, 64, None if layer % 2 else 128) for layer in range(36)]
+
+
+@pytest.mark.parametrize(
+    ("specs", "windows", "num_caches"),
+    [
+        (GEMMA_27B, (None, *[1024] * 6), 10),
+        (GPT_OSS_120B, (None, 128), 18),
+        ([KVCacheSpec(4, 16)] * 3, (None,), 3),
+        ([KVCacheSpec(4, 16, 8)] * 3, (8,), 3),
+        # A window that no sequence exceeds is none.
+        ([KVCacheSpec(4, 16, 4096), KVCacheSpec(4, 16)], (None,), 2),
+    ],
+    ids=["gemma", "gpt-oss", "one kind", "windows alone", "long window"],
+)
+def test_layers_of_a_window_form_groups_that_share_memory(specs, windows, num_caches):
+    layout = kv_cache_layout(specs, max_model_len=4096)
+    assert layout.windows == windows and len(layout.caches) == num_caches
+    # Within a group each layer has a cache of its own.
+    places = list(zip(layout.group_of_layer, layout.cache_of_layer, strict=True))
+    assert len(set(places)) == len(specs)
+    for layer, spec in enumerate(specs):
+        assert windows[layout.group_of_layer[layer]] == (None if spec.window == 4096 else spec.window)
+
+
+def test_layers_of_other_shapes_have_caches_of_their_own():
+    specs = [KVCacheSpec(4, 16, 8), KVCacheSpec(1, 32), KVCacheSpec(4, 16, 8, shared_with=0), KVCacheSpec(4, 16, 8)]
+    layout = kv_cache_layout(specs, max_model_len=100)
+    assert layout.windows == (None, 8)
+    assert layout.group_of_layer == [1, 0, 1, 1]
+    assert [layout.caches[index][:2] for index in layout.cache_of_layer] == [(4, 16), (1, 32), (4, 16), (4, 16)]
+    assert layout.cache_of_layer[2] == layout.cache_of_layer[0] != layout.cache_of_layer[3]
