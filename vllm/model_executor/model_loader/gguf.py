@@ -18,15 +18,16 @@ import torch
 
 from vllm import envs
 from vllm.logger import init_logger
-from vllm.model_executor.model_loader import gguf_names
+from vllm.model_executor.model_loader.gguf_configs import hf_config, special_ids
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_tokenizer import write_tokenizer
+from vllm.model_executor.model_loader.gguf_weights import Weight, weights
 from vllm.model_executor.model_loader.safetensors_file import SafetensorsWriter, progress_bar
 
 logger = init_logger(__name__)
 
 # Increase when what a conversion writes changes: older copies are then not used.
-_FORMAT = 1
+_FORMAT = 2
 _WEIGHTS = "model.safetensors"
 _NUM_THREADS = 2
 
@@ -53,33 +54,30 @@ def converted_folder(path: Path, dtype: str, use_tqdm: bool = False) -> Path:
 
 def _convert(path: Path, dtype: str, folder: Path, siblings: Path, use_tqdm: bool) -> None:
     file = GGUFFile(path)
-    config = gguf_names.hf_config(file, dtype)
-    _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", gguf_names.special_ids(file))
+    _write_json(folder / "config.json", hf_config(file, dtype))
+    _write_json(folder / "generation_config.json", special_ids(file))
     if not _copy_tokenizer(siblings, folder):
         write_tokenizer(file, folder)
-    _write_weights(file, config, getattr(torch, dtype), folder / _WEIGHTS, use_tqdm)
+    _write_weights(file, getattr(torch, dtype), folder / _WEIGHTS, use_tqdm)
 
 
-def _write_weights(file: GGUFFile, config: dict[str, Any], dtype: torch.dtype, target: Path, use_tqdm: bool) -> None:
+def _write_weights(file: GGUFFile, dtype: torch.dtype, target: Path, use_tqdm: bool) -> None:
     """Dequantise a few tensors at a time, so that memory stays far below the model's size."""
-    names = gguf_names.weight_names(file)
-    shapes = {new: file.tensors[old].shape for old, new in names.items()}
+    planned = list(weights(file))
 
-    def load(name: str) -> torch.Tensor:
-        value = gguf_names.restore_layout(file, name, file.dequantize(name), config)
-        return torch.from_numpy(np.require(value, requirements="W")).to(dtype)
+    def load(weight: Weight) -> torch.Tensor:
+        return torch.from_numpy(np.require(weight.load(file), requirements=["W", "C"])).to(dtype)
 
     with (
-        SafetensorsWriter(target, shapes, dtype) as writer,
+        SafetensorsWriter(target, {weight.name: weight.shape for weight in planned}, dtype) as writer,
         ThreadPoolExecutor(_NUM_THREADS) as pool,
-        progress_bar("Converting GGUF", len(names), use_tqdm) as bar,
+        progress_bar("Converting GGUF", len(planned), use_tqdm) as bar,
     ):
         pending: list[Future[torch.Tensor]] = []
-        remaining = iter(names)
-        for _ in names:
-            while len(pending) < 2 * _NUM_THREADS and (name := next(remaining, None)) is not None:
-                pending.append(pool.submit(load, name))
+        remaining = iter(planned)
+        for _ in planned:
+            while len(pending) < 2 * _NUM_THREADS and (weight := next(remaining, None)) is not None:
+                pending.append(pool.submit(load, weight))
             writer.write(pending.pop(0).result())
             bar.update()
 

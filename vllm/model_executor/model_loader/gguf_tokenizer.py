@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
+from vllm.model_executor.model_loader.gguf_splits import WHOLE_WORDS, pre_tokenizer
 
-_CONTROL, _USER_DEFINED = 3, 4
-# Vocabularies whose merges were learned on GPT-2's own split of the text. Building these here is several seconds faster
-# than transformers; the result is the same.
-_GPT2_SPLITS = ("gpt-2", "smollm")
+# Kinds of tokens, as SentencePiece numbers them.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+_SPACE = "\u2581"
 _SPECIAL = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -22,58 +23,148 @@ _SPECIAL = {
 
 def write_tokenizer(file: GGUFFile, folder: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and, where the file has one, the chat template into `folder`;
-    ValueError if the file has no tokenizer, or one that transformers cannot read."""
+    ValueError if the file has no tokenizer, or one of a kind that is not supported."""
     meta = file.metadata
     if "tokenizer.ggml.tokens" not in meta:
         raise ValueError(f"{file.path.name} holds no tokenizer")
-    if meta.get("tokenizer.ggml.model") == "gpt2" and meta.get("tokenizer.ggml.pre") in _GPT2_SPLITS:
-        _byte_level_tokenizer(meta).save(str(folder / "tokenizer.json"))
-        _write_tokenizer_config(meta, folder)
-        return
-    from transformers import AutoTokenizer
-
+    kind = meta.get("tokenizer.ggml.model")
+    if kind not in _BUILDERS:
+        raise ValueError(
+            f"{file.path.name}: tokenizer.ggml.model must be one of {', '.join(_BUILDERS)}, got {kind!r}"
+        )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
-    except (ValueError, KeyError, OSError) as error:
-        raise ValueError(f"{file.path.name}: its tokenizer cannot be read: {error}") from error
-    tokenizer.save_pretrained(str(folder))
+        tokenizer = _BUILDERS[kind](meta)
+    except ValueError as error:
+        raise ValueError(f"{file.path.name}: {error}") from error
+    _add_tokens(tokenizer, meta)
+    _surround(tokenizer, meta)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_tokenizer_config(meta, folder)
 
 
-def _byte_level_tokenizer(meta: dict[str, Any]) -> Any:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+def _byte_level_bpe(meta: dict[str, Any]) -> Any:
+    from tokenizers import Tokenizer, decoders, models
 
-    tokens: list[str] = meta["tokenizer.ggml.tokens"]
+    name = meta.get("tokenizer.ggml.pre", "default")
+    if "tokenizer.ggml.merges" not in meta:
+        raise ValueError("tokenizer.ggml.merges is missing, which tokenizer.ggml.model 'gpt2' needs")
     merges = [tuple(merge.split(" ", 1)) for merge in meta["tokenizer.ggml.merges"]]
-    vocab = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = Tokenizer(models.BPE(vocab=_vocab(meta), merges=merges, ignore_merges=name in WHOLE_WORDS))
+    tokenizer.pre_tokenizer = pre_tokenizer(name)
     tokenizer.decoder = decoders.ByteLevel()
-    kinds = meta.get("tokenizer.ggml.token_type") or []
+    return tokenizer
+
+
+def _sentencepiece_bpe(meta: dict[str, Any]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    prefixed = meta.get("tokenizer.ggml.add_space_prefix", True)
+    tokens, unknown = meta["tokenizer.ggml.tokens"], meta.get("tokenizer.ggml.unknown_token_id")
+    model = models.BPE(
+        vocab=_vocab(meta),
+        merges=_merges_of_scores(meta),
+        unk_token=None if unknown is None else tokens[unknown],
+        fuse_unk=True,
+        byte_fallback=_BYTE in meta.get("tokenizer.ggml.token_type", ()),
+    )
+    tokenizer = Tokenizer(model)
+    spaces = normalizers.Replace(" ", _SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if prefixed else spaces
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefixed else steps)
+    return tokenizer
+
+
+def _merges_of_scores(meta: dict[str, Any]) -> list[tuple[str, str]]:
+    """SentencePiece joins the two neighbours whose union has the best score: the same as merges in that order."""
+    tokens: list[str] = meta["tokenizer.ggml.tokens"]
+    scores = meta.get("tokenizer.ggml.scores")
+    if scores is None:
+        raise ValueError("tokenizer.ggml.scores is missing, which tokenizer.ggml.model 'llama' needs")
+    kinds = meta.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    # Tokens of other kinds are never joined from parts, nor are parts of others.
+    normal = {token for token, kind in zip(tokens, kinds, strict=True) if kind == _NORMAL}
+    ranked = sorted(range(len(tokens)), key=lambda index: -scores[index])
+    return [
+        (token[:cut], token[cut:])
+        for token in (tokens[index] for index in ranked)
+        if token in normal
+        for cut in range(1, len(token))
+        if token[:cut] in normal and token[cut:] in normal
+    ]
+
+
+def _unigram(meta: dict[str, Any]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    tokens = meta["tokenizer.ggml.tokens"]
+    kinds = meta.get("tokenizer.ggml.token_type", ())
+    pieces = list(zip(tokens, meta["tokenizer.ggml.scores"], strict=True))
+    unknown = meta.get("tokenizer.ggml.unknown_token_id", kinds.index(_UNKNOWN) if _UNKNOWN in kinds else None)
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=unknown, byte_fallback=_BYTE in kinds))
+    steps: list[Any] = []
+    if charsmap := meta.get("tokenizer.ggml.precompiled_charsmap"):
+        steps.append(normalizers.Precompiled(bytes(value & 0xFF for value in charsmap)))
+    if meta.get("tokenizer.ggml.remove_extra_whitespaces", False):
+        from tokenizers import Regex
+
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if steps:
+        tokenizer.normalizer = normalizers.Sequence(steps)
+    scheme = "always" if meta.get("tokenizer.ggml.add_space_prefix", True) else "never"
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)
+    tokenizer.decoder = decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)
+    return tokenizer
+
+
+_BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "gpt2": _byte_level_bpe,
+    "llama": _sentencepiece_bpe,
+    "t5": _unigram,
+}
+
+
+def _vocab(meta: dict[str, Any]) -> dict[str, int]:
+    return {token: index for index, token in enumerate(meta["tokenizer.ggml.tokens"])}
+
+
+def _add_tokens(tokenizer: Any, meta: dict[str, Any]) -> None:
+    """Tokens that are found before the text is split."""
+    from tokenizers import AddedToken
+
+    tokens, kinds = meta["tokenizer.ggml.tokens"], meta.get("tokenizer.ggml.token_type") or []
     control, added = (
         [token for token, kind in zip(tokens, kinds, strict=False) if kind == wanted]
         for wanted in (_CONTROL, _USER_DEFINED)
     )
+    # Runs of spaces are found in the text as it is normalised, unless that puts a space before each of them.
+    prefixed = meta["tokenizer.ggml.model"] == "llama" and meta.get("tokenizer.ggml.add_space_prefix", True)
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
-    tokenizer.add_tokens([AddedToken(token, normalized=True, special=False) for token in added])
-    around = _tokens_around(meta)
+    tokenizer.add_tokens([AddedToken(token, normalized=not prefixed, special=False) for token in added])
+
+
+def _surround(tokenizer: Any, meta: dict[str, Any]) -> None:
+    """Put the tokens before and after every prompt that the file asks for."""
+    from tokenizers import processors
+
+    tokens = meta["tokenizer.ggml.tokens"]
+    begins = meta["tokenizer.ggml.model"] == "llama" or meta.get("tokenizer.ggml.pre") in WHOLE_WORDS
+
+    def text(flag: str, which: str, default: bool) -> str | None:
+        token_id = meta.get(f"tokenizer.ggml.{which}")
+        return tokens[token_id] if meta.get(f"tokenizer.ggml.{flag}", default) and token_id is not None else None
+
+    around = (
+        text("add_bos_token", "bos_token_id", begins),
+        text("add_eos_token", "eos_token_id", meta["tokenizer.ggml.model"] == "t5"),
+    )
     if around != (None, None):
-        before, after = (f"{text} " if text is not None else "" for text in around)
+        vocab = _vocab(meta)
+        before, after = (f"{token} " if token is not None else "" for token in around)
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{before}$A {after}".strip(),
-            special_tokens=[(text, vocab[text]) for text in around if text is not None],
+            special_tokens=[(token, vocab[token]) for token in around if token is not None],
         )
-    return tokenizer
-
-
-def _tokens_around(meta: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Texts of the tokens before and after every prompt."""
-    tokens = meta["tokenizer.ggml.tokens"]
-
-    def text(flag: str, which: str) -> str | None:
-        token_id = meta.get(f"tokenizer.ggml.{which}")
-        return tokens[token_id] if meta.get(f"tokenizer.ggml.{flag}") and token_id is not None else None
-
-    return text("add_bos_token", "bos_token_id"), text("add_eos_token", "eos_token_id")
 
 
 def _write_tokenizer_config(meta: dict[str, Any], folder: Path) -> None:

@@ -1,0 +1,56 @@
+"""Values of a GGUF file's header under the name of its architecture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vllm.model_executor.model_loader.gguf_file import GGUFFile
+
+
+class GGUFHeader:
+    """Typed access to `general.architecture`'s keys. All methods raise ValueError, which names the file and key."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self.architecture: str = file.metadata.get("general.architecture", "")
+        self.layers: int = self.need("block_count")
+        self.hidden: int = self.need("embedding_length")
+        self.heads: int = self.uniform("attention.head_count")
+        self.kv_heads: int = self.uniform("attention.head_count_kv", self.heads)
+        self.head_dim: int = self.get("attention.key_length", self.hidden // self.heads)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value, or `default`."""
+        return self.file.metadata.get(f"{self.architecture}.{key}", default)
+
+    def need(self, key: str) -> Any:
+        """A value that must be there."""
+        value = self.get(key)
+        if value is None:
+            raise ValueError(f"{self.file.path.name} has no {self.architecture}.{key}")
+        return value
+
+    def uniform(self, key: str, default: Any = None) -> Any:
+        """A value that may be given layer by layer, and must be the same in all."""
+        value = self.need(key) if default is None else self.get(key, default)
+        if isinstance(value, list):
+            if len(set(value)) != 1:
+                raise ValueError(f"{self.file.path.name}: layers that differ in {key} are not supported, got {value}")
+            return value[0]
+        return value
+
+    def has(self, tensor: str) -> bool:
+        """Whether the file has a tensor."""
+        return tensor in self.file.tensors
+
+    def rows(self, tensor: str) -> int:
+        """First dimension of a tensor that must be there."""
+        if tensor not in self.file.tensors:
+            raise ValueError(f"{self.file.path.name} has no tensor {tensor}")
+        return self.file.tensors[tensor].shape[0]
+
+    def values(self, tensor: str) -> list[float]:
+        """A small tensor's values."""
+        return np.ravel(self.file.dequantize(tensor)).tolist()

@@ -1,0 +1,70 @@
+"""How byte-level BPE vocabularies split a text into words, by the name in `tokenizer.ggml.pre`.
+
+The expressions are those of the published tokenizers; which name means which is as in llama.cpp (llama-vocab.cpp).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
+_QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|{_CASED_REST}"
+)
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_CASED_REST}"
+)
+_BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
+_CJK = "[一-龥\u3040-ゟ゠-ヿ]+"
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+    r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+# Steps: an expression whose matches stand alone, or one of these.
+_GPT2, _DIGITS, _NUMBERS, _PUNCTUATION = "<gpt2>", "<digits>", "<numbers>", "<punctuation>"
+_FALCON = (_PUNCTUATION, _GPT2, _NUMBERS, "[0-9][0-9][0-9]")
+
+_NAMES: dict[tuple[str, ...], str] = {
+    (_GPT2,): "gpt-2 phi-2 mpt olmo jais trillion jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code "
+    "roberta-bpe gigachat exaone4",
+    (_DIGITS, _GPT2): "starcoder refact command-r smollm codeshell exaone minerva-7b",
+    (_LLAMA3,): "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral dbrx smaug-bpe glm4 chatglm-bpe",
+    (_QWEN2,): "qwen2 stablelm2 deepseek-r1-qwen megrez",
+    (_TEKKEN,): "tekken",
+    (_GPT4O,): "gpt-4o llama4",
+    (_BLOOM,): "bloom poro-chat gpt3-finnish",
+    (_BLOOM, _DIGITS): "viking",
+    (r"\p{N}{1,3}", _CJK, _DEEPSEEK3): "deepseek-v3 hunyuan-dense",
+    _FALCON: "falcon default",
+}
+_STEPS = {name: steps for steps, names in _NAMES.items() for name in names.split()}
+
+# A word that is in the vocabulary is one token, whatever the merges; and a prompt begins with BOS unless told.
+WHOLE_WORDS = frozenset("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral tekken".split())
+
+
+def pre_tokenizer(name: str) -> Any:
+    """The `tokenizers` pre-tokenizer of a name; ValueError if it is not known."""
+    from tokenizers import Regex, pre_tokenizers
+
+    if name not in _STEPS:
+        raise ValueError(f"tokenizer.ggml.pre must be one of {', '.join(sorted(_STEPS))}, got {name!r}")
+    made: dict[str, Any] = {
+        _GPT2: lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
+        _DIGITS: lambda: pre_tokenizers.Digits(individual_digits=True),
+        _NUMBERS: lambda: pre_tokenizers.Digits(individual_digits=False),
+        _PUNCTUATION: lambda: pre_tokenizers.Punctuation("contiguous"),
+    }
+    steps = [
+        made[step]() if step in made else pre_tokenizers.Split(Regex(step), "isolated") for step in _STEPS[name]
+    ]
+    if _GPT2 not in _STEPS[name]:
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    return steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)

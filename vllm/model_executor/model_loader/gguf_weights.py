@@ -1,0 +1,276 @@
+"""The weights of a safetensors checkpoint, made from a GGUF file's tensors.
+
+What llama.cpp's converter (convert_hf_to_gguf.py) does to the weights of each architecture is undone here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vllm.model_executor.model_loader.gguf_file import GGUFFile
+from vllm.model_executor.model_loader.gguf_header import GGUFHeader
+
+Array = np.ndarray[Any, Any]
+Change = Callable[[GGUFHeader, str, Array], Array]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One tensor of the checkpoint: `tensor` of the file, its rows from `rows` if given, changed by `change`."""
+
+    name: str
+    shape: tuple[int, ...]
+    tensor: str
+    rows: slice | None = None
+    change: Callable[[Array], Array] | None = None
+
+    def load(self, file: GGUFFile) -> Array:
+        """Float32 of `shape`."""
+        value = file.dequantize(self.tensor)
+        if self.rows is not None:
+            value = value[self.rows]
+        if self.change is not None:
+            value = self.change(value)
+        return value.reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class _Names:
+    """A checkpoint's names for GGUF's, without their ending ".weight" or ".bias"; `{}` is a layer's number."""
+
+    top: dict[str, str]
+    layer: str
+    block: dict[str, str]
+
+
+_MODERN = _Names(
+    {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
+    "model.layers.{}.",
+    {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    },
+)
+_GPT2 = _Names(
+    {
+        "token_embd": "transformer.wte",
+        "position_embd": "transformer.wpe",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+    },
+    "transformer.h.{}.",
+    {
+        "attn_norm": "ln_1",
+        "attn_qkv": "attn.c_attn",
+        "attn_output": "attn.c_proj",
+        "ffn_norm": "ln_2",
+        "ffn_up": "mlp.c_fc",
+        "ffn_down": "mlp.c_proj",
+    },
+)
+_NEOX = _Names(
+    {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
+    "gpt_neox.layers.{}.",
+    {
+        "attn_norm": "input_layernorm",
+        "attn_qkv": "attention.query_key_value",
+        "attn_output": "attention.dense",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_up": "mlp.dense_h_to_4h",
+        "ffn_down": "mlp.dense_4h_to_h",
+    },
+)
+_BLOOM = _Names(
+    {
+        "token_embd": "transformer.word_embeddings",
+        "token_embd_norm": "transformer.word_embeddings_layernorm",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+    },
+    "transformer.h.{}.",
+    {
+        "attn_norm": "input_layernorm",
+        "attn_qkv": "self_attention.query_key_value",
+        "attn_output": "self_attention.dense",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_up": "mlp.dense_h_to_4h",
+        "ffn_down": "mlp.dense_4h_to_h",
+    },
+)
+_MPT = _Names(
+    {"token_embd": "transformer.wte", "output_norm": "transformer.norm_f", "output": "lm_head"},
+    "transformer.blocks.{}.",
+    {
+        "attn_norm": "norm_1",
+        "attn_qkv": "attn.Wqkv",
+        "attn_output": "attn.out_proj",
+        "ffn_norm": "norm_2",
+        "ffn_up": "ffn.up_proj",
+        "ffn_down": "ffn.down_proj",
+    },
+)
+
+
+def _with(names: _Names, top: dict[str, str] | None = None, **block: str) -> _Names:
+    return _Names(names.top | (top or {}), names.layer, names.block | block)
+
+
+_BOTH_NORMS = _with(
+    _MODERN,
+    post_attention_norm="post_attention_layernorm",
+    ffn_norm="pre_feedforward_layernorm",
+    post_ffw_norm="post_feedforward_layernorm",
+)
+_FUSED_MLP = _with(_MODERN, ffn_up="mlp.gate_up_proj")
+# Falcon's larger models have a norm each for the MLP and for attention.
+_FALCON_TWO_NORMS = _with(_BLOOM, attn_norm="ln_mlp", attn_norm_2="ln_attn")
+_PLAIN_MLP = _with(_MODERN, ffn_up="mlp.c_fc", ffn_down="mlp.c_proj")
+_PHI = _with(
+    _MODERN,
+    {"output_norm": "model.final_layernorm"},
+    attn_output="self_attn.dense",
+    ffn_up="mlp.fc1",
+    ffn_down="mlp.fc2",
+)
+
+_NAMES: dict[str, _Names] = {
+    "gemma2": _BOTH_NORMS,
+    "gemma3": _BOTH_NORMS,
+    "olmo2": _BOTH_NORMS,
+    "exaone4": _BOTH_NORMS,
+    "seed_oss": _with(_MODERN, post_attention_norm="post_attention_layernorm"),
+    "hunyuan-dense": _with(_MODERN, attn_q_norm="self_attn.query_layernorm", attn_k_norm="self_attn.key_layernorm"),
+    "glm4": _with(_FUSED_MLP, post_attention_norm="post_self_attn_layernorm", post_ffw_norm="post_mlp_layernorm"),
+    "chatglm": _FUSED_MLP,
+    "phi2": _PHI,
+    "phi3": _with(_FUSED_MLP, attn_qkv="self_attn.qkv_proj"),
+    "starcoder2": _PLAIN_MLP,
+    "stablelm": _with(_MODERN, attn_q_norm="self_attn.q_layernorm", attn_k_norm="self_attn.k_layernorm"),
+    "gpt2": _GPT2,
+    "starcoder": _GPT2,
+    "gptneox": _NEOX,
+    "bloom": _BLOOM,
+    "falcon": _BLOOM,
+    "mpt": _MPT,
+}
+
+_IN_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_ON_TOP = re.compile(r"(\w+)\.(weight|bias)")
+# Read as part of the configuration.
+_ROPE = re.compile(r"(rope_freqs|rope_factors_long|rope_factors_short)\.weight")
+
+
+def weights(file: GGUFFile) -> Iterator[Weight]:
+    """Every weight of the checkpoint; ValueError for a tensor that the architecture does not have."""
+    header = GGUFHeader(file)
+    architecture = header.architecture
+    names = _NAMES.get(architecture, _MODERN)
+    if architecture == "falcon" and header.has("blk.0.attn_norm_2.weight"):
+        names = _FALCON_TWO_NORMS
+    changes = _CHANGES.get(architecture, {})
+    for tensor, entry in file.tensors.items():
+        if _ROPE.fullmatch(tensor):
+            continue
+        in_block, on_top = _IN_BLOCK.fullmatch(tensor), _ON_TOP.fullmatch(tensor)
+        if in_block is not None:
+            layer, part, kind = in_block.groups()
+            prefix = names.layer.format(layer)
+            if split := _split(header, part, entry.shape[0]):
+                for name, rows in split.items():
+                    shape = (rows.stop - rows.start, *entry.shape[1:])
+                    yield Weight(f"{prefix}{names.block[name]}.{kind}", shape, tensor, rows)
+                continue
+            if architecture == "stablelm" and part in ("attn_q_norm", "attn_k_norm"):
+                for head in range(entry.shape[0]):
+                    name = f"{prefix}{names.block[part]}.norms.{head}.{kind}"
+                    yield Weight(name, entry.shape[1:], tensor, slice(head, head + 1))
+                continue
+            known = names.block.get(part)
+        else:
+            part, kind, prefix = (on_top[1], on_top[2], "") if on_top is not None else (tensor, "", "")
+            known = names.top.get(part)
+        if known is None:
+            raise ValueError(f"{file.path.name}: {architecture} has no tensor {tensor}")
+        shape = entry.shape
+        change = changes.get(part) or changes.get("norm" if part.endswith("norm") and kind == "weight" else "")
+        if change is _transposed:
+            shape = shape[::-1]
+        bound = None if change is None else _bind(change, header, part)
+        yield Weight(f"{prefix}{known}.{kind}", shape, tensor, None, bound)
+
+
+def _bind(change: Change, header: GGUFHeader, part: str) -> Callable[[Array], Array]:
+    return lambda value: change(header, part, value)
+
+
+def _split(header: GGUFHeader, part: str, rows: int) -> dict[str, slice] | None:
+    """Rows of queries, keys and values in a fused tensor, where the checkpoint has them apart."""
+    if part != "attn_qkv" or header.architecture not in ("qwen", "chatglm", "phi2", "glm4"):
+        return None
+    keys = header.kv_heads * header.head_dim
+    queries = rows - 2 * keys
+    return {
+        "attn_q": slice(0, queries),
+        "attn_k": slice(queries, queries + keys),
+        "attn_v": slice(queries + keys, rows),
+    }
+
+
+def _half_split(header: GGUFHeader, part: str, value: Array) -> Array:
+    """GGUF has the two rows that rotate together as neighbours; the checkpoint half a head apart."""
+    heads = header.heads if part == "attn_q" else header.kv_heads
+    pairs = value.reshape(heads, -1, 2, *value.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(value.shape)
+
+
+def _minus_one(header: GGUFHeader, part: str, value: Array) -> Array:
+    """The norm multiplies by 1 + weight, and GGUF holds the sum."""
+    return value - 1
+
+
+def _transposed(header: GGUFHeader, part: str, value: Array) -> Array:
+    return value.T if value.ndim == 2 else value
+
+
+def _by_head(header: GGUFHeader, part: str, value: Array) -> Array:
+    """Query, key and value of one head follow each other in the checkpoint."""
+    parts = value.reshape(3, header.heads, -1, *value.shape[1:])
+    return np.ascontiguousarray(parts.swapaxes(0, 1)).reshape(value.shape)
+
+
+def _by_group(header: GGUFHeader, part: str, value: Array) -> Array:
+    """The queries of a group and their key and value follow each other in the checkpoint."""
+    groups, width = header.kv_heads, header.head_dim
+    rest = value.shape[1:]
+    queries, keys, values = np.split(value, [header.heads * width, (header.heads + groups) * width])
+    grouped = [piece.reshape(groups, -1, width, *rest) for piece in (queries, keys, values)]
+    return np.concatenate(grouped, axis=1).reshape(value.shape)
+
+
+_ROTARY = {"attn_q": _half_split, "attn_k": _half_split}
+_UNIT = {"norm": _minus_one}
+# By architecture and tensor; "norm" stands for the weights of all norms.
+_CHANGES: dict[str, dict[str, Change]] = {
+    **dict.fromkeys(
+        ("llama", "internlm2", "xverse", "baichuan", "minicpm", "granite", "smollm3", "arcee", "olmo"), _ROTARY
+    ),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "nemotron"), _UNIT),
+    "gpt2": dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), _transposed),
+    "gptneox": {"attn_qkv": _by_head},
+    "bloom": {"attn_qkv": _by_head},
+    "falcon": {"attn_qkv": _by_group},
+}
