@@ -316,7 +316,7 @@ def test_weights_and_logits_equal_the_original(case: str, tmp_path: Path, monkey
             torch.testing.assert_close(got, state.pop(weight.name), rtol=0, atol=2e-7 if change is plus_one else 0)
     assert not state, "left out of the checkpoint"
     resolved = resolve_model(str(path), "float32")
-    assert resolved.hf_config.architectures == [class_name]
+    assert resolved.hf_config.architectures == (class_name,)
     prompts = random_prompts(VOCAB)
     got_logits = paged_logits(_load(resolved), resolved.hf_config, prompts)
     for mine, theirs in zip(got_logits, hf_logits(model, prompts), strict=True):
