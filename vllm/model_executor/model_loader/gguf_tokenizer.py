@@ -45,12 +45,16 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
 def _byte_level_bpe(meta: dict[str, Any]) -> Any:
     from tokenizers import Tokenizer, decoders, models
 
-    name = meta.get("tokenizer.ggml.pre", "default")
-    if "tokenizer.ggml.merges" not in meta:
+    name, vocab = meta.get("tokenizer.ggml.pre", "default"), _vocab(meta)
+    words = pre_tokenizer(name)
+    merges = [tuple(merge.split(" ")) for merge in meta.get("tokenizer.ggml.merges", ())]
+    if not merges:
         raise ValueError("tokenizer.ggml.merges is missing, which tokenizer.ggml.model 'gpt2' needs")
-    merges = [tuple(merge.split(" ", 1)) for merge in meta["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE(vocab=_vocab(meta), merges=merges, ignore_merges=name in WHOLE_WORDS))
-    tokenizer.pre_tokenizer = pre_tokenizer(name)
+    for index, merge in enumerate(merges):
+        if len(merge) != 2 or merge[0] not in vocab or merge[1] not in vocab or "".join(merge) not in vocab:
+            raise ValueError(f"tokenizer.ggml.merges[{index}] must join two tokens into a third, got {' '.join(merge)!r}")
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=name in WHOLE_WORDS))
+    tokenizer.pre_tokenizer = words
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
