@@ -29,9 +29,7 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
         raise ValueError(f"{file.path.name} holds no tokenizer")
     kind = meta.get("tokenizer.ggml.model")
     if kind not in _BUILDERS:
-        raise ValueError(
-            f"{file.path.name}: tokenizer.ggml.model must be one of {', '.join(_BUILDERS)}, got {kind!r}"
-        )
+        raise ValueError(f"{file.path.name}: tokenizer.ggml.model must be one of {', '.join(_BUILDERS)}, got {kind!r}")
     try:
         tokenizer = _BUILDERS[kind](meta)
     except ValueError as error:
@@ -52,7 +50,9 @@ def _byte_level_bpe(meta: dict[str, Any]) -> Any:
         raise ValueError("tokenizer.ggml.merges is missing, which tokenizer.ggml.model 'gpt2' needs")
     for index, merge in enumerate(merges):
         if len(merge) != 2 or merge[0] not in vocab or merge[1] not in vocab or "".join(merge) not in vocab:
-            raise ValueError(f"tokenizer.ggml.merges[{index}] must join two tokens into a third, got {' '.join(merge)!r}")
+            raise ValueError(
+                f"tokenizer.ggml.merges[{index}] must join two tokens into a third, got {' '.join(merge)!r}"
+            )
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=name in WHOLE_WORDS))
     tokenizer.pre_tokenizer = words
     tokenizer.decoder = decoders.ByteLevel()
