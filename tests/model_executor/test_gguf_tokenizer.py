@@ -39,9 +39,7 @@ def joined_by_score(text: str, scores: dict[str, float]) -> list[str]:
     """SentencePiece's BPE: join the leftmost of the best pairs of neighbours, until none is a piece."""
     parts = list(text)
     while True:
-        pairs = [
-            (scores[a + b], -at) for at, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in scores
-        ]
+        pairs = [(scores[a + b], -at) for at, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in scores]
         if not pairs:
             return parts
         at = -max(pairs)[1]
