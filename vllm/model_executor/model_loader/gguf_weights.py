@@ -261,8 +261,8 @@ def _by_group(header: GGUFHeader, part: str, value: Array) -> Array:
     return np.concatenate(grouped, axis=1).reshape(value.shape)
 
 
-_ROTARY = {"attn_q": _half_split, "attn_k": _half_split}
-_UNIT = {"norm": _minus_one}
+_ROTARY: dict[str, Change] = {"attn_q": _half_split, "attn_k": _half_split}
+_UNIT: dict[str, Change] = {"norm": _minus_one}
 # By architecture and tensor; "norm" stands for the weights of all norms.
 _CHANGES: dict[str, dict[str, Change]] = {
     **dict.fromkeys(
