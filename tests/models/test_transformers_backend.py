@@ -3,6 +3,7 @@ prompt is split over steps, and whatever shares them."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,115 @@ def test_readings_are_transformers(tmp_path: Path, model_type: str) -> None:
     (output,) = llm.generate([continued], params(), use_tqdm=False)
     assert output.num_cached_tokens >= 32
     check(output, continued, model, reads_prompt=False)
+
+
+@pytest.mark.parametrize("model_type", ["gpt_oss", "olmo2"])
+def test_two_ranks_give_the_same_readings(tmp_path: Path, model_type: str) -> None:
+    """Sinks and experts; attention that every rank computes a part of."""
+    model = make_tiny(model_type, tmp_path)
+    batch = prompts((20, 5))
+    llm = start(tmp_path, tensor_parallel_size=2)
+    for output, prompt in zip(llm.generate(batch, params(prompt_logprobs=0), use_tqdm=False), batch, strict=True):
+        check(output, prompt, model)
+
+
+def test_half_precision_runs(tmp_path: Path) -> None:
+    model = make_tiny("mixtral", tmp_path)
+    (prompt,) = prompts((20,))
+    (output,) = start(tmp_path, dtype="bfloat16").generate([prompt], params(prompt_logprobs=0), use_tqdm=False)
+    expected = reference(model, prompt)
+    errors = [
+        abs(output.prompt_logprobs[i][prompt[i]].logprob - float(expected[i - 1, prompt[i]]))
+        for i in range(1, len(prompt))
+    ]
+    # bfloat16 keeps 8 bits; four layers with random weights multiply its rounding.
+    assert sum(errors) / len(errors) < 0.3
+
+
+def test_overrides_reach_the_module(tmp_path: Path) -> None:
+    model = make_tiny("mixtral", tmp_path)
+    (prompt,) = prompts((40,))
+    llm = start(tmp_path, hf_overrides={"sliding_window": None, "rms_norm_eps": 0.5})
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = 0.5
+    model.config.sliding_window = None
+    (output,) = llm.generate([prompt], params(prompt_logprobs=0), use_tqdm=False)
+    check(output, prompt, model)
+
+
+def test_growing_rotations_end_the_context(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+    model = make_tiny("mixtral", tmp_path, rope_parameters=rope, sliding_window=None)
+    with pytest.raises(ValueError, match="max_model_len must be at most .*32, got 64"):
+        start(tmp_path)
+    (prompt,) = prompts((20,))
+    (output,) = start(tmp_path, max_model_len=32).generate([prompt], params(prompt_logprobs=0), use_tqdm=False)
+    check(output, prompt, model)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "problem"),
+    [
+        ("mamba", {}, "MambaForCausalLM cannot run .*: it has a recurrent state"),
+        ("bart", {}, "BartForCausalLM cannot run .*: it is an encoder-decoder"),
+        ("roformer", {}, "RoFormerForCausalLM cannot run .*: its attention does not go through"),
+        ("bert", {}, "BertLMHeadModel cannot run .*: its mask is neither causal"),
+        (
+            "lfm2",
+            {"layer_types": ["conv", "full_attention"] * 16},
+            "Lfm2ForCausalLM cannot run .*: its layers of the kind conv",
+        ),
+        ("llama4_text", {}, "Llama4ForCausalLM cannot run .*: its mask"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_class_and_the_reason(
+    tmp_path: Path, model_type: str, fields: dict[str, Any], problem: str
+) -> None:
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    config = CONFIG_MAPPING[model_type](**fields)
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=problem):
+        start(tmp_path, load_format="dummy")
+    config.architectures = ["NobodysForCausalLM"]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="NobodysForCausalLM, which is no causal language model of transformers"):
+        start(tmp_path, load_format="dummy")
+
+
+REMOTE = """
+from transformers import ArceeConfig, ArceeForCausalLM
+
+class TheirConfig(ArceeConfig):
+    model_type = "theirs"
+
+class TheirForCausalLM(ArceeForCausalLM):
+    config_class = TheirConfig
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = 3 * output.logits
+        return output
+"""
+
+
+def test_code_of_a_checkpoint_runs_if_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tmp_path / "their_model"
+    model = make_tiny("arcee", folder)
+    (folder / "their_code.py").write_text(REMOTE, encoding="utf-8")
+    path = folder / "config.json"
+    auto_map = {"AutoConfig": "their_code.TheirConfig", "AutoModelForCausalLM": "their_code.TheirForCausalLM"}
+    theirs = {"model_type": "theirs", "architectures": ["TheirForCausalLM"], "auto_map": auto_map}
+    path.write_text(json.dumps(json.loads(path.read_text()) | theirs))
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        start(folder)
+    (prompt,) = prompts((20,))
+    llm = start(folder, trust_remote_code=True)
+    (output,) = llm.generate([prompt], params(logprobs_mode="raw_logits"), use_tqdm=False)
+    expected = 3 * model(input_ids=torch.tensor([prompt])).logits[0, -1].detach()
+    for token_id in IDS:
+        assert output.outputs[0].logprobs[0][token_id].logit == pytest.approx(float(expected[token_id]), abs=1e-3)

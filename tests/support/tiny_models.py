@@ -50,6 +50,7 @@ _SIZES: dict[str, Any] = {
 }
 # Of these, also where they are None unless given.
 _NEEDED = (
+    "head_dim",
     "num_key_value_heads",
     "num_experts_per_tok",
     "n_routed_experts",
@@ -58,6 +59,8 @@ _NEEDED = (
 )
 # Fields that these need besides, or instead.
 _SPECIAL: dict[str, dict[str, Any]] = {
+    "codegen": {"rotary_dim": 8},
+    "gptj": {"rotary_dim": 8},
     "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "longcat_flash": {"num_layers": 2, "num_hidden_layers": 4, "zero_expert_num": 1},
     "gemma3n_text": {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE},

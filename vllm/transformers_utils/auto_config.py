@@ -21,6 +21,7 @@ def load_auto_config(raw: dict[str, Any], folder: Path, trust_remote_code: bool)
     """
     from transformers import CONFIG_MAPPING
 
+    raw = _with_floats(raw)
     model_type, remote = str(raw.get("model_type")), (raw.get("auto_map") or {}).get("AutoConfig")
     try:
         if remote is not None and (trust_remote_code or model_type not in CONFIG_MAPPING):
@@ -41,6 +42,15 @@ def load_auto_config(raw: dict[str, Any], folder: Path, trust_remote_code: bool)
         raise ValueError(f"{folder.name}/config.json is not one that transformers takes: {error}") from error
 
 
+def _with_floats(value: Any) -> Any:
+    """A value of config.json with the floats in it that transformers writes as {"__float__": "Infinity"}."""
+    if isinstance(value, dict):
+        if set(value) == {"__float__"}:
+            return float(value["__float__"])
+        return {name: _with_floats(each) for name, each in value.items()}
+    return [_with_floats(each) for each in value] if isinstance(value, list) else value
+
+
 def describe(auto: Any, geometry: dict[str, int], raw: dict[str, Any], generation: dict[str, Any]) -> HFConfig:
     """What the engine reads of a model, from transformers' configuration and the sizes of its parts (`geometry`:
     hidden_size, vocab_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim).
@@ -48,10 +58,11 @@ def describe(auto: Any, geometry: dict[str, int], raw: dict[str, Any], generatio
     Raises:
         ValueError: the configuration has no longest position.
     """
+    width = getattr(auto, "intermediate_size", None)
     known = {
         **geometry,
         "architectures": raw.get("architectures"),
-        "intermediate_size": 1,
+        "intermediate_size": width if isinstance(width, int) and width > 0 else geometry["hidden_size"],
         "max_position_embeddings": longest_context(auto),
         **{name: raw.get(name) for name in ("dtype", "torch_dtype", "eos_token_id", "bos_token_id")},
     }

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vllm.attention.backend import AttentionMetadata, KVCache
+from vllm.distributed.communicator import PeerLostError
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.logger import init_logger
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -19,6 +20,7 @@ from vllm.model_executor.models.transformers_experts import PackedExperts, is_ex
 from vllm.model_executor.models.transformers_layers import (
     Head,
     PagedLayer,
+    PagedLayers,
     Step,
     TokenEmbedding,
     make_linear,
@@ -65,8 +67,8 @@ class TransformersForCausalLM(UpdatableModel):
             self.add_module(name, child)
         for name, parameter in hf.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
-        if "lm_head" not in self._modules:
-            self.__dict__["lm_head"] = head
+        # Not as a module: it is one already, under the name that it has there.
+        self.__dict__["lm_head"] = head
         self._kept = {name: buffer for name, buffer in hf.named_buffers() if name in persistent}
         # In place of the base's own results while logits are computed.
         self._given: list[Any] = []
@@ -96,8 +98,11 @@ class TransformersForCausalLM(UpdatableModel):
                 _set(hf, name, own)
         base = hf.get_submodule(self.plan.base)
         for call in self.plan.calls:
+            caller: Any = base.get_submodule(call.name)
             # As a submodule it is found by whoever sets the backend.
-            base.get_submodule(call.name).add_module("paged_layer", PagedLayer(call, self._step))
+            if not hasattr(caller, "paged_layers"):
+                caller.add_module("paged_layers", PagedLayers(self._step))
+            caller.paged_layers.append(PagedLayer(call, self._step))
         # Caches are in the order of modules.
         for index, layer in enumerate(each for each in hf.modules() if isinstance(each, PagedLayer)):
             layer.index = index
@@ -136,7 +141,7 @@ class TransformersForCausalLM(UpdatableModel):
         logits_rows: Tensor | None = None,
     ) -> Tensor:
         """See CausalLM.forward."""
-        self._step.kv_caches, self._step.attn = kv_caches, attn
+        self._step.begin(kv_caches, attn)
         output = self._base[0](input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
         hidden = output[0][0]
         return hidden if logits_rows is None else hidden.index_select(0, logits_rows)
@@ -174,6 +179,8 @@ class TransformersForCausalLM(UpdatableModel):
         try:
             together = self(ids, positions, [], None)
             alone = torch.cat([self(ids[row : row + 1], positions[row : row + 1], [], None) for row in range(3)])
+        except PeerLostError:
+            raise
         except Exception as error:  # its code may do anything
             raise refusal(type(self._hf[0]), f"a trial run failed ({type(error).__name__}: {error})") from error
         difference = (together.float() - alone.float()).norm(dim=-1)
@@ -199,14 +206,23 @@ def _materialize(model: nn.Module) -> None:
 
 def _answer(base: Any, given: list[Tensor]) -> None:
     """Let `base` return the hidden states in `given`, if there are any, instead of computing them."""
-    from transformers.modeling_outputs import MoeModelOutputWithPast
-
     compute = base.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return MoeModelOutputWithPast(last_hidden_state=given[0]) if given else compute(*args, **kwargs)
+        return _Hidden(given) if given else compute(*args, **kwargs)
 
     base.forward = forward
+
+
+class _Hidden(tuple[Tensor]):
+    """What a base returns: hidden states, and None for all else that it may be asked for."""
+
+    @property
+    def last_hidden_state(self) -> Tensor:
+        return self[0]
+
+    def __getattr__(self, name: str) -> None:
+        return None
 
 
 def _is_identity(model: TransformersForCausalLM, hidden: Tensor) -> bool:

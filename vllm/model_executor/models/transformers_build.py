@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,6 +18,18 @@ from vllm.model_executor.models.transformers_layers import paged_attention_forwa
 from vllm.model_executor.models.transformers_probe import PAGED, PROBED, AttentionCall, probe, register_probe
 from vllm.transformers_utils.auto_config import describe, load_auto_config, longest_context
 from vllm.transformers_utils.config import HFConfig
+
+# Of a configuration's layer_types: what is attention over a cache of keys and values, and layers without any.
+_LAYER_KINDS = {
+    "attention",
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "dense",
+    "sparse",
+    "mlp",
+    "moe",
+}
 
 _building = threading.Lock()
 
@@ -125,6 +137,9 @@ def _unsupported(model_class: type[Any], auto: Any) -> str | None:
         return "it is an encoder-decoder, whose cross-attention is not implemented"
     if getattr(model_class, "_is_stateful", False):
         return "it has a recurrent state (state-space or linear attention), which is not implemented"
+    kinds = set(getattr(auto, "layer_types", None) or ()) - _LAYER_KINDS
+    if kinds:
+        return f"its layers of the kind {', '.join(sorted(map(str, kinds)))} are not implemented"
     if not getattr(model_class, "_supports_attention_backend", False):
         return "its attention does not go through transformers' attention interface"
     return None
@@ -141,7 +156,7 @@ def register_functions() -> None:
 
 def _construct(model_class: type[Any], auto: Any, attention: str) -> Any:
     # A copy: the class writes into it.
-    auto = type(auto).from_dict(json.loads(auto.to_json_string(use_diff=False)))
+    auto = copy.deepcopy(auto)
     auto._experts_implementation = EXPERTS
     with ExitStack() as stack:
         if attention == PROBED:
@@ -202,11 +217,17 @@ def _plan(model: Any, auto: Any) -> ModelPlan:
 
 
 def _find_base(model: Any) -> tuple[str, Any]:
-    """The module that the model calls for hidden states, and its name. ValueError: there is none."""
+    """The innermost module that gives the model its hidden states, and its name. ValueError: there is none."""
     from transformers import PreTrainedModel
 
-    for name, module in model.named_modules():
-        is_base = name.split(".")[0] == model.base_model_prefix and isinstance(module, PreTrainedModel)
-        if is_base and not any(isinstance(child, PreTrainedModel) for child in module.children()):
-            return name, module
-    raise ValueError("it has no base model apart from its output layer")
+    name, found = "", model
+    while True:
+        inner = [each for each in found.named_children() if isinstance(each[1], PreTrainedModel)]
+        if not inner:
+            break
+        if len(inner) > 1:
+            raise ValueError(f"{type(found).__name__} is made of several models")
+        name, found = f"{name}.{inner[0][0]}".lstrip("."), inner[0][1]
+    if found is model:
+        raise ValueError("it has no base model apart from its output layer")
+    return name, found

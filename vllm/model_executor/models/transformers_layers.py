@@ -17,7 +17,14 @@ from vllm.attention.options import AttentionOptions
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase, ReplicatedLinear, RowParallelLinear
+from vllm.model_executor.layers.linear import (
+    UNQUANTIZED,
+    ColumnParallelLinear,
+    LinearBase,
+    LinearMethod,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.models.transformers_probe import AttentionCall
 from vllm.ops.rms_norm import AddedNorm
@@ -28,6 +35,11 @@ class _Flattened(LinearBase):
 
     def forward(self, x: Tensor, norm: AddedNorm | None = None) -> Tensor:
         return super().forward(x.reshape(-1, x.shape[-1]), norm).unflatten(0, x.shape[:-1])
+
+    def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
+        super().process_weights_after_loading(method, gated)
+        # For models that ask for the weight's dtype or device. Who multiplies with it fails in the trial run.
+        self.weight = nn.Parameter(self._empty, requires_grad=False)
 
 
 class _Replicated(_Flattened, ReplicatedLinear):
@@ -115,6 +127,13 @@ class Step:
     def __init__(self) -> None:
         self.kv_caches: list[KVCache] = []
         self.attn: AttentionMetadata | None = None  # None: a trial run without a cache
+        self.repeated: list[PagedLayers] = []  # of modules that attend several times
+
+    def begin(self, kv_caches: list[KVCache], attn: AttentionMetadata | None) -> None:
+        """The next step's caches and requests."""
+        self.kv_caches, self.attn = kv_caches, attn
+        for layers in self.repeated:
+            layers.turn = 0
 
 
 class PagedLayer(nn.Module):
@@ -165,6 +184,28 @@ class PagedLayer(nn.Module):
         return [tensor.chunk(ranks, dim=1)[rank] for tensor in tensors]
 
 
+class PagedLayers(nn.ModuleList):
+    """The attention layers of one module, in the order in which it calls them in a step."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.turn = 0
+        self._step = step
+
+    def append(self, module: nn.Module) -> PagedLayers:
+        if len(self) == 1:
+            self._step.repeated.append(self)
+        super().append(module)
+        return self
+
+    def next(self) -> nn.Module:
+        """The layer whose turn it is."""
+        if len(self) == 1:
+            return self[0]
+        self.turn += 1
+        return self[self.turn - 1]
+
+
 def _attend_to_self(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """A function of each token's own query, key and value alone, in place of attention: [T, Hq, Dv]."""
     groups = q.shape[1] // k.shape[1]
@@ -182,6 +223,6 @@ def paged_attention_forward(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it, by the module's PagedLayer. What else it is given was checked in the run
+    """Attention as transformers calls it, by the module's PagedLayers. What else it is given was checked in the run
     without data."""
-    return module.paged_layer(query, key, value, s_aux), None
+    return module.paged_layers.next()(query, key, value, s_aux), None

@@ -77,7 +77,10 @@ def window_of(mask_function: Callable[..., Tensor], longest: int) -> int | None:
     def visible(query: int) -> Tensor:
         return torch.as_tensor(mask_function(zero, zero, torch.tensor(query), keys)).expand(longest)
 
-    window = int(visible(longest - 1).sum())
+    try:
+        window = int(visible(longest - 1).sum())
+    except (RuntimeError, NotImplementedError) as error:
+        raise ValueError("its mask depends on more than positions (as chunked attention's does)") from error
     for query in sorted({0, 1, longest // 3, longest // 2, longest - 2, longest - 1} & set(range(longest))):
         if not visible(query).equal((keys <= query) & (keys > query - window)):
             raise ValueError("its mask is neither causal nor a sliding window")
@@ -106,8 +109,6 @@ class _Recorder:
         **others: Any,
     ) -> tuple[Tensor, None]:
         name = self._names.get(module, type(module).__name__)
-        if any(call.name == name for call in self.calls):
-            raise ValueError(f"{name} attends twice in a step")
         unknown = sorted(name for name, value in others.items() if value is not None and name not in _IGNORED)
         if unknown:
             raise ValueError(f"{name} gives its attention {', '.join(unknown)}, which is not implemented")

@@ -1,0 +1,46 @@
+"""docs/models.md: its table, made from the registry and from what the survey of transformers' architectures found.
+
+`python tests/support/models_table.py` writes the document anew.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+from survey_architectures import load  # noqa: E402
+
+from vllm import ModelRegistry  # noqa: E402
+
+DOCUMENT = ROOT / "docs" / "models.md"
+BEGIN, END = "<!-- made by tests/support/models_table.py -->", "<!-- made: end -->"
+
+
+def table() -> list[str]:
+    """The rows: every architecture that has a model here or a class in transformers."""
+    found = load()
+    rows = ["| architecture | runs | |", "|---|---|---|"]
+    for name in sorted({*ModelRegistry.get_supported_archs(), *found}, key=lambda each: (each.lower(), each)):
+        status, reason = found.get(name, ("untried", ""))
+        if name in ModelRegistry.get_supported_archs():
+            also = "`transformers` too" if status == "runs" else ""
+            rows.append(f"| {name} | `vllm` | {also} |")
+        elif status == "runs":
+            rows.append(f"| {name} | `transformers` | |")
+        else:
+            rows.append(f"| {name} | {'no' if status == 'refused' else 'not tried'} | {reason.replace('|', '/')} |")
+    return rows
+
+
+def render(document: str) -> str:
+    """The document with the table of now."""
+    before, rest = document.split(BEGIN)
+    after = rest.split(END)[1]
+    return "\n".join([before + BEGIN, "", *table(), "", END + after])
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(render(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
