@@ -75,9 +75,9 @@ def test_readings_are_transformers(tmp_path: Path, model_type: str) -> None:
     check(output, continued, model, reads_prompt=False)
 
 
-@pytest.mark.parametrize("model_type", ["gpt_oss", "olmo2"])
+@pytest.mark.parametrize("model_type", ["gpt_oss", "deepseek_v3", "olmo2", "phi"])
 def test_two_ranks_give_the_same_readings(tmp_path: Path, model_type: str) -> None:
-    """Sinks and experts; attention that every rank computes a part of."""
+    """Sinks and experts; latent attention; attention that every rank computes a part of; biases."""
     model = make_tiny(model_type, tmp_path)
     batch = prompts((20, 5))
     llm = start(tmp_path, tensor_parallel_size=2)

@@ -70,6 +70,7 @@ class TransformersForCausalLM(UpdatableModel):
         # Not as a module: it is one already, under the name that it has there.
         self.__dict__["lm_head"] = head
         self._kept = {name: buffer for name, buffer in hf.named_buffers() if name in persistent}
+        self._is_unchecked = False
         # In place of the base's own results while logits are computed.
         self._given: list[Any] = []
         _answer(self._base[0], self._given)
@@ -141,6 +142,9 @@ class TransformersForCausalLM(UpdatableModel):
         logits_rows: Tensor | None = None,
     ) -> Tensor:
         """See CausalLM.forward."""
+        if self._is_unchecked:
+            self._is_unchecked = False
+            self._check_tokens()
         self._step.begin(kv_caches, attn)
         output = self._base[0](input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
         hidden = output[0][0]
@@ -168,11 +172,15 @@ class TransformersForCausalLM(UpdatableModel):
         Raises:
             ValueError: a token's hidden state depends on what shares its step, or its position is not used.
         """
-        hidden = self._check_tokens()
-        if hidden.shape[-1] == self.lm_head._hidden_size:
-            self.lm_head.is_final = _is_identity(self, hidden.new_zeros(3, hidden.shape[-1]))
+        if get_tp_group().world_size == 1:
+            self._check_tokens()
+        else:
+            # Other ranks may not have loaded theirs: their first step does it.
+            self._is_unchecked = True
+        if self.plan.hidden_size == self.lm_head._hidden_size:
+            self.lm_head.is_final = _is_identity(self, self.lm_head._like.new_zeros(3, self.plan.hidden_size))
 
-    def _check_tokens(self) -> Tensor:
+    def _check_tokens(self) -> None:
         device = next(iter(self.lm_head.parameters()), self.lm_head._like).device
         ids = torch.tensor([1, 3, 2], device=device) % self.plan.vocab_size
         positions = torch.tensor([4, 1, 7], device=device)
@@ -187,7 +195,6 @@ class TransformersForCausalLM(UpdatableModel):
         if not (difference <= _SAME * alone.float().norm(dim=-1) + 1e-6).all():
             reason = "its tokens depend on each other outside of attention, or on their places in the step"
             raise refusal(type(self._hf[0]), reason)
-        return together
 
 
 def _set(root: nn.Module, name: str, module: nn.Module) -> None:
