@@ -144,3 +144,12 @@ def test_reading_a_configuration_imports_neither_torch_nor_transformers() -> Non
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
+
+
+def test_the_heads_dtype_is_float32():
+    usual = LlamaForCausalLM.spec_of(parse())
+    for value in (None, "float32", "torch.float32"):
+        assert LlamaForCausalLM.spec_of(parse(head_dtype=value)) == usual
+    for value in ("bfloat16", "model"):
+        with pytest.raises(ValueError, match=f"config.json: head_dtype must be float32.* got '{value}'"):
+            parse(head_dtype=value)

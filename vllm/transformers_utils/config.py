@@ -97,12 +97,21 @@ def read_config(folder: Path, overrides: dict[str, Any] | None = None) -> tuple[
     return raw, generation
 
 
+def _check_head_dtype(value: Any, where: str) -> None:
+    if value is not None and str(value).removeprefix("torch.") != "float32":
+        raise ValueError(
+            f"{where}: head_dtype must be float32, which logits are in with every dtype of the model; got {value!r}"
+        )
+
+
 def parse_hf_config(raw: dict[str, Any], generation: dict[str, Any], where: str = "config.json") -> HFConfig:
     """Build the configuration from the contents of config.json (`where` in errors) and generation_config.json.
 
     Raises:
         ValueError: a missing or unusable field.
     """
+    _check_head_dtype(raw.get("head_dtype"), where)
+    raw = {name: value for name, value in raw.items() if name != "head_dtype"}
     fields = _Fields(raw, where)
     hidden_size = fields.size("hidden_size")
     num_heads = fields.size("num_attention_heads")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -266,3 +267,26 @@ def test_given_continuations_repetitions_and_intervals(server):
     assert [len(chunk["choices"][0]["token_ids"]) for chunk in chunks] == [1, 4, 4, 3]
     texts = server.stream("/v1/completions", prompt=IDS, max_tokens=9, ignore_eos=True, stream_interval=4, logprobs=1)
     assert [len(chunk["choices"][0]["logprobs"]["token_ids"]) for chunk in texts] == [1, 4, 4]
+
+
+def test_times_of_a_request(server, monkeypatch):
+    fields = {"max_tokens": 5, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    chat = {"messages": [{"role": "user", "content": "abc"}]}
+    assert "metrics" not in generate(server) and "metrics" not in completion(server)
+    monkeypatch.setattr(server.state, "args", replace(server.state.args, enable_per_request_metrics=True))
+    whole = [generate(server), completion(server), server.post("/v1/chat/completions", **chat, max_tokens=5)]
+    last = [
+        stream(server, stream_options=fields["stream_options"])[-1],
+        server.stream("/v1/completions", prompt=IDS, **fields)[-1],
+        server.stream("/v1/chat/completions", **chat, **fields)[-1],
+    ]
+    for answer in whole + last:
+        times = answer["metrics"]
+        assert all(value is None or value >= 0 for value in times.values())
+        count = answer["usage"]["completion_tokens"]
+        spent = times["time_to_first_token_ms"] + times["generation_time_ms"]
+        assert times["tokens_per_second"] == pytest.approx(1000 * count / spent)
+        if count > 1:
+            assert times["mean_itl_ms"] == pytest.approx(times["generation_time_ms"] / (count - 1))
+    several = generate(server, sampling_params={"n": 2, "temperature": 1.0})
+    assert several["metrics"] is completion(server, prompt=["a", "b"])["metrics"] is None

@@ -71,6 +71,7 @@ class ServerArgs(UpstreamServerArgs):
     )
     fingerprint_value: str | None = _arg(None, "system_fingerprint of answers, with --fingerprint-mode custom")
     enable_force_include_usage: bool = _arg(False, "end every stream with its usage")
+    enable_per_request_metrics: bool = _arg(False, "add the request's times to answers, as `metrics`")
     enable_prompt_tokens_details: bool = _arg(False, "changes nothing: usage names cached tokens in any case")
     enable_server_load_tracking: bool = _arg(False, "changes nothing: GET /load answers in any case")
     enable_tokenizer_info_endpoint: bool = _arg(False, "changes nothing: GET /tokenizer_info answers in any case")

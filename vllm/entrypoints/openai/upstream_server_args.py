@@ -33,7 +33,6 @@ class UpstreamServerArgs:
 
     reasoning_effort_map: dict[str, str] | None = refused(None, _REASONING)
 
-    enable_per_request_metrics: bool = refused(False, "answers hold no timings; /metrics has them")
     sse_keep_alive_interval: int = refused(0, "streams hold answers only; let the proxy wait longer")
     enable_log_outputs: bool = refused(False, _LOG)
     enable_offline_docs: bool = refused(False, "the pages of /docs load their scripts; /openapi.json needs none")

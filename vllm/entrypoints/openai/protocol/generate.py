@@ -26,6 +26,7 @@ from vllm.entrypoints.openai.protocol.generation import (
     PromptLogprobs,
     RepetitionDetection,
     StreamOptions,
+    Timings,
     Usage,
 )
 from vllm.sampling_params import MAX_STOP_STRINGS, LogprobsMode
@@ -175,3 +176,4 @@ class GenerateResponse(ResponseModel):
         None, description="Of prompt_logprob_token_ids: a .npy file of float32 [rows, K], in base64; -inf at padding."
     )
     usage: Usage | None = None
+    metrics: Timings | None = Field(None, description="With --enable-per-request-metrics; null for several sequences.")

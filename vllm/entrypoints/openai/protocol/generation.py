@@ -314,6 +314,19 @@ class Usage(ResponseModel):
     prompt_tokens_details: dict[str, int] | None = None
 
 
+class Timings(ResponseModel):
+    """Of one sequence, in milliseconds."""
+
+    time_to_first_token_ms: float | None = Field(description="From being scheduled to the first token.")
+    generation_time_ms: float | None = Field(description="From the first token to the last one.")
+    queue_time_ms: float | None = Field(description="From arriving to being scheduled.")
+    mean_itl_ms: float | None = Field(description="Between two tokens; null for a single one.")
+    tokens_per_second: float | None = Field(description="From being scheduled to the last token.")
+
+
+_TIMINGS = "With --enable-per-request-metrics; null for several sequences."
+
+
 class LabelEntry(ResponseModel):
     label: str
     token_id: int
@@ -390,6 +403,7 @@ class CompletionResponse(ResponseModel):
     choices: list[CompletionChoice]
     labels: list[LabelEntry] | None = None
     usage: Usage | None = None
+    metrics: Timings | None = Field(None, description=_TIMINGS)
 
 
 class ChatLogprob(ResponseModel):
@@ -434,6 +448,7 @@ class ChatFields(ResponseModel):
     system_fingerprint: str | None = None
     labels: list[LabelEntry] | None = None
     usage: Usage | None = None
+    metrics: Timings | None = Field(None, description=_TIMINGS)
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
 

@@ -135,7 +135,7 @@ class ChatAnswer:
         return {
             **self.head(),
             "choices": await self.choices(output),
-            "usage": usage.fields(),
+            **usage.last_fields(),
             **await self.prompt_fields(output),
         }
 
@@ -174,7 +174,7 @@ class ChatAnswer:
                     choice = {"delta": delta, **await self._choice(completion, is_first)}
                     yield {**frame, "choices": [choice], **once, **usage.so_far()}
         if usage.is_wanted_last:
-            yield {**frame, "choices": [], "usage": usage.fields()}
+            yield {**frame, "choices": [], **usage.last_fields()}
 
     async def _choice(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:
         """Fields beside the text, for what `completion` adds to the choice."""

@@ -93,7 +93,7 @@ class CompletionAnswer:
                 sequence = CompletionSequence(prompt, self._number(index, completion))
                 choices.append(await sequence.fields(completion))
         labels = self._plan.label_entries
-        return {**self._frame, "choices": choices, "labels": labels, "usage": usage.fields()}
+        return {**self._frame, "choices": choices, "labels": labels, **usage.last_fields()}
 
     async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
         usage = UsageCount(request, self._body.stream_options, self._state.args.enable_force_include_usage)
@@ -113,7 +113,7 @@ class CompletionAnswer:
                     yield {**self._frame, "choices": [choice], **labels, **usage.so_far()}
                     labels = {}
         if usage.is_wanted_last:
-            yield {**self._frame, "choices": [], "usage": usage.fields()}
+            yield {**self._frame, "choices": [], **usage.last_fields()}
 
     def _number(self, prompt_index: int, completion: CompletionOutput) -> int:
         return prompt_index * self._params.n + completion.index

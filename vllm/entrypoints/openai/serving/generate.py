@@ -107,7 +107,7 @@ class GenerateAnswer:
         usage = UsageCount(request)
         usage.add(0, output)
         choices = [await self._choice(completion) for completion in output.outputs]
-        return {**self._frame, "choices": choices, **await self._prompt_fields(output), "usage": usage.fields()}
+        return {**self._frame, "choices": choices, **await self._prompt_fields(output), **usage.last_fields()}
 
     async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
         usage = UsageCount(request, self._body.stream_options, self._state.args.enable_force_include_usage)
@@ -120,7 +120,7 @@ class GenerateAnswer:
                     is_first = False
                     yield {**self._frame, "choices": [await self._choice(completion)], **once, **usage.so_far()}
         if usage.is_wanted_last:
-            yield {**self._frame, "choices": [], "usage": usage.fields()}
+            yield {**self._frame, "choices": [], **usage.last_fields()}
 
     async def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
         """The fields for what `completion` adds to a choice."""
