@@ -219,6 +219,45 @@ def test_the_next_position_can_be_read_without_generating(seen, server):
     check_bars(found["bars"], post(server, "v1/completions", whole(body)), 0)
 
 
+def test_a_decision_shows_each_options_probability(seen, server):
+    found = scenario(seen, "decision", server)
+    (body,) = found["log"]["bodies"]
+    assert [question["type"] for question in body["questions"]] == ["predicate", "choice", "score"]
+    assert found["refused"]["text"].startswith("Not JSON") and found["refused"]["focused"] == "questions"
+    assert found["error"] == "", "the next run clears the error"
+    assert found["hidden"] == [True] * 4
+    given = post(server, "v1/decisions", body)["answers"]
+    assert [each["title"] for each in found["answers"]] == ["broken", "Who?", "much"]
+    names = [["true", "false"], ["me", "true", "a b"], ["no", "a bit"]]
+    for shown, answer, own in zip(found["answers"], given, names, strict=True):
+        assert shown["mass"] == pytest.approx(answer["diagnostics"]["label_mass"], abs=1e-6)
+        assert [option["name"] for option in shown["options"]] == own
+        shares = [each["probability"] for each in answer.get("probabilities", ())]
+        shares = shares or [answer["probability"], 1 - answer["probability"]]
+        for option, share, read in zip(shown["options"], shares, answer["diagnostics"]["options"], strict=True):
+            assert option["value"] == pytest.approx(share, abs=1e-6)
+            assert option["drawn"] == pytest.approx(share, abs=0.01)
+            probability, logprob, rank = map(number, option["cells"])
+            assert probability == pytest.approx(100 * share, abs=0.0051)
+            assert logprob == pytest.approx(read["logprob"], abs=0.00051)
+            assert rank == read["rank"]
+    predicate, choice, score = (each["result"] for each in found["answers"])
+    assert number(predicate.removesuffix(" true")) == pytest.approx(100 * given[0]["probability"], abs=0.0051)
+    assert choice.startswith(f"{str(given[1]['choice']).lower()}, confidence ")
+    assert number(score.partition(",")[0]) == pytest.approx(given[2]["score"], abs=0.0051)
+    # The page's own questions are ones that the server takes.
+    assert len(post(server, "v1/decisions", {**body, "questions": found["sample"]})["answers"]) == 3
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_the_code_of_a_decision_is_the_request(seen, server):
+    pytest.importorskip("openai")
+    found = scenario(seen, "decision", server)
+    given = post(server, "v1/decisions", found["log"]["bodies"][0])["answers"]
+    assert json.loads(run_code(["bash", "-c", found["code"]["curl"] + " --silent"]))["answers"] == given
+    assert json.loads(run_code([sys.executable, "-c", found["code"]["python"]]))["answers"] == given
+
+
 def test_the_ids_of_a_typed_text(seen, server):
     found = scenario(seen, "ids", server)
     body = {"prompt": found["text"], "add_special_tokens": False, "return_token_strs": True}
@@ -242,6 +281,8 @@ def test_an_error_stands_where_it_belongs(seen, server):
     assert label.endswith("rank 7")
     assert found["cut"]["text"] == "The connection ended before the answer was complete."
     assert found["after"], "the next run clears the error"
+    assert "at least 2" in found["questions"]["text"]
+    assert (found["questions"]["focused"], found["questions"]["invalid"]) == ("questions", "true")
     assert all("400" in complaint for complaint in found["log"]["complaints"])
 
 

@@ -69,6 +69,15 @@ async function submit(page) {
 
 const REQUEST = { prompt: "Stop the clock \u{1f600} at", labels: [" the", "A", " stop"], maxTokens: 6 };
 
+const DECISION = {
+  input: "The screen came broken \u{1f600}.",
+  questions: [
+    { type: "predicate", name: "broken", instructions: "Is it broken?" },
+    { type: "choice", instructions: "Who?", choices: [{ value: "me", description: null }, { value: true }, { value: "a b" }] },
+    { type: "score", name: "much", instructions: "How much?", levels: [{ label: "no" }, { label: "a bit" }] },
+  ],
+};
+
 // Answers are replaced by replacing fetch(): after page.route(), the next request of an open page may still pass.
 
 const scenarios = {
@@ -129,6 +138,43 @@ const scenarios = {
     await page.fill("#system", "Be brief.");
     await submit(page);
     return { bars: await visibleBars(page) };
+  },
+
+  async decision(page) {
+    await page.check("input[name=mode][value=decision]", { force: true });
+    const sample = JSON.parse(await page.inputValue("#questions"));
+    await page.fill("#prompt", DECISION.input);
+    await page.fill("#questions", "[{");
+    await page.keyboard.press("Control+Enter");
+    await status(page, "^Failed$");
+    const refused = { text: await page.textContent("#questions-error"), focused: await focused(page) };
+    await page.fill("#questions", JSON.stringify(DECISION.questions));
+    await submit(page);
+    await page.waitForTimeout(300); // bars glide
+    const answers = await page.$$eval("#answers article", (nodes) =>
+      nodes.map((node) => ({
+        title: node.querySelector("h3").firstChild.textContent,
+        result: node.querySelector(".result").textContent,
+        mass: Number(node.querySelector(".mass [role=meter]").getAttribute("aria-valuenow")),
+        options: [...node.querySelectorAll("tbody tr")].map((row) => {
+          const meter = row.querySelector("[role=meter]");
+          return {
+            name: row.querySelector("th").innerText,
+            value: Number(meter.getAttribute("aria-valuenow")),
+            drawn: meter.firstElementChild.getBoundingClientRect().width / meter.getBoundingClientRect().width,
+            cells: [...row.querySelectorAll("td.num")].map((cell) => cell.innerText),
+          };
+        }),
+      })),
+    );
+    const hidden = [];
+    for (const id of ["labels-card", "text-card", "labels-field", "sampling"]) hidden.push(await page.isHidden(`#${id}`));
+    const code = {};
+    for (const language of ["curl", "python"]) {
+      await page.check(`input[name=language][value=${language}]`, { force: true });
+      code[language] = await page.textContent("#code");
+    }
+    return { sample, refused, answers, hidden, code, error: await page.textContent("#questions-error") };
   },
 
   async hover(page) {
@@ -290,6 +336,9 @@ const scenarios = {
     await page.keyboard.press("Control+Enter");
     await status(page, "^Done$");
     seen.after = await page.isHidden("#alert");
+    await page.check("input[name=mode][value=decision]", { force: true });
+    await page.fill("#questions", JSON.stringify([{ ...DECISION.questions[1], choices: [{ value: "one" }] }]));
+    seen.questions = await failure("questions");
     return seen;
   },
 

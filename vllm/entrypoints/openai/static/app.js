@@ -1,9 +1,10 @@
 // The page: its form, one run at a time, and what the runs show.
 
 import { Answer } from "./answer.js";
-import { apiKey, BASE, getJson, postStream } from "./api.js";
+import { apiKey, BASE, getJson, postJson, postStream } from "./api.js";
 import { Bars } from "./bars.js";
 import { askForKey, clearComplaints, complain } from "./complaints.js";
+import { Answers, Questions } from "./decisions.js";
 import { byId, copyText, el, perFrame } from "./dom.js";
 import { count, plural, seconds, visible } from "./format.js";
 import { IdsPanel } from "./ids.js";
@@ -24,12 +25,17 @@ const numbers = new Numbers();
 const timeline = new Timeline(select);
 const tokens = new TokenList(select);
 const ids = new IdsPanel();
+const questions = new Questions();
+const answers = new Answers();
 
 const chosen = (name) => document.querySelector(`input[name=${name}]:checked`).value;
 
+/** Throws an Error with `param` for questions that are not JSON. */
 function currentRequest() {
+  const mode = chosen("mode");
   return requestOf({
-    mode: chosen("mode"),
+    mode,
+    questions: mode === "decision" ? questions.value : null,
     model: byId("model").value,
     system: byId("system").value,
     prompt: byId("prompt").value,
@@ -50,30 +56,37 @@ async function run() {
   selected = 0;
   usage = "";
   tokens.clear();
+  answers.clear();
   draw();
   byId("stop").disabled = false;
   say("Running …");
-  const { path, body } = currentRequest();
-  const start = performance.now();
-  let first = null;
+  const isDecision = chosen("mode") === "decision";
   try {
-    for await (const chunk of postStream(path, streamed(body), own.signal)) {
-      first ??= performance.now();
-      answer.add(chunk);
-      draw();
-    }
-    usage = describeUsage(first - start, performance.now() - start);
+    const { path, body } = currentRequest();
+    if (isDecision) answers.draw(body.questions, await postJson(path, body, own.signal));
+    else await stream(path, body, own.signal);
     say("Done");
   } catch (error) {
     if (running !== own) return; // another run has begun
     if (error.name === "AbortError") {
-      say(`Stopped after ${plural(answer.tokens.length, "token")}`);
+      say(isDecision ? "Stopped" : `Stopped after ${plural(answer.tokens.length, "token")}`);
     } else {
       say("Failed");
       complain(error);
     }
   }
   finish();
+}
+
+async function stream(path, body, signal) {
+  const start = performance.now();
+  let first = null;
+  for await (const chunk of postStream(path, streamed(body), signal)) {
+    first ??= performance.now();
+    answer.add(chunk);
+    draw();
+  }
+  usage = describeUsage(first - start, performance.now() - start);
 }
 
 function finish() {
@@ -112,13 +125,14 @@ const draw = perFrame(() => {
   byId("legend").hidden = answer.tokens.length === 0;
   showEmpty("text-empty", answer.tokens.length, "Every token appears here as it comes, with its rank and logprob.");
   showEmpty("labels-empty", answer.readings.length, "The labels' probabilities appear here, position by position.");
+  showEmpty("answers-empty", byId("answers").children.length, "Each question's options appear here.");
   byId("labels-body").hidden = answer.readings.length === 0;
   if (answer.readings.length) drawReadings();
 });
 
 function showEmpty(id, length, text) {
   byId(id).hidden = length > 0;
-  byId(id).textContent = running ? "Waiting for the first token …" : text;
+  byId(id).textContent = running ? "Waiting for the server …" : text;
 }
 
 function drawReadings() {
@@ -140,14 +154,25 @@ function positionText() {
 
 function drawCode() {
   const write = chosen("language") === "curl" ? curlOf : pythonOf;
-  const options = { stream: byId("code-stream").checked, needsKey: apiKey.get() !== "" };
-  byId("code").textContent = write(currentRequest(), BASE, options);
+  const isStream = byId("code-stream").checked && chosen("mode") !== "decision";
+  let request;
+  try {
+    request = currentRequest();
+  } catch {
+    return; // while questions are typed, the last ones that were JSON stay
+  }
+  byId("code").textContent = write(request, BASE, { stream: isStream, needsKey: apiKey.get() !== "" });
 }
 
 function drawMode() {
-  const chat = chosen("mode") === "chat";
-  byId("system-field").hidden = !chat;
-  byId("prompt-label").textContent = chat ? "User message" : "Prompt";
+  const mode = chosen("mode");
+  const isDecision = mode === "decision";
+  byId("system-field").hidden = mode !== "chat";
+  byId("prompt-label").textContent = { completion: "Prompt", chat: "User message", decision: "Input" }[mode];
+  for (const id of ["labels-field", "sampling", "labels-card", "text-card", "code-stream-field"]) {
+    byId(id).hidden = isDecision;
+  }
+  for (const id of ["questions-field", "answers-card"]) byId(id).hidden = !isDecision;
 }
 
 // ---- The server

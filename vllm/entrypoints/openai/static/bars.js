@@ -66,7 +66,8 @@ function makeRow(label, id, index) {
   return row;
 }
 
-function setMeter(track, value, text) {
+/** Draws a track of role meter, and says its value. */
+export function setMeter(track, value, text) {
   track.setAttribute("aria-valuenow", value);
   track.setAttribute("aria-valuetext", text);
   track.firstElementChild.style.width = `${100 * value}%`;

@@ -10,6 +10,8 @@ const CONTROLS = {
   labels: "label-input",
   max_tokens: "max-tokens",
   temperature: "temperature",
+  input: "prompt",
+  questions: "questions",
 };
 
 const noteOf = (control) => byId(`${control}-error`);
@@ -25,7 +27,7 @@ export function clearComplaints() {
 /** Shows an error of a run, and takes the keyboard to where it can be mended. */
 export function complain(error) {
   if (error.status === 401) askForKey();
-  const control = CONTROLS[error.param?.split(".")[0]];
+  const control = CONTROLS[error.param?.split(/[.[]/)[0]];
   if (control && byId(control).checkVisibility()) {
     noteOf(control).textContent = error.message;
     byId(control).setAttribute("aria-invalid", "true");

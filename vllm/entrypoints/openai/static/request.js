@@ -2,10 +2,14 @@
 
 import { TOP } from "./answer.js";
 
-/** A route and the body for it, from {mode, model, system, prompt, labels, maxTokens, temperature}; numbers that are
- *  NaN are left out, so that the server's defaults hold. */
+/** A route and the body for it, from {mode, model, system, prompt, labels, maxTokens, temperature}, of a decision
+ *  {mode, model, prompt, questions}; numbers that are NaN are left out, so that the server's defaults hold. */
 export function requestOf(form) {
   const body = { model: form.model };
+  if (form.mode === "decision") {
+    Object.assign(body, { input: form.prompt, questions: form.questions, diagnostics: true });
+    return { path: "v1/decisions", body };
+  }
   const chat = form.mode === "chat";
   if (chat) {
     body.messages = [{ role: "user", content: form.prompt }];
@@ -37,10 +41,11 @@ export function curlOf({ path, body }, base, { stream, needsKey }) {
 
 /** A program for OpenAI's SDK. */
 export function pythonOf({ path, body }, base, { stream, needsKey }) {
-  const { labels, ...own } = stream ? streamed(body) : body;
+  const { labels, diagnostics, ...own } = stream ? streamed(body) : body;
   const call = path.split("/").slice(1).join(".");
   const fields = Object.entries(own).map(([name, value]) => `    ${name}=${python(value, 1)},`);
   if (labels) fields.push(`    extra_body={"labels": ${python(labels, 1)}},`);
+  if (diagnostics) fields.push('    extra_body={"diagnostics": True},');
   const chat = "messages" in body;
   const key = needsKey ? 'os.environ["OPENAI_API_KEY"]' : '"none"';
   return [
@@ -51,7 +56,7 @@ export function pythonOf({ path, body }, base, { stream, needsKey }) {
     `${stream ? "stream" : "answer"} = client.${call}.create(`,
     ...fields,
     ")",
-    ...(stream ? readStream(chat, labels) : readAnswer(chat, labels)),
+    ...(diagnostics ? ["print(answer.to_json())"] : stream ? readStream(chat, labels) : readAnswer(chat, labels)),
     "",
   ].join("\n");
 }
@@ -98,6 +103,7 @@ const escapeUnit = (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "
 function python(value, depth) {
   const indent = "    ".repeat(depth + 1);
   const end = "    ".repeat(depth);
+  if (value === null) return "None";
   if (value === true) return "True";
   if (value === false) return "False";
   if (typeof value === "string") return pythonText(value, indent, end);
