@@ -1,0 +1,59 @@
+"""An engine with several KV groups: what shares its cache, and how little of it there is, changes no result."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from models_util import make_random_model
+
+from vllm import LLM, SamplingParams
+
+WINDOW = 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    kinds = {"sliding_window": WINDOW, "layer_types": ["full_attention", "sliding_attention"] * 2}
+    return make_random_model("mistral", "small", tmp_path_factory.mktemp("model"), num_hidden_layers=4, **kinds)[0]
+
+
+def make_llm(folder, **options):
+    return LLM(str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=200, seed=0, **options)
+
+
+def make_prompts():
+    generator = random.Random(0)
+    stem = [generator.randrange(199) for _ in range(90)]
+    return [
+        {"prompt_token_ids": stem[: generator.randrange(5, 90)] + [generator.randrange(199) for _ in range(5)]}
+        for _ in range(12)
+    ]
+
+
+def results(llm, prompts):
+    params = SamplingParams(max_tokens=40, temperature=0.0, logprob_token_ids=[3, 5], detokenize=False)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    rows = [[step[3].logprob for step in output.outputs[0].logprobs] for output in outputs]
+    return [list(output.outputs[0].token_ids) for output in outputs], rows
+
+
+def test_few_blocks_and_cached_prefixes_change_nothing(folder):
+    prompts = make_prompts()
+    ample = make_llm(folder, enable_prefix_caching=False)
+    expected, expected_rows = [], []
+    for prompt in prompts:
+        tokens, rows = results(ample, [prompt])
+        expected += tokens
+        expected_rows += rows
+    # One request of max_model_len needs 13 blocks without a window, and 5 with one and a step of 32 tokens.
+    tight = make_llm(folder, num_gpu_blocks_override=30, max_num_batched_tokens=32)
+    scheduler = tight.llm_engine.engine_core.scheduler
+    for _ in range(2):
+        tokens, rows = results(tight, prompts)
+        assert tokens == expected
+        for own, other in zip(rows, expected_rows, strict=True):
+            # float32, with products over other numbers of rows.
+            assert own == pytest.approx(other, abs=1e-4)
+    assert scheduler.kv.windows == (None, WINDOW)
+    assert scheduler.num_preemptions > 0 and scheduler.kv.stats.num_prefix_hit_tokens > 0
