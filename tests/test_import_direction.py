@@ -29,7 +29,7 @@ ORDER = """
     entrypoints.openai.upstream_server_args entrypoints.openai.server_args
     entrypoints.openai.state entrypoints.openai.rendering entrypoints.openai.http entrypoints.openai.serving
     entrypoints.openai
-    entrypoints.cli entrypoints.openai.api_server
+    entrypoints.cli entrypoints.common entrypoints.openai.cli_args entrypoints.openai.api_server
 """.split()
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vllm.config.checks import at_least, one_of
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 EXECUTOR_BACKENDS = ("uni", "mp", "ray", "external_launcher")
 
 
-@dataclass(frozen=True)
+# Not frozen, as other configurations are: trainers set the port of a finished one.
+@dataclass
 class ParallelConfig:
     """How many devices, and who drives them.
 
@@ -26,6 +27,7 @@ class ParallelConfig:
         data_parallel_size: replicas behind one server, each an engine core with a KV cache of its own.
         data_parallel_rank: which of them this configuration is for, in [0, data_parallel_size).
         worker_extension_cls: a class, or its path, whose methods workers get.
+        data_parallel_master_port: changes nothing; the replicas' processes meet over files.
     """
 
     tensor_parallel_size: int = 1
@@ -34,6 +36,7 @@ class ParallelConfig:
     data_parallel_size: int = 1
     data_parallel_rank: int = 0
     worker_extension_cls: str | type = ""
+    data_parallel_master_port: int = field(default=0, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         at_least("tensor_parallel_size", self.tensor_parallel_size, 1)

@@ -180,8 +180,9 @@ class EngineArgs(UpstreamArgs):
             if getattr(self, item.name) is None and item.default is not MISSING:
                 setattr(self, item.name, item.default)
 
-    def create_engine_config(self) -> VllmConfig:
-        """Find the model, read its configuration, check every argument.
+    def create_engine_config(self, usage_context: Any = None, headless: bool = False) -> VllmConfig:
+        """Find the model, read its configuration, check every argument. `usage_context` says who asks: nothing is
+        reported. `headless`: False; one server starts all replicas.
 
         Raises:
             ValueError: an argument that cannot be honoured; the message names it, its value and the limit.
@@ -192,6 +193,8 @@ class EngineArgs(UpstreamArgs):
 
         self.check_neutral()
         self._check_supported()
+        if headless:
+            raise ValueError("headless=True is not supported: one server starts all replicas (data_parallel_size)")
         load_general_plugins()
         logits_processors = tuple(load_logits_processors(self.logits_processors))
         parallel_config = self.create_parallel_config()

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from vllm import AsyncEngineArgs, AsyncLLM
-from vllm.entrypoints.openai.api_server import build_app
+from vllm.entrypoints.openai.app import build_app
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
 

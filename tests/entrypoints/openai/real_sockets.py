@@ -15,7 +15,7 @@ import uvicorn
 from asgi import server_args
 
 from vllm import AsyncLLM
-from vllm.entrypoints.openai.api_server import build_app
+from vllm.entrypoints.openai.app import build_app
 from vllm.entrypoints.openai.state import ServerState
 
 PATIENCE = 20.0

@@ -25,6 +25,7 @@ from tiny_llm import make_tiny_model
 
 from vllm.engine.arg_utils import usable_cores
 from vllm.entrypoints.openai import launcher
+from vllm.entrypoints.openai.app import build_app
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
 
@@ -210,7 +211,7 @@ def test_a_web_server_that_ends_by_itself_is_a_fault(monkeypatch, caplog):
         await asyncio.Event().wait()
 
     engine = SimpleNamespace(core_pids=[], wait_dead=wait_dead, errored=False)
-    state = ServerState(engine, ServerArgs(served_model_name=["tiny"]))
+    app = build_app(ServerState(engine, ServerArgs(served_model_name=["tiny"])))
     ready: list[str] = []
 
     class EndsByItself(launcher._Server):
@@ -225,7 +226,7 @@ def test_a_web_server_that_ends_by_itself_is_a_fault(monkeypatch, caplog):
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         with launcher.bind("127.0.0.1", 0) as listener:
-            code = asyncio.run(launcher._run(state, listener, lambda: None))
+            code = asyncio.run(launcher.serve_app(app, listener))
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)

@@ -16,7 +16,7 @@ from live_server import LiveServer
 from tiny_llm import make_tiny_model
 
 from vllm import SamplingParams
-from vllm.entrypoints.openai.api_server import build_app
+from vllm.entrypoints.openai.app import build_app
 from vllm.entrypoints.openai.http.routes import REQUEST_MODELS
 from vllm.entrypoints.openai.protocol.generation import ChatCompletionChunk, CompletionResponse
 from vllm.entrypoints.openai.server_args import ServerArgs

@@ -21,11 +21,13 @@ from pathlib import Path
 from types import FrameType
 
 from vllm import envs
-from vllm.engine.arg_utils import EngineArgs
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.entrypoints.cli.generation import add_engine_arguments
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.exceptions import CliError
 from vllm.scoring.files import read_text
+
+__all__ = ["ServeSubcommand", "cmd_init", "make_arg_parser", "run_headless"]
 
 NAME = "serve"
 HELP = "serve a model over HTTP, as OpenAI's API does"
@@ -36,12 +38,75 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
 
 
+def make_arg_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the flags of `vllm serve` to a caller's parser, MODEL as `model_tag`; returns the parser."""
+    parser.add_argument("model_tag", nargs="?", help="the same as --model")
+    ServerArgs.add_cli_args(parser)
+    AsyncEngineArgs.add_cli_args(parser)
+    parser.add_argument("--config", metavar="FILE", help="YAML file of further flags")
+    return parser
+
+
+class ServeSubcommand:
+    """`vllm serve` for a parser of the caller's, which has subcommands."""
+
+    name = NAME
+
+    @staticmethod
+    def cmd(args: argparse.Namespace) -> None:
+        """Serve as `vllm serve` does.
+
+        Raises:
+            SystemExit: the server ended with another exit code than 0.
+            CliError: a bad argument.
+        """
+        if getattr(args, "model_tag", None) is not None:
+            args.model = args.model_tag
+        if code := run(args):
+            raise SystemExit(code)
+
+    def validate(self, args: argparse.Namespace) -> None:
+        """
+        Raises:
+            ValueError: an argument of the server that cannot be honoured.
+        """
+        validate_parsed_serve_args(args)
+
+    def subparser_init(self, subparsers: argparse._SubParsersAction) -> argparse.ArgumentParser:
+        """Add the command to the caller's; returns its parser."""
+        return make_arg_parser(subparsers.add_parser(NAME, help=HELP, description=__doc__))
+
+
+def cmd_init() -> list[ServeSubcommand]:
+    """The commands of this module."""
+    return [ServeSubcommand()]
+
+
+def run_headless(args: argparse.Namespace) -> None:
+    """
+    Raises:
+        ValueError: always; engines without a server of their own are not started.
+    """
+    raise ValueError("headless is not supported: one server starts all replicas (data_parallel_size) of its machine")
+
+
+def validate_parsed_serve_args(args: argparse.Namespace) -> None:
+    """
+    Raises:
+        ValueError: an argument of the server that cannot be honoured.
+    """
+    try:
+        check_args(ServerArgs.from_cli_args(args))
+    except CliError as error:
+        raise ValueError(str(error)) from None
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Arguments and the model's path are checked before the model loads; Ctrl-C and SIGTERM
     before the server is ready raise KeyboardInterrupt and SystemExit."""
     server_args = ServerArgs.from_cli_args(args)
     check_args(server_args)
-    template = _template(server_args.chat_template)
+    template = template_text(server_args.chat_template)
     if envs.logging_level() is None and envs.VLLM_CONFIGURE_LOGGING and not envs.VLLM_LOGGING_CONFIG_PATH:
         logging.getLogger("vllm").setLevel(logging.INFO)
     # Flags are checked before the slow imports, and the core's process imports its part at the same time.
@@ -90,7 +155,7 @@ class SignalsBeforeReady:
             raise SystemExit(128 + self._received)
 
 
-def _template(given: str | None) -> str | None:
+def template_text(given: str | None) -> str | None:
     """The template itself: the text of a file, or what was given."""
     if given is None or (any(mark in given for mark in "{}\n") and not os.path.isfile(given)):
         return given

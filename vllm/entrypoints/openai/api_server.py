@@ -1,4 +1,4 @@
-"""`python -m` of this module is `vllm serve`; imported, it offers `build_app`."""
+"""The server for programs that build it around an engine of their own; `python -m` of this module is `vllm serve`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,132 @@ if __name__ == "__main__":
 
     main.run_as("python -m vllm.entrypoints.openai.api_server", serve)
 
-from vllm.entrypoints.openai.app import build_app
+import argparse
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
 
-__all__ = ["build_app"]
+from fastapi import FastAPI
+from starlette.datastructures import State
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.cli.serve import make_arg_parser, template_text, validate_parsed_serve_args
+from vllm.entrypoints.openai import app, launcher
+from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.entrypoints.openai.state import ServerState
+from vllm.utils.checks import check_neutral
+from vllm.v1.engine.async_llm import AsyncLLM
+
+__all__ = [
+    "build_app",
+    "build_async_engine_client",
+    "build_async_engine_client_from_engine_args",
+    "init_app_state",
+    "make_arg_parser",
+    "run_server",
+    "run_server_worker",
+    "setup_server",
+    "validate_parsed_serve_args",
+]
+
+
+def build_app(args: argparse.Namespace, supported_tasks: Any = None, model_config: Any = None) -> FastAPI:
+    """The application of a server. Until `init_app_state` has given it an engine, requests are answered 503.
+
+    Args:
+        args: of `make_arg_parser`'s parser; what it lacks has its default.
+        supported_tasks, model_config: change nothing; the routes are those of text generation.
+
+    Raises:
+        ValueError: an argument of the server that cannot be honoured.
+    """
+    validate_parsed_serve_args(args)
+    return app.build_app(ServerState(None, ServerArgs.from_cli_args(args)))
+
+
+async def init_app_state(
+    engine_client: AsyncLLM, state: State, args: argparse.Namespace, supported_tasks: Any = None
+) -> None:
+    """Give an application its engine.
+
+    Args:
+        state: `app.state` of an application of `build_app`.
+        args: those of `build_app`.
+        supported_tasks: changes nothing.
+
+    Raises:
+        CliError: the file of the chat template cannot be read.
+    """
+    if not hasattr(state, "server"):
+        state.server = ServerState(None, ServerArgs.from_cli_args(args))
+    server: ServerState = state.server
+    server.chat_template = template_text(server.args.chat_template)
+    server.engine_client = engine_client
+    # For programs that add routes of their own.
+    state.engine_client, state.vllm_config, state.args = engine_client, engine_client.vllm_config, args
+
+
+@asynccontextmanager
+async def build_async_engine_client(
+    args: argparse.Namespace, *, usage_context: Any = None, client_config: Mapping[str, Any] | None = None
+) -> AsyncIterator[AsyncLLM]:
+    """An engine of the command line's arguments, which is shut down at the end of the context.
+
+    Raises:
+        ValueError: an argument that cannot be honoured.
+        EngineDeadError: the engine could not start.
+    """
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    async with build_async_engine_client_from_engine_args(
+        engine_args, usage_context=usage_context, client_config=client_config
+    ) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def build_async_engine_client_from_engine_args(
+    engine_args: AsyncEngineArgs, *, usage_context: Any = None, client_config: Mapping[str, Any] | None = None
+) -> AsyncIterator[AsyncLLM]:
+    """As `build_async_engine_client`, of an engine's arguments."""
+    check_neutral("client_config", client_config, "one process serves all replicas")
+    engine = AsyncLLM.from_engine_args(engine_args, usage_context=usage_context)
+    try:
+        yield engine
+    finally:
+        engine.shutdown()
+
+
+def setup_server(args: argparse.Namespace) -> tuple[str, socket.socket]:
+    """Check the server's arguments and bind its address; (URL, socket that does not listen yet).
+
+    Raises:
+        ValueError: an argument of the server that cannot be honoured.
+        OSError: the address cannot be bound.
+    """
+    validate_parsed_serve_args(args)
+    server_args = ServerArgs.from_cli_args(args)
+    listener = launcher.bind(server_args.host or "", server_args.port, server_args.uds)
+    return launcher.url_of(server_args, listener), listener
+
+
+async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
+    """Serve as `vllm serve` does, in the event loop of the main thread; `uvicorn_kwargs` replace our options of
+    uvicorn. Errors are those of `setup_server` and `build_async_engine_client`."""
+    listen_address, listener = setup_server(args)
+    await run_server_worker(listen_address, listener, args, **uvicorn_kwargs)
+
+
+async def run_server_worker(
+    listen_address: str,
+    sock: socket.socket,
+    args: argparse.Namespace,
+    client_config: Mapping[str, Any] | None = None,
+    **uvicorn_kwargs: Any,
+) -> None:
+    """As `run_server`, at what `setup_server` has bound."""
+    with sock:
+        async with build_async_engine_client(args, client_config=client_config) as engine:
+            application = build_app(args)
+            await init_app_state(engine, application.state, args)
+            await launcher.serve_app(application, sock, **uvicorn_kwargs)

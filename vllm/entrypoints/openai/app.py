@@ -33,7 +33,7 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
 def build_app(state: ServerState) -> FastAPI:
-    """The application over a running engine."""
+    """The application over an engine, which `state` may also get later."""
     # Without its description, the application has no pages of it either.
     described = None if state.args.disable_fastapi_docs else "/openapi.json"
     app = FastAPI(title="vLLM", version=__version__, openapi_url=described)
@@ -61,7 +61,7 @@ def build_app(state: ServerState) -> FastAPI:
     for disconnect in (ClientDisconnected, ClientDisconnect):
         app.add_exception_handler(disconnect, _answer_disconnect)
     middleware.install(app, state)
-    routes.document(app, state.model_names, has_keys=bool(state.args.api_key or envs.api_keys()))
+    routes.document(app, state, has_keys=bool(state.args.api_key or envs.api_keys()))
     return app
 
 

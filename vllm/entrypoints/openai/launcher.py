@@ -31,6 +31,8 @@ from vllm.v1.engine.core_start import CoreProcessHandle
 
 if TYPE_CHECKING:
     # At run time imported late, while the engine's core starts.
+    from fastapi import FastAPI
+
     from vllm.entrypoints.openai.state import ServerState
 
 logger = init_logger(__name__)
@@ -114,10 +116,12 @@ def serve(
     """
     engine = AsyncLLM(config, core_processes, _prepare)
     try:
+        from vllm.entrypoints.openai.app import build_app
         from vllm.entrypoints.openai.state import ServerState
 
         check_signals()
-        return uvloop.run(_run(ServerState(engine, args, chat_template), listener, check_signals))
+        app = build_app(ServerState(engine, args, chat_template))
+        return uvloop.run(serve_app(app, listener, check_signals))
     finally:
         engine.shutdown()
 
@@ -132,8 +136,16 @@ def _prepare(tokenizer: Tokenizer | None) -> None:
             _ = tokenizer.chat_template
 
 
-async def _run(state: ServerState, listener: socket.socket, check_signals: Callable[[], None]) -> int:
-    server = _Server(_config(state), lambda: _announce(state, listener))
+async def serve_app(
+    app: FastAPI, listener: socket.socket, check_signals: Callable[[], None] = lambda: None, **options: Any
+) -> int:
+    """Serve an application of `build_app` that has its engine, as `serve` does; returns the exit code.
+
+    Args:
+        options: uvicorn's, in place of ours.
+    """
+    state = app.state.server
+    server = _Server(_config(app, state.args, options), lambda: _announce(state, listener))
     # Imported modules live as long as the process: garbage collection skips them.
     gc.freeze()
     signals = _Signals(state.engine.core_pids)
@@ -260,41 +272,42 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(state: ServerState) -> uvicorn.Config:
-    from vllm.entrypoints.openai.app import build_app
-
+def _config(app: FastAPI, args: ServerArgs, options: dict[str, Any]) -> uvicorn.Config:
     # Errors only, to our handlers: warnings are about clients, and middleware.py writes the access log.
     uvicorn_logger = logging.getLogger("uvicorn")
     uvicorn_logger.handlers, uvicorn_logger.propagate = logging.getLogger("vllm").handlers, False
     uvicorn_logger.setLevel(logging.ERROR)
-    args = state.args
-    ciphers: dict[str, Any] = {} if args.ssl_ciphers is None else {"ssl_ciphers": args.ssl_ciphers}
-    return uvicorn.Config(
-        build_app(state),
-        http=_Protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=round(_ANSWER_SECONDS),
-        ssl_keyfile=args.ssl_keyfile,
-        ssl_certfile=args.ssl_certfile,
-        ssl_ca_certs=args.ssl_ca_certs,
+    ours: dict[str, Any] = {
+        "http": _Protocol,
+        "ws": "none",
+        "lifespan": "off",
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "timeout_keep_alive": _KEEP_ALIVE_SECONDS,
+        "timeout_graceful_shutdown": round(_ANSWER_SECONDS),
+        "ssl_keyfile": args.ssl_keyfile,
+        "ssl_certfile": args.ssl_certfile,
+        "ssl_ca_certs": args.ssl_ca_certs,
         # Who names the certificates that clients must be signed by wants clients to show one.
-        ssl_cert_reqs=args.ssl_cert_reqs or (ssl.CERT_REQUIRED if args.ssl_ca_certs else ssl.CERT_NONE),
-        **ciphers,
-    )
+        "ssl_cert_reqs": args.ssl_cert_reqs or (ssl.CERT_REQUIRED if args.ssl_ca_certs else ssl.CERT_NONE),
+    }
+    if args.ssl_ciphers is not None:
+        ours["ssl_ciphers"] = args.ssl_ciphers
+    return uvicorn.Config(app, **{**ours, **options})
+
+
+def url_of(args: ServerArgs, listener: socket.socket) -> str:
+    """Where a server of these arguments is found."""
+    scheme = "https" if args.ssl_certfile else "http"
+    if args.uds is not None:
+        return f"{scheme}+unix://{args.uds}"
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _announce(state: ServerState, listener: socket.socket) -> None:
-    scheme = "https" if state.args.ssl_certfile else "http"
-    if state.args.uds is not None:
-        url = f"{scheme}+unix://{state.args.uds}"
-    else:
-        host, port = listener.getsockname()[:2]
-        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    url = url_of(state.args, listener)
     page = f"a page to try it is at {url}/, " if state.args.page else ""
     names = ", ".join(state.model_names)
     logger.info("ready: %s serves %s; %sthe API's description at %s/docs", url, names, page, url)

@@ -113,8 +113,8 @@ class ServerArgs(UpstreamServerArgs):
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> ServerArgs:
-        """Read the flags back from a parsed command line."""
-        values = {item.name: plain(getattr(args, item.name)) for item in fields(cls)}
+        """Read the flags back from a parsed command line; what it lacks has its default."""
+        values = {item.name: plain(getattr(args, item.name, item.default)) for item in fields(cls)}
         if values["host"] in (None, "", "None"):
             values["host"] = "127.0.0.1"
         return cls(**values)

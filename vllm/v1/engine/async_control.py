@@ -10,6 +10,7 @@ from vllm.v1.engine.upstream_calls import check_pause_mode, check_sleep_level, c
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from vllm.tasks import SupportedTask
     from vllm.tokenizers.tokenizer import Tokenizer
     from vllm.tracing import RequestTracer
     from vllm.v1.engine.replica import Replica
@@ -126,6 +127,10 @@ class AsyncEngineControl:
         if self.tokenizer is None:
             raise ValueError("there is no tokenizer: skip_tokenizer_init left it out")
         return self.tokenizer.hf_tokenizer
+
+    async def get_supported_tasks(self) -> tuple[SupportedTask, ...]:
+        """What the model can be asked for."""
+        return ("generate",)
 
     async def is_tracing_enabled(self) -> bool:
         """Whether requests are traced: otlp_traces_endpoint was given."""

@@ -144,11 +144,11 @@ def error_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in statuses}
 
 
-def document(app: FastAPI, model_names: list[str], has_keys: bool) -> None:
+def document(app: FastAPI, state: ServerState, has_keys: bool) -> None:
     """Complete `app.openapi` of an application that has all its routes: bodies, names accepted as `model`, API keys."""
     make_schema = app.openapi
 
-    app.openapi = lambda: app.openapi_schema or _complete(make_schema(), model_names, has_keys)  # type: ignore[method-assign]
+    app.openapi = lambda: app.openapi_schema or _complete(make_schema(), state.model_names, has_keys)  # type: ignore[method-assign]
 
 
 def _complete(schema: dict[str, Any], model_names: list[str], has_keys: bool) -> dict[str, Any]:

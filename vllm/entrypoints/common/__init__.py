@@ -1,0 +1,1 @@
+"""What upstream's entry points have in common: the command line of a server."""

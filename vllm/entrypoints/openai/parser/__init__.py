@@ -1,0 +1,1 @@
+"""Parsers of models' own formats: upstream's path."""
