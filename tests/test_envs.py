@@ -51,3 +51,17 @@ def test_a_name_that_is_not_there():
         _ = envs.VLLM_NOTHING
     with pytest.raises(AttributeError, match="VLLM_NOTHING"):
         envs.is_set("VLLM_NOTHING")
+
+
+@pytest.mark.parametrize("text", ["inf", "-inf", "nan", "1e999", "x"])
+def test_numbers_are_finite(monkeypatch, text):
+    for name, read in (
+        ("VLLM_CPU_KVCACHE_SPACE", envs.cpu_kvcache_space_bytes),
+        ("VLLM_WORKER_TIMEOUT_S", envs.worker_timeout_seconds),
+        ("VLLM_ENGINE_HANG_TIMEOUT_S", envs.engine_hang_timeout_seconds),
+        ("VLLM_LOG_STATS_INTERVAL", lambda: envs.VLLM_LOG_STATS_INTERVAL),
+        ("VLLM_PORT", lambda: envs.VLLM_PORT),
+    ):
+        monkeypatch.setenv(name, text)
+        with pytest.raises(ValueError, match=rf"{name} must be .* got '{text}'"):
+            read()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -75,6 +76,13 @@ def test_imports_point_one_way():
             if target != "vllm" and place(target) > place(name):
                 wrong.append(f"{name}:{line} ({ORDER[place(name)]}) imports {target} ({ORDER[place(target)]})")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_test_imports_a_conftest():
+    """Which of them it would get depends on what else is collected."""
+    importing = re.compile(r"^\s*(from conftest|import conftest)", re.MULTILINE)
+    tests = (ROOT / "tests").rglob("*.py")
+    assert [str(path) for path in tests if importing.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_no_module_imports_itself_by_way_of_others():

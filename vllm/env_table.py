@@ -3,6 +3,7 @@ Those that the engine reads have functions of their own there; the others change
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -27,9 +28,12 @@ def _number(kind: type[int] | type[float], default: float | None) -> Callable[[s
         if not text:
             return default
         try:
-            return kind(text)
+            value = kind(text)
         except ValueError:
-            raise ValueError(f"{name} must be a number, got {text!r}") from None
+            value = math.nan
+        if not math.isfinite(value):
+            raise ValueError(f"{name} must be a number, got {text!r}")
+        return value
 
     return read
 

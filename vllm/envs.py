@@ -117,7 +117,7 @@ def _positive(name: str, unit: str) -> float | None:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not value > 0:
+    if not 0 < value < math.inf:
         raise ValueError(f"{name} must be a positive number of {unit}, got {text!r}")
     return value
 

@@ -99,17 +99,19 @@ class TestErrors:
         assert is_empty(llm)
         assert len(llm.generate(["a", "b"], GREEDY, use_tqdm=False)) == 2
 
-    @pytest.mark.parametrize("priority", [[1], ["1", "2"], [0, 1.5], [True, False]])
+    @pytest.mark.parametrize("priority", [[1], ["1", "2"], [0, 1.5], [True, False], [0, 2**63]])
     def test_bad_priorities(self, llm, priority):
         with pytest.raises(VLLMValidationError, match="priority"):
             llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=priority)
         assert is_empty(llm)
 
-    def test_priorities_need_the_priority_policy(self, llm):
-        with pytest.raises(VLLMValidationError, match=r"priority 1.*scheduling_policy.*fcfs"):
-            llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[0, 1])
-        assert is_empty(llm)
-        assert llm.generate(["a"], GREEDY, use_tqdm=False, priority=[0])
+    def test_priorities_without_the_priority_policy_are_one_warning(self, llm, caplog, monkeypatch):
+        monkeypatch.setattr("vllm.logger._seen", set())
+        plain = llm.generate(["a", "b"], GREEDY, use_tqdm=False)
+        for _ in range(2):
+            assert ids_of(llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[0, -1])) == ids_of(plain)
+        (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert line == "priority changes nothing: it needs scheduling_policy='priority', and this engine's is 'fcfs'"
 
     def test_a_request_larger_than_the_cache_names_the_limit(self, folder):
         llm = make_tiny_llm(folder, num_gpu_blocks_override=2)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from vllm.logprobs import FlatLogprobs, Logprob, PositionLogprobs, WidePositionLogprobs
+from vllm.logprobs.flat import PromptLogprobs
 from vllm.logprobs.lists import LogprobsLists, LogprobsRows
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.logprobs import LogprobsProcessor, PromptLogprobsProcessor
@@ -352,3 +353,16 @@ def test_a_wide_position_copies_and_pickles(rng, monkeypatch):
     for same in (copy.copy(wide), copy.deepcopy(wide), pickle.loads(pickle.dumps(wide))):
         assert type(same) is WidePositionLogprobs and same == narrow
         assert (same.lse, same.entropy) == (wide.lse, wide.entropy) and same[7].decoded_token == "<7>"
+
+
+@pytest.mark.parametrize("kind", [FlatLogprobs, PromptLogprobs])
+def test_readings_pass_for_the_lists_that_they_stand_for(rng, kind):
+    """Callers ask for a list before they read positions; what they do next makes no copy of what was read."""
+    lists, _ = make_lists(rng, 2, 0, [[4], [4]])
+    flat = kind(decode=texts)
+    flat.append((lists, 0), 1)
+    assert isinstance(flat, list) and isinstance(flat, kind) and isinstance(flat, FlatLogprobs)
+    assert type(flat) is kind and not isinstance([], FlatLogprobs)
+    for other in (copy.copy(flat), copy.deepcopy(flat), pickle.loads(pickle.dumps(flat))):
+        assert type(other) is kind and other == flat and isinstance(other, list)
+    assert flat == list(flat) and list(flat) == flat

@@ -139,6 +139,22 @@ def test_sleep(models, level):
     assert_same(readings(llm), before)
 
 
+def test_a_deeper_sleep_after_a_light_one(models):
+    first, _, weights = models
+    llm = make_llm(first)
+    before = readings(llm)
+    llm.sleep(1)
+    llm.sleep(1)
+    llm.sleep(2)
+    with pytest.raises(RuntimeError, match="the weights were freed"):
+        llm.collective_rpc("update_weights", args=(list(weights.items()),))
+    llm.sleep(1)  # nothing is left to keep
+    assert not llm.wake_up(tags=["weights"])
+    llm.sleep(2)
+    assert llm.is_sleeping() and llm.wake_up()
+    assert_same(readings(llm), before)
+
+
 def test_bad_calls(models):
     llm = make_llm(models[0])
     with pytest.raises(ValueError, match="no weight nothing"):

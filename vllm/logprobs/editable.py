@@ -129,7 +129,8 @@ def append_logprobs_for_next_position(
     Raises:
         TypeError: `request_logprobs` is a result of the engine, which does not change.
     """
-    if not isinstance(request_logprobs, (EditableLogprobs, list)):
+    # By its type: a result of the engine passes for a list elsewhere.
+    if not issubclass(type(request_logprobs), (EditableLogprobs, list)):
         raise TypeError(f"{type(request_logprobs).__name__} is a result: make readings by create_sample_logprobs")
     count = len(token_ids) if num_logprobs == -1 else min(1 + num_logprobs, len(token_ids))
     ranks: Sequence[int] = [rank, *range(1, count)]

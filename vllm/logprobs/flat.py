@@ -248,6 +248,15 @@ class FlatLogprobs(Sequence[Position], metaclass=_FlatType):
 
     __hash__ = None  # type: ignore[assignment]
 
+    @property
+    def __class__(self) -> Any:
+        """list: callers ask isinstance for it before they read positions. `type` tells what it is."""
+        return list
+
+    def __reduce__(self) -> tuple:
+        # The default compares the class with `__class__`.
+        return object.__new__, (type(self),), self.__getstate__()
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self)!r})"
 

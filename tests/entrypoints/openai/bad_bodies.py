@@ -128,8 +128,7 @@ GENERATION = [
     *bad("stream_options", {"continuous_usage_stats": "yes"}, param="stream_options.continuous_usage_stats"),
     *bad("stream_options", {"include_usag": 1}, param="stream_options.include_usag", says="options.include_usage'"),
     # What is neither the prompt's matter nor sampling's.
-    *bad("priority", "1", True, 1.5, 2**70, 1),
-    *bad("priority", 1, says="scheduling_policy"),
+    *bad("priority", "1", True, 1.5, 2**70),
     *bad("request_id", "", "a b", "a\n", "é", "a" * 129, 7, SURROGATE),
     *bad("cache_salt", "", 7, [], SURROGATE),
     # What is not done here: the reason is given.
@@ -250,7 +249,7 @@ SCORINGS = [
     *bad("add_special_tokens", "yes", 1),
     *bad("truncate_prompt_tokens", "1", True, 1.5, 0, -2, MAX_MODEL_LEN + 1, 2**70),
     *bad("cache_salt", "", 7, SURROGATE),
-    *bad("priority", "1", True, 1, 2**70),
+    *bad("priority", "1", True, 2**70),
     *bad("request_id", "", 7, SURROGATE),
     *bad("label", ["a"], says="'labels'"),
     *bad("temperature", 1, says="unknown field"),

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from live_server import LiveServer
+from served import API_KEY, MODEL
 from tiny_llm import make_tiny_model
-
-MODEL = "smollm2"
-API_KEY = "the-key"
 
 # The tests' own process computes, too: on a busy core, threads wait long for one another.
 _ENV = {"OMP_NUM_THREADS": "1"}

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import API_KEY, MODEL
 from live_server import LiveServer
+from served import API_KEY, MODEL
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 

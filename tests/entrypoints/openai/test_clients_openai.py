@@ -9,9 +9,9 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import MODEL
 from live_server import LiveServer
 from openai.types import Completion
+from served import MODEL
 
 from vllm import LLM, RequestOutput, SamplingParams
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import MODEL
 from live_server import LiveServer
+from served import MODEL
 
 from vllm import LLM, RequestOutput, SamplingParams
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import API_KEY, MODEL
 from live_server import LiveServer
+from served import API_KEY, MODEL
 from tiny_llm import make_tiny_model
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Hi"}]

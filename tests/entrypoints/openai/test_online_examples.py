@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from byte_tokenizer import byte_id
-from conftest import API_KEY
 from live_server import ROOT, LiveServer
+from served import API_KEY
 from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams

@@ -12,8 +12,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import MODEL
 from live_server import LiveServer
+from served import MODEL
 
 ENV = os.environ.get("VLLM_PEER_ENV")
 TOKENIZER = os.environ.get("VLLM_PEER_TOKENIZER")

@@ -136,8 +136,9 @@ class EngineCore:
         if not self._asleep:
             self._settle()
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
-            self.executor.collective_rpc("sleep", (level,))
-            self._asleep = set(SLEEP_TAGS)
+        # Also when it sleeps: a deeper level frees more, and a part of it may be awake.
+        self.executor.collective_rpc("sleep", (level,))
+        self._asleep = set(SLEEP_TAGS)
 
     def _settle(self) -> None:
         """Take the results of a step in flight; the next call of `step` gives them."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.logger import init_logger, warn_once
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
-from vllm.utils.checks import check_encodable, check_neutral, check_token_id, wrong_type
+from vllm.utils.checks import MAX_INTEGER, check_encodable, check_integer, check_neutral, check_token_id, wrong_type
 from vllm.v1.messages import EngineCoreRequest
 from vllm.v1.sample.bad_words import spell_bad_words
 from vllm.v1.sample.logits_processor import validate_params
+
+logger = init_logger(__name__)
 
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 # Of upstream's prompts, and what to do instead.
@@ -133,11 +135,13 @@ class InputProcessor:
                 "use_beam_search needs many requests, made by LLM.generate and LLM.beam_search; the engine takes one"
             )
             raise VLLMValidationError(message, "use_beam_search", True)
-        if isinstance(priority, bool) or not isinstance(priority, Integral):
-            raise wrong_type("priority", priority, "an integer")
+        check_integer("priority", priority, -MAX_INTEGER - 1)
         if priority != 0 and self._policy != "priority":
-            message = f"priority {priority} needs scheduling_policy='priority', and this engine's is {self._policy!r}"
-            raise VLLMValidationError(message, "priority", priority)
+            warn_once(
+                logger,
+                "priority changes nothing: it needs scheduling_policy='priority', and this engine's is %r",
+                self._policy,
+            )
 
     def core_requests(
         self, children: list[tuple[str, SamplingParams]], prompt: ProcessedPrompt, arrival_time: float, priority: int

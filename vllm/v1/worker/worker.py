@@ -149,20 +149,23 @@ class Worker:
         return self._num_reloads + self.model_runner.model.weight_updater.version
 
     def sleep(self, level: int = 1) -> None:
-        """Free the KV cache; at level 1 move a GPU's weights to the host, at level 2 free the weights, too."""
-        if not self._asleep:
+        """Free the KV cache; at level 1 move a GPU's weights to the host, at level 2 free the weights, too. What sleeps
+        already stays so; level 2 after level 1 frees the weights."""
+        if not hasattr(self, "model_runner"):
+            return
+        if "kv_cache" not in self._asleep:
             self.model_runner.release_kv_cache()
             self._asleep.add("kv_cache")
-            if level == 2:
-                self._num_reloads = self.weights_version + 1
-                del self.model_runner
-                self._asleep.add("weights")
-            elif self.device.type == "cuda":
-                move_weights(self.model_runner.model, torch.device("cpu"))
-                self._asleep.add("weights")
-            return_freed_memory()
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+        if level == 2:
+            self._num_reloads = self.weights_version + 1
+            del self.model_runner
+            self._asleep.add("weights")
+        elif self.device.type == "cuda" and "weights" not in self._asleep:
+            move_weights(self.model_runner.model, torch.device("cpu"))
+            self._asleep.add("weights")
+        return_freed_memory()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Undo `sleep`, or, with `tags`, the part of it that concerns "weights" or "kv_cache". Weights that were freed
