@@ -9,6 +9,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from typing_extensions import Self
+
 from vllm import envs
 from vllm.config import (
     ATTENTION_BACKENDS,
@@ -457,7 +459,7 @@ class EngineArgs(UpstreamArgs):
         return parser
 
     @classmethod
-    def from_cli_args(cls, args: argparse.Namespace) -> EngineArgs:
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
         """Read the flags back from a parsed command line."""
         return cls(**{item.name: getattr(args, item.name) for item in fields(cls) if hasattr(args, item.name)})
 

@@ -248,7 +248,7 @@ class FlatLogprobs(Sequence[Position], metaclass=_FlatType):
 
     __hash__ = None  # type: ignore[assignment]
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """list: callers ask isinstance for it before they read positions. `type` tells what it is."""
         return list

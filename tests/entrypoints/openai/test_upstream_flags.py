@@ -109,7 +109,7 @@ def test_defaults_are_taken_and_ask_for_nothing():
         (["--fingerprint-mode", "custom"], "--fingerprint-mode custom and --fingerprint-value VALUE need each other"),
         (["--fingerprint-value", "x"], "--fingerprint-mode custom and --fingerprint-value VALUE need each other"),
         (["--max-log-len", "-1"], "--max-log-len must be at least 0"),
-        (["--ssl-ciphers", "ALL"], "--ssl-cert-reqs and --ssl-ciphers need --ssl-certfile"),
+        (["--ssl-ciphers", "ALL"], "--ssl-cert-reqs, --ssl-ciphers and --enable-ssl-refresh need"),
         (["--middleware", "nowhere.Name"], "--middleware nowhere.Name cannot be imported"),
         (["--middleware", "json.dumps"], "--middleware json.dumps must be a class or an async function"),
         (["--allowed-methods", ""], "--allowed-methods must not be empty"),

@@ -212,8 +212,8 @@ def _check_tls(args: ServerArgs) -> None:
     if args.ssl_certfile is None:
         if args.ssl_keyfile is not None or args.ssl_ca_certs is not None:
             raise CliError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
-        if args.ssl_cert_reqs or args.ssl_ciphers is not None:
-            raise CliError("--ssl-cert-reqs and --ssl-ciphers need --ssl-certfile")
+        if args.ssl_cert_reqs or args.ssl_ciphers is not None or args.enable_ssl_refresh:
+            raise CliError("--ssl-cert-reqs, --ssl-ciphers and --enable-ssl-refresh need --ssl-certfile")
         return
     if args.ssl_cert_reqs not in (0, 1, 2) or (args.ssl_cert_reqs and args.ssl_ca_certs is None):
         raise CliError(f"--ssl-cert-reqs must be 0, or with --ssl-ca-certs 1 or 2, got {args.ssl_cert_reqs}")

@@ -145,12 +145,14 @@ async def serve_app(
         options: uvicorn's, in place of ours.
     """
     state = app.state.server
-    server = _Server(_config(app, state.args, options), lambda: _announce(state, listener))
+    config = _config(app, state.args, options)
+    server = _Server(config, lambda: _announce(state, listener))
     # Imported modules live as long as the process: garbage collection skips them.
     gc.freeze()
     signals = _Signals(state.engine.core_pids)
     check_signals()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    refreshing = _start_refreshing(config) if state.args.enable_ssl_refresh else None
     dead = asyncio.create_task(_wait_dead(state.engine))
     came = asyncio.create_task(signals.came.wait())
     await asyncio.wait((serving, dead, came), return_when=asyncio.FIRST_COMPLETED)
@@ -160,7 +162,17 @@ async def serve_app(
     code = await _end_requests(state, server, dead, signals)
     server.should_exit = True
     await serving
+    if refreshing is not None:
+        refreshing.cancel()
     return code
+
+
+def _start_refreshing(config: uvicorn.Config) -> asyncio.Task[None]:
+    from vllm.entrypoints.openai.ssl_refresh import refresh_certificates
+
+    if not config.loaded:
+        config.load()
+    return asyncio.create_task(refresh_certificates(config))
 
 
 async def _wait_dead(engine: AsyncLLM) -> None:

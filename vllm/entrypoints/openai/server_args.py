@@ -32,6 +32,9 @@ class ServerArgs(UpstreamServerArgs):
     ssl_certfile: str | None = _arg(None, "TLS certificate chain, PEM")
     ssl_ca_certs: str | None = _arg(None, "certificates that clients must be signed by, PEM")
     ssl_cert_reqs: int = _arg(0, "0: clients need no certificate, 1: one that they show is checked, 2: they need one")
+    enable_ssl_refresh: bool = _arg(
+        False, "read key and certificates anew when their files change; of --ssl-ca-certs none is forgotten"
+    )
     ssl_ciphers: str | None = _arg(None, "ciphers of TLS 1.2, as OpenSSL writes them")
     allowed_origins: list[str] | None = _arg(None, "origins that browsers may call from (CORS); any when left out")
     allow_credentials: bool = _arg(False, "let browsers send credentials (CORS)")

@@ -36,7 +36,6 @@ class UpstreamServerArgs:
     sse_keep_alive_interval: int = refused(0, "streams hold answers only; let the proxy wait longer")
     enable_log_outputs: bool = refused(False, _LOG)
     enable_offline_docs: bool = refused(False, "the pages of /docs load their scripts; /openapi.json needs none")
-    enable_ssl_refresh: bool = refused(False, "certificates are read once; restart the server for new ones")
 
     grpc_port: int | None = refused(None, _HTTP_ONLY)
     grpc: bool = refused(False, _HTTP_ONLY)
