@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
-from conftest import API_KEY, MODEL
 from live_server import LiveServer
 from openai.types import Decision
+from served import API_KEY, MODEL
 
 from vllm import LLM
 
