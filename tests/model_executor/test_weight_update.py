@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -100,9 +102,31 @@ def test_requests_in_between_begin_anew(models):
     assert tokens[len(begun) :] == reference.generate(rest, params, use_tqdm=False)[0].outputs[0].token_ids
 
 
-def test_a_stacked_layer_changes_as_a_whole(models):
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+def test_parts_of_stacked_layers_change_alone(models, tmp_path, fields):
+    """Query without key and value, gate without up: what was not given stays as it is, to the bit."""
     first, _, weights = models
-    llm = make_llm(first)
+    given = {name: weights[name] for name in weights if name.endswith(("q_proj.weight", "gate_proj.weight"))}
+    mixed = tmp_path / "mixed"
+    shutil.copytree(first, mixed)
+    save_file({**load_file(first / "model.safetensors"), **given}, mixed / "model.safetensors")
+    llm = make_llm(first, **fields)
+    if "quantization" in fields:
+        model_of(llm).load_weights(given.items())
+        with pytest.raises(ValueError, match="these make one layer"):
+            readings(llm)
+        return
+    before = readings(llm)
+    assert model_of(llm).load_weights(given.items()) == set(given)
+    assert_same(readings(llm), readings(make_llm(mixed, **fields)))
+    original = load_file(first / "model.safetensors")
+    model_of(llm).load_weights((name, original[name]) for name in given)
+    assert_same(readings(llm), before)
+
+
+def test_a_quantised_stacked_layer_changes_as_a_whole(models):
+    first, _, weights = models
+    llm = make_llm(first, dtype="bfloat16", quantization="int8")
     before = readings(llm)
     original = load_file(first / "model.safetensors")
     query = next(name for name in weights if name.endswith("q_proj.weight"))

@@ -11,7 +11,7 @@ from backends import DTYPES, assert_accurate, chosen, strided
 from layouts import BFLOAT16_LAYOUTS, CPP_LEVELS, LEVELS, needs_kernels, needs_onednn
 from torch import Tensor
 
-from vllm.ops.packed_linear import Layout, PackedLinear, pack_as, pack_linear, packed_linear
+from vllm.ops.packed_linear import Layout, PackedLinear, pack_as, pack_linear, packed_linear, unpack_linear
 from vllm.ops.silu_and_mul import silu_and_mul
 
 # Below, at and above the panel's 32 columns, a chain's 256 products and every tile height.
@@ -283,3 +283,22 @@ def test_a_large_result_takes_the_last_ones_memory() -> None:
     assert third.data_ptr() == place
     assert_accurate("cpp", third, truth[:3], slack=4e-6)
     assert_accurate("cpp", second, truth, slack=4e-6)
+
+
+@pytest.mark.parametrize("backend", LEVELS)
+@pytest.mark.parametrize("wanted", BFLOAT16_LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("half", "inner"), [(1, 2), (16, 64), (37, 300)])
+def test_what_was_packed_comes_back(
+    backend: str, wanted: str, dtype: torch.dtype, gated: bool, half: int, inner: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_GEMM", wanted)
+    generator = torch.Generator().manual_seed(half)
+    weight = torch.randn(2 * half, inner, generator=generator).to(dtype)
+    bias = torch.randn(2 * half, generator=generator).to(dtype)
+    weight[0, 0] = 0
+    with chosen(backend):
+        again, own_bias = unpack_linear(pack_linear(weight.clone(), bias.clone(), gated=gated), dtype)
+    assert torch.equal(again, weight)
+    assert own_bias is not None and torch.equal(own_bias, bias)

@@ -23,6 +23,8 @@ _OWN: tuple[Layout, ...] = (*EXACT, "packed_fp16")
 
 # Columns of a panel: what a packed weight consists of.
 PANEL = 32
+# Columns that are unpacked at once.
+_UNIT_VECTORS = 256
 # A column's greatest magnitude in float16: see HalfProduct in csrc/cpu/kernels/linear.cpp.
 _COLUMN_EXPONENT = 4
 
@@ -129,6 +131,27 @@ def take_packed_rows(packed: PackedLinear, rows: Tensor) -> PackedLinear:
     return PackedLinear(weight, bias, packed.layout, (len(rows), packed.shape[1]))
 
 
+def unpack_linear(packed: PackedLinear, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """The weight [N, K] and the bias [N] that were packed, of `dtype`, the weight's own. Products with unit vectors add
+    zeros to one value of a column, so that they are exact."""
+    rows, width = packed.shape
+    if packed.layout == "plain":
+        return packed.weight, packed.bias
+    half = rows // 2
+    # Two halves by 16 rows in turn, filled up: see interleave_gate.
+    wide = 2 * (PANEL // 2) * -(-half // (PANEL // 2)) if packed.gated else rows
+    product = replace(packed, shape=(wide, width), bias=None, gated=False)
+    weight = torch.empty(wide, width, dtype=dtype)
+    for start in range(0, width, _UNIT_VECTORS):
+        stop = min(start + _UNIT_VECTORS, width)
+        units = torch.zeros(stop - start, width, dtype=dtype)
+        units[:, start:stop].fill_diagonal_(1)
+        weight[:, start:stop] = packed_linear(units, product).T
+    if not packed.gated:
+        return weight, packed.bias
+    return _separate_gate(weight, half), None if packed.bias is None else _separate_gate(packed.bias, half)
+
+
 def packed_embedding(token_ids: Tensor, packed: PackedLinear) -> Tensor:
     """[T, H]: the rows of a packed weight [V, H] that `token_ids` (int32 or int64 [T] in [0, V), contiguous) name, to
     the bit. ValueError for a layout other than EXACT."""
@@ -172,6 +195,12 @@ def interleave_gate(stacked: Tensor) -> Tensor:
     if missing:
         parts = torch.cat([parts, parts.new_zeros(2, missing, *parts.shape[2:])], dim=1)
     return parts.unflatten(1, (-1, PANEL // 2)).transpose(0, 1).flatten(0, 2).contiguous()
+
+
+def _separate_gate(interleaved: Tensor, half: int) -> Tensor:
+    """interleave_gate undone; `half`: rows of either half."""
+    parts = interleaved.unflatten(0, (-1, 2, PANEL // 2)).transpose(0, 1).flatten(1, 2)
+    return parts[:, :half].flatten(0, 1).contiguous()
 
 
 def _scaled_fp16(weight: Tensor) -> tuple[Tensor, Tensor]:

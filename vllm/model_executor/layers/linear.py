@@ -19,7 +19,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.activation import get_act_and_mul_fn
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.ops.int8_linear import int8_linear, pack_int8_linear, take_int8_rows
-from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear, take_packed_rows
+from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear, take_packed_rows, unpack_linear
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.silu_and_mul import silu_and_mul
 
@@ -99,6 +99,15 @@ class LinearBase(nn.Module):
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         return not self.is_plain
+
+    @property
+    def keeps_values(self) -> bool:
+        """Whether the packed weight has the values that were given, so that `former_weight` does."""
+        return isinstance(self.packed, PackedLinear)
+
+    def former_weight(self) -> tuple[Tensor, Tensor | None]:
+        """The weight and the bias that are packed now, after `begin_update` too."""
+        return unpack_linear(self.packed, self._empty.dtype)
 
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
         """Pack the loaded weight by `method` and free the plain one."""

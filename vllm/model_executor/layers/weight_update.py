@@ -77,7 +77,7 @@ class WeightUpdater:
     def update(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Take whole tensors (every rank the same, of any dtype and device) by their checkpoint names; returns these.
         A layer that stacks several tensors, such as query, key and value, changes when all of them have come, maybe
-        in several calls.
+        in several calls, or before the next step: those that have not come stay as they are.
 
         Raises:
             ValueError: a name that the model does not have, or a tensor of another shape; those before it were taken.
@@ -95,12 +95,17 @@ class WeightUpdater:
                 self._fill(key, name, values)
         return taken
 
-    def check_complete(self) -> None:
-        """
+    @torch.inference_mode()
+    def complete(self) -> None:
+        """Pack the layers that have got some of their tensors, with the former values of the others.
+
         Raises:
-            ValueError: a stacked layer has got some of its tensors and not the others.
+            ValueError: such a layer is quantised, so that its former values are not known.
         """
-        for pending in self._pending.values():
+        for module, pending in list(self._pending.items()):
+            if isinstance(module, LinearBase) and module.keeps_values:
+                self._fill_up(module, pending)
+                continue
             given, lacking = set(pending.slots) - pending.missing, pending.missing
             raise ValueError(
                 f"load_weights was given {min(given)} without {', '.join(sorted(lacking))}: these make one layer, give "
@@ -126,6 +131,19 @@ class WeightUpdater:
                 return
             del self._pending[module]
             self.packing_version += 1
+        self._pack(module)
+
+    def _fill_up(self, module: LinearBase, pending: _Pending) -> None:
+        given = {name: slot.target.clone() for name, slot in pending.slots.items() if name not in pending.missing}
+        weight, bias = module.former_weight()
+        assert module.weight is not None
+        module.weight.data.copy_(weight)
+        if module.bias is not None and bias is not None:
+            module.bias.data.copy_(bias)
+        for name, values in given.items():
+            pending.slots[name].target.copy_(values)
+        del self._pending[module]
+        self.packing_version += 1
         self._pack(module)
 
     def _pack(self, module: nn.Module) -> None:

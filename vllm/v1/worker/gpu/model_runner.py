@@ -243,7 +243,7 @@ class GPUModelRunner:
     def _check_weights(self) -> None:
         """Steps are recorded anew where weights have moved: a recording holds addresses."""
         updater = self.model.weight_updater
-        updater.check_complete()
+        updater.complete()
         if updater.packing_version != self._packing_version:
             self._packing_version = updater.packing_version
             self._record_decode()
