@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
-from vllm.utils.checks import check_boolean, check_integer, check_number, wrong_type
+from vllm.structured_params import StructuredOutputsParams
+from vllm.utils.checks import check_boolean, check_integer, check_number, check_token_ids, wrong_type
 
 MAX_BEAM_WIDTH = 16384
 
@@ -27,14 +29,15 @@ def beam_search_score(cum_logprob: float, length: int, length_penalty: float) ->
 
 @dataclass
 class BeamSearchParams:
-    """Parameters of `LLM.beam_search`: vLLM's, with `skip_special_tokens` and `early_stopping` (True, False or "never",
-    as in transformers) added.
+    """Parameters of `LLM.beam_search`: vLLM's, with `early_stopping` (True, False or "never", as transformers has it).
 
     `temperature` divides the logits; 0 leaves them unchanged. Sequences are ranked by `beam_search_score`.
-    `include_stop_str_in_output` concerns the text; the tokens always include the one that ended the sequence.
+    `include_stop_str_in_output` concerns the text; the tokens always include the one that ended the sequence. Sequences
+    are made of `allowed_token_ids` alone, whose logprobs are those in the whole vocabulary.
 
     Raises:
-        VLLMValidationError: a field's type or range is wrong.
+        VLLMValidationError: a field's type or range is wrong, or `structured_outputs` or `watermarking` ask for
+            something.
     """
 
     beam_width: int
@@ -43,7 +46,10 @@ class BeamSearchParams:
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
     skip_special_tokens: bool = True
+    watermarking: bool | None = None
+    allowed_token_ids: list[int] | None = None
     early_stopping: bool | Literal["never"] = False
 
     def __post_init__(self) -> None:
@@ -55,6 +61,16 @@ class BeamSearchParams:
             check_boolean(name, getattr(self, name))
         if self.early_stopping != "never" and not isinstance(self.early_stopping, bool):
             raise wrong_type("early_stopping", self.early_stopping, "True, False or 'never'")
+        if self.structured_outputs is not None and not self.structured_outputs.all_constraints_none():
+            message = "structured_outputs cannot be honoured: grammars are not implemented; allowed_token_ids are"
+            raise VLLMValidationError(message, "structured_outputs", self.structured_outputs)
+        if self.watermarking:
+            message = "watermarking cannot be honoured: texts are not watermarked"
+            raise VLLMValidationError(message, "watermarking", self.watermarking)
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = check_token_ids("allowed_token_ids", self.allowed_token_ids)
+            if not self.allowed_token_ids:
+                raise VLLMValidationError("allowed_token_ids must not be empty", "allowed_token_ids", [])
 
 
 @dataclass

@@ -287,7 +287,7 @@ class SamplingParams(Struct, dict=True):
             raise VLLMValidationError(
                 f"best_of must be at least n={self.n}, got {self.best_of}", "best_of", self.best_of
             )
-        if self.num_sequences > self.n and self.output_kind is RequestOutputKind.DELTA:
+        if self.num_sequences > self.n and self.output_kind is RequestOutputKind.DELTA and not self.use_beam_search:
             raise VLLMValidationError(
                 "best_of above n cannot be streamed: which sequences are best is known at the end",
                 "best_of",
@@ -456,7 +456,9 @@ class SamplingParams(Struct, dict=True):
             lists = [lists or []]
         own = ([token_id for token_id in each if token_id >= 0] for each in lists)
         named = (("prompt_logprob_token_ids", each) for each in own)
-        return [("logprob_token_ids", self.logprob_token_ids or []), *named]
+        # A beam search reads the tokens that BeamSearchParams allows.
+        name = "allowed_token_ids" if self.use_beam_search else "logprob_token_ids"
+        return [(name, self.logprob_token_ids or []), *named]
 
     def clone(self) -> SamplingParams:
         """A copy that shares no mutable field with this one; already validated, so nothing is checked again."""

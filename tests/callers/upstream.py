@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ HERE = Path(__file__).parent
 SUPPORT = HERE.parent / "support"
 ROOT = HERE.parents[1]
 
+_GRACE_SECONDS = 30.0
 _INI = "[pytest]\nasyncio_mode = strict\nasyncio_default_fixture_loop_scope = function\n"
 
 
@@ -50,6 +52,7 @@ def main() -> None:
     parser.add_argument("files", nargs="*", default=FILES, help="files, folders or patterns in it")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one file")
     parser.add_argument("-k", default="", help="as pytest's")
+    parser.add_argument("--document", type=Path, help="write the table there, as markdown")
     parser.add_argument("--verbose", action="store_true", help="show pytest's own output")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -57,11 +60,13 @@ def main() -> None:
         prepare(arguments.tests.resolve(), work)
         files = [file for name in arguments.files for file in expand(work / "tests", name)]
         print(f"{'file':58} collected passed failed skipped", flush=True)
-        results = []
+        results: list[Result] = []
         for file in files:
             results.append(run(work, file, arguments))
             print(results[-1].row(), results[-1].trouble, flush=True)
             report(results[-1])
+            if arguments.document is not None:
+                arguments.document.write_text(document(results))
     passed, failed = sum(each.passed for each in results), sum(len(each.failed) for each in results)
     print(f"\n{passed} passed, {failed} failed, {sum(each.skipped.total() for each in results)} skipped")
 
@@ -106,10 +111,17 @@ def run(work: Path, file: str, arguments: argparse.Namespace) -> Result:
     command += [f"--junitxml={xml}", "--tb=short", f"tests/{file}", *(["-k", arguments.k] if arguments.k else [])]
     output = None if arguments.verbose else subprocess.DEVNULL
     result = Result(file)
+    process = subprocess.Popen(command, cwd=work, env=env, stdout=output, stderr=output)
     try:
-        subprocess.run(command, cwd=work, env=env, stdout=output, stderr=output, timeout=arguments.timeout, check=False)
+        process.wait(arguments.timeout)
     except subprocess.TimeoutExpired:
         result.trouble = f"not ended after {arguments.timeout:.0f} s"
+        process.send_signal(signal.SIGINT)  # pytest still writes what it has
+        try:
+            process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
     if xml.exists():
         read(xml, result)
     return result
@@ -140,6 +152,45 @@ def report(result: Result) -> None:
         print(f"    FAILED {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {message}")
     for reason, count in result.skipped.items():
         print(f"    skipped {count}: {reason[:150]}")
+
+
+_HEAD = """# Upstream's own tests
+
+`python tests/callers/upstream.py TESTS --document docs/upstream_tests.md` made this page: it runs the tests of
+upstream's source distribution (version 0.33.0) over this engine on a CPU, with one random model of two layers in the
+place of theirs, and stand-ins for their shared fixtures. A test that is left out has its reason in
+[upstream_tables.py](../tests/callers/upstream_tables.py).
+"""
+
+
+def document(results: list[Result]) -> str:
+    """The page: a row a file, the reasons of what was left out, and what failed."""
+    passed, failed = sum(each.passed for each in results), sum(len(each.failed) for each in results)
+    ours = {reason for _, reason in SKIPS} | set(ABSENT.values())
+    reasons: Counter[str] = Counter()
+    for reason, count in sum((each.skipped for each in results), Counter[str]()).items():
+        reasons[reason if reason in ours else "a mark of the test's own, or of its devices"] += count
+    lines = [_HEAD, f"Of {passed + failed} tests that were run, {passed} pass.", ""]
+    lines += ["| file | collected | passed | failed | left out |", "|---|---|---|---|---|"]
+    for each in results:
+        skipped = each.skipped.total()
+        cells = [f"`{each.file}`", each.passed + len(each.failed) + skipped, each.passed, len(each.failed), skipped]
+        note = f" ({each.trouble})" if each.trouble else ""
+        lines.append(f"| {' | '.join(map(str, cells))}{note} |")
+    lines += ["", "## Left out", "", "| reason | tests |", "|---|---|"]
+    lines += [f"| {reason} | {count} |" for reason, count in reasons.most_common()]
+    lines += ["", "## Failed", ""]
+    lines += [
+        f"- `{each.file}`: {', '.join(f'`{_plain(name)}`' for name, _ in each.failed)}"
+        for each in results
+        if each.failed
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(name: str) -> str:
+    """A test's name without its parameters, which may hold folders."""
+    return name.partition("[")[0]
 
 
 if __name__ == "__main__":

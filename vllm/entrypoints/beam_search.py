@@ -20,6 +20,7 @@ from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.utils.checks import wrong_type
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.beam_search import BeamSearch, Hypothesis
 from vllm.v1.engine.detokenizer import Detokenizer
 from vllm.v1.engine.input_processor import ProcessedPrompt
@@ -33,7 +34,7 @@ class BeamSearches:
     def __init__(self, engine: LLMEngine, returns_logprobs: bool) -> None:
         self._engine = engine
         self._returns_logprobs = returns_logprobs
-        self._searches: dict[str, _Search] = {}  # by the id of each query in the engine
+        self._searches: dict[str, Search] = {}  # by the id of each query in the engine
 
     def __enter__(self) -> BeamSearches:
         return self
@@ -53,7 +54,7 @@ class BeamSearches:
         others = []
         for request in zip(request_ids, prompts, params, priorities, strict=True):
             if request[2].use_beam_search:
-                self._queue(_Search(*request, self._engine, self._returns_logprobs))
+                self._queue(Search(*request, self._engine, self._returns_logprobs))
             else:
                 others.append(request)
         if others:
@@ -63,13 +64,13 @@ class BeamSearches:
     def step(self) -> list[RequestOutput]:
         """Run one step of the engine (see LLMEngine.step); the finished searches, and the outputs of other requests."""
         outputs = []
-        answered: dict[_Search, None] = {}
+        answered: dict[Search, None] = {}
         for output in self._engine.step():
             search = self._searches.pop(output.request_id, None)
             if search is None:
                 outputs.append(output)
             else:
-                search.take(output)
+                search.take(output.request_id, output)
                 answered[search] = None
         for search in answered:
             if search.error is None:
@@ -82,12 +83,12 @@ class BeamSearches:
                     except VLLMValidationError as error:
                         # It has outgrown the KV cache; the other searches go on.
                         search.error = str(error)
-            if search.error is not None or search.beams.finished:
+            if search.is_over:
                 self._drop(search.pending)
                 outputs.append(search.output(self._engine.tokenizer))
         return outputs
 
-    def _queue(self, search: _Search) -> None:
+    def _queue(self, search: Search) -> None:
         request_ids, prompts = search.next_queries()
         count = len(request_ids)
         self._engine.add_processed(
@@ -101,7 +102,7 @@ class BeamSearches:
         self._engine.abort_request(request_ids)
 
 
-class _Search:
+class Search:
     """One prompt's search: its queries in the engine, and what it has read."""
 
     def __init__(
@@ -110,9 +111,10 @@ class _Search:
         prompt: ProcessedPrompt,
         params: SamplingParams,
         priority: int,
-        engine: LLMEngine,
+        engine: LLMEngine | AsyncLLM,
         returns_logprobs: bool,
     ) -> None:
+        """`params`: with use_beam_search, from the input processor's `process_params`."""
         assert params.max_tokens is not None, "the input processor sets it"
         self.request_id = request_id
         self.prompt = prompt
@@ -131,10 +133,12 @@ class _Search:
             params.length_penalty,
             params.early_stopping,
         )
+        num_topk = min(self.beams.num_candidates, engine.model_config.vocab_size)
         self.query_params = SamplingParams(
             max_tokens=0,
             temperature=params.temperature,
-            logprobs=min(self.beams.num_candidates, engine.model_config.vocab_size),
+            logprobs=None if params.logprob_token_ids else num_topk,
+            logprob_token_ids=params.logprob_token_ids,
             logprobs_mode="processed_logprobs",
             logit_bias=params.logit_bias,
             allowed_token_ids=params.allowed_token_ids,
@@ -153,12 +157,13 @@ class _Search:
         self.pending = [f"{self.request_id}.beam{next(self._query_numbers)}" for _ in prompts]
         return self.pending, prompts
 
-    def take(self, output: RequestOutput) -> None:
+    def take(self, request_id: str, output: RequestOutput) -> None:
+        """Take the answer to one of the present step's queries."""
         (completion,) = output.outputs
         if completion.logprobs is None or completion.finish_reason == "error":
-            self.error = completion.error or f"request {output.request_id!r} ended without a reading"
+            self.error = completion.error or f"request {request_id!r} ended without a reading"
             return
-        self.answers[output.request_id] = completion.logprobs
+        self.answers[request_id] = completion.logprobs
         if self.num_cached_tokens is None:
             self.num_cached_tokens = output.num_cached_tokens
             self.metrics.first_token_time = time.monotonic()
@@ -170,6 +175,11 @@ class _Search:
         self.pending, self.answers = [], {}
         if self.returns_logprobs:
             self._history.append(readings)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is a result, or an error."""
+        return self.error is not None or self.beams.finished
 
     def output(self, tokenizer: Tokenizer | None) -> RequestOutput:
         self.metrics.finished_time = time.monotonic()
@@ -222,10 +232,14 @@ def as_sampling_params(params: BeamSearchParams) -> SamplingParams:
     if not isinstance(params, BeamSearchParams):
         raise wrong_type("params", params, "BeamSearchParams")
     fields = {**asdict(params), "use_beam_search": True, "n": params.beam_width, "temperature": 0.0}
-    del fields["beam_width"]
+    # Neutral by now; asdict makes a dict of the former.
+    for name in ("beam_width", "structured_outputs", "watermarking", "allowed_token_ids"):
+        del fields[name]
     own = SamplingParams(**fields, detokenize=False)
     # SamplingParams refuses a temperature beside use_beam_search, where it would most often be a forgotten default.
     own.temperature = params.temperature
+    # Read, not masked: what is allowed keeps its probability in the whole vocabulary.
+    own.logprob_token_ids = params.allowed_token_ids
     return own
 
 

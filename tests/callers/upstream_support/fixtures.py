@@ -17,6 +17,9 @@ from vllm.sampling_params import BeamSearchParams
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 absent.install(json.loads(os.environ["UPSTREAM_ABSENT"]))
+if not torch.accelerator.is_available():
+    torch.accelerator.empty_cache = lambda: None  # what tests call between two engines
+
 # The random model's logits lie so close together that two implementations in float16 take different tokens.
 _DTYPES = {"half": "float32", "float": "float32", "float16": "float32"}
 _SKIPS = json.loads(os.environ["UPSTREAM_SKIPS"])
@@ -203,6 +206,17 @@ def hf_runner() -> type[HfRunner]:
 @pytest.fixture
 def example_prompts() -> list[str]:
     return (Path(__file__).parent / "prompts" / "example.txt").read_text().splitlines()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_downloads() -> Iterator[None]:
+    """Adapters that a server is started with are asked of the hub; the server that stands in loads none."""
+    from types import SimpleNamespace
+    from unittest.mock import patch
+
+    nothing = SimpleNamespace(snapshot_download=lambda *args, **fields: "")
+    with patch("vllm.transformers_utils.repo_utils.hf_api", lambda: nothing):
+        yield
 
 
 @pytest.fixture

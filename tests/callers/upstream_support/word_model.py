@@ -38,4 +38,7 @@ def make_word_model(folder: Path, texts: Iterable[str], context: int = 8192) -> 
     backend.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": _CHAT, **_SPECIAL}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    # Random models end no answer by themselves.
+    generation = {"bos_token_id": 1, "eos_token_id": 2, "max_new_tokens": 64}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
     return folder

@@ -143,8 +143,10 @@ GENERATION = [
     *bad("audio", {"voice": "alloy"}, says="answers are text"),
     *bad("modalities", ["text", "audio"], says="answers are text"),
     *bad("prediction", {"type": "content"}, says="speculative"),
-    *bad("use_beam_search", True, 0, 1, says="beam search"),
-    *bad("length_penalty", 1.5, True, says="beam search"),
+    *bad("use_beam_search", 0, 1, "yes"),
+    *bad("length_penalty", 1.5, True, says="length_penalty"),
+    *bad("length_penalty", 101, -101, use_beam_search=True),
+    *bad("early_stopping", True, "never", "x", 7, says="early_stopping"),
     *bad("suffix", "x", says="suffix"),
     *bad("prompt_embeds", "AAAA", says="prompt_embeds"),
     # What nobody knows: the nearest name is given.

@@ -49,7 +49,7 @@ def test_a_batch_is_its_conversations_one_by_one(server, fields):
 
 
 def _of_prompt(answer: dict[str, Any]) -> dict[str, Any]:
-    return {name: answer[name] for name in ("prompt_token_ids", "prompt_logprobs") if name in answer}
+    return {name: answer[name] for name in ("prompt_token_ids", "prompt_logprobs") if answer.get(name) is not None}
 
 
 def test_choices_of_several_samples_follow_each_other(server):

@@ -9,5 +9,15 @@ from vllm.entrypoints.openai.protocol import (
 
 CompletionResponseChoice = CompletionChoice
 CompletionLogProbs = CompletionLogprobs
+# The events of a stream have the shape of the whole.
+CompletionStreamResponse = CompletionResponse
+CompletionResponseStreamChoice = CompletionChoice
 
-__all__ = ["CompletionLogProbs", "CompletionRequest", "CompletionResponse", "CompletionResponseChoice"]
+__all__ = [
+    "CompletionLogProbs",
+    "CompletionRequest",
+    "CompletionResponse",
+    "CompletionResponseChoice",
+    "CompletionResponseStreamChoice",
+    "CompletionStreamResponse",
+]

@@ -31,6 +31,8 @@ from vllm.entrypoints.openai.protocol.generation import (
 )
 from vllm.sampling_params import MAX_STOP_STRINGS, LogprobsMode
 
+_BEAMS = "beam searches run by /v1/completions, /v1/chat/completions and LLM.beam_search"
+
 OutputMode = Literal["tokens", "text", "derender"]
 
 
@@ -44,15 +46,10 @@ class GenerateSamplingParams(RequestModel):
 
     ACCEPTED: ClassVar[tuple[str, ...]] = ("output_kind", "flat_logprobs", "skip_clone")
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
-        **_refused(
-            "watermarking",
-            "structured_outputs",
-            "thinking_token_budget",
-            "routed_experts_prompt_start",
-            "use_beam_search",
-            "length_penalty",
-            "early_stopping",
-        ),
+        **_refused("watermarking", "structured_outputs", "thinking_token_budget", "routed_experts_prompt_start"),
+        "use_beam_search": ((False,), _BEAMS),
+        "length_penalty": ((1, 1.0), _BEAMS),
+        "early_stopping": ((False,), _BEAMS),
         "logits_processors": (([],), "they are Python; load one with --logits-processors"),
     }
 

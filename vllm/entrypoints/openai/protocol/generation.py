@@ -40,7 +40,7 @@ SAMPLING_FIELDS = (
     "repetition_penalty", "seed", "stop", "stop_token_ids", "bad_words", "include_stop_str_in_output", "ignore_eos",
     "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "logit_bias", "allowed_token_ids",
     "logprobs_mode", "logprob_entropy", "prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start",
-    "stream_interval",
+    "stream_interval", "use_beam_search", "length_penalty", "early_stopping",
 )  # fmt: skip
 """Fields with the same name and meaning in SamplingParams."""
 
@@ -190,6 +190,9 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
     logit_bias: LogitBias | None = None
     allowed_token_ids: Annotated[list[TokenId], NOT_EMPTY, UNREAD_LIST] | None = None
     logprobs_mode: LogprobsMode | None = None
+    use_beam_search: bool | None = Field(None, description="Find the `n` best answers by a beam search of that width.")
+    length_penalty: float | None = None
+    early_stopping: Annotated[bool | Literal["never"] | None, UNREAD] = None
     vllm_xargs: Object | None = Field(None, description="Arguments of custom logits processors.")
     repetition_detection: RepetitionDetection | None = None
     stream_interval: int | None = Field(None, description="Tokens a chunk, after the first one; 1 when left out.")
@@ -215,7 +218,8 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
     def sampling_fields(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """SamplingParams' fields that have the same name and meaning here; `defaults` are those of fields left out.
         Stop tokens of both count."""
-        fields = dict(defaults)
+        # A beam search draws nothing: defaults of sampling are none of it.
+        fields: dict[str, Any] = {"temperature": 0.0} if self.use_beam_search else dict(defaults)
         fields |= {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
         if self.repetition_detection is not None:
             fields["repetition_detection"] = self.repetition_detection.model_dump(exclude_none=True)

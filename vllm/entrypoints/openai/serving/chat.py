@@ -20,8 +20,9 @@ from vllm.entrypoints.openai.protocol.generation import (
 )
 from vllm.entrypoints.openai.protocol.tokenization import TokenizeRequest
 from vllm.entrypoints.openai.rendering.logprobs import chat_logprobs
+from vllm.entrypoints.openai.serving.beam_search import submit
 from vllm.entrypoints.openai.serving.completion_choices import ChoiceWriter
-from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, respond
+from vllm.entrypoints.openai.serving.engine_requests import Submitted, request_id_of, respond
 from vllm.entrypoints.openai.serving.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
 from vllm.entrypoints.openai.serving.usage import UsageCount, answer_frame
 from vllm.entrypoints.openai.state import ServerState
@@ -123,10 +124,10 @@ class ChatAnswer:
                 max_tokens_field=self._max_tokens_field,
             )
 
-    async def submit(self) -> Submission:
+    async def submit(self) -> Submitted:
         prepared = await self.prepare()
         with named_as(self._own_names):
-            return await Submission.queue(self._state, self._id, *prepared, self._body.priority or 0)
+            return await submit(self._state, self._id, *prepared, self._body.priority or 0)
 
     async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
         (output,) = outputs
@@ -136,6 +137,8 @@ class ChatAnswer:
             **self.head(),
             "choices": await self.choices(output),
             **usage.last_fields(),
+            # Clients look for the field whether they asked for it or not.
+            "prompt_logprobs": None,
             **await self.prompt_fields(output),
         }
 
@@ -155,7 +158,7 @@ class ChatAnswer:
         """The prompt's ids and logprobs, as far as requested."""
         return await self._writer.prompt_fields(output)
 
-    async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
+    async def chunks(self, submission: Submitted, request: Request) -> AsyncGenerator[dict[str, Any], None]:
         usage = UsageCount(request, self._body.stream_options, self._state.args.enable_force_include_usage)
         frame = {**self._frame, "object": "chat.completion.chunk"}
         begun: set[int] = set()

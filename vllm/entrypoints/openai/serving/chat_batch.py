@@ -24,8 +24,9 @@ async def create_batch_chat_completion(
     request: Request, state: ServerState, body: BatchChatCompletionRequest
 ) -> Response:
     """Answer several conversations: `n` choices for each, in their order, each with its own prompt's fields."""
-    if body.stream:
-        raise ApiError(400, "stream cannot be honoured: batches are answered whole", "stream", "unsupported_field")
+    for name, reason in (("stream", "batches are answered whole"), ("use_beam_search", "batches sample")):
+        if getattr(body, name):
+            raise ApiError(400, f"{name} cannot be honoured: {reason}", name, "unsupported_field")
     state.check_count(len(body.messages), "messages")
     answer_id = request_id_of(request, "chatcmpl", body.request_id)
     answers = [ChatAnswer(body.to_chat_completion_request(each), state, answer_id) for each in body.messages]

@@ -12,8 +12,9 @@ from starlette.responses import Response
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.http.routes import post
 from vllm.entrypoints.openai.protocol.generation import CompletionRequest, CompletionResponse
+from vllm.entrypoints.openai.serving.beam_search import submit
 from vllm.entrypoints.openai.serving.completion_choices import ChoiceWriter, CompletionPrompt, CompletionSequence
-from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, respond
+from vllm.entrypoints.openai.serving.engine_requests import Submitted, request_id_of, respond
 from vllm.entrypoints.openai.serving.sampling import PreparedPrompts, named_as, prepare_prompts, sampling_params
 from vllm.entrypoints.openai.serving.usage import UsageCount, answer_frame
 from vllm.entrypoints.openai.state import ServerState
@@ -78,10 +79,10 @@ class CompletionAnswer:
                 self._state, self._body, self._id, self._prompts, self._params, add_special_tokens=special
             )
 
-    async def submit(self) -> Submission:
+    async def submit(self) -> Submitted:
         prepared = await self.prepare()
         with named_as(_OWN_NAMES):
-            return await Submission.queue(self._state, self._id, *prepared, self._body.priority or 0)
+            return await submit(self._state, self._id, *prepared, self._body.priority or 0)
 
     async def whole(self, outputs: list[RequestOutput], request: Request) -> dict[str, Any]:
         choices = []
@@ -91,11 +92,12 @@ class CompletionAnswer:
             prompt = CompletionPrompt(self._body, self._writer, self._tokenizer, output)
             for completion in output.outputs:
                 sequence = CompletionSequence(prompt, self._number(index, completion))
-                choices.append(await sequence.fields(completion))
+                # Clients look for the field whether they asked for it or not.
+                choices.append({"prompt_logprobs": None, **await sequence.fields(completion)})
         labels = self._plan.label_entries
         return {**self._frame, "choices": choices, "labels": labels, **usage.last_fields()}
 
-    async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
+    async def chunks(self, submission: Submitted, request: Request) -> AsyncGenerator[dict[str, Any], None]:
         usage = UsageCount(request, self._body.stream_options, self._state.args.enable_force_include_usage)
         prompts: dict[int, CompletionPrompt] = {}
         sequences: dict[int, CompletionSequence] = {}

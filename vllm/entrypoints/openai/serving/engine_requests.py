@@ -60,6 +60,18 @@ class Submission:
         for own in params:
             state.engine.input_processor.check_request(request_id, own, priority)
         state.check_capacity(sum(own.num_sequences for own in params))
+        return await cls.queue_counted(state, request_id, prompts, params, priority)
+
+    @classmethod
+    async def queue_counted(
+        cls,
+        state: ServerState,
+        request_id: str,
+        prompts: Sequence[ProcessedPrompt],
+        params: Sequence[SamplingParams],
+        priority: int = 0,
+    ) -> Submission:
+        """`queue` without its checks, for which there is room."""
         submission = cls(state, request_id)
         _submissions.add(submission)
         unique = uuid.uuid4().hex[:8]
@@ -173,16 +185,29 @@ async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
         watcher.cancel()
 
 
+class Submitted(Protocol):
+    """What Submission and its like have."""
+
+    async def results(self) -> list[RequestOutput]:
+        """See Submission."""
+
+    def events(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """See Submission."""
+
+    async def abort(self) -> None:
+        """See Submission."""
+
+
 class Answer(Protocol):
     """A generation request on its way from body to answer."""
 
-    async def submit(self) -> Submission:
+    async def submit(self) -> Submitted:
         """Check everything and queue it; see `queue_prompts` for errors."""
 
     async def whole(self, outputs: list[RequestOutput], request: Request) -> Any:
         """The answer, from the finished output of each prompt."""
 
-    def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
+    def chunks(self, submission: Submitted, request: Request) -> AsyncGenerator[dict[str, Any], None]:
         """The events of a streamed answer."""
 
 

@@ -17,7 +17,7 @@ from vllm.entrypoints.openai.http.routes import post
 from vllm.entrypoints.openai.protocol.generate import AbortRequest, GenerateRequest, GenerateResponse
 from vllm.entrypoints.openai.rendering.logprobs import prompt_logprobs, token_logprobs
 from vllm.entrypoints.openai.rendering.token_texts import TokenNames
-from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, respond
+from vllm.entrypoints.openai.serving.engine_requests import Submission, Submitted, request_id_of, respond
 from vllm.entrypoints.openai.serving.sampling import PreparedPrompts, named_as, prepare_prompts
 from vllm.entrypoints.openai.serving.usage import UsageCount
 from vllm.entrypoints.openai.state import ServerState
@@ -109,7 +109,7 @@ class GenerateAnswer:
         choices = [await self._choice(completion) for completion in output.outputs]
         return {**self._frame, "choices": choices, **await self._prompt_fields(output), **usage.last_fields()}
 
-    async def chunks(self, submission: Submission, request: Request) -> AsyncGenerator[dict[str, Any], None]:
+    async def chunks(self, submission: Submitted, request: Request) -> AsyncGenerator[dict[str, Any], None]:
         usage = UsageCount(request, self._body.stream_options, self._state.args.enable_force_include_usage)
         is_first = True
         async with aclosing(submission.events()) as events:

@@ -55,9 +55,9 @@ class UsageCount:
         self._times: RequestMetrics | None = None
         self._counts = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
         self.is_wanted_last = is_forced or (options is not None and bool(options.include_usage))
-        # As upstream: continuous_usage_stats without include_usage asks for nothing.
+        # As upstream: the server's flag asks for all, and continuous_usage_stats without include_usage for nothing.
         continuous = options is not None and bool(options.continuous_usage_stats)
-        self._in_every_chunk = self.is_wanted_last and continuous
+        self._in_every_chunk = is_forced or (self.is_wanted_last and continuous)
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Count the new tokens of an output of prompt `index`, and the prompt once."""

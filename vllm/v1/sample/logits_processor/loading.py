@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from collections.abc import Iterable, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -21,7 +22,8 @@ def load_logits_processors(specs: Sequence[str | type] | None = None) -> list[ty
     "module.path:ClassName"), each once. ValueError: one cannot be loaded; the message names it and the reason."""
     if isinstance(specs, (str, type)) or not isinstance(specs or (), Iterable):
         raise ValueError(f"logits_processors must be a list of classes or of 'module.path:ClassName', got {specs!r}")
-    installed = sorted(entry_points(group=LOGITSPROCS_GROUP), key=lambda entry: (entry.name, entry.value))
+    entries = importlib.metadata.entry_points(group=LOGITSPROCS_GROUP)
+    installed = sorted(entries, key=lambda entry: (entry.name, entry.value))
     classes = [_load_entry_point(entry) for entry in installed]
     classes += load_named_processors(specs)
     return list(dict.fromkeys(classes))
