@@ -406,22 +406,31 @@ class Worker {
 
   template <typename C>
   void attend_rows(const Step& step, const C& chunk, int64_t row, int64_t end) {
+    if (a_.window) {
+      attend_some<true>(step, chunk, row, end);
+    } else {
+      attend_some<false>(step, chunk, row, end);
+    }
+  }
+
+  template <bool Windowed, typename C>
+  void attend_some(const Step& step, const C& chunk, int64_t row, int64_t end) {
     const Partial to = target(step);
-    const bool fresh = !a_.window && step.start % kSegment == 0;
+    const bool fresh = !Windowed && step.start % kSegment == 0;
     const bool adjusts = a_.softcap > 0 || a_.alibi_slopes;
     for (; row < end; row += kRows) {
       const int rows = static_cast<int>(least(kRows, end - row));
       const int tokens = static_cast<int>(least(kChunk, last_[row + rows - 1] - step.start + 1));
-      int from[kRows], valid[kRows];
+      int from[kRows] = {}, valid[kRows];
       for (int r = 0; r < rows; ++r) {
-        from[r] = static_cast<int>(greatest(first_seen(a_, last_[row + r]) - step.start, 0));
+        if (Windowed) from[r] = static_cast<int>(greatest(first_seen(a_, last_[row + r]) - step.start, 0));
         valid[r] = static_cast<int>(least(kChunk, last_[row + r] - step.start + 1));
       }
       with_rows<kRows>(rows, [&]<int R>() {
         score_chunk<R>(chunk, q_ + row * dim_, scores_, dim_, tokens);
         if (adjusts) adjust<R>(step, row, tokens);
-        soften<R>(scores_, from, valid, tokens, to.out + row * dim_, to.max + row, sums_ + row * kLanes, dim_, fresh);
-        add_chunk<R>(chunk, scores_, to.out + row * dim_, dim_, from[0], tokens, fresh);
+        soften<R, Windowed>(scores_, from, valid, tokens, to.out + row * dim_, to.max + row, sums_ + row * kLanes, dim_, fresh);
+        add_chunk<R, Windowed>(chunk, scores_, to.out + row * dim_, dim_, from[0], tokens, fresh);
       });
     }
   }
