@@ -299,7 +299,7 @@ DECISIONS = [
     *bad("safety_identifier", 7, "a" * 129),
     *bad("truncate_prompt_tokens", "1", True, 1.5, 0, -2, MAX_MODEL_LEN + 1, 2**70),
     *bad("cache_salt", "", 7, SURROGATE),
-    *bad("priority", "1", True, 1, 2**70),
+    *bad("priority", "1", True, 1.5, 2**70),
     *bad("request_id", "", 7),
     *bad("stream", True),
     *bad("question", [_ASK], says="'questions'"),
