@@ -38,22 +38,44 @@ def results(llm, prompts):
     return [list(output.outputs[0].token_ids) for output in outputs], rows
 
 
-def test_few_blocks_and_cached_prefixes_change_nothing(folder):
-    prompts = make_prompts()
+@pytest.fixture(scope="module")
+def expected(folder):
+    """Each prompt alone, uncached."""
     ample = make_llm(folder, enable_prefix_caching=False)
-    expected, expected_rows = [], []
-    for prompt in prompts:
-        tokens, rows = results(ample, [prompt])
-        expected += tokens
-        expected_rows += rows
+    alone = [results(ample, [prompt]) for prompt in make_prompts()]
+    return [tokens for (tokens,), _ in alone], [rows for _, (rows,) in alone]
+
+
+def check(llm, expected):
+    tokens, rows = results(llm, make_prompts())
+    assert tokens == expected[0]
+    for own, other in zip(rows, expected[1], strict=True):
+        # float32, with products over other numbers of rows.
+        assert own == pytest.approx(other, abs=1e-4)
+
+
+def test_few_blocks_and_cached_prefixes_change_nothing(folder, expected):
     # One request of max_model_len needs 13 blocks without a window, and 5 with one and a step of 32 tokens.
     tight = make_llm(folder, num_gpu_blocks_override=30, max_num_batched_tokens=32)
     scheduler = tight.llm_engine.engine_core.scheduler
     for _ in range(2):
-        tokens, rows = results(tight, prompts)
-        assert tokens == expected
-        for own, other in zip(rows, expected_rows, strict=True):
-            # float32, with products over other numbers of rows.
-            assert own == pytest.approx(other, abs=1e-4)
+        check(tight, expected)
     assert scheduler.kv.windows == (None, WINDOW)
     assert scheduler.num_preemptions > 0 and scheduler.kv.stats.num_prefix_hit_tokens > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tensor_parallel_size": 2},
+        {"async_scheduling": True},
+        {"num_gpu_blocks_override": 30, "max_num_batched_tokens": 32, "swap_space": 0.01},
+    ],
+    ids=["two ranks", "async", "swap"],
+)
+def test_ranks_async_scheduling_and_swapping_change_nothing(folder, expected, options):
+    llm = make_llm(folder, **options)
+    for _ in range(2):
+        check(llm, expected)
+    if "swap_space" in options:
+        assert llm.llm_engine.engine_core.scheduler.kv.stats.num_swapped_in_blocks > 0
