@@ -144,3 +144,10 @@ def test_children_have_seeds_of_their_own():
     children = [SamplingParams(n=3, seed=2**63 - 2).child(i) for i in range(3)]
     assert len({child.seed for child in children}) == 3
     assert all(child.n == 1 and -(2**63) <= child.seed < 2**63 for child in children)
+
+
+def test_the_environment_lowers_the_highest_n(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_MAX_N_SEQUENCES", "4")
+    assert SamplingParams(n=4).n == 4
+    with pytest.raises(VLLMValidationError, match="n must be between 1 and 4"):
+        SamplingParams(n=5)

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from vllm import envs
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.utils.checks import MAX_INTEGER
 
@@ -19,7 +20,7 @@ MIN_PENALTY, MAX_PENALTY = 1e-6, 1e6
 """Beyond these, float32 logits would overflow."""
 
 MAX_SEQUENCES = 16384
-"""Limit of `n` and `best_of`."""
+"""Limit of `n` and `best_of`; VLLM_MAX_N_SEQUENCES may lower it."""
 SAMPLING_EPS = 1e-5
 """Temperatures below this are greedy."""
 
@@ -56,6 +57,13 @@ LIMITS = {
     "stream_interval": Limits(0, MAX_INTEGER),
 }
 """Of single numbers. Those that the model sets are narrower."""
+
+
+def integer_limits(name: str) -> tuple[int, int]:
+    """The lowest and highest value of an integer field; VLLM_MAX_N_SEQUENCES sets the highest `n`."""
+    low, high, _ = LIMITS[name]
+    return int(low), min(int(high), envs.VLLM_MAX_N_SEQUENCES) if name in ("n", "best_of") else int(high)
+
 
 NUMBERS = (
     "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p", "length_penalty",

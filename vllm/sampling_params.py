@@ -28,6 +28,7 @@ from vllm.sampling_limits import (
     TRACE_NEEDS,
     LogprobsMode,
     check_needs,
+    integer_limits,
 )
 from vllm.structured_params import GuidedDecodingParams as GuidedDecodingParams
 from vllm.structured_params import RepetitionDetectionParams as RepetitionDetectionParams
@@ -493,5 +494,4 @@ _CONTAINERS = (
 
 
 def _limited_integer(name: str, value: Any) -> int:
-    low, high, _ = LIMITS[name]
-    return check_integer(name, value, int(low), int(high))
+    return check_integer(name, value, *integer_limits(name))

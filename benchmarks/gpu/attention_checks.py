@@ -40,7 +40,7 @@ def _check(
     caches = empty_caches(backend, batch, shape)
     everything = replace(batch.metadata, slot_mapping=batch.slots)
     backend.write_kv(keys, values, caches, everything)
-    _assert_near(backend.attend(batch.q, caches, batch.metadata, batch.scale), batch, keys, values)
+    _assert_near(backend.attend(batch.q, caches, batch.metadata, batch.options), batch, keys, values)
 
     # The same with rotary keys.
     caches = empty_caches(backend, batch, shape)
@@ -52,7 +52,7 @@ def _check(
     rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(dtype)
     q = torch.zeros(len(keys), shape.num_attention_heads, shape.head_dim, dtype=dtype, device=setting.device)
     backend.rotate_and_write_kv(positions, q, keys, values, table, caches, everything)
-    _assert_near(backend.attend(batch.q, caches, batch.metadata, batch.scale), batch, rotated, values)
+    _assert_near(backend.attend(batch.q, caches, batch.metadata, batch.options), batch, rotated, values)
     return {}
 
 

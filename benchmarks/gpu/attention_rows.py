@@ -47,7 +47,7 @@ def _prefill(setting: Setting, name: str, backend: Any) -> dict[str, Any]:
     )
     seconds = time_in_turns(
         {
-            name: [lambda: backend.attend(batch.q, caches, batch.metadata, batch.scale)],
+            name: [lambda: backend.attend(batch.q, caches, batch.metadata, batch.options)],
             "flash": [lambda: _flash(q, k, v)],
         },
         device,
@@ -76,7 +76,7 @@ def _decode(setting: Setting, name: str, backend: Any) -> dict[str, Any]:
     batch, caches = _random_batch(setting, backend, ((1, context),) * num_seqs)
     shape = setting.sizes.shape
     seconds = time_in_turns(
-        {name: [lambda: backend.attend(batch.q, caches, batch.metadata, batch.scale)]},
+        {name: [lambda: backend.attend(batch.q, caches, batch.metadata, batch.options)]},
         setting.device,
         setting.sizes.repeats,
         backend.can_be_captured,

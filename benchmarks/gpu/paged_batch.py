@@ -12,6 +12,7 @@ from bounds import ModelShape
 from torch import Tensor
 
 from vllm.attention.backend import AttentionMetadata
+from vllm.attention.options import AttentionOptions
 
 # Tokens a block of the cache, by backend; FlashAttention 2 reads none smaller than that.
 BACKENDS = {"paged": 16, "varlen": 256, "flashinfer": 16}
@@ -35,6 +36,10 @@ class PagedBatch:
     num_blocks: int
     block_size: int
     scale: float
+
+    @property
+    def options(self) -> AttentionOptions:
+        return AttentionOptions(scale=self.scale)
 
 
 def make_batch(

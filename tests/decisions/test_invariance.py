@@ -179,7 +179,7 @@ def test_on_an_event_loop(folder, alone, monkeypatch):
         try:
             first, second = await asyncio.gather(*(engine.decide(INPUT, QUESTIONS, str(name)) for name in range(2)))
             with pytest.raises(VLLMValidationError, match="priority"):
-                await engine.decide(INPUT, QUESTIONS, "3", priority=1)
+                await engine.decide(INPUT, QUESTIONS, "3", priority=2**70)
             assert engine.num_unfinished_sequences == 0
             return first, second
         finally:

@@ -91,7 +91,6 @@ def test_none_is_the_default_of_every_argument(folder):
         ("override_generation_config", {"seed": 3}, "got 'seed'"),
         ("generation_config", "/no/such/folder", "generation_config must be"),
         ("profiler_config", {"profiler": "cuda"}, "profiler='cuda'"),
-        ("otlp_traces_endpoint", "http://127.0.0.1:1", "otlp_traces_endpoint=.*not supported"),
         ("kv_cache_memory_bytes", 0, "kv_cache_memory_bytes must be"),
     ],
 )

@@ -283,7 +283,7 @@ def test_a_live_server(flags: list[str], live: LiveServer, tmp_path: Path) -> No
     is_score = "score" in flags
     assert (result["model"], result["failures"], len(result["requests"])) == ("tiny", 0, 6)
     for request in result["requests"]:
-        assert request["output_tokens"] == (0 if is_score else 5)
+        assert request["output_tokens"] == (1 if is_score else 5)
         assert request["prompt_tokens"] == 8 or "chat" in flags
         assert sorted(request["token_times"]) == request["token_times"]
         assert bool(request["token_times"]) != is_score

@@ -126,6 +126,7 @@ GENERATION = [
     *bad("stream_options", [], "x", 7, True, stream=True),
     *bad("stream_options", {"include_usage": 1}, param="stream_options.include_usage", stream=True),
     *bad("stream_options", {"continuous_usage_stats": "yes"}, param="stream_options.continuous_usage_stats"),
+    *bad("stream_options", {"include_usage": True}, says="unless stream is true"),
     *bad("stream_options", {"include_usag": 1}, param="stream_options.include_usag", says="options.include_usage'"),
     # What is neither the prompt's matter nor sampling's.
     *bad("priority", "1", True, 1.5, 2**70),

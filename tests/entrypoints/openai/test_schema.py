@@ -113,7 +113,8 @@ def beyond(limit, step):
 def test_numbers_have_the_limits_of_sampling_params():
     """The described limits are the last values that are taken."""
     properties = description()["components"]["schemas"]["CompletionRequest"]["properties"]
-    others = {"best_of": {}, "min_tokens": {"max_tokens": None}, "prompt_logprob_start": {"prompt_logprobs": 1}}
+    beams = {"use_beam_search": True, "n": 2, "temperature": 0.0}
+    others = {"min_tokens": {"max_tokens": None}, "prompt_logprob_start": {"prompt_logprobs": 1}, "length_penalty": beams}
     limited = 0
 
     def refused(name, value):

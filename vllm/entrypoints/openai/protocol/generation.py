@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator
 from typing_extensions import NotRequired, TypedDict
 
 from vllm.entrypoints.openai.protocol.base import (
@@ -204,6 +204,13 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
     cache_salt: str | None = Field(None, min_length=1, description="Shares cached prefixes with equal salts only.")
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
+
+    @field_validator("stream_options")
+    @classmethod
+    def _check_stream_options(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if value is not None and value.model_dump(exclude_none=True) and not info.data.get("stream"):
+            raise ValueError("must be left out unless stream is true")
+        return value
 
     @property
     def num_topk(self) -> int | None:
