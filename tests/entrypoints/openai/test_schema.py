@@ -114,7 +114,8 @@ def test_numbers_have_the_limits_of_sampling_params():
     """The described limits are the last values that are taken."""
     properties = description()["components"]["schemas"]["CompletionRequest"]["properties"]
     beams = {"use_beam_search": True, "n": 2, "temperature": 0.0}
-    others = {"min_tokens": {"max_tokens": None}, "prompt_logprob_start": {"prompt_logprobs": 1}, "length_penalty": beams}
+    prompt = {"prompt_logprobs": 1}
+    others = {"min_tokens": {"max_tokens": None}, "prompt_logprob_start": prompt, "length_penalty": beams}
     limited = 0
 
     def refused(name, value):
