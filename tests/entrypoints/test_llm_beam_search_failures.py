@@ -110,10 +110,11 @@ class TestFailures:
 
     def test_a_bad_request_beside_it_queues_nothing(self, llm):
         beam = beam_params(2, 2, 1.0, False, 4)
-        with pytest.raises(VLLMValidationError, match="priority 1 needs"):
-            llm.generate(list(self.PROMPTS), [beam, beam, SamplingParams()], use_tqdm=False, priority=[0, 0, 1])
-        with pytest.raises(VLLMValidationError, match="priority 1 needs"):
-            llm.generate(list(self.PROMPTS), beam, use_tqdm=False, priority=[0, 1, 0])
+        with pytest.raises(VLLMValidationError, match="logprob_token_ids"):
+            bad = SamplingParams(logprob_token_ids=[10**6])
+            llm.generate(list(self.PROMPTS), [beam, beam, bad], use_tqdm=False)
+        with pytest.raises(VLLMValidationError, match="1000000"):
+            llm.generate([*self.PROMPTS[:2], [10**6]], beam, use_tqdm=False)
         assert is_empty(llm)
 
     @pytest.mark.parametrize(

@@ -291,6 +291,7 @@ def _load(resolved: Any) -> torch.nn.Module:
         dtype=resolved.dtype,
         quantization=None,
         load_format="auto",
+        model_impl="auto",
         max_model_len=256,
     )
     return get_model(wanted, "cpu")

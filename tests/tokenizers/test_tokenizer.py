@@ -46,12 +46,18 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def of_gguf() -> Any:
-    """What transformers itself makes of the embedded GGUF file."""
+    """What transformers makes of the embedded GGUF file, with the pre-tokenizer of SmolLM2's own tokenizer.json:
+    transformers does not read the header's `tokenizer.ggml.pre`, by which digits stand alone."""
     from transformers import AutoTokenizer
 
     path = embedded_model_path()
     assert path is not None
-    return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    return tokenizer
 
 
 def test_equals_transformers_on_hostile_text(tokenizer: Tokenizer, of_gguf: Any) -> None:

@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,11 +21,13 @@ from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.utils.checks import wrong_type
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.beam_search import BeamSearch, Hypothesis
 from vllm.v1.engine.detokenizer import Detokenizer
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.llm_engine import LLMEngine
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 
 class BeamSearches:

@@ -39,6 +39,7 @@ GOOD = {
             **COMPLETION,
             "labels": ["a", "b"],
             "prompt_logprob_token_ids": [[7]],
+            "stream": True,
             "stream_options": {"include_usage": True},
         },
         {**COMPLETION, "logits_indices": [9], "bad_words": ["th"], "min_tokens": 1, "prompt_logprobs": 1},
