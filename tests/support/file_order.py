@@ -62,6 +62,21 @@ def scheduling(config: Config, log: Any) -> LoadFileScheduling:
             file = super()._split_scope(nodeid)
             return _FIRST[_PLACES[file]][0] if file in _PLACES else file
 
+        def remove_node(self, node: Any) -> str | None:
+            """Of a process that died: its test, which is not tried again; others do what it has not done. (xdist's own
+            hands out files without a test left, and then waits for their results for ever.)"""
+            files = {
+                file: [test for test in tests if not tests[test]]
+                for file, tests in self.assigned_work.pop(node).items()
+            }
+            died = next((test for tests in files.values() for test in tests), None)
+            left = {file: {test: False for test in tests if test != died} for file, tests in files.items()}
+            self.workqueue.update({file: tests for file, tests in left.items() if tests})
+            if died is not None:
+                for other in self.assigned_work:
+                    self._reschedule(other)
+            return died
+
     config.option.loadscopereorder = False
     return Scheduling(config, log)
 
