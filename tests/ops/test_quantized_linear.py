@@ -1,0 +1,261 @@
+"""quantized_linear: every kind of quantised weight against the product of its definition in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from backends import DTYPES, assert_accurate, strided
+from torch import Tensor
+
+from vllm.ops.quantized_linear import pack_quantized, quantized_embedding, quantized_linear, take_quantized_rows
+from vllm.ops.quantized_tensor import QuantizedTensor, SparseRows, can_concatenate, concatenate
+
+# Columns, inputs, group size: none a multiple of a panel's 32, or of the codes in a byte.
+SHAPES = [(1, 1, 1), (31, 7, 3), (33, 96, 32), (70, 256, 64), (40, 200, 200), (35, 130, 16)]
+ROWS = (0, 1, 2, 5, 9, 33)
+# float32 sums in another order, and of values from which a multiple of the zero point is taken back.
+SLACK = 8e-6
+
+
+def random_weight(columns: int, inner: int, group: int, kind: str, bits: int = 4) -> QuantizedTensor:
+    """What a kind of format stores, of any values."""
+    groups = -(-inner // group)
+    codes = torch.randint(0, 2**bits, (columns, inner), dtype=torch.uint8)
+    scales = (torch.rand(columns, groups) + 0.1) * torch.where(torch.rand(columns, groups) < 0.5, -1, 1)
+    weight = QuantizedTensor(codes, bits, scales.half(), group)
+    if kind == "plain":
+        return weight
+    if kind == "zero":
+        return replace(weight, zero_points=2 ** (bits - 1), scales=scales.bfloat16())
+    if kind == "zeros":
+        return replace(weight, zero_points=torch.randint(0, 2**bits + 1, (columns, groups)).to(torch.int16))
+    if kind == "offsets":
+        return replace(weight, scales=scales, offsets=torch.randn(columns, groups))
+    if kind == "half offsets":
+        return replace(weight, offsets=torch.randn(columns, groups).half())
+    if kind == "table":
+        return replace(weight, values=torch.randn(2**bits), scales=scales)
+    if kind == "tables":
+        return replace(weight, values=torch.randn(columns, 2**bits).half())
+    if kind == "super":
+        sub = torch.randint(-64, 64, (columns, groups), dtype=torch.int8)
+        return replace(weight, scales=sub, super_scales=torch.rand(columns, 1).half() / 64, zero_points=2 ** (bits - 1))
+    if kind == "super offsets":
+        sub = [torch.randint(0, 64, (columns, groups), dtype=torch.uint8) for _ in range(2)]
+        supers = [torch.rand(columns, groups).half() / 64, -torch.rand(columns, groups).half() / 64]
+        return replace(weight, scales=sub[0], offsets=sub[1], super_scales=supers[0], super_offsets=supers[1])
+    if kind == "e4m3 scales":
+        return replace(weight, scales=scales.to(torch.float8_e4m3fn), super_scales=torch.rand(columns, 1))
+    if kind == "e8m0 scales":
+        bytes_ = torch.randint(120, 132, (columns, groups), dtype=torch.uint8)
+        return replace(weight, scales=bytes_.view(torch.float8_e8m0fnu), values=torch.randn(2**bits))
+    if kind == "order":
+        return replace(weight, input_order=torch.randperm(inner), zero_points=2 ** (bits - 1))
+    assert kind == "sparse"
+    dense = torch.randn(columns, inner) * (torch.rand(columns, inner) < 0.05)
+    return replace(weight, sparse=sparse_rows(dense), input_order=torch.randperm(inner))
+
+
+def sparse_rows(dense: Tensor) -> SparseRows:
+    rows, columns = dense.nonzero(as_tuple=True)
+    starts = torch.zeros(len(dense) + 1, dtype=torch.int32)
+    starts[1:] = torch.bincount(rows, minlength=len(dense)).cumsum(0)
+    return SparseRows(starts, columns.int(), dense[rows, columns])
+
+
+KINDS = (
+    *("plain", "zero", "zeros", "offsets", "half offsets", "table", "tables", "super", "super offsets"),
+    *("e4m3 scales", "e8m0 scales", "order", "sparse"),
+)
+EACH_KIND = [*((kind, 4) for kind in KINDS), *(("zeros", bits) for bits in (2, 3, 5, 6, 8))]
+EACH_KIND += [("super offsets", 2), ("super", 3), ("super offsets", 5), ("super", 6), ("zero", 8), ("tables", 3)]
+
+
+def float8_weight(columns: int, inner: int, group: int, dtype: torch.dtype) -> QuantizedTensor:
+    codes = torch.randn(columns, inner).to(dtype)
+    return QuantizedTensor(codes, 8, torch.rand(columns, -(-inner // group)), group)
+
+
+def value_of(weight: QuantizedTensor, n: int, k: int) -> float:
+    """W[n, k] by the definition, number by number; k counts the columns of codes."""
+    g = k // weight.group_size
+
+    def of_group(name: str) -> float:
+        parts, supers = getattr(weight, name), getattr(weight, f"super_{name}", None)
+        if supers is None:
+            return parts[n, g].double()
+        return parts[n, g].double() * supers[n, g // (weight.num_groups // supers.shape[1])].double()
+
+    value = weight.codes[n, k].double()
+    if weight.values is not None:
+        table = weight.values if weight.values.dim() == 1 else weight.values[n]
+        value = table[int(weight.codes[n, k])].double()
+    zero = weight.zero_points if isinstance(weight.zero_points, int) else weight.zero_points[n, g]
+    offset = 0.0 if weight.offsets is None else of_group("offsets")
+    return float((value - zero) * of_group("scales") + offset)
+
+
+def truth_of(weight: QuantizedTensor) -> Tensor:
+    """float64 [N, K], columns in x's order."""
+    columns, inner = weight.shape
+    dense = torch.tensor([[value_of(weight, n, k) for k in range(inner)] for n in range(columns)], dtype=torch.float64)
+    dense = dense.view(columns, inner)
+    if weight.input_order is not None:
+        ordered = torch.empty_like(dense)
+        ordered[:, weight.input_order] = dense
+        dense = ordered
+    if weight.sparse is not None:
+        starts = weight.sparse.starts.tolist()
+        for n in range(columns):
+            for i in range(starts[n], starts[n + 1]):
+                dense[n, weight.sparse.columns[i]] += weight.sparse.values[i].double()
+    return dense
+
+
+@pytest.mark.parametrize(("kind", "bits"), EACH_KIND)
+def test_the_weight_of_a_definition(kind: str, bits: int) -> None:
+    torch.manual_seed(0)
+    weight = random_weight(5, 37, 8, kind, bits)
+    got, truth = weight.dequantize(), truth_of(weight)
+    # Two products and a sum, each rounded to float32; an offset may cancel what it is added to.
+    torch.testing.assert_close(got.double(), truth, rtol=4e-7, atol=4e-6)
+
+
+@pytest.mark.parametrize(("kind", "bits"), EACH_KIND)
+@pytest.mark.parametrize(("columns", "inner", "group"), SHAPES)
+def test_products(kind: str, bits: int, columns: int, inner: int, group: int) -> None:
+    torch.manual_seed(columns)
+    check_product(random_weight(columns, inner, group, kind, bits))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize(("columns", "inner", "group"), SHAPES)
+def test_products_of_float8(dtype: torch.dtype, columns: int, inner: int, group: int) -> None:
+    torch.manual_seed(columns)
+    check_product(float8_weight(columns, inner, group, dtype))
+
+
+def check_product(weight: QuantizedTensor) -> None:
+    columns, inner = weight.shape
+    dense = weight.dequantize().double()
+    packed = pack_quantized(weight, None)
+    for dtype in DTYPES:
+        bias, x = torch.randn(columns).to(dtype), strided(torch.randn(max(ROWS), inner)).to(dtype)
+        for rows in ROWS:
+            got = quantized_linear(x[:rows], packed)
+            assert got.dtype == dtype and got.is_contiguous()
+            assert_accurate("cpp", got, F.linear(x[:rows].double(), dense), slack=SLACK)
+        unrounded = quantized_linear(x, pack_quantized(weight, bias), float_out=True)
+        assert unrounded.dtype == torch.float32
+        assert_accurate("cpp", unrounded, F.linear(x.double(), dense, bias.double()), slack=SLACK)
+
+
+@pytest.mark.parametrize(("kind", "bits"), EACH_KIND)
+def test_rows(kind: str, bits: int) -> None:
+    torch.manual_seed(3)
+    weight = random_weight(70, 96, 32, kind, bits)
+    dense, rows = weight.dequantize(), torch.tensor([69, 0, 31, 32, 0, 64])
+    assert torch.equal(weight.take_rows(rows).dequantize(), dense[rows])
+    assert torch.equal(weight.take_rows(slice(10, 40)).dequantize(), dense[10:40])
+    bias, x = torch.randn(70), torch.randn(3, 96)
+    packed = pack_quantized(weight, bias)
+    taken = take_quantized_rows(packed, rows)
+    assert taken.shape == (6, 96)
+    assert torch.allclose(quantized_linear(x, taken), quantized_linear(x, packed)[:, rows], rtol=1e-5, atol=1e-5)
+    for dtype in DTYPES:
+        assert torch.equal(quantized_embedding(rows.int(), packed, dtype), dense[rows].to(dtype))
+
+
+@pytest.mark.parametrize(("kind", "bits"), [pair for pair in EACH_KIND if pair[0] not in ("order", "sparse")])
+def test_columns(kind: str, bits: int) -> None:
+    torch.manual_seed(4)
+    weight = random_weight(9, 90, 16, kind, bits)
+    dense = weight.dequantize()
+    shards = [weight.take_columns(0, 48), weight.take_columns(48, 90)]
+    assert torch.equal(torch.cat([shard.dequantize() for shard in shards], dim=1), dense)
+    for cut in ((0, 24), (24, 48)):
+        with pytest.raises(ValueError, match="cut a group of 16 columns"):
+            weight.take_columns(*cut)
+
+
+def test_columns_of_one_group_a_row_are_any() -> None:
+    weight = random_weight(9, 90, 90, "offsets")
+    assert torch.equal(weight.take_columns(7, 40).dequantize(), weight.dequantize()[:, 7:40])
+
+
+def test_columns_in_another_order() -> None:
+    weight = random_weight(9, 64, 16, "sparse")
+    within = replace(weight, input_order=torch.cat([torch.randperm(32) + 32, torch.randperm(32)]))
+    assert torch.equal(within.take_columns(0, 32).dequantize(), within.dequantize()[:, :32])
+    assert torch.equal(within.take_columns(32, 64).dequantize(), within.dequantize()[:, 32:])
+    with pytest.raises(ValueError, match=r"columns \[0, 32\) are not consecutive in input_order"):
+        replace(weight, input_order=torch.arange(64).view(2, 32).T.flatten()).take_columns(0, 32)
+
+
+def test_super_groups_are_not_cut() -> None:
+    weight = replace(random_weight(9, 64, 8, "super"), super_scales=torch.rand(9, 2))
+    assert torch.equal(weight.take_columns(32, 64).dequantize(), weight.dequantize()[:, 32:])
+    with pytest.raises(ValueError, match=r"cut a group of 32 columns \(super_scales\)"):
+        weight.take_columns(0, 16)
+
+
+@pytest.mark.parametrize(("kind", "bits"), EACH_KIND)
+def test_several_weights_in_one(kind: str, bits: int) -> None:
+    weights = [random_weight(rows, 96, 32, kind, bits) for rows in (5, 40, 1)]
+    order = weights[0].input_order
+    weights = [replace(weight, input_order=order) for weight in weights]
+    dense = torch.cat([weight.dequantize() for weight in weights])
+    assert can_concatenate(weights)
+    assert torch.equal(concatenate(weights).dequantize(), dense)
+    x = torch.randn(3, 96)
+    got = quantized_linear(x, pack_quantized(weights, None))
+    assert_accurate("cpp", got, F.linear(x.double(), dense.double()), slack=SLACK)
+
+
+def test_weights_of_several_formats_in_one_product() -> None:
+    torch.manual_seed(5)
+    weights = [random_weight(20, 96, 32, "zeros"), random_weight(33, 96, 16, "super", 6)]
+    assert not can_concatenate(weights)
+    with pytest.raises(ValueError, match="must agree: bits: 4, 6"):
+        concatenate(weights)
+    x, bias = torch.randn(3, 96), torch.randn(53)
+    packed = pack_quantized(weights, bias)
+    dense = torch.cat([weight.dequantize() for weight in weights]).double()
+    assert_accurate("cpp", quantized_linear(x, packed), F.linear(x.double(), dense, bias.double()), slack=SLACK)
+    with pytest.raises(ValueError, match="rows can be taken of a weight in one format"):
+        take_quantized_rows(packed, torch.tensor([1]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"bits": 7}, "bits must be one of 2, 3, 4, 5, 6, 8, got 7"),
+        ({"group_size": 0}, r"group_size must be in \[1, 64\]"),
+        ({"scales": torch.ones(5, 3)}, r"scales must be \[5, 4\] for codes of \[5, 64\], got \[5, 3\]"),
+        ({"zero_points": torch.ones(5, 1)}, r"zero_points must be \[5, 4\]"),
+        ({"offsets": torch.ones(4, 4)}, r"offsets must be \[5, 4\]"),
+        ({"values": torch.ones(15)}, r"values must be \[16\] or \[5, 16\], got \[15\]"),
+        ({"super_scales": torch.ones(5, 3)}, r"super_scales must be \[5, a divisor of 4\], got \[5, 3\]"),
+        ({"super_offsets": torch.ones(5, 2)}, "super_offsets need offsets"),
+        ({"input_order": torch.arange(5)}, r"input_order must be \[64\], got \[5\]"),
+        ({"codes": torch.zeros(5, 64)}, "codes must be uint8, or float8 of 8 bits, got torch.float32 of 4"),
+    ],
+)
+def test_what_does_not_fit_is_named(changes: dict, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        replace(random_weight(5, 64, 16, "plain"), **changes)
+
+
+def test_packed_bytes_are_those_of_the_codes() -> None:
+    for bits in (2, 3, 4, 5, 6, 8):
+        packed = pack_quantized(random_weight(64, 256, 32, "zeros", bits), None)
+        assert sum(plane.nbytes for plane in packed.parts[0].planes) == 64 * 256 * bits // 8
+
+
+def test_the_width_of_x_is_checked() -> None:
+    packed = pack_quantized(random_weight(3, 4, 4, "plain"), None)
+    with pytest.raises(ValueError, match=r"x must be \[T, 4\] for a weight of \(3, 4\), got \(2, 5\)"):
+        quantized_linear(torch.randn(2, 5), packed)
