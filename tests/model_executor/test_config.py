@@ -135,6 +135,17 @@ def test_overrides(tmp_path: Path) -> None:
     assert rope_of(load_hf_config(tmp_path, {"rope_theta": 7.0})).theta == 7.0
     scaled = rope_of(load_hf_config(tmp_path, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}))
     assert scaled == RopeConfig("linear", 3e4, {"factor": 2.0})
+    assert rope_of(load_hf_config(tmp_path, {"rope_scaling": None})) == RopeConfig("default", 3e4)
+
+
+def test_overrides_of_rotary_options_mean_the_layers_without_a_window(tmp_path: Path) -> None:
+    by_kind = {"full_attention": {"rope_type": "default", "rope_theta": 5e5}, "sliding_attention": {"rope_theta": 7.0}}
+    (tmp_path / "config.json").write_text(json.dumps(MINIMAL | {"rope_parameters": by_kind}))
+    raw = load_hf_config(tmp_path, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}).raw
+    full = {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}
+    assert raw["rope_parameters"] == by_kind | {"full_attention": full} and "rope_scaling" not in raw
+    raw = load_hf_config(tmp_path, {"rope_theta": 9.0}).raw
+    assert raw["rope_parameters"]["full_attention"]["rope_theta"] == 9.0
 
 
 def test_reading_a_configuration_imports_neither_torch_nor_transformers() -> None:

@@ -153,12 +153,17 @@ def make_architecture(name: str, folder: Path, seed: int = 0, **overrides: Any) 
     # Soft-caps are in "eager" only, which on the other hand adds Falcon's ALiBi twice.
     implementation = "sdpa" if model_type == "falcon" else "eager"
     model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation).float().eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            scale = 0.25 if parameter.ndim > 1 else 0.3
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
-            if parameter.ndim == 1:
-                parameter.add_(0.5)
+    fill_weights(model, seed)
     model.save_pretrained(folder)
     return model
+
+
+@torch.no_grad()
+def fill_weights(model: Any, seed: int, spread: float = 0.25) -> None:
+    """Random values, of matrices with standard deviation `spread`."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        scale = spread if parameter.ndim > 1 else 1.2 * spread
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+        if parameter.ndim == 1:
+            parameter.add_(0.5)

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from vllm.model_executor.models.gemma import Gemma3ForCausalLM, GemmaForCausalLM
+from vllm.model_executor.models.gpt_neox import GPTNeoXForCausalLM
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.mistral import MistralForCausalLM
+from vllm.model_executor.models.phi import PhiForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.spec import DecoderSpec
 from vllm.transformers_utils.config import RopeConfig, parse_hf_config
@@ -43,6 +46,9 @@ def spec_of(family: Any = LlamaForCausalLM, /, **fields: Any) -> DecoderSpec:
         ),
         ("rope_scaling", [1], r"rope_parameters must be an object, got \[1\]"),
         ("partial_rotary_factor", 1.5, "partial_rotary_factor must be a number above 0 and at most 1, got 1.5"),
+        ("partial_rotary_factor", 0.5, "partial_rotary_factor=0.5 is not supported: the whole of a head rotates"),
+        ("rotary_pct", 0.5, "LlamaForCausalLM has no option rotary_pct, got 0.5"),
+        ("rope_theta", 0, "rope_theta must be a positive number, got 0"),
         ("use_mla", True, r"LlamaForCausalLM has no option use_mla, got True; .*hf_overrides={\"use_mla\": None}"),
         ("residual_multiplier", 0.22, "LlamaForCausalLM has no option residual_multiplier, got 0.22"),
         ("sliding_window", 32, "LlamaForCausalLM has no option sliding_window, got 32"),
@@ -92,9 +98,30 @@ def test_rope_in_its_older_and_newer_forms(fields: dict[str, Any], expected: Rop
     assert rotary is not None and rotary.rope == expected and rotary.dim == 16
 
 
-def test_half_of_a_head_rotates() -> None:
-    rotary = spec_of(partial_rotary_factor=0.5).layers[0].rotary
-    assert rotary is not None and rotary.dim == 8
+def test_the_share_of_a_head_that_rotates() -> None:
+    for fields in ({"partial_rotary_factor": 0.25}, {"rope_parameters": {"partial_rotary_factor": 0.25}}):
+        rotary = spec_of(PhiForCausalLM, hidden_act="gelu", **fields).layers[0].rotary
+        assert rotary is not None and rotary.dim == 4
+
+
+def test_a_file_whose_older_option_says_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match="rope_theta=5000.0 is not supported: rotary_emb_base says 10000.0"):
+        spec_of(GPTNeoXForCausalLM, rotary_emb_base=10000, rope_theta=5000.0)
+    assert (
+        spec_of(GPTNeoXForCausalLM, rotary_emb_base=500, rope_theta=500.0, rotary_pct=0.5).layers[0].rotary is not None
+    )
+
+
+def test_options_that_contradict_each_other_are_refused() -> None:
+    window = {"sliding_window": 8, "use_sliding_window": False, "layer_types": ["full_attention", "sliding_attention"]}
+    with pytest.raises(ValueError, match="use_sliding_window=False is not supported: layer_types names sliding_att"):
+        spec_of(Qwen2ForCausalLM, **window)
+    with pytest.raises(ValueError, match="rope_parameters must have parameters of each kind of layer"):
+        spec_of(Gemma3ForCausalLM, rope_parameters={"rope_type": "linear", "factor": 8.0})
+    with pytest.raises(
+        ValueError, match="hidden_activation='relu' is not supported: hidden_act says gelu_pytorch_tanh"
+    ):
+        spec_of(GemmaForCausalLM, hidden_act="gelu", hidden_activation="relu")
 
 
 def windows(family: Any, **fields: Any) -> list[int | None]:

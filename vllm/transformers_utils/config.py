@@ -230,12 +230,18 @@ def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
 def _apply_overrides(raw: dict[str, Any], overrides: dict[str, Any]) -> None:
     """Replace entries; the older names rope_scaling and rope_theta override a file's rope_parameters, too."""
     raw.update(overrides)
-    if "rope_scaling" in overrides and "rope_parameters" not in overrides:
-        theta = (raw.pop("rope_parameters", None) or {}).get("rope_theta")
-        if theta is not None:
-            raw.setdefault("rope_theta", theta)
-    if "rope_theta" in overrides and isinstance(raw.get("rope_parameters"), dict):
-        raw["rope_parameters"] = raw["rope_parameters"] | {"rope_theta": overrides["rope_theta"]}
+    rope = raw.get("rope_parameters")
+    if not isinstance(rope, dict) or "rope_parameters" in overrides:
+        return
+    # Where layers of two kinds have parameters of their own, the older names mean those without a window.
+    by_kind = isinstance(rope.get("full_attention"), dict)
+    full = dict(rope["full_attention"] if by_kind else rope)
+    if "rope_scaling" in overrides:
+        kept = ("rope_theta", "partial_rotary_factor")
+        full = {name: full[name] for name in kept if name in full} | (raw.pop("rope_scaling") or {})
+    if overrides.get("rope_theta") is not None:
+        full["rope_theta"] = overrides["rope_theta"]
+    raw["rope_parameters"] = rope | {"full_attention": full} if by_kind else full
 
 
 def _parse_dtype(raw: dict[str, Any]) -> str | None:

@@ -18,6 +18,7 @@ class ApertusForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        reader.need("rope_parameters", "rope_scaling")
         norm = reader.norm(eps=1e-5)
         qk_norm = norm if reader.boolean("qk_norm", default=True) else None
         attention = reader.attention(qk_norm=qk_norm, rotary=reader.rotary(reader.head_dim, theta=12000000.0))

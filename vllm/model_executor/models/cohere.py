@@ -4,6 +4,7 @@ rotary positions, scaled logits."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from vllm.model_executor.models.config_reader import ConfigReader
 from vllm.model_executor.models.decoder import DecoderForCausalLM
@@ -11,11 +12,13 @@ from vllm.model_executor.models.spec import DecoderSpec
 
 
 class CohereForCausalLM(DecoderForCausalLM):
+    rope_theta: ClassVar[float] = 500000.0
+
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         norm = reader.layer_norm(bias=False)
         qk_norm = norm if reader.boolean("use_qk_norm", default=False) else None
-        rotary = reader.rotary(reader.head_dim, interleaved=True)
+        rotary = reader.rotary(reader.head_dim, interleaved=True, theta=cls.rope_theta)
         return reader.decoder(
             reader.attention(rotary=rotary, qk_norm=qk_norm, qk_norm_over="heads"),
             reader.mlp(bias=False),
@@ -29,6 +32,8 @@ class CohereForCausalLM(DecoderForCausalLM):
 
 class Cohere2ForCausalLM(CohereForCausalLM):
     """Layers with a window have rotary positions, the others none."""
+
+    rope_theta = 10000.0
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:

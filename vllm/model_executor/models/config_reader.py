@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from vllm.model_executor.layers.activation import ACTIVATION_NAMES
-from vllm.model_executor.models.rope_options import SHARE_NAMES, read_rope
+from vllm.model_executor.models.rope_options import RopeDefaults, read_rope
 from vllm.model_executor.models.spec import AttentionSpec, DecoderSpec, MlpSpec, NormSpec, RotarySpec
 from vllm.transformers_utils.config import HFConfig, scaled_context
 
@@ -55,14 +55,14 @@ class ConfigReader:
 
     def integer(self, *names: str, default: int | None = None) -> int:
         """A positive integer."""
-        value = self._needed(names, default)
+        value = self.need(*names, default=default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{self._where}: {names[0]} must be a positive integer, got {value!r}")
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
         """A number."""
-        value = self._needed(names, default)
+        value = self.need(*names, default=default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(f"{self._where}: {names[0]} must be a number, got {value!r}")
         return float(value)
@@ -80,7 +80,8 @@ class ConfigReader:
             raise ValueError(f"{self._where}: {names[0]} must be true or false, got {value!r}")
         return value
 
-    def _needed(self, names: Sequence[str], default: Any) -> Any:
+    def need(self, *names: str, default: Any = None) -> Any:
+        """`get`, of what must be there."""
         value = self.get(*names, default=default)
         if value is None:
             raise ValueError(f"{self._where} has no {names[0]}")
@@ -105,26 +106,15 @@ class ConfigReader:
         """LayerNorm with weight and bias."""
         return self.norm("layer", 1e-5, **({"bias": True} | fields))
 
-    def rotary(
-        self,
-        head_dim: int,
-        theta: float = 10000.0,
-        partial: float = 1.0,
-        interleaved: bool = False,
-        kind: str | None = None,
-        sliding_theta: float | None = None,
-    ) -> RotarySpec:
-        """Rotary positions by rope_parameters (or the older rope_scaling and rope_theta); the arguments as for
-        `read_rope`."""
-        names = (
-            "rope_theta",
-            "rotary_emb_base",
-            "rope_scaling",
-            "rope_parameters",
-            *SHARE_NAMES,
-        )
-        self.get(*names, "original_max_position_embeddings", "rope_local_base_freq")
-        rope, share = read_rope(self._raw, self._where, theta, partial, kind, sliding_theta)
+    def rotary(self, head_dim: int, interleaved: bool = False, kind: str | None = None, **defaults: Any) -> RotarySpec:
+        """Rotary positions by rope_parameters (or the older rope_scaling and rope_theta) of layers of `kind` (None =
+        all); `defaults` are fields of RopeDefaults."""
+        usual = RopeDefaults(**defaults)
+        self.get("rope_scaling", "rope_parameters", "original_max_position_embeddings", *usual.theta_names)
+        self.get("partial_rotary_factor", *usual.share_names)
+        if kind is not None:
+            self.get("rope_local_base_freq")
+        rope, share = read_rope(self._raw, self._where, usual, kind)
         dim = head_dim if rope.rope_type == "proportional" else int(head_dim * share)
         return RotarySpec(dim, rope, interleaved)
 
@@ -158,6 +148,8 @@ class ConfigReader:
         if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
             raise ValueError(f"{self._where}: sliding_window must be a positive integer or null, got {window!r}")
         if switch is not None and not self.boolean(switch, default=False):
+            if window is not None and "sliding_attention" in (self.get("layer_types") or ()):
+                raise self.refuse(switch, "layer_types names sliding_attention")
             window = None
         first = self.get("max_window_layers", default=28) if switch is not None else 0
         default = ["full_attention" if index < first else "sliding_attention" for index in range(self.num_layers)]
@@ -167,34 +159,34 @@ class ConfigReader:
         return tuple(sliding if kind == "sliding_attention" else full for kind in kinds)
 
     def by_kind(
-        self,
-        attention: AttentionSpec,
-        default_kinds: Sequence[str],
-        default_window: int,
-        theta: float = 10000.0,
-        sliding_theta: float | None = None,
+        self, attention: AttentionSpec, default_kinds: Sequence[str], default_window: int, **defaults: Any
     ) -> tuple[AttentionSpec, ...]:
-        """`windowed`, with rotary positions of each kind's own: `theta` and `sliding_theta` are the defaults."""
+        """`windowed`, with rotary positions of each kind's own; `defaults` are fields of RopeDefaults."""
         layers = self.windowed(attention, default_window, default_kinds=default_kinds)
-        full = self.rotary(attention.head_dim, theta, kind="full_attention")
-        sliding = self.rotary(attention.head_dim, theta, kind="sliding_attention", sliding_theta=sliding_theta)
+        by_kind = {
+            kind: self.rotary(attention.head_dim, kind=kind, **defaults)
+            for kind in ("full_attention", "sliding_attention")
+        }
         kinds = self.layer_kinds(default_kinds)
-        return tuple(
-            replace(layer, rotary=sliding if kind == "sliding_attention" else full)
-            for layer, kind in zip(layers, kinds, strict=True)
-        )
+        return tuple(replace(layer, rotary=by_kind[kind]) for layer, kind in zip(layers, kinds, strict=True))
 
-    def mlp(self, activation: str = "silu", bias: bool | None = None, **fields: Any) -> MlpSpec:
+    def mlp(
+        self,
+        activation: str = "silu",
+        bias: bool | None = None,
+        activation_names: Sequence[str] = ("hidden_act", "activation_function", "activation"),
+        **fields: Any,
+    ) -> MlpSpec:
         """An MLP; `activation` is the family's default, `bias` mlp_bias if None."""
         bias = self.boolean("mlp_bias", default=False) if bias is None else bias
         names = "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"
         size = self.integer(*names, default=fields.pop("size", None))
-        # Where there are two, the newer option is meant.
-        self.get("hidden_act", "activation_function", "activation", "afn")
-        act = self.get("hidden_activation", "hidden_act", "activation_function", "activation", default=activation)
+        act = self.get(*activation_names, default=activation)
         if act not in ACTIVATION_NAMES:
             known = ", ".join(sorted(ACTIVATION_NAMES))
-            raise ValueError(f"{self._where}: the activation (hidden_act) must be one of {known}, got {act!r}")
+            raise ValueError(
+                f"{self._where}: the activation ({activation_names[0]}) must be one of {known}, got {act!r}"
+            )
         return MlpSpec(size, act, **({"up_bias": bias, "down_bias": bias} | fields))
 
     def decoder(
@@ -210,22 +202,20 @@ class ConfigReader:
         common: dict[str, Any] = {
             "vocab_size": self.integer("padded_vocab_size", "vocab_size"),
             "hidden_size": self.hidden_size,
-            "max_positions": fields.pop("max_positions", None) or self._max_positions(layers),
+            "max_positions": self._max_positions(layers, fields.pop("max_positions", None)),
             "final_norm": norm,
             "tie_word_embeddings": self.boolean("tie_word_embeddings", default=tied),
         }
         return DecoderSpec(layers=layers, mlp=mlp, norm=norm, **(common | fields))
 
-    def _max_positions(self, layers: Sequence[AttentionSpec]) -> int:
+    def _max_positions(self, layers: Sequence[AttentionSpec], given: int | None) -> int:
         names = "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"
-        trained = self.integer(*names)
-        for rotary in (layer.rotary for layer in layers if layer.rotary is not None):
-            rope = rotary.rope
-            if rope.rope_type == "longrope":
-                return min(trained, rope.params["original_max_position_embeddings"])
-            trained = max(trained, scaled_context(trained, rope.params | {"rope_type": rope.rope_type}))
-            break
-        return trained
+        ropes = [layer.rotary.rope for layer in layers if layer.rotary is not None]
+        trained = given or self.integer(*names)
+        if given is None and ropes and all(rope == ropes[0] for rope in ropes):
+            trained = max(trained, scaled_context(trained, ropes[0].params | {"rope_type": ropes[0].rope_type}))
+        bounds = [rope.params["original_max_position_embeddings"] for rope in ropes if rope.rope_type == "longrope"]
+        return min([trained, *bounds])
 
     def layer_kinds(self, default: Sequence[str]) -> list[str]:
         """ "full_attention" or "sliding_attention" of each layer, by layer_types."""

@@ -21,7 +21,7 @@ class Exaone4ForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
-        norm = reader.norm()
+        norm = reader.norm(eps=1e-5)
         attention = reader.attention(bias=False, qk_norm=norm)
         pattern = reader.get("sliding_window_pattern", default=4) or 1
         if isinstance(pattern, str):
@@ -31,6 +31,6 @@ class Exaone4ForCausalLM(DecoderForCausalLM):
             is_local = [(index + 1) % pattern != 0 for index in range(reader.num_layers)]
         kinds = ["sliding_attention" if local else "full_attention" for local in is_local]
         layers = reader.windowed(attention, default_window=4096, default_kinds=kinds)
-        if any(layer.window for layer in layers):
+        if reader.config.raw.get("sliding_window", 4096) is not None:
             layers = tuple(layer if layer.window else replace(layer, rotary=None) for layer in layers)
         return reader.decoder(layers, reader.mlp(bias=False), norm, block="output")

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from vllm.model_executor.models.checkpoint_names import CheckpointNames
 from vllm.model_executor.models.config_reader import ConfigReader
 from vllm.model_executor.models.decoder import DecoderForCausalLM
-from vllm.model_executor.models.spec import AttentionSpec, Block, DecoderSpec
+from vllm.model_executor.models.spec import AttentionSpec, Block, DecoderSpec, MlpSpec
 
 _BOTH_NORMS = CheckpointNames(
     (
@@ -21,14 +22,21 @@ _BOTH_NORMS = CheckpointNames(
 )
 
 
-def describe(reader: ConfigReader, block: Block, layers: Sequence[AttentionSpec], softcap: float | None) -> DecoderSpec:
+def describe(
+    reader: ConfigReader,
+    block: Block,
+    layers: Sequence[AttentionSpec],
+    softcap: float | None,
+    mlp: MlpSpec | None = None,
+) -> DecoderSpec:
     """A Gemma of these layers; `softcap` is the family's default for logits."""
-    # Older files have "gelu" as hidden_act and mean the activation that the newer option names.
+    # In files of Gemma 2 and later it is an older option beside the one that counts.
+    reader.ignore("hidden_act")
     if reader.get("use_bidirectional_attention"):
         raise reader.refuse("use_bidirectional_attention", "attention is causal")
     return reader.decoder(
         layers,
-        reader.mlp("gelu_pytorch_tanh", bias=False),
+        mlp or reader.mlp("gelu_pytorch_tanh", bias=False, activation_names=("hidden_activation",)),
         reader.norm(offset=1.0),
         tied=True,
         block=block,
@@ -37,12 +45,11 @@ def describe(reader: ConfigReader, block: Block, layers: Sequence[AttentionSpec]
     )
 
 
-def attention_of(reader: ConfigReader, softcap: float | None, **fields: Any) -> AttentionSpec:
-    """Attention with the scale and soft-cap that Gemma 2 has brought."""
+def attention_of(reader: ConfigReader, **fields: Any) -> AttentionSpec:
+    """Attention with the scale that Gemma 2 has brought."""
     return reader.attention(
         head_dim=reader.integer("head_dim", default=256),
         scale=reader.number("query_pre_attn_scalar", default=256.0) ** -0.5,
-        softcap=reader.optional_number("attn_logit_softcapping", default=softcap),
         **fields,
     )
 
@@ -56,7 +63,13 @@ class GemmaForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         attention = reader.attention(head_dim=reader.integer("head_dim", default=256))
-        return describe(reader, "pre", (attention,) * reader.num_layers, None)
+        mlp = reader.mlp("gelu_pytorch_tanh", bias=False, activation_names=("hidden_act",))
+        if mlp.activation == "gelu":
+            # What the published files say, and do not mean.
+            mlp = replace(mlp, activation="gelu_pytorch_tanh")
+        if reader.get("hidden_activation", default=mlp.activation) != mlp.activation:
+            raise reader.refuse("hidden_activation", f"hidden_act says {mlp.activation}")
+        return describe(reader, "pre", (attention,) * reader.num_layers, None, mlp)
 
 
 class Gemma2ForCausalLM(DecoderForCausalLM):
@@ -67,7 +80,8 @@ class Gemma2ForCausalLM(DecoderForCausalLM):
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         reader.ignore("cache_implementation")
         kinds = every_nth_full(reader, 2)
-        layers = reader.windowed(attention_of(reader, 50.0), default_window=4096, default_kinds=kinds)
+        attention = attention_of(reader, softcap=reader.optional_number("attn_logit_softcapping", default=50.0))
+        layers = reader.windowed(attention, default_window=4096, default_kinds=kinds)
         return describe(reader, cls.block, layers, 30.0)
 
 
@@ -83,7 +97,7 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         reader.ignore("cache_implementation")
         pattern = reader.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
-        attention = attention_of(reader, None, rotary=False, qk_norm=reader.norm(offset=1.0))
+        attention = attention_of(reader, rotary=False, qk_norm=reader.norm(offset=1.0))
         kinds = every_nth_full(reader, pattern)
         layers = reader.by_kind(attention, kinds, default_window=4096, theta=1e6, sliding_theta=10000.0)
         return describe(reader, "both", layers, None)

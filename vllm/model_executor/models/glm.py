@@ -17,9 +17,9 @@ class GlmForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         rotary = reader.rotary(reader.head_dim, partial=0.5, interleaved=True)
-        bias = reader.boolean("attention_bias", default=False)
+        bias = reader.boolean("attention_bias", default=True)
         attention = reader.attention(bias=False, qkv_bias=bias, rotary=rotary)
-        return reader.decoder(attention, reader.mlp(bias=False), reader.norm())
+        return reader.decoder(attention, reader.mlp(bias=False), reader.norm(eps=1.5625e-7))
 
 
 class Glm4ForCausalLM(GlmForCausalLM):

@@ -27,11 +27,19 @@ class GPTNeoXForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        rotary = reader.rotary(
+            reader.head_dim, partial=0.25, theta_names=("rotary_emb_base",), share_names=("rotary_pct",)
+        )
+        # Files have them beside the older names that count.
+        for newer, older, value in (
+            ("rope_theta", "rotary_emb_base", rotary.rope.theta),
+            ("partial_rotary_factor", "rotary_pct", rotary.dim / reader.head_dim),
+        ):
+            if reader.get(newer, default=value) != value:
+                raise reader.refuse(newer, f"{older} says {value}")
         is_parallel = reader.boolean("use_parallel_residual", default=True)
         return reader.decoder(
-            reader.attention(
-                bias=reader.boolean("attention_bias", default=True), rotary=reader.rotary(reader.head_dim, partial=0.25)
-            ),
+            reader.attention(bias=reader.boolean("attention_bias", default=True), rotary=rotary),
             reader.mlp("gelu", bias=True, gated=False),
             reader.layer_norm(),
             block="parallel_two" if is_parallel else "pre",

@@ -35,5 +35,5 @@ class HyperCLOVAXForCausalLM(GraniteForCausalLM):
             spec,
             layers=tuple(replace(layer, scale=scale) for layer in spec.layers),
             logits_scale=reader.number("logits_scaling", default=1.0),
-            block="both" if reader.boolean("use_post_norm", default=False) else "pre",
+            block="both" if reader.boolean("use_post_norm", default=True) else "pre",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from vllm.model_executor.models.config_reader import ConfigReader
 from vllm.model_executor.models.decoder import DecoderForCausalLM
@@ -10,10 +11,13 @@ from vllm.model_executor.models.spec import DecoderSpec
 
 
 class MistralForCausalLM(DecoderForCausalLM):
+    default_window: ClassVar[int | None] = 4096
+    default_eps: ClassVar[float] = 1e-6
+
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
-        attention = reader.windowed(reader.attention(bias=False), default_window=4096)
-        return reader.decoder(attention, reader.mlp(bias=False), reader.norm())
+        attention = reader.windowed(reader.attention(bias=False), cls.default_window)
+        return reader.decoder(attention, reader.mlp(bias=False), reader.norm(eps=cls.default_eps))
 
 
 class MinistralForCausalLM(MistralForCausalLM):
@@ -23,8 +27,12 @@ class MinistralForCausalLM(MistralForCausalLM):
 class Ministral3ForCausalLM(MistralForCausalLM):
     """Ministral 3: queries grow with the logarithm of their position."""
 
+    default_window = None
+    default_eps = 1e-5
+
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        reader.need("rope_parameters", "rope_scaling")
         spec = super().describe(reader)
         rotary = spec.layers[0].rotary
         assert rotary is not None

@@ -10,8 +10,9 @@ from vllm.model_executor.models.spec import DecoderSpec
 class NemotronForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
+        names = "partial_rotary_factor", "rope_percent", "rotary_percent"
         return reader.decoder(
-            reader.attention(rotary=reader.rotary(reader.head_dim, partial=0.5)),
+            reader.attention(rotary=reader.rotary(reader.head_dim, partial=0.5, share_names=names)),
             reader.mlp("relu2", gated=False),
             reader.layer_norm(offset=1.0),
         )

@@ -3,17 +3,15 @@ OLMo 3 has windows."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import ClassVar
+from collections.abc import Sequence
 
 from vllm.model_executor.models.checkpoint_names import CheckpointNames
 from vllm.model_executor.models.config_reader import ConfigReader
 from vllm.model_executor.models.decoder import DecoderForCausalLM
-from vllm.model_executor.models.spec import DecoderSpec
+from vllm.model_executor.models.spec import AttentionSpec, DecoderSpec, NormSpec
 
 
 class Olmo2ForCausalLM(DecoderForCausalLM):
-    rotates_alike: ClassVar[bool] = True
     names = CheckpointNames(
         (
             (r"\.post_attention_layernorm\.", ".attention_output_norm."),
@@ -22,19 +20,21 @@ class Olmo2ForCausalLM(DecoderForCausalLM):
     )
 
     @classmethod
+    def layers(cls, reader: ConfigReader, qk_norm: NormSpec) -> Sequence[AttentionSpec]:
+        """The attention of each layer."""
+        return (reader.attention(qk_norm=qk_norm, qk_norm_over="width"),) * reader.num_layers
+
+    @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         norm = reader.norm(eps=1e-5)
-        attention = reader.attention(rotary=cls.rotates_alike, qk_norm=norm, qk_norm_over="width")
-        return reader.decoder(attention, reader.mlp(bias=False), norm, block="output")
+        return reader.decoder(cls.layers(reader, norm), reader.mlp(bias=False), norm, block="output")
 
 
 class Olmo3ForCausalLM(Olmo2ForCausalLM):
     """Layers of each kind rotate by options of their own."""
 
-    rotates_alike = False
-
     @classmethod
-    def describe(cls, reader: ConfigReader) -> DecoderSpec:
-        spec = super().describe(reader)
+    def layers(cls, reader: ConfigReader, qk_norm: NormSpec) -> Sequence[AttentionSpec]:
+        attention = reader.attention(rotary=False, qk_norm=qk_norm, qk_norm_over="width")
         kinds = ["full_attention" if index % 4 == 3 else "sliding_attention" for index in range(reader.num_layers)]
-        return replace(spec, layers=reader.by_kind(spec.layers[0], kinds, default_window=4096))
+        return reader.by_kind(attention, kinds, default_window=4096, theta=5e5, sliding_theta=5e5)

@@ -13,5 +13,8 @@ class Phi3ForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
-        attention = reader.windowed(reader.attention(bias=False))
+        rotary = reader.rotary(reader.head_dim, partial=1.0)
+        if rotary.rope.rope_type == "longrope":
+            reader.need("original_max_position_embeddings")
+        attention = reader.windowed(reader.attention(bias=False, rotary=rotary))
         return reader.decoder(attention, reader.mlp(bias=False), reader.norm(eps=1e-5))

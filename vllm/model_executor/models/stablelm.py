@@ -18,7 +18,7 @@ class StableLmForCausalLM(DecoderForCausalLM):
         attention = reader.attention(
             bias=False,
             qkv_bias=reader.boolean("use_qkv_bias", default=False),
-            rotary=reader.rotary(reader.head_dim, partial=0.25),
+            rotary=reader.rotary(reader.head_dim, partial=0.25, share_names=("partial_rotary_factor", "rope_pct")),
             qk_norm=qk_norm,
             qk_norm_over="norms",
         )
