@@ -135,7 +135,7 @@ def test_every_size_is_recorded_and_replayed(folder):
 @pytest.mark.parametrize("fields", [{}, {"enforce_eager": True}], ids=["graphs", "eager"])
 def test_nothing_waits_before_sampling_ends(folder, fields):
     llm = make_llm(folder, **fields)
-    kinds = [kind for kind in KINDS if "prompt_logprobs" not in kind]
+    kinds = [*KINDS, {"temperature": 0, "prompt_logprob_token_ids": [3, 9], "max_tokens": 1}]
     results(llm, kinds)  # kernels are compiled, graphs recorded
     runner = runner_of(llm)
     execute = runner.execute_model

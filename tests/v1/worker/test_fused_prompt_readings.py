@@ -45,6 +45,7 @@ def read(head: Head, params: dict[str, dict[str, Any]], weight: torch.Tensor | N
     readings = PromptReadings()
     with force("triton"):
         state.read(head.hidden, rows, head, weight, states, readings)
+    readings.take()
     return readings
 
 

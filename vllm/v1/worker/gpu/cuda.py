@@ -5,14 +5,22 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from vllm.v1.worker.gpu.sample.output import SamplerOutput
-
 Result = TypeVar("Result")
+
+
+class Movable(Protocol):
+    """What a step gives: tensors."""
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Any:
+        """The same with `move` applied to the tensors."""
+
+
+Given = TypeVar("Given", bound=Movable)
 
 
 class HostCopies:
@@ -22,14 +30,14 @@ class HostCopies:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
-    def start(self, output: SamplerOutput) -> Callable[[], SamplerOutput]:
+    def start(self, output: Given) -> Callable[[], Given]:
         """Copy what the current stream computes; the returned function waits for the copy and returns it."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             copy = output.moved(_to_pinned)
             done = self._stream.record_event()
 
-        def take(source: SamplerOutput = output) -> SamplerOutput:
+        def take(source: Given = output) -> Given:
             # `source` keeps its memory from being reused by the computing stream until the copy is done.
             done.synchronize()
             # Users may keep readings for long, and pinned memory is for the next step.

@@ -74,6 +74,7 @@ class StepResult:
             errors = {self.req_ids[row]: message for row, message in sampled.errors().items()}
         output = ModelRunnerOutput(req_ids, token_ids, logprobs)
         if self.readings is not None:
+            self.readings.take()
             output.prompt_logprobs = self.readings.rows
             errors.update(dict.fromkeys(self.readings.non_finite, NON_FINITE_PROMPT))
         if errors:
@@ -290,7 +291,7 @@ class GPUModelRunner:
                 self._hidden_cache = hidden.new_empty((num_slots, hidden.shape[1]))
             kept_rows, kept_slots = upload(prompts.kept_rows, self.device), upload(prompts.kept_slots, self.device)
             self._hidden_cache.index_copy_(0, kept_slots, hidden.index_select(0, kept_rows))
-        readings = PromptReadings()
+        readings = PromptReadings(self._host_copies)
         for source, rows in ((self._hidden_cache, prompts.cached), (hidden, prompts.computed)):
             if len(rows.slots):
                 assert source is not None, "a cached prefix without the cache"

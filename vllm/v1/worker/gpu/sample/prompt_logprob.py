@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from vllm.logprobs.id_rows import PackedRows, pack
-from vllm.logprobs.lists import LogprobsLists, LogprobsRows
+from vllm.logprobs.lists import LogprobsRows
 from vllm.ops.linear_readings import has_linear_readings, linear_readings
 from vllm.sampling_params import SamplingParams
+from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.buffer_utils import upload
+from vllm.v1.worker.gpu.cuda import HostCopies
 from vllm.v1.worker.gpu.sample.logprob import ReadingClock, as_tensors
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 from vllm.v1.worker.gpu.states import RequestStates
@@ -44,10 +46,48 @@ class PromptRows(NamedTuple):
     sources: np.ndarray  # int64 [N], row of the matrix of hidden states
 
 
+class _Run(NamedTuple):  # rows of a tile that belong to one request and hold equally many ids
+    req_id: str
+    rows: slice
+    num_ids: int
+
+
 @dataclass
 class PromptReadings:
-    rows: dict[str, list[LogprobsRows]] = field(default_factory=dict)  # by request, in the order of positions
-    non_finite: set[str] = field(default_factory=set)  # requests with a position whose logits are not finite
+    """A step's readings of prompt positions. Tiles are added as they are dispatched, and their rows made by `take`.
+
+    Attributes:
+        copies: what brings tiles to the host; None on the CPU.
+        rows: by request, in the order of positions.
+        non_finite: requests with a position whose logits are not finite.
+    """
+
+    copies: HostCopies | None = None
+    rows: dict[str, list[LogprobsRows]] = field(default_factory=dict)
+    non_finite: set[str] = field(default_factory=set)
+    _tiles: list[tuple[Callable[[], LogprobsTensors], list[_Run]]] = field(default_factory=list)
+
+    def add(self, tensors: LogprobsTensors, runs: list[_Run]) -> None:
+        """A dispatched tile."""
+        if self.copies is None:
+            self._tiles.append((lambda: tensors, runs))
+        elif tensors.logprobs.shape[1] <= _WIDE:
+            self._tiles.append((self.copies.start(tensors), runs))
+        else:
+            # Many rows as wide as the vocabulary would fill the device's memory.
+            on_host = tensors.moved(Tensor.cpu)
+            self._tiles.append((lambda: on_host, runs))
+
+    def take(self) -> None:
+        """Wait for the tiles and make their rows."""
+        for wait, runs in self._tiles:
+            lists = wait().tolists()
+            finite = np.isfinite(lists.lse)
+            for run in runs:
+                self.rows.setdefault(run.req_id, []).append(LogprobsRows(lists, run.rows, run.num_ids))
+                if not finite[run.rows].all():
+                    self.non_finite.add(run.req_id)
+        self._tiles.clear()
 
 
 class _Kind(NamedTuple):  # requests of one kind are read together
@@ -142,10 +182,10 @@ class PromptLogprobsState:
                 ids, counts = self._ids_to_read(tile, states)
                 chosen = hidden.index_select(0, upload(tile.sources, hidden.device))
                 # No variable holds the logits here: they are freed before the next tile's are computed.
-                lists = self._read_tile(
+                tensors = self._read_tile(
                     compute_logits(chosen) if weight is None else chosen, weight, ids, counts, num_topk, kind.entropy
                 )
-                self._hand_out(tile.slots, counts, lists, readings)
+                readings.add(tensors, self._runs(tile.slots, counts))
 
     def _groups(self, rows: PromptRows) -> Iterator[tuple[PromptRows, int, _Kind]]:
         """Rows of requests that are read together, with the greatest top-k among them."""
@@ -177,7 +217,7 @@ class PromptLogprobsState:
 
     def _read_tile(
         self, source: Tensor, weight: Tensor | None, ids: np.ndarray, counts: np.ndarray, num_topk: int, entropy: bool
-    ) -> LogprobsLists:
+    ) -> LogprobsTensors:
         """Readings [L, 1 + K + M] of a tile: the prompt token, the K most likely ones, the requested ids. `source` is
         the logits, or with the head's weight [V, H], and without K and entropy, hidden states [L, H]."""
         with self.reading_clock.running(source.device):
@@ -191,16 +231,12 @@ class PromptLogprobsState:
                 readings = self._vocab.read(source, columns, num_topk, num_valid, entropy, named[:, 0])
             else:
                 readings = linear_readings(source, weight, columns, num_valid)._replace(token_ids=columns)
-            tensors = as_tensors(readings, num_valid, num_topk)
-        return tensors.tolists()
+            return as_tensors(readings, num_valid, num_topk)
 
-    def _hand_out(self, slots: np.ndarray, counts: np.ndarray, lists: LogprobsLists, readings: PromptReadings) -> None:
-        """Give each request its runs of rows that hold equally many ids."""
+    def _runs(self, slots: np.ndarray, counts: np.ndarray) -> list[_Run]:
         borders = np.flatnonzero((slots[1:] != slots[:-1]) | (counts[1:] != counts[:-1])) + 1
         starts = [0, *borders.tolist()]
-        for start, stop in zip(starts, [*starts[1:], len(slots)], strict=True):
-            req_id = self._requests[int(slots[start])].req_id
-            own = readings.rows.setdefault(req_id, [])
-            own.append(LogprobsRows(lists, slice(start, stop), int(counts[start])))
-        for row in np.flatnonzero(~np.isfinite(lists.lse)).tolist():
-            readings.non_finite.add(self._requests[int(slots[row])].req_id)
+        return [
+            _Run(self._requests[int(slots[start])].req_id, slice(start, stop), int(counts[start]))
+            for start, stop in zip(starts, [*starts[1:], len(slots)], strict=True)
+        ]
