@@ -85,6 +85,11 @@ def ops_reference() -> bool:
     return _one_of("VLLM_OPS", ("reference",)) is not None
 
 
+def use_triton() -> bool:
+    """VLLM_USE_TRITON=0: operations on a GPU run their PyTorch references, which need no C compiler."""
+    return _one_of("VLLM_USE_TRITON", ("0", "1")) != "0"
+
+
 def cpu_isa(levels: tuple[str, ...]) -> str | None:
     """VLLM_CPU_ISA: the highest of the instruction-set `levels` to use; None when unset."""
     return _one_of("VLLM_CPU_ISA", levels)

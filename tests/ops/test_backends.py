@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -61,6 +62,36 @@ def test_without_a_library_references_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert topk(torch.tensor([[1.0, 3.0, 2.0]]), 2)[1].tolist() == [[1, 2]]
     with pytest.raises(ValueError, match="name must not be 'cpp'"), force("cpp"):
         pass
+
+
+@pytest.mark.usefixtures("fresh_choice")
+class TestTritonsCompiler:
+    """Triton builds C code at run time. What it lacks is said when the first operation is chosen: at start."""
+
+    @pytest.fixture(autouse=True)
+    def no_compiler(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("triton")
+        monkeypatch.setattr(_dispatch.shutil, "which", lambda name: None)
+        monkeypatch.delenv("CC", raising=False)
+
+    def test_without_one(self) -> None:
+        with pytest.raises(RuntimeError, match="a C compiler.*VLLM_USE_TRITON=0"):
+            _dispatch._of_device("cuda")
+
+    def test_it_may_be_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CC", "no-such-compiler -O1")
+        with pytest.raises(RuntimeError, match="no-such-compiler"):
+            _dispatch._of_device("cuda")
+
+    def test_without_pythons_header(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(_dispatch.shutil, "which", lambda name: name)
+        monkeypatch.setattr(_dispatch.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+        with pytest.raises(RuntimeError, match=r"Python\.h.*python3-dev"):
+            _dispatch._of_device("cuda")
+
+    def test_pytorch_needs_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("VLLM_USE_TRITON", "0")
+        assert _dispatch._of_device("cuda") == "reference"
 
 
 def test_triton_is_imported_only_when_it_runs() -> None:

@@ -6,6 +6,9 @@ CPU tensors take the C++ kernels of `_cpu_ops.so`, CUDA tensors the Triton kerne
 
 from __future__ import annotations
 
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache, wraps
@@ -57,14 +60,36 @@ def _of_device(device_type: str) -> Implementation:
     if device_type == "cpu" and cpu_ops() is not None:
         return "cpp"
     if device_type == "cuda":
-        if find_spec("triton") is not None:
+        is_wanted = envs.use_triton()
+        if is_wanted and find_spec("triton") is not None:
+            _check_triton_compiles()
             return "triton"
         warn_once(
             logger,
-            "Triton is not installed: operations on the GPU run in plain PyTorch, which is slower and holds whole rows "
-            "of logits and of attention scores in memory",
+            "Triton is %s: operations on the GPU run in plain PyTorch, which is slower and holds whole rows of logits "
+            "and of attention scores in memory",
+            "not installed" if is_wanted else "not used (VLLM_USE_TRITON=0)",
         )
     return "reference"
+
+
+def _check_triton_compiles() -> None:
+    """RuntimeError where Triton could not build a kernel's launcher, which is C code that includes Python.h: otherwise
+    that would come out at the first kernel that is not in its cache, while requests wait."""
+    compiler = os.environ.get("CC")
+    found = shutil.which(compiler.split()[0]) if compiler else shutil.which("gcc") or shutil.which("clang")
+    scheme = sysconfig.get_default_scheme()
+    # Debian's own default is where pip installs, not where its headers are.
+    scheme = "posix_prefix" if scheme == "posix_local" else scheme
+    header = Path(sysconfig.get_paths(scheme)["include"]) / "Python.h"
+    if found and header.exists():
+        return
+    lacking = f"Python.h ({header})" if found else f"a C compiler ({compiler or 'gcc or clang'})"
+    raise RuntimeError(
+        f"Triton compiles the GPU's kernels while it runs, and this machine has not {lacking}. Install "
+        f"{'the development files of this Python (python3-dev)' if found else 'one (gcc)'}, or set VLLM_USE_TRITON=0 "
+        "to run in plain PyTorch, which is slower"
+    )
 
 
 def implementation(tensor: Tensor) -> Implementation:
