@@ -28,7 +28,8 @@ class Communicator:
         num_bytes: by collective ("all_reduce", "all_gather", "gather", "broadcast"), the bytes of the tensors that this
             rank put in.
         num_calls: by collective, how often it was begun.
-        is_waiting: this process is in a collective, where it may wait for other ranks.
+        is_waiting: this process is in a collective, or waits for its device, and so may wait for other ranks.
+        waits_for_device: it is the device that it waits for, which may as well be computing.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -37,7 +38,28 @@ class Communicator:
         self._group = group
         self.num_bytes: Counter[str] = Counter()
         self.num_calls: Counter[str] = Counter()
-        self.is_waiting = False
+        self.is_waiting = self.waits_for_device = False
+
+    @contextmanager
+    def waiting_for_device(self) -> Iterator[None]:
+        """While the host waits for the device, where a collective may be in progress."""
+        self.is_waiting = self.waits_for_device = True
+        try:
+            yield
+        finally:
+            self.is_waiting = self.waits_for_device = False
+
+    def abort(self) -> None:
+        """End the collectives in progress on this rank's device, from any thread: whoever waits for them goes on, with
+        results that mean nothing. Later collectives fail. gloo's end when the other ranks do."""
+        group = self._group
+        if group is not None and group.name() == "nccl":
+            group.abort()
+
+    def close(self) -> None:
+        """Leave the group: its threads end before the process does."""
+        self.abort()
+        self._group = None
 
     @property
     def rank_in_group(self) -> int:

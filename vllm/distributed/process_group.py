@@ -8,11 +8,14 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from vllm import envs
 from vllm.distributed.communicator import Communicator
 
 JOIN_TIMEOUT = timedelta(minutes=5)
 # A rank may wait for as long as another one computes; the executor's watchdog decides whether one hangs.
 _COLLECTIVE_TIMEOUT = timedelta(days=7)
+# NCCL ends the process when its own has passed: after the watchdog had its chance.
+_NCCL_GRACE_SECONDS = 60.0
 
 
 def host_store(host: str, world_size: int) -> dist.TCPStore:
@@ -32,7 +35,7 @@ def join_group(store: dist.Store, rank: int, world_size: int, device: torch.devi
     if device.type == "cuda":
         torch.cuda.set_device(device)
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = _COLLECTIVE_TIMEOUT
+        options._timeout = timedelta(seconds=envs.worker_timeout_seconds() + _NCCL_GRACE_SECONDS)
         return Communicator(dist.ProcessGroupNCCL(store, rank, world_size, options))
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vllm.distributed.communicator import Communicator
 from vllm.exceptions import EngineDeadError
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.executor import worker_monitor
+from vllm.v1.executor.multiproc import MultiprocExecutor
 from vllm.v1.executor.worker_monitor import WorkerMonitor
 from vllm.v1.executor.worker_proc import BEAT, FAILED, Progress
 
@@ -137,3 +141,61 @@ def test_a_pause_of_all_processes_is_nobodys_fault(actors, monitor, monkeypatch)
     clock += 2.9
     (fault,) = monitor._find_hang()
     assert fault.message == "tensor-parallel rank 1, 2 hangs: it gives no sign of life"
+
+
+class Device(Communicator):
+    """Rank 0's group on a device whose collective ends only when it is aborted, if then."""
+
+    def __init__(self, obeys: bool = True) -> None:
+        super().__init__()
+        self._obeys = obeys
+        self._ended = threading.Event()
+
+    def abort(self) -> None:
+        if self._obeys:
+            self._ended.set()
+
+    def synchronize(self) -> None:
+        with self.waiting_for_device():
+            assert self._ended.wait(20)
+
+
+def test_a_device_that_waits_for_a_lost_rank_is_released(actors, monitor):
+    """Nothing on the device notices that the other rank has gone; what it gives after the abort is no output."""
+    monitor.group = device = Device()
+
+    def execute_model(step: Any) -> str:
+        actors[0].kill()
+        device.synchronize()
+        return "garbage"
+
+    executor = MultiprocExecutor.__new__(MultiprocExecutor)
+    executor._monitor, executor.worker = monitor, SimpleNamespace(execute_model=execute_model)
+    step = SchedulerOutput([], CachedRequestData(), {}, 0, [], [])
+    with pytest.raises(EngineDeadError, match="rank 1 has gone: it left the stage"):
+        executor.execute_model(step)
+    with pytest.raises(EngineDeadError, match="rank 1 has gone"):
+        executor.execute_model(step)
+
+
+def test_a_device_that_does_not_come_back_ends_the_process(actors, monitor, monkeypatch):
+    monkeypatch.setattr(worker_monitor, "_RELEASE_SECONDS", 0.3)
+    exits: list[int] = []
+    monkeypatch.setattr(worker_monitor.os, "_exit", lambda status: (exits.append(status), device._ended.set()))
+    monitor.group = device = Device(obeys=False)
+    actors[1].kill()
+    device.synchronize()
+    assert exits[0] == 1
+
+
+def test_devices_may_compute_for_long_but_not_for_ever(actors, monitor):
+    monitor.group.is_waiting = monitor.group.waits_for_device = True
+
+    def beat(_: float) -> None:
+        for each in actors:
+            each.say(BEAT, Progress(7, 0.5, True, True))
+
+    monitor.group.abort = lambda: monitor.group.__dict__.update(waits_for_device=False)
+    began = time.monotonic()
+    assert "VLLM_WORKER_TIMEOUT_S=4" in failure_of(monitor, 9.0, beat)
+    assert time.monotonic() - began > 3.5

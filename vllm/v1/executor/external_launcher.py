@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ class ExternalLauncherExecutor(UniProcExecutor):
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
         super().__init__(config, use_tqdm, _join(config))
+        weakref.finalize(self, self.group.close)
 
     def _least(self, number: int) -> int:
         """The lowest number of all ranks."""

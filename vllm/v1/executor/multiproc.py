@@ -119,7 +119,10 @@ class MultiprocExecutor:
         self._monitor.check()
         try:
             self._monitor.send(STEP, pickle.dumps(("execute_model", (sendable(scheduler_output),), {})))
-            return self.worker.execute_model(scheduler_output)
+            output = self.worker.execute_model(scheduler_output)
+            # What an aborted collective gave means nothing.
+            self._monitor.check()
+            return output
         except BaseException as error:
             dead = self._monitor.fail(error)
             if isinstance(error, Exception):
@@ -208,4 +211,5 @@ def _end(handles: Sequence[WorkerHandle], monitor: WorkerMonitor, num_threads: i
     for handle in handles:
         handle.end(deadline)
         handle.connection.close()
+    monitor.group.close()
     torch.set_num_threads(num_threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import queue
 import threading
@@ -13,7 +14,10 @@ from typing import Any, Protocol
 
 from vllm.distributed.communicator import ALONE, PeerLostError
 from vllm.exceptions import EngineDeadError
+from vllm.logger import init_logger
 from vllm.v1.executor.worker_proc import BEAT, FAILED, HELLO, RAISED, RESULT, Progress
+
+logger = init_logger(__name__)
 
 START_SECONDS = 300.0  # for a worker to begin
 _TICK_SECONDS = 0.5
@@ -23,6 +27,7 @@ _COMPUTED_SECONDS = 0.1  # of CPU time within _STALL_SECONDS; less is no progres
 _OTHERS_SECONDS = 0.3  # for the others' messages, when one has failed
 _WORD_SECONDS = 5.0  # for a worker's message, when rank 0 has lost it or failed in a call that the worker is to answer
 _PAUSED_SECONDS = 3.0  # between two looks: this process was stopped
+_RELEASE_SECONDS = 30.0  # for rank 0 to go on, once its device's collectives were aborted
 
 
 class WorkerHandle(Protocol):
@@ -140,6 +145,18 @@ class WorkerMonitor:
                 self._failed.set()
         for watched in self._watched.values():
             watched.handle.kill()
+        if self.group.waits_for_device:
+            self._release_device()
+
+    def _release_device(self) -> None:
+        """Rank 0 waits behind a collective that nobody will complete, and that no exception ends."""
+        self.group.abort()
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        while self.group.waits_for_device:
+            if time.monotonic() > deadline:
+                logger.error("%s. The device does not come back: the process ends.", self._failure)
+                os._exit(1)
+            time.sleep(_TICK_SECONDS / 10)
 
     def _watch(self) -> None:
         while not (self._closing.is_set() or self._failed.is_set()):
@@ -210,7 +227,9 @@ class WorkerMonitor:
         )
         if any(seconds >= _COMPUTED_SECONDS for seconds in computed):
             self._marks, self._marked_at = (calls, clocks), now
-        if now - self._marked_at > _STALL_SECONDS:
+        # Of devices it is not known whether they compute.
+        may_compute = self.group.waits_for_device and all(each.waits_for_device for each in ranks)
+        if now - self._marked_at > _STALL_SECONDS and not may_compute:
             return [_Fault(0, f"the step hangs: no rank has done anything for {_STALL_SECONDS:.0f} s{self._where()}")]
         if now - self._collective_at > self._timeout_seconds:
             limit = f"VLLM_WORKER_TIMEOUT_S={self._timeout_seconds:g}"

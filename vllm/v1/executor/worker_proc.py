@@ -52,7 +52,8 @@ class Progress:
 
     num_collectives: int = 0  # begun
     cpu_seconds: float = 0.0  # of its working thread
-    is_waiting: bool = False  # in a collective
+    is_waiting: bool = False  # in a collective, or for its device
+    waits_for_device: bool = False
     stack: str | None = None  # of its working thread, if it has been in one call for a while
 
 
@@ -130,7 +131,8 @@ class WorkerProcess:
                 stack = "".join(traceback.format_stack(sys._current_frames()[thread_id]))
             try:
                 group = self._group
-                self._send(BEAT, Progress(group.total_calls, clock(), group.is_waiting, stack))
+                waits = group.is_waiting, group.waits_for_device
+                self._send(BEAT, Progress(group.total_calls, clock(), *waits, stack))
             except OSError:
                 os._exit(1)
             time.sleep(BEAT_SECONDS)

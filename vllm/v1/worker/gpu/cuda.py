@@ -10,6 +10,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from vllm.distributed.communicator import ALONE, Communicator
+
 Result = TypeVar("Result")
 
 
@@ -26,8 +28,9 @@ Given = TypeVar("Given", bound=Movable)
 class HostCopies:
     """Copies results to pinned host memory on a stream of its own. The host waits only for the copy that it takes."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, group: Communicator) -> None:
+        """`group` is told when the host waits."""
+        self._device, self._group = device, group
         self._stream = torch.cuda.Stream(device)
 
     def start(self, output: Given) -> Callable[[], Given]:
@@ -39,7 +42,8 @@ class HostCopies:
 
         def take(source: Given = output) -> Given:
             # `source` keeps its memory from being reused by the computing stream until the copy is done.
-            done.synchronize()
+            with self._group.waiting_for_device():
+                done.synchronize()
             # Users may keep readings for long, and pinned memory is for the next step.
             return copy.moved(torch.clone)
 
@@ -75,9 +79,9 @@ class GraphRecorder:
         return result, graph.replay
 
 
-def host_copies(device: torch.device) -> HostCopies | None:
+def host_copies(device: torch.device, group: Communicator = ALONE) -> HostCopies | None:
     """None on the CPU, where results are on the host."""
-    return HostCopies(device) if device.type == "cuda" else None
+    return HostCopies(device, group) if device.type == "cuda" else None
 
 
 def graph_recorder(device: torch.device) -> GraphRecorder | None:

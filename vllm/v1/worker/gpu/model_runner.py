@@ -127,7 +127,7 @@ class GPUModelRunner:
         dtype, head_dim = getattr(torch, model_config.dtype), model_config.hf_config.head_dim
         self._backend = select_backend(model_config.attention_backend, device, dtype, head_dim, self.block_size)
         use_backend(model, self._backend)
-        self._host_copies = host_copies(device)
+        self._host_copies = host_copies(device, self.group)
         self._reading_clocks = (self.sampler.reading_clock, self.prompt_logprobs.reading_clock)
         self.kv_layout = kv_cache_layout(kv_cache_specs(model, model_config.hf_config, self.group), max_model_len)
         for layer, kv_group in zip(attention_layers(model), self.kv_layout.group_of_layer, strict=False):
