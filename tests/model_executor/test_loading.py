@@ -116,9 +116,9 @@ def test_unknown_architecture_lists_the_known_ones(llama: Path) -> None:
     assert resolve_model_class(["Unknown", "OPTForCausalLM"]).__name__ == "OPTForCausalLM"
 
 
-def test_quantised_checkpoints_are_refused(llama: Path) -> None:
-    edit_config(llama, quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(ValueError, match=r"quantization_config of method 'gptq' is not supported"):
+def test_formats_that_are_not_implemented_are_refused(llama: Path) -> None:
+    edit_config(llama, quantization_config={"quant_method": "hqq", "bits": 4})
+    with pytest.raises(ValueError, match=r"quantization_config of quant_method 'hqq': .*GPTQ, AWQ"):
         resolve_model(str(llama))
 
 

@@ -17,13 +17,14 @@ from vllm.config.kv_events import KVEventsConfig
 from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.load import LoadConfig
 from vllm.config.lora import LoRAConfig
-from vllm.config.model import ATTENTION_BACKENDS, DTYPES, LOAD_FORMATS, MODEL_IMPLS, QUANTIZATIONS, ModelConfig
+from vllm.config.model import ATTENTION_BACKENDS, DTYPES, LOAD_FORMATS, MODEL_IMPLS, ModelConfig
 from vllm.config.multimodal import MultiModalConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.offload import OffloadBackend, OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
 from vllm.config.parallel import EXECUTOR_BACKENDS, ParallelConfig
 from vllm.config.pooler import PoolerConfig
 from vllm.config.profiler import ProfilerConfig
+from vllm.config.quantization import QUANTIZATIONS
 from vllm.config.reasoning import ReasoningConfig
 from vllm.config.scheduler import POLICIES, SchedulerConfig
 from vllm.config.speculative import SpeculativeConfig

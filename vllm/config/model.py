@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from vllm.transformers_utils.config import HFConfig
 
 DTYPES = ("float32", "bfloat16", "float16")
-QUANTIZATIONS = (None, "gguf", "int8")
 LOAD_FORMATS = ("auto", "dummy")
 ModelDType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
 RunnerOption = Literal["auto", "generate", "pooling", "draft"]
@@ -34,7 +33,8 @@ class ModelConfig:
         tokenizer: folder of the tokenizer.
         dtype: "float32", "bfloat16" or "float16": weights and activations; logits are read in float32.
         attention_backend: "paged" (our kernels), "varlen" (FlashAttention by way of torch), "flashinfer" or "auto".
-        quantization: "int8" multiplies with 8-bit weights (docs/quantization.md); None and "gguf" as `dtype` says.
+        quantization: the checkpoint's format, or what is done to its weights on loading (docs/quantization.md). None
+            and "gguf": weights are as `dtype` says.
         served_model_name: names of the model for requests; none = `model`.
         default_sampling_params: what requests that name no value sample with, beside SamplingParams' own defaults.
         model_impl: whose code runs the model: "vllm" (ours, or a registered one), "transformers" (transformers' module

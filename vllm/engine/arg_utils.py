@@ -16,7 +16,6 @@ from vllm.config import (
     ATTENTION_BACKENDS,
     LOAD_FORMATS,
     MODEL_IMPLS,
-    QUANTIZATIONS,
     CacheConfig,
     DeviceConfig,
     ModelConfig,
@@ -27,6 +26,7 @@ from vllm.config import (
 )
 from vllm.config.attention import AttentionConfig
 from vllm.config.profiler import ProfilerConfig
+from vllm.config.quantization import QUANTIZATIONS, canonical_quantization, quantization_error
 from vllm.config.unserved import as_config
 from vllm.engine.upstream_args import UpstreamArgs
 from vllm.exceptions import shown
@@ -89,7 +89,9 @@ class EngineArgs(UpstreamArgs):
         "auto, float32, float16 (half) or bfloat16; auto is the checkpoint's own, or float16 on a GPU without bfloat16",
     )
     quantization: str | None = _arg(
-        None, "int8: linear layers and head with 8-bit weights; gguf changes nothing: such files are always read"
+        None,
+        "int8: linear layers and head with 8-bit weights; a checkpoint's own format (gptq, awq ...) is found in its "
+        "config.json",
     )
     load_format: str = _arg(
         "auto",
@@ -221,7 +223,7 @@ class EngineArgs(UpstreamArgs):
             max_logprob_token_ids=self.max_logprob_token_ids,
             logprobs_mode=self.logprobs_mode,
             enforce_eager=self.enforce_eager,
-            quantization=self.quantization,
+            quantization=source.quantization,
             load_format=self._load_format(),
             model_impl=self.model_impl,
             logits_processors=logits_processors,
@@ -285,6 +287,7 @@ class EngineArgs(UpstreamArgs):
             hf_token=self.hf_token,
             model_impl=self.model_impl,
             trust_remote_code=self.trust_remote_code,
+            quantization=self.quantization,
         )
 
     def _served_names(self) -> tuple[str, ...]:
@@ -363,9 +366,7 @@ class EngineArgs(UpstreamArgs):
         return device == "cuda" and self.tensor_parallel_size == 1
 
     def _check_supported(self) -> None:
-        if self.quantization not in QUANTIZATIONS:
-            names = ", ".join(map(repr, QUANTIZATIONS))
-            raise ValueError(f"quantization must be one of {names}, got {self.quantization!r}")
+        self._check_quantization()
         if self._load_format() not in LOAD_FORMATS:
             names = ", ".join((*LOAD_FORMATS, *_LOAD_FORMAT_ALIASES))
             raise ValueError(f"load_format must be one of {names}, got {self.load_format!r}")
@@ -383,6 +384,13 @@ class EngineArgs(UpstreamArgs):
             raise ValueError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
         if self.swap_space and not self.enable_prefix_caching:
             warn_once(logger, "swap_space has no effect without enable_prefix_caching: blocks are found by content")
+
+    def _check_quantization(self) -> None:
+        from vllm.model_executor.layers.quantization import is_registered
+
+        name = canonical_quantization(self.quantization)
+        if name not in QUANTIZATIONS and not is_registered(name):
+            raise quantization_error(self.quantization)
 
     def _check_variables(self, device: str) -> None:
         from vllm.ops.cpu_kernels import check_batch_invariance, check_cpu_gemm

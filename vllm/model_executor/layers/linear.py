@@ -6,8 +6,7 @@ methods the rank's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,29 +16,12 @@ from torch import Tensor, nn
 from vllm.distributed.communicator import split_kv_heads
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.activation import get_act_and_mul_fn
+from vllm.model_executor.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, pack_parts
+from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
-from vllm.ops.int8_linear import int8_linear, pack_int8_linear, take_int8_rows
-from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear, take_packed_rows, unpack_linear
+from vllm.ops.packed_linear import PackedLinear, unpack_linear
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.silu_and_mul import silu_and_mul
-
-
-@dataclass(frozen=True)
-class LinearMethod:
-    """The three operations on a kind of packed weight, as pack_linear, packed_linear and take_packed_rows."""
-
-    pack: Callable[..., Any]
-    apply: Callable[..., Tensor]
-    take_rows: Callable[[Any, Tensor], Any]
-
-
-UNQUANTIZED = LinearMethod(pack_linear, packed_linear, take_packed_rows)
-INT8 = LinearMethod(pack_int8_linear, int8_linear, take_int8_rows)
-
-
-def linear_method(quantization: str | None) -> LinearMethod:
-    """The method of a ModelConfig's `quantization`."""
-    return INT8 if quantization == "int8" else UNQUANTIZED
 
 
 class LinearBase(nn.Module):
@@ -62,6 +44,8 @@ class LinearBase(nn.Module):
             self.bias = nn.Parameter(torch.empty(output_size), requires_grad=False)
         self.method: LinearMethod = UNQUANTIZED
         self.packed: Any
+        # By part, what came quantised from the checkpoint, until it is packed.
+        self._quantized: dict[str, QuantizedWeight] = {}
         # Of the weight and its bias before they are packed.
         self._shape, self._has_bias = weight.shape, bias
         self._empty = weight.new_empty(0)
@@ -77,7 +61,12 @@ class LinearBase(nn.Module):
         for part, rows in self.parts.items():
             own = slice(start, start + len(rows.held))
             if self.weight is not None:
-                slots[f"{part}.weight"] = WeightSlot(self.weight.data[own], (rows, self.inputs))
+                slots[f"{part}.weight"] = WeightSlot(
+                    self.weight.data[own],
+                    (rows, self.inputs),
+                    keep=partial(self._quantized.__setitem__, part),
+                    place=partial(self._weight_rows, own),
+                )
             if self.bias is not None:
                 slots[f"{part}.bias"] = WeightSlot(self.bias.data[own], (rows,))
             start = own.stop
@@ -90,7 +79,16 @@ class LinearBase(nn.Module):
 
     def begin_update(self) -> bool:
         """Make `checkpoint_slots` give places for new values. True: they are new memory, which
-        process_weights_after_loading packs once all are filled; False: they are the memory in use."""
+        process_weights_after_loading packs once all are filled; False: they are the memory in use.
+
+        Raises:
+            ValueError: the weight came quantised from the checkpoint.
+        """
+        if self.method in (QUANTIZED, PARTS):
+            raise ValueError(
+                f"load_weights: {'/'.join(self.parts)} is quantised in the checkpoint and keeps its weight; load the "
+                "unquantised checkpoint to change it"
+            )
         if self.is_plain:
             weight, bias = self.packed.weight, self.packed.bias
         else:
@@ -112,10 +110,34 @@ class LinearBase(nn.Module):
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
         """Pack the loaded weight by `method` and free the plain one."""
         assert self.weight is not None
-        self.method = method
-        self.packed = method.pack(self.weight.data, None if self.bias is None else self.bias.data, gated=gated)
+        bias = None if self.bias is None else self.bias.data
+        if self._quantized:
+            self.method, self.packed = pack_parts(self._loaded_parts(), bias, method, gated=gated)
+            self._quantized.clear()
+        else:
+            self.method = method
+            self.packed = method.pack(self.weight.data, bias, gated=gated)
         self.weight = None
         self.bias = None
+
+    def defer_weight(self) -> None:
+        """Free the weight's memory until a tensor is loaded that is not quantised."""
+        assert self.weight is not None
+        self.weight = nn.Parameter(self.weight.to("meta"), requires_grad=False)
+
+    def _weight_rows(self, rows: slice) -> Tensor:
+        assert self.weight is not None
+        if self.weight.is_meta:
+            self.weight = nn.Parameter(self._empty.new_empty(self._shape), requires_grad=False)
+        return self.weight.data[rows]
+
+    def _loaded_parts(self) -> list[Tensor | QuantizedWeight]:
+        assert self.weight is not None
+        sizes = [len(rows.held) for rows in self.parts.values()]
+        return [
+            self._quantized.get(part, plain)
+            for part, plain in zip(self.parts, self.weight.data.split(sizes), strict=True)
+        ]
 
 
 class ColumnParallelLinear(LinearBase):

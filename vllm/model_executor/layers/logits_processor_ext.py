@@ -72,7 +72,7 @@ class LogitsProcessorWithIndexedOutput(nn.Module):
 
     def _take_rows(self, lm_head: ParallelLMHead) -> None:
         own = lm_head.vocab_range
-        device = lm_head.packed.weight.device
+        device = lm_head._like.device
         positions = [position for position, index in enumerate(self.return_indices) if index in own]
         rows = [self.return_indices[position] - own.start for position in positions]
         self._own_positions = torch.tensor(positions, dtype=torch.int64, device=device)

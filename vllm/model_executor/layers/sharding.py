@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from vllm.distributed.communicator import Communicator
+from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,30 @@ class WeightSlot:
     target: Tensor  # the (part of a) parameter to fill
     shards: tuple[Shard, ...]  # what it holds of each of the tensor's dimensions
     prepare: Callable[[Tensor], Tensor] | None = None  # of the whole tensor, into one of the same shape
+    keep: Callable[[QuantizedWeight], None] | None = None  # takes the held part of a quantised weight; None: refused
+    place: Callable[[], Tensor] | None = None  # `target`, in memory, where that may be on the meta device
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The whole tensor's."""
         return tuple(shard.size for shard in self.shards)
 
-    def fill(self, tensor: Tensor) -> None:
-        """Copy the held part of the whole `tensor`, converting it. Only that part of a mapped file is read, unless
-        the tensor is prepared."""
+    def fill(self, value: Tensor | QuantizedWeight) -> None:
+        """Copy the held part of the whole tensor, converting it. Only that part of a mapped file is read, unless the
+        tensor is prepared. A quantised weight's part is kept as it is. ValueError: the layer cannot have that one."""
+        if isinstance(value, QuantizedWeight):
+            self._keep(value)
+            return
         if self.prepare is not None:
-            tensor = self.prepare(tensor)
-        self.target.copy_(tensor[tuple(slice(shard.held.start, shard.held.stop) for shard in self.shards)])
+            value = self.prepare(value)
+        target = self.target if self.place is None else self.place()
+        target.copy_(value[tuple(slice(shard.held.start, shard.held.stop) for shard in self.shards)])
+
+    def _keep(self, value: QuantizedWeight) -> None:
+        if self.keep is None:
+            raise ValueError(f"{value.source}: a weight of this layer cannot be quantised")
+        held, inputs = self.shards
+        rows = torch.arange(held.size)
+        if self.prepare is not None:
+            rows = self.prepare(rows)
+        self.keep(value.take_rows(rows[held.held.start : held.held.stop]).take_columns(inputs.held))

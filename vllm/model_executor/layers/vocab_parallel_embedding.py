@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 
 from vllm.distributed.communicator import split_vocab
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.model_executor.layers.linear import UNQUANTIZED, LinearMethod
+from vllm.model_executor.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, pack_parts
+from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.ops.embedding import embedding
 from vllm.ops.packed_linear import EXACT, PackedLinear, packed_embedding
@@ -112,6 +114,8 @@ class ParallelLMHead(VocabShard):
         self._tied_to = (tied_to,)
         self.method: LinearMethod = UNQUANTIZED
         self.packed: Any
+        # What came quantised from the checkpoint, until it is packed.
+        self._quantized: QuantizedWeight | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[L, H] -> float32 [L, V_rank], whatever the model's dtype: rounding would make ties."""
@@ -128,10 +132,13 @@ class ParallelLMHead(VocabShard):
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Where the checkpoint's weight and bias go."""
-        slots = super().checkpoint_slots()
+        slots = {name: replace(slot, keep=self._keep) for name, slot in super().checkpoint_slots().items()}
         if self.bias is not None:
             slots["bias"] = WeightSlot(self.bias.data, (Shard(self.vocab_size, self.vocab_range),))
         return slots
+
+    def _keep(self, weight: QuantizedWeight) -> None:
+        self._quantized = weight
 
     @property
     def tied_to(self) -> VocabParallelEmbedding | None:
@@ -151,6 +158,11 @@ class ParallelLMHead(VocabShard):
 
     def begin_update(self) -> bool:
         """See LinearBase.begin_update."""
+        if self.method in (QUANTIZED, PARTS):
+            raise ValueError(
+                "load_weights: lm_head is quantised in the checkpoint and keeps its weight; load the unquantised "
+                "checkpoint to change it"
+            )
         self._use_weight(self.packed.weight if self.is_plain else self._new_weight())
         if self._has_bias:
             self.bias = self._new_bias()
@@ -161,8 +173,9 @@ class ParallelLMHead(VocabShard):
         (tied_to,) = self._tied_to
         weight = self.weight if tied_to is None else tied_to.weight
         assert weight is not None
-        self.method = method
-        self.packed = method.pack(weight.data, None if self.bias is None else self.bias.data, float_out=True)
-        self.weight = self.bias = None
+        whole = weight.data if self._quantized is None else self._quantized
+        bias = None if self.bias is None else self.bias.data
+        self.method, self.packed = pack_parts([whole], bias, method, float_out=True)
+        self.weight = self.bias = self._quantized = None
         if tied_to is not None and isinstance(self.packed, PackedLinear) and self.packed.layout in EXACT:
             tied_to.look_up_in(self.packed)

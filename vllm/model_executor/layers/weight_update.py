@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, is_dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vllm.model_executor.layers.linear import LinearBase, LinearMethod
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.linear_method import LinearMethod
+from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
@@ -34,12 +37,28 @@ def _whole_slots(module: nn.Module) -> dict[str, WeightSlot]:
     }
 
 
-def checkpoint_parts(model: nn.Module, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
-    """The model's own names and tensors of a checkpoint's: none for what it computes itself, several for fused ones."""
+def checkpoint_parts(
+    model: nn.Module, name: str, value: Tensor | QuantizedWeight
+) -> Iterable[tuple[str, Tensor | QuantizedWeight]]:
+    """The model's own names and tensors of a checkpoint's: none for what it computes itself, several for fused ones.
+    ValueError: a quantised weight that the model would change."""
     if name.endswith(IGNORED_SUFFIX):
         return ()
     read = getattr(model, "checkpoint_tensors", None)
-    return ((name, tensor),) if read is None else read(name, tensor)
+    if read is None:
+        return ((name, value),)
+    return read(name, value) if isinstance(value, Tensor) else _quantized_parts(read, name, value)
+
+
+def _quantized_parts(
+    read: Callable[[str, Tensor], Iterable[tuple[str, Tensor]]], name: str, value: QuantizedWeight
+) -> list[tuple[str, QuantizedWeight]]:
+    """What is done to a tensor's rows, done to those of a quantised one: to their numbers."""
+    parts = list(read(name, torch.arange(value.shape[0])))
+    taken = torch.cat([rows.flatten() for _, rows in parts])
+    if taken.dtype != torch.int64 or not torch.equal(taken.sort()[0], torch.arange(value.shape[0])):
+        raise ValueError(f"{value.source}: this model computes with changed values of it, which must not be quantised")
+    return [(part, value.take_rows(rows.flatten())) for part, rows in parts]
 
 
 @dataclass
@@ -112,7 +131,7 @@ class WeightUpdater:
                 "all of them"
             )
 
-    def _fill(self, key: str, name: str, tensor: Tensor) -> None:
+    def _fill(self, key: str, name: str, tensor: Tensor | QuantizedWeight) -> None:
         module, module_name = self._owners[key]
         pending = self._pending.get(module)
         if pending is None:
@@ -168,10 +187,20 @@ def move_weights(model: nn.Module, device: torch.device) -> None:
     """Move all of a model's tensors, packed ones too, whatever refers to them."""
     moved: set[int] = set()
     for module in model.modules():
-        values = [*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values()]
-        for value in values:
-            held = vars(value).values() if is_dataclass(value) and not isinstance(value, type) else [value]
-            for tensor in held:
-                if isinstance(tensor, Tensor) and id(tensor) not in moved:
+        for value in (*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values()):
+            for tensor in _tensors_of(value):
+                if id(tensor) not in moved:
                     moved.add(id(tensor))
                     tensor.data = tensor.data.to(device)
+
+
+def _tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors that a value is, or that are in its fields or elements."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors_of(each)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for each in vars(value).values():
+            yield from _tensors_of(each)

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from vllm.model_executor.layers.linear import linear_method
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.linear_method import linear_method
+from vllm.model_executor.layers.quantization.settings import load_quantization
+from vllm.model_executor.layers.quantization.stored import StoredConfig
 from vllm.model_executor.layers.weight_update import WeightUpdater
 from vllm.model_executor.model_loader.resolve import (
     NO_EMBEDDED_MODEL,
@@ -40,13 +43,16 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
             model = model_class(model_config)
         else:
             model = model_class(config, model_config.max_model_len)
+    quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
+    if isinstance(quantization, StoredConfig):
+        _defer_weights(model)
     method = linear_method(model_config.quantization)
     model.weight_updater = WeightUpdater(model, method)
     with torch.inference_mode():
         if model_config.load_format == "dummy":
             fill_with_noise(model, model_config.seed)
         else:
-            load_weights(model, Path(model_config.path), use_tqdm)
+            load_weights(model, Path(model_config.path), use_tqdm, quantization)
         for module in model.modules():
             finish = getattr(module, "process_weights_after_loading", None)
             if finish is not None:
@@ -56,6 +62,13 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
     # Loading and packing freed, with a small model, as much memory as the weights take.
     return_freed_memory()
     return model.eval()
+
+
+def _defer_weights(model: nn.Module) -> None:
+    """Let linear layers take memory for their weights only if these are not quantised."""
+    for module in model.modules():
+        if isinstance(module, LinearBase):
+            module.defer_weight()
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.logger import init_logger, warn_once
+from vllm.model_executor.layers.quantization.settings import resolve_quantization
 from vllm.model_executor.model_loader.gguf import converted_folder
 from vllm.model_executor.model_loader.safetensors_file import shard_files, stored_dtype
 from vllm.model_executor.models.registry import TRANSFORMERS, import_model_class, model_entry
@@ -36,6 +37,7 @@ class ResolvedModel:
     path: Path  # local folder with config.json, safetensors and tokenizer
     hf_config: HFConfig
     dtype: str  # "float32", "bfloat16" or "float16"
+    quantization: str | None = None  # the checkpoint's own, or what was asked for
 
 
 def embedded_model_path() -> Path | None:
@@ -59,6 +61,7 @@ def resolve_model(
     hf_token: bool | str | None = None,
     model_impl: str = "auto",
     trust_remote_code: bool = False,
+    quantization: str | None = None,
 ) -> ResolvedModel:
     """Find a model, converting or downloading it first if need be, and read its configuration.
 
@@ -74,10 +77,12 @@ def resolve_model(
         download_dir, hf_token: of the hub's client; see `download`.
         model_impl: see ModelConfig.
         trust_remote_code: let the folder's own code run, where transformers' module is used.
+        quantization: what the user said, see ModelConfig.
 
     Raises:
         FileNotFoundError: no such model.
-        ValueError: it cannot be used (the message names the file and the field), or the GPU lacks the dtype.
+        ValueError: it cannot be used (the message names the file and the field), the GPU lacks the dtype, or the
+            checkpoint is not quantised as `quantization` says.
     """
     source = _locate(model, revision, download_dir, hf_token)
     if source.is_file():
@@ -93,7 +98,7 @@ def resolve_model(
             stored = stored_dtype(shard_files(folder))
         dtype = _dtype_on(device, stored or "float32", requested_dtype)
     name = model if model is not None and source.is_dir() and not Path(model).is_dir() else source.stem
-    return ResolvedModel(name, folder, config, dtype)
+    return ResolvedModel(name, folder, config, dtype, resolve_quantization(quantization, folder, config.raw))
 
 
 def _locate(model: str | None, revision: str | None, download_dir: str | None, hf_token: bool | str | None) -> Path:
@@ -121,7 +126,6 @@ def _locate(model: str | None, revision: str | None, download_dir: str | None, h
 def _load_config(folder: Path, overrides: dict[str, Any] | None, model_impl: str, trust_remote_code: bool) -> HFConfig:
     raw, generation = read_config(folder, overrides)
     entry = model_entry(raw.get("architectures") or (), model_impl)
-    _check_quantization(folder, raw)
     if entry != TRANSFORMERS:
         resolve_config = getattr(import_model_class(entry), "resolve_config", None)
         config = parse_hf_config(raw, generation, f"{folder.name}/config.json")
@@ -130,14 +134,6 @@ def _load_config(folder: Path, overrides: dict[str, Any] | None, model_impl: str
     from vllm.model_executor.models.transformers_build import load_transformers_config
 
     return load_transformers_config(raw, folder, generation, trust_remote_code)
-
-
-def _check_quantization(folder: Path, raw: dict[str, Any]) -> None:
-    quantization = raw.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        problem = f"{folder.name}/config.json: quantization_config of method {method!r} is not supported"
-        raise ValueError(f"{problem}; use the unquantised checkpoint or a GGUF file")
 
 
 def _fast_dtype(device: str) -> str:

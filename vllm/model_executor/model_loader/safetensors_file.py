@@ -55,6 +55,20 @@ def iterate_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
             raise ValueError(f"{path.name} is not a usable safetensors file: {error}") from error
 
 
+def tensor_names(files: list[Path]) -> list[str]:
+    """The names of all files' tensors, from their headers alone; ValueError as iterate_tensors."""
+    from safetensors import SafetensorError, safe_open
+
+    names: list[str] = []
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as shard:
+                names += shard.keys()
+        except SafetensorError as error:
+            raise ValueError(f"{path.name} is not a usable safetensors file: {error}") from error
+    return names
+
+
 def stored_dtype(files: list[Path]) -> str | None:
     """The dtype of the first tensor that has a known floating-point one, or None; read from the header alone."""
     from safetensors import safe_open

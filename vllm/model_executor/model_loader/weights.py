@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.layers.quantization.stored import StoredConfig, read_quantized
+from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.model_executor.layers.sharding import WeightSlot
 from vllm.model_executor.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, module_slots
-from vllm.model_executor.model_loader.safetensors_file import iterate_tensors, progress_bar, shard_files
+from vllm.model_executor.model_loader.safetensors_file import iterate_tensors, progress_bar, shard_files, tensor_names
 
 _NUM_NAMED = 5
 _DUMMY_STD = 0.02
@@ -21,15 +25,25 @@ def checkpoint_slots(model: nn.Module) -> dict[str, WeightSlot]:
     return {key: slot for name, module in model.named_modules() for key, slot in module_slots(module, name).items()}
 
 
-def load_weights(model: nn.Module, folder: Path, use_tqdm: bool = False) -> None:
+def load_weights(
+    model: nn.Module, folder: Path, use_tqdm: bool = False, quantization: QuantizationConfig | None = None
+) -> None:
     """Copy this rank's part of every tensor of the folder's safetensors into the model, converting to the parameters'
-    dtype. ValueError names a weight that is missing, unexpected, or of another shape."""
+    dtype; a StoredConfig says which are quantised weights, which stay so.
+
+    Raises:
+        ValueError: a weight is missing, unexpected, of another shape or not stored as `quantization` says; or a rank's
+            part of a quantised one begins inside of a group.
+    """
     slots = checkpoint_slots(model)
     expected = len(slots)
     tied = HEAD not in slots
     unexpected: list[str] = []
     with progress_bar("Loading weights", expected, use_tqdm) as bar:
-        tensors = iterate_tensors(shard_files(folder))
+        files = shard_files(folder)
+        tensors: Iterable[tuple[str, Tensor | QuantizedWeight]] = iterate_tensors(files)
+        if isinstance(quantization, StoredConfig):
+            tensors = read_quantized(iterate_tensors(files), tensor_names(files), quantization, folder.name)
         convert = getattr(model, "convert_checkpoint", None)
         for name, tensor in tensors if convert is None else convert(tensors):
             for part, values in _parts(model, folder, name, tensor):
@@ -38,24 +52,39 @@ def load_weights(model: nn.Module, folder: Path, use_tqdm: bool = False) -> None
                 key = part if part in slots else BASE_PREFIX + part
                 slot = slots.pop(key, None)
                 if slot is None:
-                    unexpected.append(name)
+                    if quantization is None or not _is_zero_bias(name, values):
+                        unexpected.append(name)
                     continue
-                if slot.shape != tuple(values.shape):
-                    raise ValueError(
-                        f"{folder.name}: weight {name} has shape {tuple(values.shape)}, but config.json means "
-                        f"{slot.shape}"
-                    )
-                slot.fill(values)
+                _fill(slot, folder, name, values)
                 bar.update()
     _refuse(folder, "lacks", list(slots))
     _refuse(folder, "has unexpected", unexpected)
 
 
-def _parts(model: nn.Module, folder: Path, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+def _parts(
+    model: nn.Module, folder: Path, name: str, value: Tensor | QuantizedWeight
+) -> list[tuple[str, Tensor | QuantizedWeight]]:
     try:
-        return list(checkpoint_parts(model, name, tensor))
+        return list(checkpoint_parts(model, name, value))
     except ValueError as error:
         raise ValueError(f"{folder.name}: {error}") from None
+
+
+def _fill(slot: WeightSlot, folder: Path, name: str, value: Tensor | QuantizedWeight) -> None:
+    stored = name if isinstance(value, Tensor) else value.source
+    if slot.shape != tuple(value.shape):
+        raise ValueError(
+            f"{folder.name}: weight {stored} has shape {tuple(value.shape)}, but config.json means {slot.shape}"
+        )
+    try:
+        slot.fill(value)
+    except ValueError as error:
+        raise ValueError(f"{folder.name}: {error}") from None
+
+
+def _is_zero_bias(name: str, value: Tensor | QuantizedWeight) -> bool:
+    """Whether it is the bias that some quantisers give every layer."""
+    return name.endswith(".bias") and isinstance(value, Tensor) and not value.any()
 
 
 def _refuse(folder: Path, verb: str, names: list[str]) -> None:

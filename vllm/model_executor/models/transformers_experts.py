@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.model_executor.layers.linear import UNQUANTIZED, LinearMethod
+from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
 
 EXPERTS = "vllm"

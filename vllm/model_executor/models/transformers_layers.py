@@ -18,13 +18,12 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import (
-    UNQUANTIZED,
     ColumnParallelLinear,
     LinearBase,
-    LinearMethod,
     ReplicatedLinear,
     RowParallelLinear,
 )
+from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.models.transformers_probe import AttentionCall
 from vllm.ops.rms_norm import AddedNorm

@@ -1,0 +1,114 @@
+"""Tiny models whose linears are rounded to a format's values, and the same models with these as plain weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import make_tiny
+from torch import Tensor
+
+from vllm import LLM, SamplingParams
+
+# Sums in float32 in another order; the issue's bound.
+TOLERANCE = 1e-3
+
+PROMPTS = [[5, 9, 33, 7, 121, 64, 3], [17], [88, 2, 41, 60, 150, 13, 13, 77, 101, 6, 31, 90, 91, 92, 93, 4, 8, 15]]
+
+
+@dataclass
+class Stored:
+    """One weight as a format stores it: its tensors by their names within the module, and its value, float32 [N, K]."""
+
+    tensors: dict[str, Tensor]
+    value: Tensor
+
+
+Pack = Callable[[str, Tensor], Stored | None]
+"""Of a module's name and weight; None: the module is not quantised."""
+
+
+@dataclass
+class Quantized:
+    """A folder with a quantised checkpoint, and transformers' model with the values that it means."""
+
+    folder: Path
+    model: Any
+    names: list[str] = field(default_factory=list)
+
+
+def make_quantized(
+    folder: Path,
+    pack: Pack,
+    settings: dict[str, Any],
+    model_type: str = "llama",
+    where: str = "config.json",
+    **fields: Any,
+) -> Quantized:
+    """A random model of `model_type` whose two-dimensional "proj" weights (and those of other linears) went through
+    `pack`; `settings` become its quantization_config, or the content of the file `where`."""
+    usual = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 32}
+    model = make_tiny(model_type, folder, **(usual | fields))
+    path = folder / "model.safetensors"
+    linears = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
+    names = []
+    for name, tensor in load_file(path).items():
+        module = name.removesuffix(".weight")
+        stored = pack(module, tensor) if module in linears and name.endswith(".weight") else None
+        if stored is None:
+            tensors[name] = tensor
+            continue
+        names.append(module)
+        values[name] = stored.value
+        tensors |= {f"{module}.{own}": each.contiguous() for own, each in stored.tensors.items()}
+    assert names
+    save_file(tensors, path, metadata={"format": "pt"})
+    _write_settings(folder, settings, where)
+    model.load_state_dict(values, strict=False)
+    return Quantized(folder, model, names)
+
+
+def _write_settings(folder: Path, settings: dict[str, Any], where: str) -> None:
+    if where != "config.json":
+        (folder / where).write_text(json.dumps(settings))
+        return
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": settings}))
+
+
+def make_llm(folder: Path, **fields: Any) -> LLM:
+    """The engine on a folder, in float32."""
+    usual = {"dtype": "float32", "max_model_len": 64, "max_logprobs": -1, "skip_tokenizer_init": True}
+    return LLM(str(folder), **(usual | fields))
+
+
+PARAMS = SamplingParams(max_tokens=4, temperature=0, logprobs=5, prompt_logprobs=3, ignore_eos=True, detokenize=False)
+
+
+def generate(llm: LLM, prompts: list[list[int]] = PROMPTS) -> list[Any]:
+    """Greedy tokens with readings, of the prompts too."""
+    return llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], PARAMS, use_tqdm=False)
+
+
+@torch.no_grad()
+def assert_reads(
+    outputs: list[Any], model: Any, prompts: list[list[int]] = PROMPTS, tolerance: float = TOLERANCE
+) -> None:
+    """All readings are those of transformers' `model`, and the tokens are its greedy ones."""
+    for prompt, output in zip(prompts, outputs, strict=True):
+        (completion,) = output.outputs
+        ids = [*prompt, *completion.token_ids]
+        expected = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().log_softmax(-1)
+        readings = [*output.prompt_logprobs[1:], *completion.logprobs]
+        for position, reading in enumerate(readings):
+            for token, entry in reading.items():
+                assert abs(entry.logprob - expected[position, token].item()) < tolerance, (position, token)
+        greedy = expected.argmax(-1)[len(prompt) - 1 : -1].tolist()
+        assert list(completion.token_ids) == greedy

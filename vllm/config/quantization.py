@@ -1,0 +1,47 @@
+"""The values of `quantization`: what they mean here, and why some are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+STORED = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "squeezellm")
+"""Formats of checkpoints."""
+
+ON_LOAD = ("int8",)
+"""What is done to any unquantised checkpoint when it is loaded."""
+
+QUANTIZATIONS = (None, "gguf", *ON_LOAD, *STORED)
+
+# Upstream's names of kernels and writers of a format.
+_ALIASES = {
+    "auto_awq": "awq",
+    "auto_gptq": "gptq",
+    "awq_marlin": "awq",
+    "compressed_tensors": "compressed-tensors",
+    "cpu_awq": "awq",
+    "gptq_bitblas": "gptq",
+    "gptq_marlin": "gptq",
+}
+_INSTEAD = (
+    "use a GPTQ, AWQ, compressed-tensors, fp8, bitsandbytes or GGUF checkpoint of the model, or quantization='int8' "
+    "with the unquantised one"
+)
+# Upstream's other names.
+_REFUSED = (
+    "aqlm auto-round bitblas deepspeedfp experts_int8 fbgemm_fp8 fp8_per_block fp8_per_tensor gpt_oss_mxfp4 hqq "
+    "humming inc int8_per_channel_weight_only ipex marlin modelopt modelopt_fp4 modelopt_mixed modelopt_mxfp8 "
+    "moe_wna16 mxfp8 neuron_quant nvfp4 online petit_nvfp4 ptpc_fp8 qqq quark quip rtn torchao tpu_int8"
+).split()
+
+
+def canonical_quantization(name: Any) -> Any:
+    """`name`, or what it is called here if it is one of upstream's other names for it."""
+    return _ALIASES.get(name, name) if isinstance(name, str) else name
+
+
+def quantization_error(name: Any) -> ValueError:
+    """The error for a value that is none of QUANTIZATIONS, nor registered."""
+    if name in _REFUSED:
+        return ValueError(f"quantization={name!r} is not implemented: {_INSTEAD}")
+    names = ", ".join(map(repr, QUANTIZATIONS))
+    return ValueError(f"quantization must be one of {names} or registered, got {name!r}: {_INSTEAD}")

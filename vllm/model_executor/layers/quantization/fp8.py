@@ -1,0 +1,81 @@
+"""FP8 checkpoints, as AutoFP8, DeepSeek and transformers write them.
+
+A module with weight [N, K] has
+- weight: float8_e4m3fn [N, K];
+- weight_scale: one value, or one for each output; or, in blocks of [b, c] values, weight_scale_inv: float
+  [ceil(N / b), ceil(K / c)], which weights are multiplied by, too;
+- input_scale, with activation_scheme "static": a scale for activations.
+Activations are not rounded to 8 bits here, whatever the scheme: as transformers does where it has no FP8 product.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
+from vllm.model_executor.layers.quantization.weight import QuantizedWeight
+from vllm.ops.quantized_tensor import QuantizedTensor
+
+
+class Fp8Config(StoredConfig):
+    """See the module."""
+
+    names = ("weight_scale", "weight_scale_inv", "input_scale")
+    shared_names = ("weight",)
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        scheme = config.get("activation_scheme", "dynamic")
+        if scheme not in ("dynamic", "static"):
+            raise ValueError(f"activation_scheme must be dynamic or static, got {scheme!r}")
+        if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+            raise ValueError(f"fmt must be e4m3, got {config['fmt']!r}")
+        block = config.get("weight_block_size")
+        if block is not None and (
+            not isinstance(block, list | tuple)
+            or len(block) != 2
+            or not all(isinstance(size, int) and size > 0 for size in block)
+        ):
+            raise ValueError(f"weight_block_size must be two sizes, got {block!r}")
+        self._block: tuple[int, int] | None = None if block is None else (block[0], block[1])
+
+    def get_name(self) -> str:
+        return "fp8"
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Fp8Config:
+        return cls(config)
+
+    def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
+        scale = "weight_scale" if self._block is None or "weight_scale" in stored else "weight_scale_inv"
+        return WeightFormat(("weight", scale), ("input_scale",), self._read)
+
+    def _read(self, stored: StoredTensors) -> QuantizedWeight:
+        codes = stored.take("weight", torch.float8_e4m3fn, None, None)
+        if self._block is None:
+            scales, group_size = row_scales(stored, "weight_scale", len(codes)), codes.shape[1]
+        else:
+            name = "weight_scale_inv" if "weight_scale_inv" in stored else "weight_scale"
+            scales, group_size = block_scales(stored, name, (codes.shape[0], codes.shape[1]), self._block)
+        tensor = QuantizedTensor(codes, 8, scales, group_size)
+        return QuantizedWeight(tensor, f"{stored.module}.weight")
+
+
+def row_scales(stored: StoredTensors, name: str, rows: int) -> Tensor:
+    """float32 [N, 1]: a scale for each output, or one for all."""
+    scales = stored.tensors[name]
+    if scales.numel() == 1:
+        return stored.scalar(name).expand(rows, 1)
+    return stored.take(name, FLOATS, rows, *(1,) * (scales.dim() - 1)).float().view(rows, 1)
+
+
+def block_scales(
+    stored: StoredTensors, name: str, shape: tuple[int, int], block: tuple[int, int]
+) -> tuple[Tensor, int]:
+    """float32 [N, G], each block's scale for all of its rows, and the columns of a group."""
+    (rows, width), (height, columns) = shape, block
+    scales = stored.take(name, FLOATS, -(-rows // height), -(-width // columns)).float()
+    return scales.repeat_interleave(height, 0)[:rows], min(columns, width)

@@ -1,0 +1,187 @@
+"""From a checkpoint's tensors to quantised weights: common to all formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+from vllm.model_executor.layers.quantization.weight import QuantizedWeight
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+Value = Tensor | QuantizedWeight
+
+
+@dataclass
+class StoredTensors:
+    """The tensors of one module, by their names within it.
+
+    Attributes:
+        folder: the model folder's name, for errors.
+        module: the checkpoint's name of the module.
+    """
+
+    folder: str
+    module: str
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def take(self, name: str, dtypes: torch.dtype | tuple[torch.dtype, ...], *shape: int | None) -> Tensor:
+        """The tensor `name`, of one of `dtypes` and of `shape` (None: any size). ValueError: it is another one."""
+        tensor = self.tensors[name]
+        allowed = (dtypes,) if isinstance(dtypes, torch.dtype) else dtypes
+        if tensor.dtype not in allowed:
+            names = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+            raise self.error(name, f"has dtype {str(tensor.dtype).removeprefix('torch.')}, expected {names}")
+        fits = len(shape) == tensor.dim() and all(
+            size in (None, own) for size, own in zip(shape, tensor.shape, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join("any" if size is None else str(size) for size in shape)
+            raise self.error(name, f"has shape {tuple(tensor.shape)}, expected ({wanted})")
+        return tensor
+
+    def scalar(self, name: str, dtypes: torch.dtype | tuple[torch.dtype, ...] = FLOATS) -> Tensor:
+        """The one value of the tensor `name`, float32 []. ValueError: it has several."""
+        tensor = self.tensors[name]
+        if tensor.numel() != 1:
+            raise self.error(name, f"has shape {tuple(tensor.shape)}, expected one value")
+        return self.take(name, dtypes, *tensor.shape).float().reshape(())
+
+    def error(self, name: str, problem: str) -> ValueError:
+        """The error for a tensor that cannot be used."""
+        return ValueError(f"{self.folder}: {self.module}.{name} {problem}")
+
+
+_Read = Callable[[StoredTensors], QuantizedWeight]
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """How a module's weight is stored.
+
+    Attributes:
+        required, optional: names of its tensors within the module.
+        read: the weight that they are. ValueError: they are not what the format says.
+    """
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    read: _Read
+
+
+class StoredMethod(QuantizeMethodBase):
+    """Of layers whose weight comes quantised from the checkpoint: the loader fills them."""
+
+    def create_weights(self, layer: nn.Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
+        """Nothing: a layer takes its packed weight when it is loaded."""
+
+    def apply(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        """The layer's output."""
+        return layer.forward(*args, **kwargs)
+
+
+class StoredConfig(QuantizationConfig):
+    """The settings of a format of checkpoints.
+
+    Attributes:
+        names: of tensors within modules that only quantised modules have.
+        shared_names: of such that quantised modules may have, and others, too.
+    """
+
+    names: ClassVar[tuple[str, ...]]
+    shared_names: ClassVar[tuple[str, ...]] = ()
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return list(FLOATS)
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return -1
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        return StoredMethod()
+
+    def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
+        """How the weight of a checkpoint's `module` is stored, of which `stored` are names of tensors. ValueError: it
+        should not be quantised, or not so."""
+        raise NotImplementedError
+
+
+def read_quantized(
+    tensors: Iterable[tuple[str, Tensor]], names: Iterable[str], config: StoredConfig, folder: str
+) -> Iterator[tuple[str, Value]]:
+    """A checkpoint's tensors, with those of each quantised module as one: its `weight`.
+
+    Args:
+        names: of all tensors.
+        folder: the model folder's name, for errors.
+
+    Raises:
+        ValueError: a module lacks a tensor, or one is not what the format says.
+    """
+    expected = _quantized_modules(names, config, folder)
+    if not expected:
+        raise ValueError(
+            f"{folder} has no quantised weight, but its quantization_config is of method {config.get_name()!r}, whose "
+            f"weights have tensors {', '.join(config.names[:3])}"
+        )
+    pending: dict[str, StoredTensors] = {}
+    for name, tensor in tensors:
+        module, own = _split(name, config)
+        read, wanted = expected.get(module, (None, set()))
+        if read is None or own not in wanted:
+            if (own == "weight" and not tensor.dtype.is_floating_point) or tensor.dtype.itemsize == 1:
+                raise ValueError(f"{folder}: {name} has dtype {tensor.dtype}, but no scales beside it")
+            yield name, tensor
+            continue
+        stored = pending.setdefault(module, StoredTensors(folder, module))
+        stored.tensors[own] = tensor
+        if len(stored.tensors) == len(wanted):
+            del pending[module]
+            yield f"{module}.weight", read(stored)
+
+
+def _split(name: str, config: StoredConfig) -> tuple[str, str]:
+    """A tensor's module, and its name there."""
+    for own in sorted((*config.names, *config.shared_names), key=len, reverse=True):
+        if name.endswith("." + own):
+            return name.removesuffix("." + own), own
+    module, _, own = name.rpartition(".")
+    return module, own
+
+
+def _quantized_modules(names: Iterable[str], config: StoredConfig, folder: str) -> dict[str, tuple[_Read, set[str]]]:
+    """By module, how its weight is read, and the names of the tensors that this takes."""
+    modules: dict[str, set[str]] = {}
+    for name in names:
+        module, own = _split(name, config)
+        modules.setdefault(module, set()).add(own)
+    found = {}
+    for module, stored in modules.items():
+        if stored.isdisjoint(config.names):
+            continue
+        try:
+            form = config.weight_format(module, stored)
+        except ValueError as error:
+            raise ValueError(f"{folder}: {module}: {error}") from None
+        lacking = [own for own in form.required if own not in stored]
+        if lacking:
+            has = ", ".join(sorted(stored & {*config.names, *config.shared_names}))
+            raise ValueError(
+                f"{folder} lacks {', '.join(f'{module}.{own}' for own in lacking)}: a weight of method "
+                f"{config.get_name()!r} has {', '.join(form.required)}, this one has {has}"
+            )
+        found[module] = form.read, stored & {*form.required, *form.optional}
+    return found

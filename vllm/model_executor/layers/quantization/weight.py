@@ -1,0 +1,74 @@
+"""A quantised weight on its way from a checkpoint to the layer that holds a part of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm.model_executor.layers.quantization.activations import InputQuantization
+from vllm.ops.quantized_tensor import QuantizedTensor
+
+
+@dataclass
+class QuantizedWeight:
+    """What a format makes of a module's tensors.
+
+    Attributes:
+        tensor: the weight [N, K].
+        source: the checkpoint's name of the tensor that has the codes, for errors.
+        inputs: what the format does to the activations that the weight is multiplied with; None: nothing.
+    """
+
+    tensor: QuantizedTensor
+    source: str
+    inputs: InputQuantization | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.tensor.shape
+
+    def take_rows(self, rows: Tensor) -> QuantizedWeight:
+        """The weight's `rows`, int64 [I]."""
+        if torch.equal(rows, torch.arange(self.shape[0])):
+            return self
+        return replace(self, tensor=self.tensor.take_rows(rows))
+
+    def take_columns(self, columns: range) -> QuantizedWeight:
+        """The weight's part for the inputs in `columns`. ValueError: they begin or end inside of a group."""
+        if columns == range(self.shape[1]):
+            return self
+        if self.tensor.input_order is not None:
+            return replace(self, tensor=_take_ordered(self.tensor, self.tensor.input_order, columns))
+        try:
+            tensor = self.tensor.take_columns(columns.start, columns.stop)
+        except ValueError as error:
+            raise ValueError(
+                f"{self.source}: tensor parallelism splits its {self.shape[1]} inputs inside of a group: {error}"
+            ) from None
+        return replace(self, tensor=tensor)
+
+
+def _take_ordered(tensor: QuantizedTensor, order: Tensor, columns: range) -> QuantizedTensor:
+    """Of a weight whose groups are of inputs anywhere: some inputs of each group, in as large groups as there are."""
+    places = ((order >= columns.start) & (order < columns.stop)).nonzero().flatten()
+    group_of = places // tensor.group_size
+    size = math.gcd(*torch.bincount(group_of).tolist())
+    groups = group_of[::size]
+    taken: dict[str, Any] = {
+        name: part[:, groups]
+        for name, part in (("scales", tensor.scales), ("offsets", tensor.offsets), ("zero_points", tensor.zero_points))
+        if isinstance(part, Tensor)
+    }
+    return replace(
+        tensor,
+        codes=tensor.codes[:, places],
+        group_size=size,
+        input_order=order[places] - columns.start,
+        sparse=None if tensor.sparse is None else tensor.sparse.take_columns(columns.start, columns.stop),
+        **taken,
+    )
