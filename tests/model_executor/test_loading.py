@@ -59,13 +59,19 @@ def test_names_without_the_base_prefix_and_leftovers_are_accepted(llama: Path) -
         for name in list(tensors):
             tensors[name.removeprefix("model.")] = tensors.pop(name)
         tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
-        tensors["lm_head.weight"] = torch.zeros(199, 64)  # tied: the embedding is what counts
+        tensors["lm_head.weight"] = tensors["embed_tokens.weight"].clone()  # tied
 
     rewrite(llama, strip)
     after, _ = load_model(llama)
     prompts = random_prompts(config.vocab_size)
     for got, want in zip(paged_logits(after, config, prompts), paged_logits(before, config, prompts), strict=True):
         assert torch.equal(got, want)
+
+
+def test_a_stored_head_that_is_not_the_embedding_it_is_tied_to(llama: Path) -> None:
+    rewrite(llama, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(199, 64)}))
+    with pytest.raises(ValueError, match=r"lm_head.weight that differs from the embeddings.*tie_word_embeddings"):
+        load_model(llama)
 
 
 def test_missing_unexpected_and_misshapen_weights_are_named(llama: Path) -> None:

@@ -22,6 +22,10 @@ _MHA = {name: value for name, value in _USUAL.items() if name not in ("num_key_v
 _GPT2 = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 128}
 _WINDOWS = {"sliding_window": WINDOW}
 _FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+_LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32} | {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 
 # By a name of its own: transformers' model type and what differs from the usual fields.
@@ -102,6 +106,13 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         _MHA
         | {"num_key_value_heads": 2, "embedding_multiplier": 3.0, "attention_multiplier": 0.2}
         | {"residual_multiplier": 0.5, "logits_scaling": 0.5},
+    ),
+    "cwm": ("cwm", _USUAL | _WINDOWS | {"rope_parameters": _LLAMA3}),
+    "granite_swa": (
+        "granite_swa",
+        _MHA
+        | _WINDOWS
+        | {"num_key_value_heads": 2, "attention_multiplier": 0.2, "layer_rope_theta": [0, 100.0, 1e4, 1e4]},
     ),
     "hyperclovax": ("hyperclovax", _USUAL | {"residual_multiplier": 0.5, "logits_scaling": 2.0}),
     "glm": ("glm", _USUAL),

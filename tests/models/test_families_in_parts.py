@@ -18,7 +18,7 @@ PARAMS = SamplingParams(max_tokens=4, temperature=0, logprobs=3, prompt_logprobs
 
 
 # Fused weights; one key head for all ranks; ALiBi; windows; biases; norms over the whole width, some over shared heads;
-# norms before the output projections; norms of each head, with interleaved rotation; head biases.
+# norms before the output projections; norms of each head, with interleaved rotation; head biases; sinks.
 @pytest.mark.parametrize(
     ("name", "world_size"),
     [
@@ -33,6 +33,7 @@ PARAMS = SamplingParams(max_tokens=4, temperature=0, logprobs=3, prompt_logprobs
         ("stablelm-12b", 2),
         ("phi", 2),
         ("falcon-7b", 4),
+        ("granite_swa", 2),
     ],
 )
 def test_ranks_together_compute_what_one_does(name: str, world_size: int, tmp_path: Path) -> None:

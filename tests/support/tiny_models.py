@@ -63,7 +63,23 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "gptj": {"rotary_dim": 8},
     "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "longcat_flash": {"num_layers": 2, "num_hidden_layers": 4, "zero_expert_num": 1},
-    "gemma3n_text": {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE},
+    "gemma3n_text": {
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "laurel_rank": 8,
+        "intermediate_size": [96] * NUM_LAYERS,
+        "activation_sparsity_pattern": [0.5, 0.0, 0.5, 0.0],
+    },
+    "gemma4_text": {
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "num_kv_shared_layers": 2,
+        "global_head_dim": 32,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "gemma4_unified_text": {"global_head_dim": 32, "layer_types": ["sliding_attention", "full_attention"] * 2},
 }
 
 
@@ -73,10 +89,12 @@ def tiny_config(model_type: str, **fields: Any) -> Any:
 
     config_class: Any = CONFIG_MAPPING[model_type]
     usual = config_class()
+    # As a dict: some configurations refuse to give what differs by layer.
+    options = usual.to_dict()
     known = {
         name: value
         for name, value in _SIZES.items()
-        if getattr(usual, name, None) is not None or (name in _NEEDED and hasattr(usual, name))
+        if options.get(name) is not None or (name in _NEEDED and name in options)
     }
     if "kv_lora_rank" in known:
         # Latent attention: every query head has a key of its own, and widths of other names.

@@ -52,10 +52,17 @@ class WeightSlot:
         if isinstance(value, QuantizedWeight):
             self._keep(value)
             return
-        if self.prepare is not None:
-            value = self.prepare(value)
         target = self.target if self.place is None else self.place()
-        target.copy_(value[tuple(slice(shard.held.start, shard.held.stop) for shard in self.shards)])
+        target.copy_(self._held(value))
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether `fill` with the whole `tensor` would change nothing."""
+        return self.shape == tuple(tensor.shape) and self.target.equal(self._held(tensor).to(self.target))
+
+    def _held(self, tensor: Tensor) -> Tensor:
+        if self.prepare is not None:
+            tensor = self.prepare(tensor)
+        return tensor[tuple(slice(shard.held.start, shard.held.stop) for shard in self.shards)]
 
     def _keep(self, value: QuantizedWeight) -> None:
         if self.keep is None:

@@ -13,6 +13,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.layers.quantization.stored import StoredConfig, read_quantized
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.model_executor.layers.sharding import WeightSlot
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, module_slots
 from vllm.model_executor.model_loader.safetensors_file import iterate_tensors, progress_bar, shard_files, tensor_names
 
@@ -37,7 +38,8 @@ def load_weights(
     """
     slots = checkpoint_slots(model)
     expected = len(slots)
-    tied = HEAD not in slots
+    embedding = next((module.tied_to for module in model.modules() if isinstance(module, ParallelLMHead)), None)
+    head: Tensor | QuantizedWeight | None = None
     unexpected: list[str] = []
     with progress_bar("Loading weights", expected, use_tqdm) as bar:
         files = shard_files(folder)
@@ -47,7 +49,8 @@ def load_weights(
         convert = getattr(model, "convert_checkpoint", None)
         for name, tensor in tensors if convert is None else convert(tensors):
             for part, values in _parts(model, folder, name, tensor):
-                if tied and part == HEAD:
+                if embedding is not None and part == HEAD:
+                    head = values
                     continue
                 key = part if part in slots else BASE_PREFIX + part
                 slot = slots.pop(key, None)
@@ -59,6 +62,11 @@ def load_weights(
                 bar.update()
     _refuse(folder, "lacks", list(slots))
     _refuse(folder, "has unexpected", unexpected)
+    if isinstance(head, Tensor) and embedding is not None and not module_slots(embedding, "")[".weight"].holds(head):
+        raise ValueError(
+            f"{folder.name} has an {HEAD} that differs from the embeddings, but config.json (or the model's default) "
+            'ties them: pass hf_overrides={"tie_word_embeddings": False} to use it'
+        )
 
 
 def _parts(

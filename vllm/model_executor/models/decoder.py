@@ -25,7 +25,7 @@ from vllm.model_executor.layers.linear import (
     separate_pair_columns,
 )
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
-from vllm.model_executor.layers.sharding import Shard
+from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.model_executor.layers.vocab_parallel_embedding import Embedding, ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.layers.weight_update import UpdatableModel
 from vllm.model_executor.models.checkpoint_names import CheckpointNames
@@ -83,17 +83,25 @@ class DecoderAttention(nn.Module):
         if spec.output_norm is not None:
             self.sub_norm = ShardedRMSNorm(Shard.even(width, get_tp_group()), spec.output_norm.eps, get_tp_group(), 1)
         self.rotary = None if spec.rotary is None else tables.get(spec.rotary)
+        held = self.qkv_proj.parts["q_proj"].held
+        self._heads = Shard(spec.num_heads, range(held.start // spec.head_dim, held.stop // spec.head_dim))
+        self.sinks: nn.Parameter | None = None
+        if spec.sinks:
+            sinks = torch.empty(len(self._heads.held), dtype=torch.float32)
+            self.sinks = nn.Parameter(sinks, requires_grad=False)
         self.attn = Attention(
             spec.head_dim, rotary=None if self.rotates_first else self.rotary, options=self._options(spec)
         )
 
     def _options(self, spec: AttentionSpec) -> AttentionOptions:
-        held = self.qkv_proj.parts["q_proj"].held
-        heads = range(held.start // spec.head_dim, held.stop // spec.head_dim)
         slopes = None
         if spec.alibi_slopes is not None:
-            slopes = torch.tensor([spec.alibi_slopes[head] for head in heads], dtype=torch.float32)
-        return AttentionOptions(spec.scale, spec.window, spec.softcap, slopes)
+            slopes = torch.tensor([spec.alibi_slopes[head] for head in self._heads.held], dtype=torch.float32)
+        return AttentionOptions(spec.scale, spec.window, spec.softcap, slopes, self.sinks)
+
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        """Where the checkpoint's sinks go."""
+        return {} if self.sinks is None else {"sinks": WeightSlot(self.sinks.data, (self._heads,))}
 
     def _qk_norm(self, spec: AttentionSpec, num_heads: int) -> nn.Module:
         assert spec.qk_norm is not None

@@ -13,8 +13,8 @@ class GPTNeoXForCausalLM(DecoderForCausalLM):
     names = CheckpointNames(
         (
             (r"^gpt_neox\.", "model."),
-            (r"^model\.embed_in\.", "model.embed_tokens."),
-            (r"^model\.final_layer_norm\.", "model.norm."),
+            (r"^(model\.)?embed_in\.", "model.embed_tokens."),
+            (r"^(model\.)?final_layer_norm\.", "model.norm."),
             (r"^embed_out\.", "lm_head."),
             (r"\.attention\.query_key_value\.", ".self_attn.qkv_proj."),
             (r"\.attention\.dense\.", ".self_attn.o_proj."),

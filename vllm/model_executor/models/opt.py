@@ -17,7 +17,7 @@ class OPTForCausalLM(DecoderForCausalLM):
             (r"^(model\.)?decoder\.", "model."),
             (r"\.self_attn_layer_norm\.", ".input_layernorm."),
             (r"(layers\.\d+)\.final_layer_norm\.", r"\1.post_attention_layernorm."),
-            (r"^model\.final_layer_norm\.", "model.norm."),
+            (r"^(model\.)?final_layer_norm\.", "model.norm."),
             (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
             (r"\.fc1\.", ".mlp.up_proj."),
             (r"\.fc2\.", ".mlp.down_proj."),

@@ -16,7 +16,7 @@ class PersimmonForCausalLM(DecoderForCausalLM):
             (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
             (r"\.mlp\.dense_h_to_4h\.", ".mlp.up_proj."),
             (r"\.mlp\.dense_4h_to_h\.", ".mlp.down_proj."),
-            (r"^model\.final_layernorm\.", "model.norm."),
+            (r"^(model\.)?final_layernorm\.", "model.norm."),
         ),
         (split_grouped_qkv,),
     )

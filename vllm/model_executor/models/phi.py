@@ -15,7 +15,7 @@ class PhiForCausalLM(DecoderForCausalLM):
             (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
             (r"\.fc1\.", ".up_proj."),
             (r"\.fc2\.", ".down_proj."),
-            (r"^model\.final_layernorm\.", "model.norm."),
+            (r"^(model\.)?final_layernorm\.", "model.norm."),
         )
     )
 

@@ -16,7 +16,7 @@ _POSITION_OFFSET = 2
 _RENAMES = (
     (r"^biogpt\.", "model."),
     (r"^output_projection\.", "lm_head."),
-    (r"^model\.layer_norm\.", "model.norm."),
+    (r"^(model\.)?layer_norm\.", "model.norm."),
     (r"\.self_attn_layer_norm\.", ".input_layernorm."),
     (r"(layers\.\d+)\.final_layer_norm\.", r"\1.post_attention_layernorm."),
     (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
