@@ -100,6 +100,11 @@ def batch_invariant() -> bool:
     return _one_of("VLLM_BATCH_INVARIANT", ("0", "1")) == "1"
 
 
+def quantized_activations() -> bool:
+    """VLLM_QUANTIZED_ACTIVATIONS=1: activations are rounded as a compressed-tensors checkpoint says."""
+    return _one_of("VLLM_QUANTIZED_ACTIVATIONS", ("0", "1")) == "1"
+
+
 def cpu_gemm() -> str | None:
     """VLLM_CPU_GEMM: what multiplies bfloat16 on CPU: our kernel in float32 ("packed_f32"), by dot products
     ("packed_bf16_dot") or in float16 ("packed_fp16"), or "onednn"; None when unset. The former values "panels",

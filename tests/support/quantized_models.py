@@ -67,7 +67,7 @@ def make_quantized(
             continue
         names.append(module)
         values[name] = stored.value
-        tensors |= {f"{module}.{own}": each.contiguous() for own, each in stored.tensors.items()}
+        tensors |= {f"{module}.{own}": each.clone().contiguous() for own, each in stored.tensors.items()}
     assert names
     save_file(tensors, path, metadata={"format": "pt"})
     _write_settings(folder, settings, where)
@@ -98,17 +98,22 @@ def generate(llm: LLM, prompts: list[list[int]] = PROMPTS) -> list[Any]:
 
 
 @torch.no_grad()
-def assert_reads(
-    outputs: list[Any], model: Any, prompts: list[list[int]] = PROMPTS, tolerance: float = TOLERANCE
-) -> None:
+def errors(output: Any, model: Any, prompt: list[int]) -> list[float]:
+    """At each position of a prompt and its output, the greatest difference to the logprobs of transformers' `model`."""
+    ids = [*prompt, *output.outputs[0].token_ids]
+    expected = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().log_softmax(-1)
+    readings = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
+    return [
+        max(abs(entry.logprob - expected[position, token].item()) for token, entry in reading.items())
+        for position, reading in enumerate(readings)
+    ]
+
+
+@torch.no_grad()
+def assert_reads(outputs: list[Any], model: Any, prompts: list[list[int]] = PROMPTS) -> None:
     """All readings are those of transformers' `model`, and the tokens are its greedy ones."""
     for prompt, output in zip(prompts, outputs, strict=True):
-        (completion,) = output.outputs
-        ids = [*prompt, *completion.token_ids]
-        expected = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().log_softmax(-1)
-        readings = [*output.prompt_logprobs[1:], *completion.logprobs]
-        for position, reading in enumerate(readings):
-            for token, entry in reading.items():
-                assert abs(entry.logprob - expected[position, token].item()) < tolerance, (position, token)
-        greedy = expected.argmax(-1)[len(prompt) - 1 : -1].tolist()
-        assert list(completion.token_ids) == greedy
+        assert max(errors(output, model, prompt)) < TOLERANCE
+        ids = [*prompt, *output.outputs[0].token_ids]
+        greedy = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].argmax(-1)[len(prompt) - 1 : -1]
+        assert list(output.outputs[0].token_ids) == greedy.tolist()

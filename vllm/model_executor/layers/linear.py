@@ -162,6 +162,8 @@ class RowParallelLinear(LinearBase):
         if self.group.rank > 0:
             self.bias = None
         super().process_weights_after_loading(method, gated)
+        if self.method is PARTS and self.group.world_size > 1:
+            self.packed.split_inputs(self.group)
 
 
 class ReplicatedLinear(LinearBase):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm.distributed.communicator import Communicator
 from vllm.model_executor.layers.quantization.activations import InputQuantization
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.int8_linear import int8_linear, pack_int8_linear, take_int8_rows
@@ -55,6 +56,12 @@ class PackedParts:
     parts: list[PackedPart]
     shape: tuple[int, int]
     gated: bool = False
+
+    def split_inputs(self, group: Communicator) -> None:
+        """Say that this rank of `group` has a part of each token's inputs."""
+        for part in self.parts:
+            if part.inputs is not None:
+                part.inputs = part.inputs.over(group)
 
 
 def parts_linear(x: Tensor, packed: PackedParts, float_out: bool = False, norm: AddedNorm | None = None) -> Tensor:

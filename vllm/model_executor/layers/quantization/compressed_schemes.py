@@ -76,6 +76,11 @@ class Schemes:
     def __init__(self, groups: list[tuple[list[str], Scheme]], ignored: list[str]) -> None:
         self._groups, self._ignored = groups, ignored
 
+    @property
+    def round_inputs(self) -> bool:
+        """Whether some scheme does something to inputs."""
+        return any(scheme.activations is not None for _, scheme in self._groups)
+
     def of(self, module: str) -> Scheme | None:
         """The scheme of a checkpoint's `module`; None: it has none. Exact names go before patterns, and these before
         names of classes."""
@@ -150,7 +155,7 @@ def _scheme(group: dict[str, Any], usual_format: str | None) -> Scheme:
     group_size = weights.get("group_size") if strategy in ("group", "tensor_group") else None
     if strategy == "group" and (not isinstance(group_size, int) or group_size < 1):
         raise ValueError(f"weights' group_size must be at least 1, got {group_size!r}")
-    activations, is_static = _activations(group.get("input_activations"))
+    activations, is_static = parse_activations(group.get("input_activations"))
     return Scheme(
         name,
         bits,
@@ -170,8 +175,8 @@ _INPUT_KINDS: dict[tuple[str, int], Literal["int8", "fp8", "fp4"]] = {
 }
 
 
-def _activations(scheme: dict[str, Any] | None) -> tuple[InputQuantization | None, bool]:
-    """What is done to inputs, and whether with the checkpoint's scales."""
+def parse_activations(scheme: dict[str, Any] | None) -> tuple[InputQuantization | None, bool]:
+    """What a group's input_activations do, and whether with the checkpoint's scales. ValueError: not implemented."""
     if not scheme:
         return None, False
     kind = _INPUT_KINDS.get((scheme.get("type", "int"), scheme.get("num_bits", 8)))

@@ -9,7 +9,8 @@ Of a module with weight [N, K], `weight_scale` is [1], [N, 1], [N, K / g] or one
 - nvfp4-pack-quantized: weight_packed, uint8 [N, K / 2], two E2M1 codes a byte, the first in the low half; a float8
   scale for each 16 inputs, divided by weight_global_scale;
 - mxfp4-pack-quantized: the same with a power of two (E8M0, uint8) for each 32 inputs, and no global scale.
-"naive-quantized" is one of the second and third. Activations are rounded as `input_activations` says.
+"naive-quantized" is one of the second and third. Activations are rounded as `input_activations` says only with
+VLLM_QUANTIZED_ACTIVATIONS=1.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm import envs
+from vllm.logger import init_logger, warn_once
 from vllm.model_executor.layers.quantization.bits import fp4_values, unpack_nibbles, unpack_rows, unsigned_bytes
 from vllm.model_executor.layers.quantization.compressed_schemes import Scheme, parse_schemes
 from vllm.model_executor.layers.quantization.fp8 import block_scales, row_scales
@@ -27,6 +30,8 @@ from vllm.model_executor.layers.quantization.groups import as_zero_points, sort_
 from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor
+
+logger = init_logger(__name__)
 
 _NVFP4_GROUP, _MXFP4_GROUP = 16, 32
 
@@ -43,6 +48,13 @@ class CompressedTensorsConfig(StoredConfig):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self._schemes = parse_schemes(config)
+        self._rounds = envs.quantized_activations()
+        if self._schemes.round_inputs and not self._rounds:
+            warn_once(
+                logger,
+                "the checkpoint's input_activations are not applied: activations keep the model's dtype, which is more "
+                "exact (VLLM_QUANTIZED_ACTIVATIONS=1 rounds them)",
+            )
 
     def get_name(self) -> str:
         return "compressed-tensors"
@@ -58,17 +70,17 @@ class CompressedTensorsConfig(StoredConfig):
 
         def read(tensors: StoredTensors) -> QuantizedWeight:
             tensor = _READERS[scheme.format](tensors, scheme)
-            return QuantizedWeight(tensor, f"{module}.{codes}", scheme.inputs(tensors))
+            return QuantizedWeight(tensor, f"{module}.{codes}", scheme.inputs(tensors) if self._rounds else None)
 
         codes = "weight_packed" if scheme.format.endswith("pack-quantized") else "weight"
-        required = [codes, "weight_scale", *scheme.input_names]
+        required = [codes, "weight_scale", *(scheme.input_names if self._rounds else ())]
         if scheme.format == "pack-quantized":
             required.append("weight_shape")
         if scheme.format == "nvfp4-pack-quantized":
             required.append("weight_global_scale")
         if not scheme.symmetric:
             required.append("weight_zero_point")
-        # Zero points of symmetric weights are 0; scales for activations that are rounded by their own range, unused.
+        # Zero points of symmetric weights are 0; scales for activations may be unused.
         unused = ("weight_zero_point", "weight_g_idx", "weight_shape", "input_scale", "input_zero_point")
         optional = tuple(name for name in (*unused, "input_global_scale") if name not in required)
         return WeightFormat(tuple(required), optional, read)

@@ -91,11 +91,11 @@ def _sparse(stored: StoredTensors, rows: int, width: int) -> SparseRows | None:
         entries.append((which.repeat(width), torch.arange(width).repeat_interleave(len(which)), whole.flatten()))
     if not entries:
         return None
-    where = torch.stack([torch.cat([row for row, _, _ in entries]), torch.cat([column for _, column, _ in entries])])
-    total = torch.sparse_coo_tensor(where, torch.cat([values for _, _, values in entries]), (rows, width)).coalesce()
-    counts = torch.bincount(total.indices()[0], minlength=rows)
-    starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    return SparseRows(starts, total.indices()[1], total.values())
+    places = torch.cat([row * width + column for row, column, _ in entries])
+    places, own = places.unique(return_inverse=True)
+    values = torch.zeros(len(places)).index_add_(0, own, torch.cat([values for _, _, values in entries]))
+    counts = torch.bincount(places // width, minlength=rows)
+    return SparseRows(torch.nn.functional.pad(counts.cumsum(0), (1, 0)), places % width, values)
 
 
 def _check_within(stored: StoredTensors, name: str, indices: Tensor, size: int) -> None:

@@ -1,0 +1,178 @@
+"""Every format of checkpoints: the values that it means, and readings with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import quantized_packing as packing
+import torch
+from quantized_models import Pack, Stored, assert_reads, generate, make_llm, make_quantized
+
+from vllm.model_executor.layers.quantization import get_quantization_config
+from vllm.model_executor.layers.quantization.stored import read_quantized
+
+
+@dataclass(frozen=True)
+class Row:
+    """A way to store a weight, and the settings that say so."""
+
+    pack: Any
+    settings: dict[str, Any]
+    where: str = "config.json"
+
+
+def gptq(
+    bits: int = 4, group_size: int = 128, sym: bool = True, order: Any = None, version: int = 1, **more: Any
+) -> Row:
+    """`order`: from a weight's width to its g_idx."""
+
+    def pack(weight: torch.Tensor) -> Stored:
+        own = None if order is None else order(weight.shape[1])
+        return packing.gptq(weight, bits, group_size, sym, own, version)
+
+    settings = {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group_size,
+        "sym": sym,
+        "desc_act": order is not None,
+    }
+    return Row(pack, settings | more)
+
+
+def shuffled(width: int) -> np.ndarray:
+    """Groups of 32 inputs anywhere."""
+    return np.random.default_rng(width).permutation(np.arange(width) // 32)
+
+
+def uneven(width: int) -> np.ndarray:
+    """Groups of different sizes."""
+    order = np.random.default_rng(width).integers(0, width // 32, width)
+    order[: width // 32] = np.arange(width // 32)
+    return order
+
+
+def compressed(pack: Any, weights: dict[str, Any], inputs: dict[str, Any] | None = None, **more: Any) -> Row:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    settings = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "quantization_status": "compressed",
+    }
+    return Row(pack, settings | more)
+
+
+def packed(bits: int = 4, group_size: int | None = 32, sym: bool = True, order: Any = None) -> Row:
+    def pack(weight: torch.Tensor) -> Stored:
+        own = None if order is None else order(weight.shape[1])
+        return packing.pack_quantized(weight, bits, group_size, sym, own)
+
+    weights = {"num_bits": bits, "type": "int", "symmetric": sym, "group_size": group_size}
+    weights["strategy"] = "channel" if group_size is None else "group"
+    weights["actorder"] = None if order is None else "group"
+    return compressed(pack, weights, format="pack-quantized")
+
+
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+FLOAT4 = {"num_bits": 4, "type": "float", "symmetric": True}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+
+ROWS = {
+    **{f"gptq-{bits}": gptq(bits, 32) for bits in (2, 3, 4, 8)},
+    **{f"gptq-{bits}-asym": gptq(bits, 64, sym=False) for bits in (2, 3, 4, 8)},
+    "gptq-128": gptq(),
+    "gptq-rows": gptq(group_size=-1, sym=False),
+    "gptq-v2": gptq(group_size=32, sym=False, version=2, checkpoint_format="gptq_v2"),
+    "gptq-desc-act": gptq(group_size=32, order=shuffled),
+    "gptq-desc-act-uneven": gptq(group_size=32, sym=False, order=uneven),
+    **{
+        f"awq-{size}": Row(
+            partial(packing.awq, group_size=size),
+            {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemm"},
+        )
+        for size in (32, 64, 128)
+    },
+    "awq-no-zeros": Row(
+        partial(packing.awq, group_size=64, zero_point=False),
+        {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": False},
+    ),
+    "awq-own-file": Row(
+        packing.awq, {"w_bit": 4, "q_group_size": 128, "zero_point": True, "version": "GEMM"}, "quant_config.json"
+    ),
+    "squeezellm": Row(packing.squeezellm, {"quant_method": "squeezellm", "wbits": 4}),
+    "squeezellm-3": Row(partial(packing.squeezellm, bits=3), {"wbits": 3}, "quant_config.json"),
+    "squeezellm-sparse": Row(partial(packing.squeezellm, sparse=True), {"quant_method": "squeezellm", "wbits": 4}),
+    "squeezellm-full-rows": Row(
+        partial(packing.squeezellm, sparse=True, full_rows=3), {"quant_method": "squeezellm", "wbits": 4}
+    ),
+    "packed-4": packed(),
+    "packed-4-asym": packed(sym=False, group_size=128),
+    "packed-4-channel": packed(group_size=None),
+    "packed-3": packed(3),
+    "packed-8": packed(8, group_size=None),
+    "packed-8-asym": packed(8, sym=False),
+    "packed-actorder": packed(order=shuffled),
+    "int8": compressed(packing.int_quantized, INT8, format="int-quantized"),
+    "int8-asym": compressed(
+        partial(packing.int_quantized, sym=False), INT8 | {"symmetric": False}, format="int-quantized"
+    ),
+    "int8-tensor": compressed(
+        partial(packing.int_quantized, per="tensor"), INT8 | {"strategy": "tensor"}, format="naive-quantized"
+    ),
+    "float8": compressed(packing.float_quantized, FLOAT8, format="float-quantized"),
+    "float8-tensor": compressed(
+        partial(packing.float_quantized, per="tensor"), FLOAT8 | {"strategy": "tensor"}, format="float-quantized"
+    ),
+    "nvfp4": compressed(
+        packing.nvfp4, FLOAT4 | {"strategy": "tensor_group", "group_size": 16}, format="nvfp4-pack-quantized"
+    ),
+    "mxfp4": compressed(packing.mxfp4, FLOAT4 | {"strategy": "group", "group_size": 32}, format="mxfp4-pack-quantized"),
+    "fp8": Row(packing.fp8, FP8),
+    "fp8-static": Row(partial(packing.fp8, static=True), FP8 | {"activation_scheme": "static"}),
+    "fp8-block": Row(partial(packing.fp8, block=(128, 128)), FP8 | {"weight_block_size": [128, 128]}),
+    "fp8-odd-block": Row(partial(packing.fp8, block=(48, 80)), FP8 | {"weight_block_size": [48, 80]}),
+    "nf4": Row(packing.bitsandbytes_4bit, BNB),
+    "nf4-plain": Row(partial(packing.bitsandbytes_4bit, nested=False), BNB),
+    "fp4": Row(partial(packing.bitsandbytes_4bit, kind="fp4"), BNB),
+    "bitsandbytes-8": Row(packing.bitsandbytes_8bit, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+}
+
+
+def only_blocks(pack: Any) -> Pack:
+    """Of the linears of blocks, not the head."""
+    return lambda name, weight: pack(weight) if "proj" in name else None
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_values_are_those_of_the_definition(name):
+    row = ROWS[name]
+    # Blocks of 128 are not filled by 160 inputs.
+    width = 160 if "block" in name or "nf4" in name or "fp4" in name else 256
+    weight = torch.randn(96, width, generator=torch.Generator().manual_seed(1))
+    stored = row.pack(weight)
+    tensors = [(f"model.q_proj.{own}", tensor) for own, tensor in stored.tensors.items()]
+    method = row.settings.get("quant_method", name.split("-")[0])
+    config = get_quantization_config(method).from_config(row.settings)
+    ((given, value),) = read_quantized(tensors, [own for own, _ in tensors], config, "folder")
+    assert given == "model.q_proj.weight"
+    # Products of three factors in another order.
+    torch.testing.assert_close(value.tensor.dequantize(), stored.value, rtol=1e-6, atol=1e-7)
+    assert (value.tensor.dequantize() - weight).abs().max() < (2.5 if "2" in name or "3" in name else 1.0)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_readings_are_those_of_the_dequantised_weights(name, tmp_path: Path):
+    row = ROWS[name]
+    quantized = make_quantized(tmp_path, only_blocks(row.pack), row.settings, where=row.where)
+    llm = make_llm(quantized.folder)
+    assert llm.llm_engine.vllm_config.model_config.quantization == row.settings.get("quant_method", name.split("-")[0])
+    assert_reads(generate(llm), quantized.model)
