@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import make_tiny
+from tiny_models import make_tiny, tiny_config
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
 from vllm import LLM, SamplingParams
 
@@ -52,21 +53,27 @@ def make_quantized(
 ) -> Quantized:
     """A random model of `model_type` whose two-dimensional "proj" weights (and those of other linears) went through
     `pack`; `settings` become its quantization_config, or the content of the file `where`."""
-    usual = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 32}
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "ffn_dim": 256, "num_hidden_layers": 2, "head_dim": 32}
+    known = tiny_config(model_type).to_dict()
+    usual = {name: size for name, size in sizes.items() if name == "hidden_size" or known.get(name) is not None}
     model = make_tiny(model_type, folder, **(usual | fields))
     path = folder / "model.safetensors"
-    linears = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    kinds = torch.nn.Linear, Conv1D
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
     tensors: dict[str, Tensor] = {}
     values: dict[str, Tensor] = {}
     names = []
     for name, tensor in load_file(path).items():
         module = name.removesuffix(".weight")
-        stored = pack(module, tensor) if module in linears and name.endswith(".weight") else None
+        # Conv1D has its weight transposed; quantisers store what a linear would have.
+        turns = module in linears and isinstance(linears[module], Conv1D)
+        is_weight = module in linears and name.endswith(".weight")
+        stored = pack(module, tensor.T if turns else tensor) if is_weight else None
         if stored is None:
             tensors[name] = tensor
             continue
         names.append(module)
-        values[name] = stored.value
+        values[name] = stored.value.T if turns else stored.value
         tensors |= {f"{module}.{own}": each.clone().contiguous() for own, each in stored.tensors.items()}
     assert names
     save_file(tensors, path, metadata={"format": "pt"})

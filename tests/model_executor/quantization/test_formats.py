@@ -162,7 +162,7 @@ def test_values_are_those_of_the_definition(name):
     tensors = [(f"model.q_proj.{own}", tensor) for own, tensor in stored.tensors.items()]
     method = row.settings.get("quant_method", name.split("-")[0])
     config = get_quantization_config(method).from_config(row.settings)
-    ((given, value),) = read_quantized(tensors, [own for own, _ in tensors], config, "folder")
+    ((given, value),) = read_quantized(tensors, {own: "file" for own, _ in tensors}, config)
     assert given == "model.q_proj.weight"
     # Products of three factors in another order.
     torch.testing.assert_close(value.tensor.dequantize(), stored.value, rtol=1e-6, atol=1e-7)

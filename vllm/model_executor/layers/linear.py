@@ -6,22 +6,79 @@ methods the rank's own.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from abc import abstractmethod
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vllm.distributed.communicator import split_kv_heads
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.activation import get_act_and_mul_fn
 from vllm.model_executor.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, pack_parts
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+from vllm.model_executor.layers.quantization.layer_parameters import parameter_slots
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.ops.packed_linear import PackedLinear, unpack_linear
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.silu_and_mul import silu_and_mul
+
+
+class LinearMethodBase(QuantizeMethodBase):
+    """How a linear layer holds its weight and multiplies with it: what a user's quantisation gives a layer."""
+
+    @abstractmethod
+    def create_weights(
+        self,
+        layer: nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Register the layer's parameters, in the sizes that this rank holds: `output_partition_sizes` are of the
+        layer's parts, such as query, key and value. A parameter's attributes `output_dim` and `input_dim` say which of
+        its dimensions follow the layer's outputs and inputs."""
+
+    @abstractmethod
+    def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [T, inputs held] -> [T, outputs held]."""
+
+
+class UnquantizedLinearMethod(LinearMethodBase):
+    """A plain `weight` [outputs held, inputs held], in the model's dtype."""
+
+    def create_weights(
+        self,
+        layer: nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        weight = torch.empty(sum(output_partition_sizes), input_size_per_partition, dtype=params_dtype)
+        layer.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
+        for name, value in {"output_dim": 0, "input_dim": 1, **extra_weight_attrs}.items():
+            setattr(layer.weight, name, value)
+
+    def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        weight: Any = layer.weight
+        return F.linear(x, weight, bias)
+
+
+@dataclass
+class _Own:
+    """In place of a packed weight, where a user's method multiplies."""
+
+    gated: bool = False
 
 
 class LinearBase(nn.Module):
@@ -36,6 +93,10 @@ class LinearBase(nn.Module):
         super().__init__()
         self.inputs = inputs
         self.parts = parts
+        self.prefix = ""
+        self.quant_config: QuantizationConfig | None = None
+        # Another one than this multiplies itself; what packs the weights of this one is `method`.
+        self.quant_method: QuantizeMethodBase = UnquantizedLinearMethod()
         output_size = sum(len(rows.held) for rows in parts.values())
         weight = torch.empty(output_size, len(inputs.held))
         self.weight: nn.Parameter | None = nn.Parameter(weight, requires_grad=False)
@@ -56,6 +117,8 @@ class LinearBase(nn.Module):
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Where each checkpoint tensor goes, by its name within the parent module."""
+        if self._is_own:
+            return self._own_slots()
         slots: dict[str, WeightSlot] = {}
         start = 0
         for part, rows in self.parts.items():
@@ -84,6 +147,11 @@ class LinearBase(nn.Module):
         Raises:
             ValueError: the weight came quantised from the checkpoint.
         """
+        if self._is_own:
+            raise ValueError(
+                f"load_weights: {self.prefix} has the method {type(self.quant_method).__name__}, which holds its "
+                "weights itself"
+            )
         if self.method in (QUANTIZED, PARTS):
             raise ValueError(
                 f"load_weights: {'/'.join(self.parts)} is quantised in the checkpoint and keeps its weight; load the "
@@ -107,8 +175,43 @@ class LinearBase(nn.Module):
         """The weight and the bias that are packed now, after `begin_update` too."""
         return unpack_linear(self.packed, self._empty.dtype)
 
+    def use_quant_method(self, quant_method: QuantizeMethodBase) -> None:
+        """Let a user's method hold the weight and multiply, in the model's dtype."""
+        self.quant_method = quant_method
+        self.weight = None
+        quant_method.create_weights(
+            self,
+            input_size_per_partition=len(self.inputs.held),
+            output_partition_sizes=[len(rows.held) for rows in self.parts.values()],
+            input_size=self.inputs.size,
+            output_size=sum(rows.size for rows in self.parts.values()),
+            params_dtype=self._empty.dtype,
+        )
+
+    @property
+    def _is_own(self) -> bool:
+        return type(self.quant_method) is not UnquantizedLinearMethod
+
+    def _own_slots(self) -> dict[str, WeightSlot]:
+        slots: dict[str, WeightSlot] = {}
+        for name, parameter in self.named_parameters(recurse=False):
+            if name == "bias":
+                parameter.output_dim = 0  # type: ignore[attr-defined]
+            try:
+                slots |= parameter_slots(name, parameter, self.parts, self.inputs)
+            except ValueError as error:
+                raise ValueError(f"{self.prefix}: {type(self.quant_method).__name__}: {error}") from None
+        return slots
+
+    def _multiply(self, x: Tensor, packed: _Own, float_out: bool = False, norm: AddedNorm | None = None) -> Tensor:
+        return self.quant_method.apply(self, x if norm is None else norm(x), self.bias)
+
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
         """Pack the loaded weight by `method` and free the plain one."""
+        if self._is_own:
+            self.quant_method.process_weights_after_loading(self)
+            self.method, self.packed = replace(method, apply=self._multiply), _Own()
+            return
         assert self.weight is not None
         bias = None if self.bias is None else self.bias.data
         if self._quantized:
@@ -215,9 +318,11 @@ class QKVParallelLinear(LinearBase):
         if not self._interleaved:
             return slots
         prepare = partial(separate_pairs, head_dim=self._head_dim, num_rotated=self._interleaved)
-        return {
-            name: slot if name.startswith("v_proj") else replace(slot, prepare=prepare) for name, slot in slots.items()
-        }
+        turned = {name: slot for name, slot in slots.items() if not name.startswith("v_proj")}
+        for name, slot in turned.items():
+            if slot.shards[0].size != self.parts[name.split(".")[0]].size:
+                raise ValueError(f"{self.prefix}: {name} must have a row for each output, whose order changes here")
+        return slots | {name: replace(slot, prepare=prepare) for name, slot in turned.items()}
 
 
 def separate_pairs(rows: Tensor, head_dim: int, num_rotated: int) -> Tensor:

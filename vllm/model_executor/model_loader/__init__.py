@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.linear_method import linear_method
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.quantization.settings import load_quantization
 from vllm.model_executor.layers.quantization.stored import StoredConfig
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabShard
 from vllm.model_executor.layers.weight_update import WeightUpdater
 from vllm.model_executor.model_loader.resolve import (
     NO_EMBEDDED_MODEL,
@@ -43,9 +46,9 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
             model = model_class(model_config)
         else:
             model = model_class(config, model_config.max_model_len)
-    quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
-    if isinstance(quantization, StoredConfig):
-        _defer_weights(model)
+        quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
+        if quantization is not None:
+            _use_quantization(model, quantization, model_config)
     method = linear_method(model_config.quantization)
     model.weight_updater = WeightUpdater(model, method)
     with torch.inference_mode():
@@ -64,11 +67,38 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
     return model.eval()
 
 
-def _defer_weights(model: nn.Module) -> None:
-    """Let linear layers take memory for their weights only if these are not quantised."""
-    for module in model.modules():
+def _use_quantization(model: nn.Module, quantization: QuantizationConfig, model_config: ModelConfig) -> None:
+    """Give each layer its method. Those of a checkpoint's format take memory for a weight only if it is plain.
+
+    Raises:
+        ValueError: `quantization` does not have the model's dtype, or a method for what is no linear layer; or there
+            are no weights to load.
+    """
+    dtypes = quantization.get_supported_act_dtypes()
+    if getattr(torch, model_config.dtype) not in dtypes:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise ValueError(f"quantization={quantization.get_name()!r} has dtype {names}, got {model_config.dtype!r}")
+    if isinstance(quantization, StoredConfig) and model_config.load_format == "dummy":
+        raise ValueError(
+            f"load_format='dummy' makes up plain weights only, but the checkpoint is of {quantization.get_name()!r}"
+        )
+    for name, module in model.named_modules():
         if isinstance(module, LinearBase):
-            module.defer_weight()
+            module.prefix, module.quant_config = name, quantization
+            if isinstance(quantization, StoredConfig):
+                module.defer_weight()
+                continue
+        elif isinstance(quantization, StoredConfig) or not isinstance(module, VocabShard | Attention):
+            continue
+        method = quantization.get_quant_method(module, name)
+        if method is None or type(method) is UnquantizedLinearMethod:
+            continue
+        if not isinstance(module, LinearBase):
+            raise ValueError(
+                f"quantization={quantization.get_name()!r} has the method {type(method).__name__} for {name}, a "
+                f"{type(module).__name__}: only linear layers (LinearBase) can have one"
+            )
+        module.use_quant_method(method)
 
 
 @contextlib.contextmanager

@@ -55,15 +55,16 @@ def iterate_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
             raise ValueError(f"{path.name} is not a usable safetensors file: {error}") from error
 
 
-def tensor_names(files: list[Path]) -> list[str]:
-    """The names of all files' tensors, from their headers alone; ValueError as iterate_tensors."""
+def tensor_files(files: list[Path]) -> dict[str, str]:
+    """By the names of all tensors, the folder and name of the file that each is in, from their headers alone;
+    ValueError as iterate_tensors."""
     from safetensors import SafetensorError, safe_open
 
-    names: list[str] = []
+    names: dict[str, str] = {}
     for path in files:
         try:
             with safe_open(path, framework="pt") as shard:
-                names += shard.keys()
+                names |= dict.fromkeys(shard.keys(), f"{path.parent.name}/{path.name}")
         except SafetensorError as error:
             raise ValueError(f"{path.name} is not a usable safetensors file: {error}") from error
     return names

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.model_executor.layers.sharding import WeightSlot
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, module_slots
-from vllm.model_executor.model_loader.safetensors_file import iterate_tensors, progress_bar, shard_files, tensor_names
+from vllm.model_executor.model_loader.safetensors_file import iterate_tensors, progress_bar, shard_files, tensor_files
 
 _NUM_NAMED = 5
 _DUMMY_STD = 0.02
@@ -45,7 +45,7 @@ def load_weights(
         files = shard_files(folder)
         tensors: Iterable[tuple[str, Tensor | QuantizedWeight]] = iterate_tensors(files)
         if isinstance(quantization, StoredConfig):
-            tensors = read_quantized(iterate_tensors(files), tensor_names(files), quantization, folder.name)
+            tensors = read_quantized(iterate_tensors(files), tensor_files(files), quantization)
         convert = getattr(model, "convert_checkpoint", None)
         for name, tensor in tensors if convert is None else convert(tensors):
             for part, values in _parts(model, folder, name, tensor):
@@ -80,6 +80,8 @@ def _parts(
 
 def _fill(slot: WeightSlot, folder: Path, name: str, value: Tensor | QuantizedWeight) -> None:
     stored = name if isinstance(value, Tensor) else value.source
+    if isinstance(value, Tensor) and slot.shape == (1,) and value.dim() == 0:
+        value = value.view(1)
     if slot.shape != tuple(value.shape):
         raise ValueError(
             f"{folder.name}: weight {stored} has shape {tuple(value.shape)}, but config.json means {slot.shape}"

@@ -22,7 +22,7 @@ _IRRELEVANT = re.compile(
     max_length|min_length|do_sample|temperature|top_k|top_p|typical_p|num_beams|num_return_sequences|repetition_penalty|
     length_penalty|no_repeat_ngram_size|encoder_no_repeat_ngram_size|bad_words_ids|num_beam_groups|diversity_penalty|
     forced_.*|remove_invalid_values|exponential_decay_length_penalty|suppress_tokens|begin_suppress_tokens|
-    early_stopping|transformers\\.js_config|quantization_config|language|.*_in_fp32|fp32_.*|
+    early_stopping|transformers\\.js_config|quantization_config|compression_config|language|.*_in_fp32|fp32_.*|
     reorder_and_upcast_attn|layerdrop|ffn_dropout|z_loss.*|.*loss.*|cache_implementation|
     n_ctx|model_max_length|tokenizer_model_max_length|max_sequence_length|predict_special_tokens|is_llama_config|
     tokenizer_name|org_vocab_size""".replace("\n    ", "")

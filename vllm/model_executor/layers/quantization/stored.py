@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -22,11 +22,11 @@ class StoredTensors:
     """The tensors of one module, by their names within it.
 
     Attributes:
-        folder: the model folder's name, for errors.
+        where: the file that holds them, for errors.
         module: the checkpoint's name of the module.
     """
 
-    folder: str
+    where: str
     module: str
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
@@ -57,7 +57,7 @@ class StoredTensors:
 
     def error(self, name: str, problem: str) -> ValueError:
         """The error for a tensor that cannot be used."""
-        return ValueError(f"{self.folder}: {self.module}.{name} {problem}")
+        return ValueError(f"{self.where}: {self.module}.{name} {problem}")
 
 
 _Read = Callable[[StoredTensors], QuantizedWeight]
@@ -120,33 +120,32 @@ class StoredConfig(QuantizationConfig):
 
 
 def read_quantized(
-    tensors: Iterable[tuple[str, Tensor]], names: Iterable[str], config: StoredConfig, folder: str
+    tensors: Iterable[tuple[str, Tensor]], files: Mapping[str, str], config: StoredConfig
 ) -> Iterator[tuple[str, Value]]:
     """A checkpoint's tensors, with those of each quantised module as one: its `weight`.
 
     Args:
-        names: of all tensors.
-        folder: the model folder's name, for errors.
+        files: by the names of all tensors, the file that each is in, for errors.
 
     Raises:
         ValueError: a module lacks a tensor, or one is not what the format says.
     """
-    expected = _quantized_modules(names, config, folder)
+    expected = _quantized_modules(files, config)
     if not expected:
         raise ValueError(
-            f"{folder} has no quantised weight, but its quantization_config is of method {config.get_name()!r}, whose "
-            f"weights have tensors {', '.join(config.names[:3])}"
+            f"{', '.join(sorted(set(files.values())))} has no quantised weight, but its quantization_config is of "
+            f"method {config.get_name()!r}, whose weights have tensors {', '.join(config.names[:3])}"
         )
     pending: dict[str, StoredTensors] = {}
     for name, tensor in tensors:
         module, own = _split(name, config)
         read, wanted = expected.get(module, (None, set()))
         if read is None or own not in wanted:
-            if (own == "weight" and not tensor.dtype.is_floating_point) or tensor.dtype.itemsize == 1:
-                raise ValueError(f"{folder}: {name} has dtype {tensor.dtype}, but no scales beside it")
+            if own == "weight" and (not tensor.dtype.is_floating_point or tensor.dtype.itemsize == 1):
+                raise ValueError(f"{files[name]}: {name} has dtype {tensor.dtype}, but no scales beside it")
             yield name, tensor
             continue
-        stored = pending.setdefault(module, StoredTensors(folder, module))
+        stored = pending.setdefault(module, StoredTensors(files[name], module))
         stored.tensors[own] = tensor
         if len(stored.tensors) == len(wanted):
             del pending[module]
@@ -162,12 +161,14 @@ def _split(name: str, config: StoredConfig) -> tuple[str, str]:
     return module, own
 
 
-def _quantized_modules(names: Iterable[str], config: StoredConfig, folder: str) -> dict[str, tuple[_Read, set[str]]]:
+def _quantized_modules(files: Mapping[str, str], config: StoredConfig) -> dict[str, tuple[_Read, set[str]]]:
     """By module, how its weight is read, and the names of the tensors that this takes."""
     modules: dict[str, set[str]] = {}
-    for name in names:
+    where: dict[str, str] = {}
+    for name, file in files.items():
         module, own = _split(name, config)
         modules.setdefault(module, set()).add(own)
+        where[module] = file
     found = {}
     for module, stored in modules.items():
         if stored.isdisjoint(config.names):
@@ -175,12 +176,12 @@ def _quantized_modules(names: Iterable[str], config: StoredConfig, folder: str) 
         try:
             form = config.weight_format(module, stored)
         except ValueError as error:
-            raise ValueError(f"{folder}: {module}: {error}") from None
+            raise ValueError(f"{where[module]}: {module}: {error}") from None
         lacking = [own for own in form.required if own not in stored]
         if lacking:
             has = ", ".join(sorted(stored & {*config.names, *config.shared_names}))
             raise ValueError(
-                f"{folder} lacks {', '.join(f'{module}.{own}' for own in lacking)}: a weight of method "
+                f"{where[module]} lacks {', '.join(f'{module}.{own}' for own in lacking)}: a weight of method "
                 f"{config.get_name()!r} has {', '.join(form.required)}, this one has {has}"
             )
         found[module] = form.read, stored & {*form.required, *form.optional}

@@ -1,0 +1,192 @@
+"""Files and settings that cannot be used: an error that names them, before anything is computed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import quantized_packing as packing
+import torch
+from quantized_models import make_llm, make_quantized
+from safetensors.torch import load_file, save_file
+from test_formats import FLOAT4, FLOAT8, INT8, ROWS, compressed, only_blocks
+
+from vllm import LLM
+
+Q = "model.layers.0.self_attn.q_proj"
+
+
+def make(name: str, folder, change=lambda tensors: None, **settings):
+    """ROWS' checkpoint with other tensors, and with other settings."""
+    row = ROWS[name]
+    make_quantized(folder, only_blocks(row.pack), row.settings | settings, num_hidden_layers=1)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def without(name):
+    return lambda tensors: tensors.pop(f"{Q}.{name}")
+
+
+def with_value(name, index, value):
+    def change(tensors):
+        tensors[f"{Q}.{name}"][index] = value
+
+    return change
+
+
+def replaced(name, make_new):
+    return lambda tensors: tensors.update({f"{Q}.{name}": make_new(tensors[f"{Q}.{name}"]).contiguous()})
+
+
+NO_SCALES = r"model.safetensors lacks model.layers.0.self_attn.q_proj.{}: a weight of method '{}' has "
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        ("gptq-4", without("scales"), NO_SCALES.format("scales", "gptq")),
+        ("gptq-4", without("qweight"), NO_SCALES.format("qweight", "gptq")),
+        ("gptq-desc-act", without("g_idx"), r"q_proj.g_idx is missing: .* desc_act=True"),
+        ("gptq-4", replaced("scales", lambda x: x[:-1]), r"q_proj.scales has shape \(3, 128\), expected \(4, 128\)"),
+        (
+            "gptq-4",
+            replaced("scales", lambda x: x.to(torch.int32)),
+            r"q_proj.scales has dtype int32, expected float16 or",
+        ),
+        ("gptq-4", replaced("qzeros", lambda x: x[:, 1:]), r"q_proj.qzeros has shape \(4, 15\), expected \(4, 16\)"),
+        ("gptq-4", replaced("qweight", lambda x: x[:-4]), r"q_proj.(scales|g_idx) has shape .*, expected"),
+        ("gptq-desc-act", with_value("g_idx", 5, 4), r"q_proj.g_idx has values outside of \[0, 4\)"),
+        ("gptq-desc-act", with_value("g_idx", 5, -1), r"q_proj.g_idx has values outside of \[0, 4\)"),
+        ("gptq-4", with_value("g_idx", 5, 1), r"q_proj.g_idx is not that of groups of 32 inputs.*desc_act=False"),
+        ("awq-32", without("qzeros"), NO_SCALES.format("qzeros", "awq")),
+        ("awq-32", replaced("qzeros", lambda x: x[1:]), r"q_proj.qzeros has shape \(3, 16\), expected \(4, 16\)"),
+        ("squeezellm", replaced("lookup_table", lambda x: x[:, :8]), r"q_proj.lookup_table has shape \(128, 8\)"),
+        ("squeezellm-sparse", without("vals"), NO_SCALES.format("vals", "squeezellm")),
+        ("squeezellm-sparse", with_value("cols", 0, 128), r"q_proj.cols has values outside of \[0, 128\)"),
+        ("squeezellm-sparse", with_value("rows", 3, 9999), r"q_proj.rows does not rise from 0"),
+        ("squeezellm-full-rows", with_value("full_row_indices", 0, 128), r"full_row_indices has values outside of"),
+        ("packed-4", without("weight_scale"), NO_SCALES.format("weight_scale", "compressed-tensors")),
+        ("packed-4-asym", without("weight_zero_point"), NO_SCALES.format("weight_zero_point", "compressed-tensors")),
+        ("packed-4", with_value("weight_shape", 1, 64), r"q_proj.weight_packed has 16 words, expected 8 for 64 codes"),
+        ("packed-actorder", with_value("weight_g_idx", 0, 9), r"q_proj.weight_g_idx has values outside of \[0, 4\)"),
+        ("int8", replaced("weight", lambda x: x.float()), r"q_proj.weight has dtype float32, expected int8"),
+        ("int8", without("weight_scale"), r"q_proj.weight has dtype torch.int8, but no scales beside it"),
+        ("nvfp4", without("weight_global_scale"), NO_SCALES.format("weight_global_scale", "compressed-tensors")),
+        ("fp8", without("weight_scale"), r"q_proj.weight has dtype torch.float8_e4m3fn, but no scales beside it"),
+        ("fp8", replaced("weight_scale", lambda x: torch.ones(3)), r"q_proj.weight_scale has shape \(3,\), expected"),
+        ("fp8-block", replaced("weight_scale_inv", lambda x: torch.ones(2, 1)), r"weight_scale_inv has shape \(2, 1\)"),
+        ("nf4", without("weight.quant_map"), NO_SCALES.format("weight.quant_map", "bitsandbytes")),
+        ("nf4", without("weight.nested_absmax"), NO_SCALES.format("weight.nested_absmax", "bitsandbytes")),
+        ("nf4", with_value("weight.quant_state.bitsandbytes__nf4", 0, 0), r"bitsandbytes__nf4 is not the JSON"),
+        ("nf4", replaced("weight", lambda x: x[:-1]), r"q_proj.weight has 8191 bytes, expected 8192"),
+        ("bitsandbytes-8", without("SCB"), NO_SCALES.format("SCB", "bitsandbytes")),
+        ("bitsandbytes-8", replaced("weight_format", lambda x: x + 1), r"q_proj.weight_format is not 0"),
+    ],
+)
+def test_files(name, change, problem, tmp_path):
+    make(name, tmp_path, change)
+    with pytest.raises(ValueError, match=problem) as error:
+        make_llm(tmp_path)
+    assert f"{tmp_path.name}/model.safetensors" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "problem"),
+    [
+        ("gptq-4", {"bits": 5}, r"config.json: quantization_config: bits must be one of 2, 3, 4, 8, got 5"),
+        ("gptq-4", {"bits": True}, r"bits must be one of"),
+        ("gptq-4", {"group_size": 48}, r"proj.qweight does not fit .*: group_size=48 does not divide the \d+ inputs"),
+        ("gptq-4", {"group_size": 64}, r"proj.scales has shape \(\d, 128\), expected \(\d, 128\)"),
+        ("gptq-4", {"group_size": 0}, r"group_size must be -1 or at least 1, got 0"),
+        ("gptq-4", {"bits": 8}, r"proj.scales has shape \(\d, 128\), expected \(\d, 128\)"),
+        ("gptq-4", {"checkpoint_format": "marlin"}, r"checkpoint_format must be gptq or gptq_v2, got 'marlin'"),
+        ("gptq-4", {"dynamic": {".*up_proj": {"bits": 7}}}, r"bits must be one of 2, 3, 4, 8, got 7"),
+        ("gptq-4", {"dynamic": {"-:.*q_proj": {}}}, r"q_proj: .*dynamic '-:.*q_proj' excludes it, but it is quantised"),
+        ("gptq-4", {"quant_method": "unheard"}, r"quant_method 'unheard': quantization must be one of"),
+        ("gptq-4", {"quant_method": "hqq"}, r"quant_method 'hqq': quantization='hqq' is not implemented: use a GPTQ"),
+        ("gptq-4", {"quant_method": "awq"}, r"proj.scales has shape"),
+        ("awq-32", {"bits": 8}, r"bits must be 4, got 8"),
+        ("awq-32", {"version": "gemv"}, r"version must be gemm, got 'gemv'"),
+        ("squeezellm", {"wbits": 2}, r"wbits must be one of 3, 4, got 2"),
+        ("packed-4", {"kv_cache_scheme": {"num_bits": 8}}, r"kv_cache_scheme is not implemented"),
+        ("packed-4", {"sparsity_config": {"format": "sparse-24-bitmask"}}, r"sparsity_config is not implemented"),
+        ("packed-4", {"transform_config": {"config_groups": {"u": {}}}}, r"transform_config is not implemented"),
+        ("packed-4", {"format": "marlin-24"}, r"group_0: format must be one of pack-quantized.*got 'marlin-24'"),
+        ("packed-4", {"config_groups": {}}, r"config_groups must name at least one group"),
+        ("packed-4", {"ignore": ["re:.*q_proj"]}, r"q_proj: quantization_config ignores it .* but it is quantised"),
+        ("packed-4", {"format": "float-quantized"}, r"weights of format float-quantized cannot be of type 'int'"),
+        ("fp8", {"activation_scheme": "guess"}, r"activation_scheme must be dynamic or static, got 'guess'"),
+        ("fp8-block", {"weight_block_size": [128]}, r"weight_block_size must be two sizes, got \[128\]"),
+    ],
+)
+def test_settings(name, settings, problem, tmp_path):
+    make(name, tmp_path, **settings)
+    with pytest.raises(ValueError, match=problem) as error:
+        make_llm(tmp_path)
+    assert tmp_path.name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (compressed(None, INT8 | {"strategy": "token"}, format="int-quantized"), r"strategy must be tensor, channel"),
+        (compressed(None, INT8 | {"dynamic": True}, format="int-quantized"), r"weights must not be dynamic"),
+        (compressed(None, INT8, {"num_bits": 4, "type": "int"}, format="int-quantized"), r"input_activations must be"),
+        (compressed(None, FLOAT8 | {"strategy": "block"}, format="float-quantized"), r"block_structure must be two"),
+        (compressed(None, FLOAT4 | {"strategy": "group"}, format="mxfp4-pack-quantized"), r"group_size must be at"),
+    ],
+)
+def test_schemes(row, problem, tmp_path):
+    make("packed-4", tmp_path, **row.settings)
+    with pytest.raises(ValueError, match=problem):
+        make_llm(tmp_path)
+
+
+def test_settings_without_quantised_weights(tmp_path):
+    make_quantized(tmp_path, only_blocks(packing.awq), {})
+    path = tmp_path / "model.safetensors"
+    plain = {name: tensor for name, tensor in load_file(path).items() if name.rpartition(".")[2] == "weight"}
+    save_file(plain, path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": ROWS["gptq-4"].settings}))
+    with pytest.raises(ValueError, match="has no quantised weight, but its quantization_config is of method 'gptq'"):
+        make_llm(tmp_path)
+    with pytest.raises(ValueError, match="load_format='dummy' makes up plain weights only"):
+        make_llm(tmp_path, load_format="dummy")
+
+
+def test_what_is_asked_for_must_agree(tmp_path):
+    make("gptq-4", tmp_path)
+    for name in ("gptq", "gptq_marlin", "gptq_bitblas", "auto_gptq"):
+        assert make_llm(tmp_path, quantization=name).llm_engine.vllm_config.model_config.quantization == "gptq"
+    for name in ("awq", "awq_marlin", "fp8", "int8", "compressed-tensors", "gguf"):
+        with pytest.raises(ValueError, match="config.json: quantization_config has quant_method 'gptq'"):
+            make_llm(tmp_path, quantization=name)
+    for name in ("hqq", "modelopt", "torchao", "unheard"):
+        with pytest.raises(ValueError, match=f"quantization.*'{name}'.*: use a GPTQ, AWQ"):
+            LLM(str(tmp_path), quantization=name)
+
+
+def test_where_the_settings_are(tmp_path):
+    make("gptq-4", tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    settings = config.pop("quantization_config")
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="quantization='gptq', but .*config.json has no quantization_config"):
+        make_llm(tmp_path, quantization="gptq")
+    for where, content in {
+        "quantize_config.json": {name: settings[name] for name in ("bits", "group_size", "desc_act", "sym")},
+        "quant_config.json": settings,
+    }.items():
+        (tmp_path / where).write_text(json.dumps(content))
+        assert make_llm(tmp_path).llm_engine.vllm_config.model_config.quantization == "gptq"
+        (tmp_path / where).unlink()
+    path.write_text(json.dumps(config | {"compression_config": settings}))
+    assert make_llm(tmp_path).llm_engine.vllm_config.model_config.quantization == "gptq"
+    (tmp_path / "quantize_config.json").write_text("{")
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="quantize_config.json is not JSON"):
+        make_llm(tmp_path)
