@@ -79,6 +79,7 @@ LinearArgs linear_args(const Tensor& x, const std::optional<Tensor>& bias, int64
   args.inner = x.size(1);
   args.x_stride = x.stride(0);
   args.out_columns = columns;
+  args.out_stride = columns;
   args.float_out = float_out;
   args.gated = gated;
   if (bias.has_value()) {
@@ -123,6 +124,84 @@ struct Norm {
     args.residual_stride = residual->stride(0);
     args.norm_weight = weight->data_ptr();
     args.eps = static_cast<float>(eps);
+  }
+};
+
+int64_t size_of(Stored type) {
+  switch (type) {
+    case Stored::none:
+    case Stored::u4_high:
+      return 0;
+    case Stored::f32:
+      return 4;
+    case Stored::f16:
+    case Stored::bf16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+// See quantized_panels.h.
+PanelLayout panel_layout(const Quantized& q) {
+  PanelLayout at{};
+  const int64_t groups = q.groups * 32, supers = q.supers * 32;
+  at.scales = (q.group_size + 7) / 8 * groups * q.bits;
+  at.offsets = at.scales + groups * size_of(q.scales);
+  at.zeros = at.offsets + groups * size_of(q.offsets);
+  at.super_scales = at.zeros + groups * size_of(q.zeros);
+  at.super_offsets = at.super_scales + supers * size_of(q.super_scales);
+  at.tables = at.super_offsets + supers * size_of(q.super_offsets);
+  at.size = at.tables + (q.values == Values::tables ? (int64_t{32} << q.bits) * 4 : 0);
+  // Whole cache lines.
+  at.size = (at.size + 63) / 64 * 64;
+  if (q.offsets == Stored::u4_high) at.offsets = at.scales;
+  return at;
+}
+
+// Of a quantised weight's parts: those that its description, int64 [kDescription], speaks of, and lookup tables.
+struct QuantizedParts {
+  const Tensor &panels, &description;
+  const std::optional<Tensor>&table, &order, &sparse_starts, &sparse_columns, &sparse_places, &sparse_values;
+
+  static constexpr int64_t kDescription = 11;
+
+  Quantized read(int64_t inner, int64_t num_panels) const {
+    check_shape(description, "description", {kDescription});
+    check_dtype(description, "description", ScalarType::Long, "int64");
+    check_contiguous(description, "description");
+    const int64_t* numbers = static_cast<const int64_t*>(description.data_ptr());
+    Quantized q{};
+    q.bits = numbers[0];
+    q.values = static_cast<Values>(numbers[1]);
+    q.group_size = numbers[2];
+    q.groups = numbers[3];
+    q.supers = numbers[4];
+    q.zero = static_cast<float>(numbers[5]);
+    Stored* types[] = {&q.scales, &q.offsets, &q.zeros, &q.super_scales, &q.super_offsets};
+    for (int i = 0; i < 5; ++i) *types[i] = static_cast<Stored>(numbers[6 + i]);
+    STD_TORCH_CHECK(q.groups * q.group_size >= inner, "description must have groups for x's ", inner, " columns");
+    q.at = panel_layout(q);
+    check_dtype(panels, "panels", ScalarType::Byte, "uint8");
+    check_contiguous(panels, "panels");
+    check_shape(panels, "panels", {num_panels, q.at.size});
+    q.table = read_part<float>(table, "table", ScalarType::Float, 16);
+    q.order = read_part<int64_t>(order, "order", ScalarType::Long, inner);
+    q.sparse_starts = read_part<int32_t>(sparse_starts, "sparse_starts", ScalarType::Int, -1);
+    q.sparse_columns = read_part<int32_t>(sparse_columns, "sparse_columns", ScalarType::Int, -1);
+    q.sparse_places = read_part<int32_t>(sparse_places, "sparse_places", ScalarType::Int, -1);
+    q.sparse_values = read_part<float>(sparse_values, "sparse_values", ScalarType::Float, -1);
+    return q;
+  }
+
+ private:
+  template <typename T>
+  static const T* read_part(const std::optional<Tensor>& part, const char* name, ScalarType dtype, int64_t size) {
+    if (!part.has_value()) return nullptr;
+    check_shape(*part, name, {size});
+    check_contiguous(*part, name);
+    check_dtype(*part, name, dtype, "of the kind that belongs there");
+    return static_cast<const T*>(part->data_ptr());
   }
 };
 
@@ -171,6 +250,65 @@ Tensor linear_int8(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t 
   return multiply(VLLM_KERNEL(linear_int8), args, x, weight, std::nullopt, bias, {residual, norm_weight, eps});
 }
 
+// See kernels/linear_quantized.cpp. With `out` [rows, all columns] the product's columns are written into it from column
+// `first` on, and it is returned.
+Tensor linear_quantized(Tensor x, Tensor panels, Tensor description, std::optional<Tensor> table,
+                        std::optional<Tensor> order, std::optional<Tensor> sparse_starts,
+                        std::optional<Tensor> sparse_columns, std::optional<Tensor> sparse_places,
+                        std::optional<Tensor> sparse_values, std::optional<Tensor> bias, int64_t columns,
+                        bool float_out, bool gated, std::optional<Tensor> residual,
+                        std::optional<Tensor> norm_weight, double eps, std::optional<Tensor> out, int64_t first) {
+  check_shape(x, "x", {-1, -1});
+  check_last_contiguous(x, "x");
+  const QuantizedParts parts{panels,        description,    table,         order,
+                             sparse_starts, sparse_columns, sparse_places, sparse_values};
+  LinearArgs args = linear_args(x, bias, columns, float_out, gated);
+  args.quant = parts.read(args.inner, num_panels(columns, gated));
+  args.weight = panels.data_ptr();
+  const Norm norm{residual, norm_weight, eps};
+  norm.set(args, x);
+  if (out.has_value()) {
+    check_shape(*out, "out", {args.rows, -1});
+    check_contiguous(*out, "out");
+    check_dtype(*out, "out", float_out ? ScalarType::Float : x.scalar_type(), "of the result");
+    STD_TORCH_CHECK(first >= 0 && first + columns <= out->size(1), "out must have columns ", first, " to ",
+                    first + columns);
+    args.out_stride = out->size(1);
+  }
+  Tensor result = out.has_value() ? *out : new_product(args, x);
+  args.out = static_cast<char*>(result.data_ptr()) + first * result.element_size();
+  if (args.rows > 0) {
+    launch([args, kernel = VLLM_KERNEL(linear_quantized)] { kernel(args); }, x, panels, table, order, sparse_starts,
+           sparse_places, sparse_values, bias, residual, norm_weight, result);
+  }
+  return result;
+}
+
+// [I, K] of the dtype of `like`: rows of the weight [columns, K].
+Tensor quantized_rows(Tensor rows, Tensor panels, Tensor description, std::optional<Tensor> table,
+                      std::optional<Tensor> order, std::optional<Tensor> sparse_starts,
+                      std::optional<Tensor> sparse_columns, std::optional<Tensor> sparse_places,
+                      std::optional<Tensor> sparse_values, int64_t columns, int64_t inner, Tensor like) {
+  const QuantizedParts parts{panels,        description,    table,         order,
+                             sparse_starts, sparse_columns, sparse_places, sparse_values};
+  QuantizedRowsArgs args{};
+  args.quant = parts.read(inner, num_panels(columns, false));
+  args.dtype = dtype_of(like, "like");
+  args.panels = panels.data_ptr();
+  args.inner = inner;
+  args.count = rows.size(0);
+  read_integers(rows, "rows", args.count, &args.rows, &args.narrow_rows);
+  for (int64_t i = 0; i < args.count; ++i) {
+    const int64_t row = args.rows ? args.rows[i] : args.narrow_rows[i];
+    STD_TORCH_CHECK(row >= 0 && row < columns, "rows must be in [0, ", columns, "), got ", row);
+  }
+  Tensor out = new_result(like, {args.count, inner});
+  args.out = out.data_ptr();
+  launch([args, kernel = VLLM_KERNEL(quantized_rows)] { kernel(args); }, rows, panels, table, order, sparse_starts,
+         sparse_columns, sparse_values, out);
+  return out;
+}
+
 }  // namespace
 }  // namespace vllm_cpu
 
@@ -183,6 +321,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def(
       "linear_int8(Tensor x, Tensor weight, Tensor? bias, int columns, bool float_out, bool gated, "
       "Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0) -> Tensor");
+  m.def(
+      "linear_quantized(Tensor x, Tensor panels, Tensor description, Tensor? table, Tensor? order, "
+      "Tensor? sparse_starts, Tensor? sparse_columns, Tensor? sparse_places, Tensor? sparse_values, Tensor? bias, "
+      "int columns, bool float_out, bool gated, Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0, "
+      "Tensor(b!)? out=None, int first=0) -> Tensor");
+  m.def(
+      "quantized_rows(Tensor rows, Tensor panels, Tensor description, Tensor? table, Tensor? order, "
+      "Tensor? sparse_starts, Tensor? sparse_columns, Tensor? sparse_places, Tensor? sparse_values, int columns, "
+      "int inner, Tensor like) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
@@ -190,4 +337,6 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("panel_rows", TORCH_BOX(&vllm_cpu::panel_rows));
   m.impl("linear", TORCH_BOX(&vllm_cpu::linear));
   m.impl("linear_int8", TORCH_BOX(&vllm_cpu::linear_int8));
+  m.impl("linear_quantized", TORCH_BOX(&vllm_cpu::linear_quantized));
+  m.impl("quantized_rows", TORCH_BOX(&vllm_cpu::quantized_rows));
 }

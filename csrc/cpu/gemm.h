@@ -11,6 +11,11 @@
 //                                              `ahead` with the runs of kRun values of k that it goes on by
 //   panel_size(args)        bytes of a panel
 //
+// and, if its panels are prepared before tiles pass by them, whose results are in args.prepared:
+//
+//   prepared_size(args)           floats that a thread needs for kPanelsAtATime panels
+//   prepare(args, panel, stop)    panels [panel, stop)
+//
 // Include only from kernels/*.cpp.
 #pragma once
 
@@ -47,11 +52,26 @@ struct Ahead {
 };
 
 template <typename Product>
+concept PreparesPanels = requires(const LinearArgs& a) { Product::prepared_size(a); };
+
+// A thread's arguments, with its memory.
+template <typename Product>
+struct ThreadArgs {
+  LinearArgs args;
+  Scratch<float> prepared;
+  explicit ThreadArgs(const LinearArgs& a) : args(a), prepared(size(a)) { args.prepared = prepared.get(); }
+  static int64_t size(const LinearArgs& a) {
+    if constexpr (PreparesPanels<Product>) return Product::prepared_size(a);
+    return 0;
+  }
+};
+
+template <typename Product>
 class Gemm {
  public:
   static void run(LinearArgs a) {
     a.streams = kStreamsLines && a.float_out && a.rows * a.out_columns * int64_t{sizeof(float)} >= kStreamedBytes &&
-                a.out_columns % kLanes == 0 && reinterpret_cast<uintptr_t>(a.out) % 64 == 0;
+                a.out_stride == a.out_columns && a.out_columns % kLanes == 0 && reinterpret_cast<uintptr_t>(a.out) % 64 == 0;
     const int64_t row_bytes = Product::packed_row(a) * sizeof(Element);
     const int64_t most = kBlockBytes / row_bytes / kMaxRows * kMaxRows;
     if (a.rows >= max_threads() * 4 * kMaxRows) {
@@ -124,6 +144,7 @@ class Gemm {
     for (int64_t panel = begin; panel < end; panel += Product::kPanelsAtATime) {
       const int64_t stop = least(panel + Product::kPanelsAtATime, end);
       const int64_t then = stop < end ? stop : next;
+      if constexpr (PreparesPanels<Product>) Product::prepare(a, panel, stop);
       // While the first tile passes, the panels themselves come from memory.
       const int64_t bytes = least(stop - panel, num_panels(a) - then) * Product::panel_size(a);
       const int64_t calls = (stop - panel + kFew - 1) / kFew, runs = num_runs(a);
@@ -149,9 +170,10 @@ class Gemm {
 #pragma omp parallel
     {
       Scratch<Element> packed((a.rows / blocks + 1) * Product::packed_row(a));
+      const ThreadArgs<Product> own(a);
       int64_t turn = 0;
       for (int64_t part = shares.claim(&turn); part < blocks; part = shares.claim(&turn)) {
-        multiply_rows(a, a.rows * part / blocks, a.rows * (part + 1) / blocks, packer, packed.get());
+        multiply_rows(own.args, a.rows * part / blocks, a.rows * (part + 1) / blocks, packer, packed.get());
       }
       if (a.streams) finish_streams();
     }
@@ -178,6 +200,7 @@ class Gemm {
     {
 #pragma omp for schedule(static)
       for (int64_t row = 0; row < a.rows; ++row) packer.pack(row, tiles, packed.get());
+      const ThreadArgs<Product> own(a);
 #pragma omp for schedule(dynamic) nowait
       for (int64_t part = 0; part < parts; ++part) {
         int64_t begin = panels * part / parts, end = panels * (part + 1) / parts;
@@ -185,7 +208,7 @@ class Gemm {
           begin = part < groups ? part * kFew : part + groups * (kFew - 1);
           end = begin + (part < groups ? kFew : 1);
         }
-        multiply_block(a, tiles, begin, end, begin + (end - begin) * threads, packed.get());
+        multiply_block(own.args, tiles, begin, end, begin + (end - begin) * threads, packed.get());
       }
       if (a.streams) finish_streams();
     }
@@ -213,7 +236,7 @@ inline Vec load_bias(const LinearArgs& a, int64_t column) {
 // Rounds kLanes values to the result's dtype and writes those that the result has.
 template <typename T>
 inline void write_values(const LinearArgs& a, Vec values, int64_t row, int64_t column) {
-  const int64_t left = a.out_columns - column, at = row * a.out_columns + column;
+  const int64_t left = a.out_columns - column, at = row * a.out_stride + column;
   float* floats = static_cast<float*>(a.out) + at;
   T* rounded = static_cast<T*>(a.out) + at;
   if (a.streams) {
@@ -254,7 +277,7 @@ template <typename T, bool kGated, bool kStreams, int R, int P>
   unroll<P>([&](auto p) VLLM_INLINE {
     const int64_t column = (panel + p) * kPanel + lane;
     const Vec low_bias = load_bias<T>(a, column), high_bias = load_bias<T>(a, column + 16);
-    const int64_t at = row * a.out_columns + (kGated ? (panel + p) * 16 + lane : column);
+    const int64_t at = row * a.out_stride + (kGated ? (panel + p) * 16 + lane : column);
     T* rounded = static_cast<T*>(a.out) + at;
     float* floats = static_cast<float*>(a.out) + at;
     unroll<R>([&](auto r) VLLM_INLINE {
@@ -268,8 +291,8 @@ template <typename T, bool kGated, bool kStreams, int R, int P>
         store(rounded, low);
         store(rounded + 16, high);
       }
-      rounded += a.out_columns;
-      floats += a.out_columns;
+      rounded += a.out_stride;
+      floats += a.out_stride;
     });
   });
 }

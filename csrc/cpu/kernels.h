@@ -89,6 +89,43 @@ struct PanelRowsArgs {
   bool pairs;
 };
 
+// What the numbers of a quantised weight are stored as.
+enum class Stored : int8_t { none, f32, f16, bf16, u8, i8, e4m3, e8m0, u4_low, u4_high };
+
+// What a quantised weight's codes stand for: themselves (of 8 bits: less 128), a table's values, those of a table for each
+// column, or 8-bit floats.
+enum class Values : int8_t { integers, table, tables, e4m3, e5m2 };
+
+// Where in a panel of a quantised weight each part begins, and its size in bytes.
+struct PanelLayout {
+  int64_t scales, offsets, zeros, super_scales, super_offsets, tables, size;
+};
+
+// How a quantised weight is packed: see quantized_panels.h.
+struct Quantized {
+  PanelLayout at;
+  int64_t bits, group_size, groups, supers;
+  Values values;
+  Stored scales, offsets, zeros, super_scales, super_offsets;
+  float zero;                   // subtracted from all values
+  const float* table;           // [16], repeated if it is shorter, less `zero`; or null
+  const int64_t* order;         // [inner]: where in x a column of codes finds its factor, or null
+  const int32_t* sparse_starts;  // [columns + 1], or null: further values to add
+  const int32_t* sparse_columns;
+  const int32_t* sparse_places;  // where a packed row has x of that column
+  const float* sparse_values;
+};
+
+struct QuantizedRowsArgs {
+  DType dtype;  // of the result
+  Quantized quant;
+  const void* panels;
+  const int64_t* rows;  // [count], or null
+  const int32_t* narrow_rows;
+  void* out;  // [count, inner]
+  int64_t inner, count;
+};
+
 struct LinearArgs {
   DType dtype;
   const void* x;       // [rows, inner]
@@ -97,8 +134,11 @@ struct LinearArgs {
   const void* bias;    // [columns], or null
   void* out;           // [rows, out_columns], float32 when float_out
   int64_t rows, columns, inner, x_stride, out_columns;
+  int64_t out_stride;
   bool float_out;
   bool pairs;  // how the weight is packed
+  Quantized quant;  // of linear_quantized
+  float* prepared;  // memory of the product's own for the panels that it is at
   // silu(first half) * second half of each panel: 16 columns of the result.
   bool gated;
   // The product's own affair: the result is written past the caches.
@@ -180,6 +220,8 @@ struct TopPArgs {
   void panel_rows(const PanelRowsArgs& args);         \
   void linear(const LinearArgs& args);                \
   void linear_int8(const LinearArgs& args);           \
+  void linear_quantized(const LinearArgs& args);      \
+  void quantized_rows(const QuantizedRowsArgs& args); \
   void token_readings(const TokenReadingsArgs& args); \
   void count_above(const CountAboveArgs& args);       \
   void topk(const TopkArgs& args);                    \

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import DTYPES, assert_accurate, strided
+from backends import DTYPES, assert_accurate, chosen, strided
+from layouts import CPP_LEVELS, LEVELS, needs_kernels
 from torch import Tensor
 
 from vllm.ops.quantized_linear import pack_quantized, quantized_embedding, quantized_linear, take_quantized_rows
 from vllm.ops.quantized_tensor import QuantizedTensor, SparseRows, can_concatenate, concatenate
+from vllm.ops.recording import Recording
+from vllm.ops.rms_norm import AddedNorm
 
 # Columns, inputs, group size: none a multiple of a panel's 32, or of the codes in a byte.
 SHAPES = [(1, 1, 1), (31, 7, 3), (33, 96, 32), (70, 256, 64), (40, 200, 200), (35, 130, 16)]
@@ -124,37 +128,59 @@ def test_the_weight_of_a_definition(kind: str, bits: int) -> None:
     torch.testing.assert_close(got.double(), truth, rtol=4e-7, atol=4e-6)
 
 
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize(("kind", "bits"), EACH_KIND)
 @pytest.mark.parametrize(("columns", "inner", "group"), SHAPES)
-def test_products(kind: str, bits: int, columns: int, inner: int, group: int) -> None:
+def test_products(backend: str, kind: str, bits: int, columns: int, inner: int, group: int) -> None:
     torch.manual_seed(columns)
-    check_product(random_weight(columns, inner, group, kind, bits))
+    check_product(backend, random_weight(columns, inner, group, kind, bits))
 
 
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 @pytest.mark.parametrize(("columns", "inner", "group"), SHAPES)
-def test_products_of_float8(dtype: torch.dtype, columns: int, inner: int, group: int) -> None:
+def test_products_of_float8(backend: str, dtype: torch.dtype, columns: int, inner: int, group: int) -> None:
     torch.manual_seed(columns)
-    check_product(float8_weight(columns, inner, group, dtype))
+    check_product(backend, float8_weight(columns, inner, group, dtype))
 
 
-def check_product(weight: QuantizedTensor) -> None:
+def assert_near(got: Tensor, truth: Tensor, x: Tensor, weight: QuantizedTensor) -> None:
+    """Off by a rounding to its dtype, and by what float32 sums may lose of all that is added: products with codes, and
+    what their zero points and offsets take back."""
+    codes = replace(weight, zero_points=0, offsets=None, super_offsets=None).dequantize()
+    added = codes.abs() + (weight.dequantize() - codes).abs()
+    allowed = 0.505 * torch.finfo(got.dtype).eps * truth.abs() + 1e-6 * F.linear(x.double().abs(), added.double())
+    allowed += 1e-6 * truth.abs() + torch.finfo(got.dtype).smallest_normal
+    assert got.shape == truth.shape and ((got.double() - truth).abs() <= allowed).all()
+
+
+def check_product(backend: str, weight: QuantizedTensor) -> None:
     columns, inner = weight.shape
     dense = weight.dequantize().double()
-    packed = pack_quantized(weight, None)
-    for dtype in DTYPES:
-        bias, x = torch.randn(columns).to(dtype), strided(torch.randn(max(ROWS), inner)).to(dtype)
-        for rows in ROWS:
-            got = quantized_linear(x[:rows], packed)
-            assert got.dtype == dtype and got.is_contiguous()
-            assert_accurate("cpp", got, F.linear(x[:rows].double(), dense), slack=SLACK)
-        unrounded = quantized_linear(x, pack_quantized(weight, bias), float_out=True)
-        assert unrounded.dtype == torch.float32
-        assert_accurate("cpp", unrounded, F.linear(x.double(), dense, bias.double()), slack=SLACK)
+    with chosen(backend):
+        packed = pack_quantized(weight, None)
+        for dtype in DTYPES:
+            bias, x = torch.randn(columns).to(dtype), strided(torch.randn(max(ROWS), inner)).to(dtype)
+            unrounded = quantized_linear(x, packed, float_out=True)
+            assert unrounded.dtype == torch.float32
+            assert_near(unrounded, F.linear(x.double(), dense), x, weight)
+            biased = quantized_linear(x, pack_quantized(weight, bias))
+            assert biased.dtype == dtype
+            assert_near(biased, F.linear(x.double(), dense, bias.double()), x, weight)
+            for rows in ROWS if backend != "reference" else ():
+                got = quantized_linear(x[:rows], packed)
+                assert got.dtype == dtype and got.is_contiguous()
+                assert torch.equal(got, unrounded[:rows].to(dtype))
 
 
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize(("kind", "bits"), EACH_KIND)
-def test_rows(kind: str, bits: int) -> None:
+def test_rows(backend: str, kind: str, bits: int) -> None:
+    with chosen(backend):
+        check_rows(backend, kind, bits)
+
+
+def check_rows(backend: str, kind: str, bits: int) -> None:
     torch.manual_seed(3)
     weight = random_weight(70, 96, 32, kind, bits)
     dense, rows = weight.dequantize(), torch.tensor([69, 0, 31, 32, 0, 64])
@@ -164,7 +190,9 @@ def test_rows(kind: str, bits: int) -> None:
     packed = pack_quantized(weight, bias)
     taken = take_quantized_rows(packed, rows)
     assert taken.shape == (6, 96)
-    assert torch.allclose(quantized_linear(x, taken), quantized_linear(x, packed)[:, rows], rtol=1e-5, atol=1e-5)
+    got, want = quantized_linear(x, taken), quantized_linear(x, packed)[:, rows]
+    # The library chooses the order of its sums by the shape.
+    assert torch.allclose(got, want, rtol=1e-5, atol=1e-5) if backend == "reference" else torch.equal(got, want)
     for dtype in DTYPES:
         assert torch.equal(quantized_embedding(rows.int(), packed, dtype), dense[rows].to(dtype))
 
@@ -202,8 +230,9 @@ def test_super_groups_are_not_cut() -> None:
         weight.take_columns(0, 16)
 
 
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize(("kind", "bits"), EACH_KIND)
-def test_several_weights_in_one(kind: str, bits: int) -> None:
+def test_several_weights_in_one(backend: str, kind: str, bits: int) -> None:
     weights = [random_weight(rows, 96, 32, kind, bits) for rows in (5, 40, 1)]
     order = weights[0].input_order
     weights = [replace(weight, input_order=order) for weight in weights]
@@ -211,20 +240,24 @@ def test_several_weights_in_one(kind: str, bits: int) -> None:
     assert can_concatenate(weights)
     assert torch.equal(concatenate(weights).dequantize(), dense)
     x = torch.randn(3, 96)
-    got = quantized_linear(x, pack_quantized(weights, None))
+    with chosen(backend):
+        got = quantized_linear(x, pack_quantized(weights, None))
     assert_accurate("cpp", got, F.linear(x.double(), dense.double()), slack=SLACK)
 
 
-def test_weights_of_several_formats_in_one_product() -> None:
+@pytest.mark.parametrize("backend", LEVELS)
+def test_weights_of_several_formats_in_one_product(backend: str) -> None:
     torch.manual_seed(5)
     weights = [random_weight(20, 96, 32, "zeros"), random_weight(33, 96, 16, "super", 6)]
     assert not can_concatenate(weights)
     with pytest.raises(ValueError, match="must agree: bits: 4, 6"):
         concatenate(weights)
     x, bias = torch.randn(3, 96), torch.randn(53)
-    packed = pack_quantized(weights, bias)
     dense = torch.cat([weight.dequantize() for weight in weights]).double()
-    assert_accurate("cpp", quantized_linear(x, packed), F.linear(x.double(), dense, bias.double()), slack=SLACK)
+    with chosen(backend):
+        packed = pack_quantized(weights, bias)
+        got = quantized_linear(x, packed)
+    assert_accurate("cpp", got, F.linear(x.double(), dense, bias.double()), slack=SLACK)
     with pytest.raises(ValueError, match="rows can be taken of a weight in one format"):
         take_quantized_rows(packed, torch.tensor([1]))
 
@@ -249,10 +282,122 @@ def test_what_does_not_fit_is_named(changes: dict, complaint: str) -> None:
         replace(random_weight(5, 64, 16, "plain"), **changes)
 
 
-def test_packed_bytes_are_those_of_the_codes() -> None:
-    for bits in (2, 3, 4, 5, 6, 8):
-        packed = pack_quantized(random_weight(64, 256, 32, "zeros", bits), None)
-        assert sum(plane.nbytes for plane in packed.parts[0].planes) == 64 * 256 * bits // 8
+@needs_kernels
+@pytest.mark.parametrize(
+    ("weight", "num_bytes"),
+    [
+        # Bytes that the files have for 64 rows of 256.
+        (lambda: random_weight(64, 256, 32, "zeros"), 64 * 256 // 32 * 18.5),
+        (lambda: random_weight(64, 256, 32, "half offsets"), 64 * 256 // 32 * 20),
+        (lambda: random_weight(64, 256, 32, "zero", 8), 64 * 256 // 32 * 34),
+        (lambda: random_weight(64, 256, 16, "super", 6), 64 * 210),
+        (lambda: random_weight(64, 256, 16, "super", 3), 64 * 110),
+        (lambda: k_quant(2), 64 * 84),
+        (lambda: k_quant(4), 64 * 144),
+        (lambda: k_quant(5), 64 * 176),
+    ],
+    ids=["GPTQ", "Q4_1", "Q8_0", "Q6_K", "Q3_K", "Q2_K", "Q4_K", "Q5_K"],
+)
+def test_packed_bytes_are_near_the_file_s(weight: Callable[[], QuantizedTensor], num_bytes: float) -> None:
+    with chosen("cpp"):
+        packed = pack_quantized(weight(), None)
+    assert packed.nbytes <= 1.07 * num_bytes
+
+
+def k_quant(bits: int) -> QuantizedTensor:
+    """64 rows of 256: Q2_K, Q4_K or Q5_K."""
+    groups, most = (16, 16) if bits == 2 else (8, 64)
+    sub = [torch.randint(0, most, (64, groups), dtype=torch.uint8) for _ in range(2)]
+    supers = [torch.rand(64, 1).half(), -torch.rand(64, 1).half()]
+    codes = torch.randint(0, 2**bits, (64, 256), dtype=torch.uint8)
+    return QuantizedTensor(
+        *(codes, bits, sub[0], 256 // groups), offsets=sub[1], super_scales=supers[0], super_offsets=supers[1]
+    )
+
+
+@pytest.mark.parametrize("backend", LEVELS)
+def test_scales_and_offsets_of_four_bits(backend: str) -> None:
+    torch.manual_seed(6)
+    check_product(backend, k_quant(2))
+
+
+@pytest.mark.parametrize("backend", CPP_LEVELS)
+@pytest.mark.parametrize(("kind", "bits"), EACH_KIND)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_does_not_depend_on_its_batch(backend: str, kind: str, bits: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(7)
+    weight, x = random_weight(100, 320, 64, kind, bits), torch.randn(150, 320).to(dtype)
+    with chosen(backend):
+        packed = pack_quantized(weight, None)
+        together = quantized_linear(x, packed, float_out=True)
+        for rows in (1, 2, 3, 4, 5, 7, 14, 64):
+            for first in (0, 17, 86):
+                alone = quantized_linear(x[first : first + rows], packed, float_out=True)
+                assert torch.equal(alone, together[first : first + rows])
+
+
+@pytest.mark.parametrize("backend", CPP_LEVELS)
+@pytest.mark.parametrize("kind", ["zeros", "table"])
+@pytest.mark.parametrize("inner", [3, 16, 37])
+def test_gated_products(backend: str, kind: str, inner: int) -> None:
+    torch.manual_seed(inner)
+    weight = random_weight(2 * inner, 96, 32, kind)
+    weight = replace(weight, scales=weight.scales / 16)
+    for dtype in DTYPES:
+        bias, x = torch.randn(2 * inner).to(dtype), torch.randn(20, 96).to(dtype)
+        with chosen(backend):
+            packed = pack_quantized(weight, bias, gated=True)
+            assert packed.gated
+            got = quantized_linear(x, packed, float_out=True)
+            assert torch.equal(quantized_linear(x[7:8], packed, float_out=True), got[7:8])
+        gate, up = F.linear(x.double(), weight.dequantize().double(), bias.double()).chunk(2, dim=1)
+        # Both factors have their errors, and the exponential one of its own.
+        assert_accurate("cpp", got, F.silu(gate) * up, slack=4 * SLACK)
+
+
+@pytest.mark.parametrize("backend", CPP_LEVELS)
+def test_norms_before_products(backend: str) -> None:
+    torch.manual_seed(8)
+    weights = [random_weight(20, 96, 32, "zeros"), random_weight(33, 96, 16, "super", 6)]
+    x, residual, scale = (torch.randn(*size).bfloat16() for size in ((5, 96), (5, 96), (96,)))
+    with chosen(backend):
+        for each in (weights[:1], weights):
+            packed = pack_quantized(each, None)
+            summed = residual.clone()
+            got = quantized_linear(x, packed, norm=AddedNorm(summed, scale, 1e-5))
+            again = residual.clone()
+            assert torch.equal(got, quantized_linear(AddedNorm(again, scale, 1e-5)(x), packed))
+            assert torch.equal(summed, again)
+
+
+@needs_kernels
+def test_what_the_kernels_do_not_know_takes_the_reference() -> None:
+    torch.manual_seed(9)
+    not_a_number = float8_weight(5, 32, 16, torch.float8_e4m3fn)
+    not_a_number.codes.view(torch.uint8)[0, 0] = 0x7F
+    x = torch.randn(2, 32)
+    wide_table = random_weight(5, 32, 16, "table", 6)
+    with chosen("cpp"):
+        assert quantized_linear(x, pack_quantized(not_a_number, None)).isnan().tolist() == [[True] + [False] * 4] * 2
+        got = quantized_linear(x, pack_quantized(wide_table, None))
+    assert_accurate("cpp", got, F.linear(x.double(), wide_table.dequantize().double()), slack=SLACK)
+
+
+@needs_kernels
+def test_recorded_products_run_again() -> None:
+    torch.manual_seed(10)
+    weights = [random_weight(20, 96, 32, "zeros"), random_weight(33, 96, 16, "super", 6)]
+    x, ids = torch.randn(2, 96).bfloat16(), torch.tensor([3, 19], dtype=torch.int32)
+    with chosen("cpp"):
+        both, one = pack_quantized(weights, None), pack_quantized(weights[0], None)
+        with Recording() as recording:
+            got, rows = quantized_linear(x, both), quantized_embedding(ids, one, torch.bfloat16)
+        assert not recording.missed
+        x.copy_(torch.randn(2, 96))
+        ids.copy_(torch.tensor([0, 7]))
+        recording.replay()
+        assert torch.equal(got, quantized_linear(x, both))
+        assert torch.equal(rows, quantized_embedding(ids, one, torch.bfloat16))
 
 
 def test_the_width_of_x_is_checked() -> None:

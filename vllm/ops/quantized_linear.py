@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from vllm.ops._dispatch import implementation
+from vllm.ops.code_planes import join_planes, split_planes
+from vllm.ops.packed_linear import interleave_gate
+from vllm.ops.quantized_panels import QuantizedPanels, fits_panels, pack_panels
 from vllm.ops.quantized_tensor import QuantizedTensor, SparseRows, can_concatenate, concatenate
 from vllm.ops.rms_norm import AddedNorm
 
@@ -26,15 +31,13 @@ __all__ = [
     "take_quantized_rows",
 ]
 
-# Bits of the planes that codes are cut into, low bits first: several codes of a plane fill a byte.
-_PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 # Of a weight that is widened at a time.
 _TILE_BYTES = 2**22
 
 
 @dataclass
-class PackedPart:
-    """Rows of a weight that are packed alike.
+class PlainPart:
+    """Rows of a weight for the PyTorch reference.
 
     Attributes:
         planes: uint8 [N, ceil(K bits / 8)], one tensor for each of the planes; or the float8 codes [N, K].
@@ -46,8 +49,19 @@ class PackedPart:
 
     def rows(self, rows: Tensor | slice) -> QuantizedTensor:
         """W[rows], codes unpacked."""
-        codes = _join_planes([plane[rows] for plane in self.planes], self.rest.bits, self.rest.shape[1])
+        codes = join_planes([plane[rows] for plane in self.planes], self.rest.bits, self.rest.shape[1])
         return replace(self.rest.take_rows(rows), codes=codes)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rest.shape
+
+    @property
+    def nbytes(self) -> int:
+        return sum(plane.nbytes for plane in self.planes) + self.rest.scales.nbytes
+
+    def take_rows(self, rows: Tensor) -> PlainPart:
+        return _plain(self.rows(rows))
 
 
 @dataclass
@@ -55,15 +69,20 @@ class PackedQuantized:
     """A quantised weight ready to multiply with.
 
     Attributes:
-        parts: the weight's rows, in order: matrices of several formats may be one weight.
+        parts: the weight's rows, in order: matrices of several formats may be one weight. All are plain, or none is.
         bias: [N] in the dtype of the activations, or None.
         shape, gated: as in PackedLinear.
     """
 
-    parts: tuple[PackedPart, ...]
+    parts: tuple[PlainPart | QuantizedPanels, ...]
     bias: Tensor | None
     shape: tuple[int, int]
     gated: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weight; bias and indices of sparse values apart."""
+        return sum(part.nbytes for part in self.parts)
 
 
 def pack_quantized(
@@ -75,14 +94,20 @@ def pack_quantized(
     """Take a weight [N, K] and a bias [N] over, without changing a value. Several weights are stacked in order; they
     need not have one format. `float_out` makes no difference; for `gated` see pack_linear. ValueError: the weights
     have different widths."""
-    del float_out, gated
+    del float_out
     weights = [weight] if isinstance(weight, QuantizedTensor) else list(weight)
     if len({each.shape[1] for each in weights}) != 1:
         raise ValueError(f"weights of one product must have one width, got {[each.shape for each in weights]}")
     if len(weights) > 1 and can_concatenate(weights):
         weights = [concatenate(weights)]
     shape = (sum(each.shape[0] for each in weights), weights[0].shape[1])
-    return PackedQuantized(tuple(map(_pack, weights)), bias, shape)
+    if implementation(weights[0].codes) != "cpp" or not all(map(fits_panels, weights)):
+        return PackedQuantized(tuple(map(_plain, weights)), bias, shape)
+    if gated and len(weights) == 1:
+        # Rows that are filled in are not read.
+        weights = [weights[0].take_rows(interleave_gate(torch.arange(shape[0])))]
+        bias = None if bias is None else interleave_gate(bias)
+    return PackedQuantized(tuple(map(pack_panels, weights)), bias, shape, gated and len(weights) == 1)
 
 
 def quantized_linear(
@@ -95,26 +120,16 @@ def quantized_linear(
     """
     if x.shape[-1] != packed.shape[1]:
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
-    if norm is not None:
-        x = norm(x)
-    wide = x.float()
-    tile = max(1, _TILE_BYTES // (4 * packed.shape[1]))
-    products = [
-        wide @ part.rows(slice(first, first + tile)).dequantize().T
-        for part in packed.parts
-        for first in range(0, part.rest.shape[0], tile)
-    ]
-    out = torch.cat(products, dim=1)
-    if packed.bias is not None:
-        out += packed.bias.float()
-    return out if float_out else out.to(x.dtype)
+    if isinstance(packed.parts[0], QuantizedPanels):
+        return _by_panels(x, packed, float_out, norm)
+    return _reference(x if norm is None else norm(x), packed, float_out)
 
 
 def take_quantized_rows(packed: PackedQuantized, rows: Tensor) -> PackedQuantized:
     """The weight's rows and their biases, packed as `packed` (not gated) is. `rows` are int64 [I] in [0, N), on the
     weight's device, in any order and not necessarily distinct. ValueError where the weight is stacked of several
     formats."""
-    taken = _pack(_only_part(packed).rows(rows))
+    taken = _only_part(packed).take_rows(rows)
     bias = None if packed.bias is None else packed.bias[rows]
     return PackedQuantized((taken,), bias, (len(rows), packed.shape[1]))
 
@@ -122,47 +137,58 @@ def take_quantized_rows(packed: PackedQuantized, rows: Tensor) -> PackedQuantize
 def quantized_embedding(token_ids: Tensor, packed: PackedQuantized, dtype: torch.dtype) -> Tensor:
     """[T, H] in `dtype`: the rows of a weight [V, H] that `token_ids` (int32 or int64 [T] in [0, V)) name. ValueError
     where the weight is stacked of several formats."""
-    return _only_part(packed).rows(token_ids.long()).dequantize().to(dtype)
+    part = _only_part(packed)
+    if isinstance(part, PlainPart):
+        return part.rows(token_ids.long()).dequantize().to(dtype)
+    return torch.ops.vllm_cpu.quantized_rows(token_ids, *part.arguments(), *part.shape, _like(dtype))
 
 
-def _only_part(packed: PackedQuantized) -> PackedPart:
+def _by_panels(x: Tensor, packed: PackedQuantized, float_out: bool, norm: AddedNorm | None) -> Tensor:
+    multiply = torch.ops.vllm_cpu.linear_quantized
+    if len(packed.parts) == 1:
+        columns = packed.shape[0] // 2 if packed.gated else packed.shape[0]
+        arguments = packed.parts[0].arguments()  # type: ignore[union-attr]
+        return multiply(x, *arguments, packed.bias, columns, float_out, packed.gated, *(norm or ()))
+    if norm is not None:
+        x = norm(x)
+    out = torch.empty(x.shape[0], packed.shape[0], dtype=torch.float32 if float_out else x.dtype)
+    first = 0
+    for part in packed.parts:
+        assert isinstance(part, QuantizedPanels)
+        rows = part.shape[0]
+        bias = None if packed.bias is None else packed.bias[first : first + rows]
+        multiply(x, *part.arguments(), bias, rows, float_out, False, None, None, 0.0, out, first)
+        first += rows
+    return out
+
+
+def _reference(x: Tensor, packed: PackedQuantized, float_out: bool) -> Tensor:
+    wide = x.float()
+    tile = max(1, _TILE_BYTES // (4 * packed.shape[1]))
+    products = [
+        wide @ part.rows(slice(first, first + tile)).dequantize().T
+        for part in packed.parts
+        if isinstance(part, PlainPart)
+        for first in range(0, part.shape[0], tile)
+    ]
+    out = torch.cat(products, dim=1)
+    if packed.bias is not None:
+        out += packed.bias.float()
+    return out if float_out else out.to(x.dtype)
+
+
+def _only_part(packed: PackedQuantized) -> PlainPart | QuantizedPanels:
     if len(packed.parts) != 1:
         raise ValueError(f"rows can be taken of a weight in one format, got {len(packed.parts)}")
     return packed.parts[0]
 
 
-def _pack(weight: QuantizedTensor) -> PackedPart:
-    planes = _split_planes(weight.codes, weight.bits)
-    return PackedPart(planes, replace(weight, codes=weight.codes.new_empty(1, 1).expand(weight.shape)))
+def _plain(weight: QuantizedTensor) -> PlainPart:
+    planes = split_planes(weight.codes, weight.bits)
+    return PlainPart(planes, replace(weight, codes=weight.codes.new_empty(1, 1).expand(weight.shape)))
 
 
-def _split_planes(codes: Tensor, bits: int) -> tuple[Tensor, ...]:
-    """[N, K] to [N, ceil(K b / 8)] for each plane's b bits; code i of a byte has its bits from i b on."""
-    if bits == 8:
-        return (codes.contiguous(),)
-    planes = []
-    below = 0
-    for width in _PLANES[bits]:
-        count = 8 // width
-        part = (codes >> below) & (2**width - 1)
-        part = torch.nn.functional.pad(part, (0, -part.shape[1] % count)).unflatten(1, (-1, count))
-        plane = part[:, :, 0].clone()
-        for i in range(1, count):
-            plane |= part[:, :, i] << (i * width)
-        planes.append(plane)
-        below += width
-    return tuple(planes)
-
-
-def _join_planes(planes: Sequence[Tensor], bits: int, inner: int) -> Tensor:
-    """_split_planes undone."""
-    if bits == 8:
-        return planes[0]
-    codes, below = None, 0
-    for plane, width in zip(planes, _PLANES[bits], strict=True):
-        shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=plane.device)
-        part = ((plane[:, :, None] >> shifts) & (2**width - 1)).flatten(1)[:, :inner] << below
-        codes = part if codes is None else codes | part
-        below += width
-    assert codes is not None
-    return codes
+@cache
+def _like(dtype: torch.dtype) -> Tensor:
+    """What tells an operator the dtype of its result."""
+    return torch.empty(0, dtype=dtype)

@@ -1,0 +1,237 @@
+"""Quantised weights in the layout of csrc/cpu/quantized_panels.h: panels of 32 rows, codes and scales side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vllm.ops.code_planes import PLANES, split_planes
+from vllm.ops.packed_linear import PANEL
+from vllm.ops.quantized_tensor import QuantizedTensor, SparseRows
+
+# Inputs of a group are filled up to whole units.
+UNIT = 8
+_TABLE = 16
+# Of codes that are packed at a time.
+_TILE_CODES = 2**22
+
+# As csrc/cpu/kernels.h numbers them.
+_STORED = {
+    torch.float32: 1,
+    torch.float16: 2,
+    torch.bfloat16: 3,
+    torch.uint8: 4,
+    torch.int8: 5,
+    torch.float8_e4m3fn: 6,
+    torch.float8_e8m0fnu: 7,
+}
+_NIBBLES = (8, 9)
+_INTEGERS, _TABLE_OF_ALL, _TABLE_A_ROW, _E4M3, _E5M2 = range(5)
+_FLOAT8 = {torch.float8_e4m3fn: _E4M3, torch.float8_e5m2: _E5M2}
+
+
+@dataclass
+class QuantizedPanels:
+    """Rows of a quantised weight [N, K] in panels.
+
+    Attributes:
+        panels: uint8 [ceil(N / 32), bytes of a panel].
+        description: int64 [11], Quantized in csrc/cpu/kernels.h.
+        table: float32 [16], what small codes stand for, or None.
+        order: int64 [K], QuantizedTensor.input_order.
+        sparse: int32 starts and columns, float32 values; with `places`, int32 [nnz]: where packed rows of x have those
+            columns.
+    """
+
+    panels: Tensor
+    description: Tensor
+    table: Tensor | None
+    order: Tensor | None
+    sparse: SparseRows | None
+    places: Tensor | None
+    shape: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        return self.panels.nbytes
+
+    def arguments(self) -> tuple[Tensor | None, ...]:
+        """As the operators take them."""
+        sparse = self.sparse
+        entries = (None, None) if sparse is None else (sparse.starts, sparse.columns)
+        values = None if sparse is None else sparse.values
+        return (self.panels, self.description, self.table, self.order, *entries, self.places, values)
+
+    def take_rows(self, rows: Tensor) -> QuantizedPanels:
+        """The rows W[rows], int64 [I], in panels of their own."""
+        panels = _new_panels(len(rows), self.panels.shape[1])
+        numbers = self.description.tolist()
+        panel, half, lane = rows // PANEL, rows % PANEL // 16, rows % 16
+        for source, target in zip(_views(self.panels, numbers), _views(panels, numbers), strict=True):
+            _write(target, source[panel, :, half, lane])
+        sparse, places = self.sparse, self.places
+        if sparse is not None:
+            numbered = replace(sparse, values=torch.arange(len(sparse.values))).take_rows(rows)
+            sparse, places = sparse.take_rows(rows), self.places[numbered.values]  # type: ignore[index]
+        return replace(self, panels=panels, sparse=sparse, places=places, shape=(len(rows), self.shape[1]))
+
+
+def fits_panels(weight: QuantizedTensor) -> bool:
+    """Whether the kernels know the kind of weight."""
+    if weight.values is not None and weight.bits > 4:
+        return False
+    supers = {part.shape[1] for part in (weight.super_scales, weight.super_offsets) if part is not None}
+    if len(supers) > 1 or 0 in weight.shape:
+        return False
+    if weight.codes.dtype == torch.float8_e4m3fn:
+        return not bool((weight.codes.view(torch.uint8) & 0x7F == 0x7F).any())
+    return True
+
+
+def pack_panels(weight: QuantizedTensor) -> QuantizedPanels:
+    """The weight, which fits, in panels; no value changes."""
+    zero = 0 if isinstance(weight.zero_points, Tensor) else weight.zero_points
+    kind = _FLOAT8.get(weight.codes.dtype, _INTEGERS)
+    table = None
+    if weight.values is not None:
+        kind = _TABLE_OF_ALL if weight.values.dim() == 1 else _TABLE_A_ROW
+    if kind != _TABLE_A_ROW and weight.bits <= 4:
+        values = torch.arange(2.0**weight.bits) if weight.values is None else weight.values.float()
+        table = (values - zero).repeat(_TABLE // len(values)).contiguous()
+    if kind == _INTEGERS and weight.bits == 8:
+        zero -= 128  # codes are kept less 128
+    stored, kinds = _stored_parts(weight)
+    supers = weight.super_scales if weight.super_scales is not None else weight.super_offsets
+    num_supers = 0 if supers is None else supers.shape[1]
+    numbers = [weight.bits, kind, weight.group_size, weight.num_groups, num_supers, zero, *kinds]
+    panels = _new_panels(weight.shape[0], _panel_bytes(numbers))
+    tile = max(1, _TILE_CODES // weight.shape[1] // PANEL) * PANEL
+    for start in range(0, weight.shape[0], tile):
+        rows = slice(start, start + tile)
+        parts = [*_codes_of_rows(weight, kind, rows), *(_bytes(part[rows]) for part in stored)]
+        if kind == _TABLE_A_ROW:
+            assert weight.values is not None
+            parts.append(_bytes(weight.values[rows].float()))
+        views = _views(panels[start // PANEL : (start + tile) // PANEL], numbers)
+        for view, part in zip(views, parts, strict=True):
+            _write(view, part)
+    order = None if weight.input_order is None else weight.input_order.contiguous()
+    sparse, places = _sparse(weight)
+    return QuantizedPanels(panels, torch.tensor(numbers), table, order, sparse, places, weight.shape)
+
+
+def _stored_parts(weight: QuantizedTensor) -> tuple[list[Tensor], list[int]]:
+    """What stands behind the codes, and the five kinds of it (0: none)."""
+    scales, offsets, zeros = _exact(weight.scales), _exact(weight.offsets), None
+    if isinstance(weight.zero_points, Tensor):
+        zeros = weight.zero_points
+        fits = zeros.dtype == torch.uint8 or (zeros.numel() and zeros.min() >= 0 and zeros.max() < 256)
+        zeros = zeros.to(torch.uint8) if fits else zeros.float()
+    parts: list[Any] = [scales, offsets, zeros, _exact(weight.super_scales), _exact(weight.super_offsets)]
+    kinds = [0 if part is None else _STORED[part.dtype] for part in parts]
+    if scales.dtype == torch.uint8 and offsets is not None and offsets.dtype == torch.uint8:
+        both = scales | (offsets << 4)
+        if bool(((scales | offsets) < 16).all()):
+            parts[:2], kinds[:2] = [both, None], _NIBBLES
+    return [part for part in parts if part is not None], kinds
+
+
+def _exact(part: Tensor | None) -> Any:
+    """As stored; float32 where the kernels do not know the kind, or not all of its values."""
+    if part is None:
+        return None
+    unknown: Any = part.dtype not in _STORED
+    if part.dtype == torch.float8_e4m3fn:
+        unknown = ((part.view(torch.uint8) & 0x7F) == 0x7F).any()
+    elif part.dtype == torch.float8_e8m0fnu:
+        # A float's exponents of zero and of infinity.
+        unknown = ((part.view(torch.uint8) == 0) | (part.view(torch.uint8) == 255)).any()
+    return part.float() if unknown else part
+
+
+def _codes_of_rows(weight: QuantizedTensor, kind: int, rows: slice) -> list[Tensor]:
+    """uint8 [rows, A, B] of each of the codes' views."""
+    codes, groups, size = weight.codes[rows].view(torch.uint8), weight.num_groups, weight.group_size
+    if kind == _INTEGERS and weight.bits == 8:
+        codes = codes ^ 128
+    codes = F.pad(codes, (0, groups * size - codes.shape[1]))
+    codes = F.pad(codes.unflatten(1, (groups, size)), (0, -size % UNIT)).flatten(1)
+    planes = split_planes(codes, weight.bits)
+    if kind in (_E4M3, _E5M2):
+        return [planes[0][:, :, None]]
+    widths = PLANES[weight.bits]
+    return [plane.unflatten(1, (-1, min(width, 4))) for plane, width in zip(planes, widths, strict=True)]
+
+
+def _bytes(part: Tensor) -> Tensor:
+    """uint8 [rows, G, bytes of a number]."""
+    return part.contiguous()[:, :, None].view(torch.uint8)
+
+
+def _panel_bytes(numbers: list[int]) -> int:
+    size = _code_bytes(numbers) + sum(PANEL * count * width for count, width in _counts(numbers))
+    return -(-size // 64) * 64
+
+
+def _code_bytes(numbers: list[int]) -> int:
+    bits, _, group_size, groups = numbers[:4]
+    return -(-group_size // UNIT) * groups * PANEL * bits
+
+
+def _counts(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Of each part behind the codes: numbers a row, and bytes of a number."""
+    bits, kind, _, groups, supers, _, *kinds = numbers
+    sizes = {number: dtype.itemsize for dtype, number in _STORED.items()} | {_NIBBLES[0]: 1}
+    for place, stored in enumerate(kinds):
+        if stored in sizes:
+            yield groups if place < 3 else supers, sizes[stored]
+    if kind == _TABLE_A_ROW:
+        yield 2**bits, 4
+
+
+def _views(panels: Tensor, numbers: list[int]) -> Iterator[Tensor]:
+    """Of each plane of codes, and of each part behind them: [panels, A, 2, 16, B], columns by halves."""
+    bits, kind = numbers[:2]
+    at = _code_bytes(numbers)
+    units = panels[:, :at].unflatten(1, (-1, PANEL * bits))
+    if kind in (_E4M3, _E5M2):
+        yield units.unflatten(2, (UNIT, 16, 2)).flatten(1, 2).transpose(2, 3)[..., None]
+    elif bits == 8:
+        yield units.unflatten(2, (2, 2, 16, 4)).flatten(1, 2)
+    else:
+        start = 0
+        for width in PLANES[bits]:
+            plane = units[:, :, start : start + PANEL * width]
+            yield plane.unflatten(2, (2, 16, 4) if width == 4 else (16, 2, width)).movedim(-2 if width < 4 else 2, 2)
+            start += PANEL * width
+    for count, width in _counts(numbers):
+        stop = at + PANEL * count * width
+        yield panels[:, at:stop].unflatten(1, (count, 2, 16, width))
+        at = stop
+
+
+def _write(view: Tensor, rows: Tensor) -> None:
+    """[I, A, B] into a view of panels that hold them, zeros after the last."""
+    missing = len(view) * PANEL - len(rows)
+    view.copy_(F.pad(rows, (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, 2, 16)).permute(0, 3, 1, 2, 4))
+
+
+def _new_panels(rows: int, size: int) -> Tensor:
+    return torch.zeros(-(-rows // PANEL), size, dtype=torch.uint8)
+
+
+def _sparse(weight: QuantizedTensor) -> tuple[SparseRows | None, Tensor | None]:
+    if weight.sparse is None:
+        return None, None
+    starts, columns, values = weight.sparse.starts.int(), weight.sparse.columns.int(), weight.sparse.values.float()
+    places = torch.arange(weight.shape[1])
+    units = -(-weight.group_size // UNIT) * UNIT
+    places = places // weight.group_size * units + places % weight.group_size
+    if weight.input_order is not None:
+        places = torch.empty_like(places).index_copy_(0, weight.input_order, places)
+    return SparseRows(starts, columns, values), places[columns.long()].int()
