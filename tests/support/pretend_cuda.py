@@ -17,7 +17,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Collection, Iterator
 from importlib.util import find_spec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -402,6 +402,7 @@ def pretending(interpreted: bool = False) -> Iterator[None]:
         "set_device": lambda device: None,
         "get_device_capability": lambda device=None: (9, 0),
         "get_device_name": lambda device=None: "pretended",
+        "get_device_properties": lambda device=None: SimpleNamespace(total_memory=MEMORY_BYTES),
         "get_arch_list": lambda: ["sm_90"],
         "mem_get_info": lambda device=None: (MEMORY_BYTES, MEMORY_BYTES),
         "memory_reserved": lambda device=None: 0,

@@ -8,6 +8,8 @@ from vllm.config.checks import at_least, one_of
 
 POLICIES = ("fcfs", "priority")
 
+_LARGE_DEVICE_BYTES = 70 * 2**30
+
 
 @dataclass(frozen=True)
 class SchedulerConfig:
@@ -31,3 +33,13 @@ class SchedulerConfig:
         at_least("max_num_seqs", self.max_num_seqs, 1)
         at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         one_of("scheduling_policy", self.policy, POLICIES)
+
+
+def default_step_sizes(device_bytes: int | None, is_offline: bool) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) where nothing was asked for. Large steps fill a GPU; a server's are
+    smaller, since a token waits for a whole step. `device_bytes` is the GPU's memory, None on a CPU."""
+    if device_bytes is None:
+        return 2048, 256
+    if device_bytes < _LARGE_DEVICE_BYTES:
+        return (8192 if is_offline else 2048), 256
+    return (16384 if is_offline else 8192), 1024

@@ -27,6 +27,7 @@ from vllm.config import (
 from vllm.config.attention import AttentionConfig
 from vllm.config.profiler import ProfilerConfig
 from vllm.config.quantization import QUANTIZATIONS, canonical_quantization, quantization_error
+from vllm.config.scheduler import default_step_sizes
 from vllm.config.unserved import as_config
 from vllm.engine.upstream_args import UpstreamArgs
 from vllm.exceptions import shown
@@ -34,7 +35,8 @@ from vllm.logger import init_logger, warn_once
 from vllm.plugins import load_general_plugins
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from vllm.tracing import check_endpoint
-from vllm.utils.device import resolve_device
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.device import device_bytes, resolve_device
 from vllm.utils.flag_types import flag_help, flag_options
 
 if TYPE_CHECKING:
@@ -139,8 +141,10 @@ class EngineArgs(UpstreamArgs):
     disable_sliding_window: bool = _arg(
         False, "contexts end at a model's attention window; they do in any case where windows are not implemented"
     )
-    max_num_seqs: int | None = _arg(256, "requests in a step")
-    max_num_batched_tokens: int | None = _arg(None, "tokens in a step; 2048 when left out")
+    max_num_seqs: int | None = _arg(None, "requests in a step; when left out 256, on cuda with 70 GiB 1024")
+    max_num_batched_tokens: int | None = _arg(
+        None, "tokens in a step; when left out 2048, on cuda up to 16384: by its memory, half as many in a server"
+    )
     enable_chunked_prefill: bool | None = _arg(True, "split a prompt over steps when it does not fit in one")
     scheduling_policy: Literal["fcfs", "priority"] = _arg("fcfs", "fcfs: first come; priority: lower value first")
     async_scheduling: bool | None = _arg(
@@ -185,8 +189,8 @@ class EngineArgs(UpstreamArgs):
                 setattr(self, item.name, item.default)
 
     def create_engine_config(self, usage_context: Any = None, headless: bool = False) -> VllmConfig:
-        """Find the model, read its configuration, check every argument. `usage_context` says who asks: nothing is
-        reported. `headless`: False; one server starts all replicas.
+        """Find the model, read its configuration, check every argument. `usage_context` says who asks, and so
+        how large a GPU's steps are by default; nothing is reported. `headless`: False; one server starts all replicas.
 
         Raises:
             ValueError: an argument that cannot be honoured; the message names it, its value and the limit.
@@ -232,7 +236,7 @@ class EngineArgs(UpstreamArgs):
             served_model_name=self._served_names(),
             default_sampling_params=self._default_sampling_params(source),
         )
-        scheduler_config = self._scheduler_config(max_model_len, device)
+        scheduler_config = self._scheduler_config(max_model_len, device, usage_context == UsageContext.LLM_CLASS)
         return VllmConfig(
             model_config=model_config,
             cache_config=self._cache_config(device, scheduler_config, max_model_len),
@@ -335,17 +339,18 @@ class EngineArgs(UpstreamArgs):
             )
         return config
 
-    def _scheduler_config(self, max_model_len: int, device: str) -> SchedulerConfig:
+    def _scheduler_config(self, max_model_len: int, device: str, is_offline: bool) -> SchedulerConfig:
+        num_tokens, num_seqs = default_step_sizes(device_bytes() if device == "cuda" else None, is_offline)
         budget = self.max_num_batched_tokens
         if budget is None:
-            budget = 2048 if self.enable_chunked_prefill else max(2048, max_model_len)
+            budget = num_tokens if self.enable_chunked_prefill else max(num_tokens, max_model_len)
         if not self.enable_chunked_prefill and budget < max_model_len:
             raise ValueError(
                 f"max_num_batched_tokens must be at least max_model_len={max_model_len} when chunked prefill is off, "
                 f"got {budget}"
             )
         return SchedulerConfig(
-            max_num_seqs=self.max_num_seqs,  # type: ignore[arg-type]  # None is the default here
+            max_num_seqs=num_seqs if self.max_num_seqs is None else self.max_num_seqs,
             max_num_batched_tokens=budget,
             enable_chunked_prefill=self.enable_chunked_prefill,  # type: ignore[arg-type]
             policy=self.scheduling_policy,

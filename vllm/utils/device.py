@@ -62,6 +62,13 @@ def cuda_has_bfloat16() -> bool:
     return torch.cuda.get_device_capability(0) >= _BFLOAT16_CAPABILITY
 
 
+def device_bytes() -> int:
+    """Memory of the first GPU."""
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory
+
+
 def _hidden_devices() -> str | None:
     """CUDA_VISIBLE_DEVICES if it hides every GPU."""
     value = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -11,6 +11,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tracing import continued, make_tracer
+from vllm.usage.usage_lib import UsageContext
 from vllm.utils.checks import check_neutral
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
@@ -46,7 +47,7 @@ class LLMEngine:
         use_tqdm: bool = False,
     ) -> LLMEngine:
         """Build the configuration and the engine; ValueError: an argument that cannot be honoured. `usage_context` says
-        who asks: nothing is reported."""
+        who asks, and so how large steps are by default; nothing is reported."""
         check_neutral("stat_loggers", stat_loggers, "read LLM.get_metrics, or the server's /metrics")
         check_neutral("enable_multiprocessing", enable_multiprocessing, "AsyncLLM runs the core in its own process")
         if engine_args.data_parallel_size != 1:
@@ -55,7 +56,7 @@ class LLMEngine:
                 f"{engine_args.data_parallel_size}; replicas work behind a server (vllm serve --data-parallel-size N) "
                 "or in a job (vllm score --backend ray --replicas N)"
             )
-        return cls(engine_args.create_engine_config(), use_tqdm)
+        return cls(engine_args.create_engine_config(usage_context or UsageContext.LLM_CLASS), use_tqdm)
 
     def add_request(
         self,
