@@ -35,9 +35,7 @@ OPERATIONS = (
 # Beyond the level before it only products differ, which test_packed_linear.py tests.
 _OF_PRODUCTS = "cpp-avx512_bf16"
 
-# On CUDA these run their references.
-WITHOUT_TRITON = {"keep_top_p_"}
-# And these on the CPU.
+# On the CPU these run their references.
 WITHOUT_CPP = {"linear_readings"}
 
 # float32 sums in another order, relative to the greatest value.
@@ -54,7 +52,7 @@ def backends(operation: str) -> list[str]:
     operators = cpu_ops()
     if operators is not None and hasattr(operators, operation):
         found += [level for level in CPP_LEVELS if level != _OF_PRODUCTS]
-    return found if operation in WITHOUT_TRITON else [*found, "triton"]
+    return [*found, "triton"]
 
 
 @contextmanager

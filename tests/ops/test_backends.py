@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from backends import OPERATIONS, WITHOUT_CPP, WITHOUT_TRITON, backends
+from backends import OPERATIONS, WITHOUT_CPP, backends
 
 from vllm.ops import _dispatch
 from vllm.ops._dispatch import force, implementation
@@ -20,7 +20,7 @@ def test_a_built_library_has_every_operation() -> None:
         found = [backend for backend in backends(name) if not backend.startswith("cpp-")]
         has_cpp = _dispatch.LIBRARY.exists() and name not in WITHOUT_CPP
         expected = ["reference", "cpp"] if has_cpp else ["reference"]
-        assert found == (expected if name in WITHOUT_TRITON else [*expected, "triton"])
+        assert found == [*expected, "triton"]
 
 
 def test_force_chooses_and_gives_back() -> None:

@@ -29,6 +29,7 @@ from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_and_cache_, rotary_embedding_
 from vllm.ops.silu_and_mul import silu_and_mul
 from vllm.ops.token_readings import token_readings
+from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
 
 CAPABILITIES = (75, 80, 90)
@@ -61,6 +62,13 @@ def _reading_calls(dtype: torch.dtype, are_all: bool) -> Iterator[tuple[str, Cal
     logits = torch.randn(2, 5003).mul_(4).to(dtype)
     yield "count_above", lambda: count_above(logits, values)
     yield "topk", lambda: topk(logits, 20)
+
+    def keep_top_p() -> Tensor:
+        own = logits[:, :301].float()
+        keep_top_p_(own, torch.tensor([0.3, 0.9]))
+        return own
+
+    yield "keep_top_p_", keep_top_p
     slots, positions = torch.tensor([3, 1]).int(), torch.tensor([9, 1])
     temperature, seeds = torch.tensor([0.0, 0.7, 1.0, 1.3]), torch.tensor([5, -6, 7, 2**40 + 1])
     yield "gumbel_sample", lambda: gumbel_sample(logits.float(), temperature, seeds, positions, slots)

@@ -31,6 +31,7 @@ from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_and_cache_, rotary_embedding_
 from vllm.ops.silu_and_mul import silu_and_mul
 from vllm.ops.token_readings import token_readings
+from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
 
 CAPABILITIES = (75, 80, 90, 100)
@@ -63,6 +64,7 @@ def _calls(capability: int) -> Iterator[Callable[[], Any]]:
     yield lambda: token_readings(logits, _int32(4, 100), entropy=True)
     yield lambda: count_above(logits, torch.empty(4, 1))
     yield lambda: topk(logits, 20)
+    yield lambda: keep_top_p_(logits.float(), torch.ones(4))
     yield lambda: rms_norm(x, weight, 1e-5)
     yield lambda: rms_norm(x.view(8, 32, 128), weight[:128], 1e-5)
     yield lambda: silu_and_mul(x)

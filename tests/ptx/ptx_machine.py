@@ -386,10 +386,15 @@ class Block(MatrixInstructions):
         self._atom(kinds, ["_", *operands], mask)
 
     def _shfl(self, kinds: list[str], operands: list[str], mask: Any) -> None:
-        assert kinds[:1] == ["sync"] and kinds[1] in ("bfly", "idx"), kinds
+        assert kinds[:1] == ["sync"] and kinds[1] in ("bfly", "idx", "up"), kinds
         value, other = self._get(operands[1], "b32"), self._get(operands[2], "u32")
         lane, first = self._threads % WARP, self._threads // WARP * WARP
-        source = lane ^ other if kinds[1] == "bfly" else other % WARP
+        if kinds[1] == "up":
+            # A lane without one so far below it keeps its own value.
+            assert operands[3] == "0", operands
+            source = np.where(lane >= other, lane - other, lane)
+        else:
+            source = lane ^ other if kinds[1] == "bfly" else other % WARP
         self._put(operands[0].partition("|")[0], value[first + source], mask)
 
     def _redux(self, kinds: list[str], operands: list[str], mask: Any) -> None:

@@ -16,6 +16,7 @@ KERNELS = sorted(
     {
         "_token_readings_kernel",
         "_count_above_kernel",
+        "_keep_top_p_kernel",
         "_ordered_keys_kernel",
         "_gumbel_kernel",
         "_best_kernel",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import implementation
+from vllm.ops._dispatch import implementation, triton_function
 
 
 def keep_top_p_(logits: Tensor, top_p: Tensor) -> None:
@@ -24,10 +24,12 @@ def keep_top_p_(logits: Tensor, top_p: Tensor) -> None:
         )
     if top_p.shape != logits.shape[:1] or top_p.dtype != torch.float32:
         raise ValueError(f"top_p must be float32 [{len(logits)}], got {top_p.dtype} {tuple(top_p.shape)}")
-    if implementation(logits) == "cpp" and logits.shape[1] > 0:
+    which = implementation(logits)
+    if which == "cpp" and logits.shape[1] > 0:
         torch.ops.vllm_cpu.keep_top_p_(logits, top_p)
+    elif which == "triton":
+        triton_function("keep_top_p_", __name__)(logits, top_p)
     else:
-        # On CUDA, too: it sorts vocabularies quickly, and nothing here waits for the device.
         _reference(logits, top_p)
 
 
