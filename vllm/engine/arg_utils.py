@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import typing
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -36,7 +35,7 @@ from vllm.plugins import load_general_plugins
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from vllm.tracing import check_endpoint
 from vllm.usage.usage_lib import UsageContext
-from vllm.utils.device import device_bytes, resolve_device
+from vllm.utils.device import device_bytes, resolve_device, usable_cores
 from vllm.utils.flag_types import flag_help, flag_options
 
 if TYPE_CHECKING:
@@ -482,11 +481,6 @@ class AsyncEngineArgs(EngineArgs):
     """Arguments of `AsyncLLM`: those of `LLM`, and whether each request is logged."""
 
     enable_log_requests: bool = _arg(False, "log each request", flag=False)
-
-
-def usable_cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check_device_count(config: ParallelConfig, found: int) -> None:

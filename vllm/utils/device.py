@@ -62,6 +62,11 @@ def cuda_has_bfloat16() -> bool:
     return torch.cuda.get_device_capability(0) >= _BFLOAT16_CAPABILITY
 
 
+def usable_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def device_bytes() -> int:
     """Memory of the first GPU."""
     import torch

@@ -16,7 +16,7 @@ from slow_processor import HANG
 from test_launcher import NUM_TOKENS, PROMPT, InFlight, assert_gone, servers, wait_for
 from tiny_llm import make_tiny_model
 
-from vllm.engine.arg_utils import usable_cores
+from vllm.utils.device import usable_cores
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="every replica's process needs a core")
 

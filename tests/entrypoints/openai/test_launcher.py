@@ -23,11 +23,11 @@ from processes import is_running
 from slow_processor import STEP_SECONDS
 from tiny_llm import make_tiny_model
 
-from vllm.engine.arg_utils import usable_cores
 from vllm.entrypoints.openai import launcher
 from vllm.entrypoints.openai.app import build_app
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
+from vllm.utils.device import usable_cores
 
 SLOW = ("--logits-processors", "slow_processor:SlowProcessor")
 SLOW_ENV = {"PYTHONPATH": str(Path(__file__).parent)}

@@ -18,8 +18,8 @@ from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, SamplingParams
 from vllm.config import ParallelConfig
-from vllm.engine.arg_utils import usable_cores
 from vllm.exceptions import EngineDeadError, VLLMValidationError
+from vllm.utils.device import usable_cores
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="every replica's process needs a core")
 

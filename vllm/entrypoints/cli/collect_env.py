@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
-from vllm.engine.arg_utils import usable_cores
+from vllm.utils.device import usable_cores
 from vllm.version import __version__
 
 NAME = "collect-env"
