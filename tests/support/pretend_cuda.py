@@ -100,6 +100,10 @@ class PretendTensor(Tensor):
     def is_cuda(self) -> bool:  # type: ignore[override]
         return True
 
+    @property
+    def is_meta(self) -> bool:  # type: ignore[override]
+        return False
+
     def __setitem__(self, index: Any, value: Any) -> None:
         if not isinstance(value, Tensor):
             # Otherwise it would be made where the tensor says that it is.
