@@ -257,13 +257,17 @@ Tensor linear_quantized(Tensor x, Tensor panels, Tensor description, std::option
                         std::optional<Tensor> sparse_columns, std::optional<Tensor> sparse_places,
                         std::optional<Tensor> sparse_values, std::optional<Tensor> bias, int64_t columns,
                         bool float_out, bool gated, std::optional<Tensor> residual,
-                        std::optional<Tensor> norm_weight, double eps, std::optional<Tensor> out, int64_t first) {
+                        std::optional<Tensor> norm_weight, double eps, std::optional<Tensor> out, int64_t first,
+                        bool int8) {
   check_shape(x, "x", {-1, -1});
   check_last_contiguous(x, "x");
   const QuantizedParts parts{panels,        description,    table,         order,
                              sparse_starts, sparse_columns, sparse_places, sparse_values};
   LinearArgs args = linear_args(x, bias, columns, float_out, gated);
   args.quant = parts.read(args.inner, num_panels(columns, gated));
+  args.quant.int8 = int8;
+  STD_TORCH_CHECK(!int8 || (args.quant.values == Values::integers && !sparse_starts.has_value()),
+                  "int8 products need codes that are integers, and no sparse values");
   args.weight = panels.data_ptr();
   const Norm norm{residual, norm_weight, eps};
   norm.set(args, x);
@@ -278,7 +282,8 @@ Tensor linear_quantized(Tensor x, Tensor panels, Tensor description, std::option
   Tensor result = out.has_value() ? *out : new_product(args, x);
   args.out = static_cast<char*>(result.data_ptr()) + first * result.element_size();
   if (args.rows > 0) {
-    launch([args, kernel = VLLM_KERNEL(linear_quantized)] { kernel(args); }, x, panels, table, order, sparse_starts,
+    const auto kernel = int8 ? VLLM_KERNEL(linear_quantized_int8) : VLLM_KERNEL(linear_quantized);
+    launch([args, kernel] { kernel(args); }, x, panels, table, order, sparse_starts,
            sparse_places, sparse_values, bias, residual, norm_weight, result);
   }
   return result;
@@ -325,7 +330,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
       "linear_quantized(Tensor x, Tensor panels, Tensor description, Tensor? table, Tensor? order, "
       "Tensor? sparse_starts, Tensor? sparse_columns, Tensor? sparse_places, Tensor? sparse_values, Tensor? bias, "
       "int columns, bool float_out, bool gated, Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0, "
-      "Tensor(b!)? out=None, int first=0) -> Tensor");
+      "Tensor(b!)? out=None, int first=0, bool int8=False) -> Tensor");
   m.def(
       "quantized_rows(Tensor rows, Tensor panels, Tensor description, Tensor? table, Tensor? order, "
       "Tensor? sparse_starts, Tensor? sparse_columns, Tensor? sparse_places, Tensor? sparse_values, int columns, "

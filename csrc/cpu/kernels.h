@@ -108,6 +108,7 @@ struct Quantized {
   Values values;
   Stored scales, offsets, zeros, super_scales, super_offsets;
   float zero;                   // subtracted from all values
+  bool int8;                    // multiplied with 8-bit activations, so that sums of integers begin at what takes zero back
   const float* table;           // [16], repeated if it is shorter, less `zero`; or null
   const int64_t* order;         // [inner]: where in x a column of codes finds its factor, or null
   const int32_t* sparse_starts;  // [columns + 1], or null: further values to add
@@ -221,6 +222,7 @@ struct TopPArgs {
   void linear(const LinearArgs& args);                \
   void linear_int8(const LinearArgs& args);           \
   void linear_quantized(const LinearArgs& args);      \
+  void linear_quantized_int8(const LinearArgs& args); \
   void quantized_rows(const QuantizedRowsArgs& args); \
   void token_readings(const TokenReadingsArgs& args); \
   void count_above(const CountAboveArgs& args);       \

@@ -379,7 +379,7 @@ inline void with_codes(const Quantized& q, const F& f) {
 
 // Whether the values that with_codes' types give lack Quantized::zero.
 inline bool lacks_zero(const Quantized& q) {
-  return q.zero != 0.0f && q.values != Values::table && !(kLanes == 16 && q.values == Values::integers && q.bits <= 4);
+  return q.zero != 0.0f && !q.int8 && q.values != Values::table && !(kLanes == 16 && q.values == Values::integers && q.bits <= 4);
 }
 
 // A panel's scale and offset in kLanes columns from `column` of group g: W = scale * value + offset.

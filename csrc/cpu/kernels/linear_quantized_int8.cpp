@@ -1,0 +1,375 @@
+// As linear_quantized.cpp, for codes that are integers, with x rounded to 8 bits: each block of up to 32 of its values, within
+// a group of the weight, to integers in [-127, 127] with a scale of its own. Sums of a block's products are exact; blocks
+// are added up in float32, in order, so that a row's results do not depend on the other rows of the batch.
+#include "../quantized_panels.h"
+
+namespace vllm_cpu {
+namespace VLLM_ISA {
+namespace {
+
+constexpr int kDirectRows = kLanes == 16 ? 4 : 2;
+constexpr int kSlots = 2;
+constexpr int64_t kAhead = 2048;
+constexpr int kBlockUnits = 4;
+// Bytes of a unit's codes as bytes: [first four k, others][half][16][4].
+constexpr int64_t kUnitBytes = kUnit * kPanel;
+
+bool is_widened(const LinearArgs& a) { return a.rows > kDirectRows; }
+bool has_offsets(const Quantized& q) { return q.offsets != Stored::none || q.zeros != Stored::none; }
+int64_t blocks_of_group(const Quantized& q) { return (units_of_group(q) + kBlockUnits - 1) / kBlockUnits; }
+// What is subtracted from every code, as it is multiplied.
+int32_t constant_zero(const Quantized& q) { return static_cast<int32_t>(q.zero) + (q.bits == 8 ? 128 : 0); }
+
+// sums += products of four bytes a lane, unsigned ones below 64 (any with VNNI) with signed ones.
+#if defined(__AVX512VNNI__)
+constexpr bool kSaturates = false;
+inline Words add_dots(Words sums, Words codes, int32_t four) {
+  return (Words)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, _mm512_set1_epi32(four));
+}
+#elif defined(__AVX512F__)
+constexpr bool kSaturates = true;
+inline Words add_dots(Words sums, Words codes, int32_t four) {
+  const __m512i pairs = _mm512_maddubs_epi16((__m512i)codes, _mm512_set1_epi32(four));
+  return sums + (Words)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+}
+#elif defined(__AVX2__)
+constexpr bool kSaturates = true;
+inline Words add_dots(Words sums, Words codes, int32_t four) {
+  const __m256i pairs = _mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(four));
+  return sums + (Words)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+#else
+constexpr bool kSaturates = false;
+inline Words add_dots(Words sums, Words codes, int32_t four) {
+  for (int i = 0; i < 4; ++i) {
+    const int32_t x = static_cast<int8_t>(static_cast<uint32_t>(four) >> (8 * i));
+    sums += (codes >> (8 * i) & 0xff) * static_cast<uint32_t>(x);
+  }
+  return sums;
+}
+#endif
+
+// Codes of all 8 bits: where sums of two products would saturate, upper and lower bits apart.
+template <bool kWide>
+inline Words add_products(Words sums, Words codes, int32_t four) {
+  if constexpr (kWide && kSaturates) {
+    sums += add_dots(Words{}, codes >> 4 & 0x0f0f0f0f, four) << 4;
+    return add_dots(sums, codes & 0x0f0f0f0f, four);
+  } else {
+    return add_dots(sums, codes, four);
+  }
+}
+
+// A plane's codes as bytes: of k 0, 2, 4 and 6, and of 1, 3, 5 and 7.
+template <int half, int part>
+inline Words bytes_of(const Plane<4>& plane) {
+  return plane.words[half] >> (4 * part) & 0x0f0f0f0f;
+}
+template <int half, int part>
+inline Words bytes_of(const Plane<2>& plane) {
+  const Words eight = half == 0 ? plane.words & 0xffff : plane.words >> 16;
+  const Words halves = (eight | eight << 8) & 0x00ff00ff;
+  return ((halves | halves << 4) & 0x0f0f0f0f) >> (2 * part) & 0x03030303;
+}
+template <int half, int part>
+inline Words bytes_of(const Plane<1>& plane) {
+  const Words eight = half == 0 ? plane.words & 0xff : plane.words >> 8;
+  const Words halves = (eight | eight << 12) & 0x000f000f;
+  return ((halves | halves << 6) & 0x03030303) >> part & 0x01010101;
+}
+template <int half, int part, int kLow, int kHigh>
+inline Words bytes_of(const TwoPlanes<kLow, kHigh>& planes) {
+  return bytes_of<half, part>(planes.low) | bytes_of<half, part>(planes.high) << kLow;
+}
+
+// Integer codes of a weight: get<half, part>() brings four k of kLanes columns.
+template <int kBits_>
+struct ByteCodes {
+  static constexpr int kBits = kBits_;
+  static constexpr bool kWide = false;
+  Planes<kBits> planes;
+  ByteCodes(const uint8_t* unit, int lane) : planes(unit, lane) {}
+  template <int half, int part>
+  Words get() const {
+    return bytes_of<half, part>(planes);
+  }
+};
+
+// [part][half][16][4] bytes: of 8-bit codes, plus 128, or of any that were widened.
+template <bool kWide_>
+struct WholeBytes {
+  static constexpr int kBits = 8;
+  static constexpr bool kWide = kWide_;
+  const uint8_t* bytes;
+  WholeBytes(const uint8_t* unit, int lane) : bytes(unit + 4 * lane) {}
+  template <int half, int part>
+  Words get() const {
+    return load_words(bytes + 128 * part + 64 * half);
+  }
+};
+
+struct SignedBytes : WholeBytes<true> {
+  using WholeBytes<true>::WholeBytes;
+  template <int half, int part>
+  Words get() const {
+    return WholeBytes<true>::get<half, part>() ^ 0x80808080u;
+  }
+};
+
+template <typename F>
+inline void with_byte_codes(const Quantized& q, const F& f) {
+  switch (q.bits) {
+    case 2:
+      return f(static_cast<const ByteCodes<2>*>(nullptr));
+    case 3:
+      return f(static_cast<const ByteCodes<3>*>(nullptr));
+    case 4:
+      return f(static_cast<const ByteCodes<4>*>(nullptr));
+    case 5:
+      return f(static_cast<const ByteCodes<5>*>(nullptr));
+    case 6:
+      return f(static_cast<const ByteCodes<6>*>(nullptr));
+    default:
+      return f(static_cast<const SignedBytes*>(nullptr));
+  }
+}
+
+// Where a tile of packed rows has what: integers [units][rows][2], four a word; then of each block the rows' scales and
+// where the sums of their products begin; then the sums of groups [groups][rows].
+struct PackedRows {
+  int64_t infos, sums, size;
+  PackedRows(const Quantized& q, int64_t rows) {
+    infos = num_units(q) * 2 * rows;
+    sums = infos + blocks_of_group(q) * q.groups * 2 * rows;
+    size = sums + q.groups * rows;
+  }
+};
+
+// What is prepared of a panel: scales [groups][32], offsets [groups][32], and widened codes.
+struct Prepared {
+  float *scales, *offsets;
+  uint8_t* bytes;
+  Prepared(const LinearArgs& a, int64_t panel) {
+    scales = a.prepared + panel % kSlots * size(a);
+    offsets = scales + a.quant.groups * kPanel;
+    bytes = reinterpret_cast<uint8_t*>(offsets + a.quant.groups * kPanel);
+  }
+  static int64_t size(const LinearArgs& a) {
+    return 2 * kPanel * a.quant.groups + (is_widened(a) ? num_units(a.quant) * kUnitBytes / 4 : 0);
+  }
+};
+
+template <typename C, int R, int P>
+[[gnu::noinline]] void multiply_lanes(const LinearArgs& a, const float* x, int64_t panel, const uint8_t* codes,
+                                      int64_t codes_stride, int lane, Vec* totals_out) {
+  const Quantized& q = a.quant;
+  const PackedRows at(q, R);
+  const float* prepared[P];
+  for (int p = 0; p < P; ++p) prepared[p] = Prepared(a, panel + p).scales + lane;
+  const bool offsets = has_offsets(q);
+  const float *infos = x + at.infos, *group_sums = x + at.sums;
+  Vec totals[R][P][2];
+  for (int r = 0; r < R; ++r) {
+    for (int p = 0; p < P; ++p) totals[r][p][0] = totals[r][p][1] = zero();
+  }
+  for (int64_t g = 0; g < q.groups; ++g) {
+    for (int64_t left = units_of_group(q); left > 0; left -= kBlockUnits, infos += 2 * R) {
+      Words sums[R][P][2];
+      unroll<R>([&](auto r) VLLM_INLINE {
+        int32_t start;
+        std::memcpy(&start, infos + R + r, sizeof(start));
+        unroll<P>([&](auto p) VLLM_INLINE { sums[r][p][0] = sums[r][p][1] = Words{} + static_cast<uint32_t>(start); });
+      });
+      for (int64_t u = least(left, kBlockUnits); u > 0; --u, x += 2 * R, codes += kPanel * C::kBits) {
+        unroll<P>([&](auto p) VLLM_INLINE {
+          const uint8_t* from = codes + p * codes_stride;
+          if (kGroups == 1 || lane == 0) {
+            for (int i = 0; i < kPanel * C::kBits; i += 64) __builtin_prefetch(from + kAhead + i);
+          }
+          const C unit(from, lane);
+          unroll<2>([&](auto part) VLLM_INLINE {
+            const Words low = unit.template get<0, part>(), high = unit.template get<1, part>();
+            unroll<R>([&](auto r) VLLM_INLINE {
+              int32_t four;
+              std::memcpy(&four, x + 2 * r + part, sizeof(four));
+              sums[r][p][0] = add_products<C::kWide>(sums[r][p][0], low, four);
+              sums[r][p][1] = add_products<C::kWide>(sums[r][p][1], high, four);
+            });
+          });
+        });
+      }
+      unroll<P>([&](auto p) VLLM_INLINE {
+        const Vec low = load(prepared[p] + g * kPanel), high = load(prepared[p] + g * kPanel + 16);
+        unroll<R>([&](auto r) VLLM_INLINE {
+          const Vec scale = set1(infos[r]);
+          totals[r][p][0] = fma(to_vec(sums[r][p][0]) * low, scale, totals[r][p][0]);
+          totals[r][p][1] = fma(to_vec(sums[r][p][1]) * high, scale, totals[r][p][1]);
+        });
+      });
+    }
+    if (offsets) {
+      unroll<P>([&](auto p) VLLM_INLINE {
+        const float* shifts = prepared[p] + (q.groups + g) * kPanel;
+        const Vec low = load(shifts), high = load(shifts + 16);
+        unroll<R>([&](auto r) VLLM_INLINE {
+          const Vec sum = set1(group_sums[g * R + r]);
+          totals[r][p][0] = fma(sum, low, totals[r][p][0]);
+          totals[r][p][1] = fma(sum, high, totals[r][p][1]);
+        });
+      });
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int p = 0; p < P; ++p, totals_out += 2) {
+      totals_out[0] = totals[r][p][0];
+      totals_out[1] = totals[r][p][1];
+    }
+  }
+}
+
+// A block's integers, scale and sum.
+struct Rounded {
+  alignas(64) int8_t values[kBlockUnits * kUnit];
+  float scale;
+  int32_t sum;
+};
+
+template <typename T>
+inline void round_block(const T* x, int count, Rounded* to) {
+  constexpr int kSize = kBlockUnits * kUnit;
+  float values[kSize];
+  Vec greatest = zero(), poison = zero();
+  for (int i = 0; i < kSize; i += kLanes) {
+    const Vec some = load_n(x + i, static_cast<int>(count - i < 0 ? 0 : least(kLanes, count - i)));
+    greatest = max(greatest, max(some, zero() - some));
+    // What is not finite makes all of the block NaN.
+    poison = fma(some, zero(), poison);
+    store(values + i, some);
+  }
+  const float absmax = reduce_max(greatest), none = reduce_sum(poison);
+  // Below this 127 over it would overflow.
+  const bool counts = absmax > 1e-30f && absmax < __builtin_inff();
+  to->scale = (counts ? absmax / 127.0f : 0.0f) + none;
+  const Vec inverse = set1(counts && none == 0.0f ? 127.0f / absmax : 0.0f);
+  to->sum = 0;
+  for (int i = 0; i < kSize; i += kLanes) {
+    float rounded[kLanes];
+    store(rounded, round(load(values + i) * inverse));
+    for (int lane = 0; lane < kLanes; ++lane) {
+      to->values[i + lane] = static_cast<int8_t>(rounded[lane]);
+      to->sum += static_cast<int32_t>(rounded[lane]);
+    }
+  }
+}
+
+template <typename T>
+struct QuantizedInt8Product {
+  using Row = T;
+  using Element = float;
+  static constexpr int kMaxRows = kLanes == 16 ? 12 : kLanes == 8 ? 5 : 3;
+  static constexpr int64_t kPanelsAtATime = kSlots;
+
+  static constexpr int panels_at_once(int rows) { return rows <= kDirectRows && (kLanes == 16 || rows == 1) ? 2 : 1; }
+
+  static int64_t panel_size(const LinearArgs& a) { return a.quant.at.size; }
+  static int64_t packed_row(const LinearArgs& a) { return PackedRows(a.quant, 1).size; }
+  static int64_t prepared_size(const LinearArgs& a) { return kSlots * Prepared::size(a); }
+
+  static void pack_row(const LinearArgs& a, const T* x, int64_t r, int64_t rows, float* out) {
+    const Quantized& q = a.quant;
+    const PackedRows at(q, rows);
+    float *words = out + 2 * r, *infos = out + at.infos + r, *sums = out + at.sums + r;
+    for (int64_t g = 0; g < q.groups; ++g, sums += rows) {
+      const int64_t begin = g * q.group_size, end = least(begin + q.group_size, a.inner);
+      float sum = 0.0f;
+      for (int64_t u = 0; u < units_of_group(q); u += kBlockUnits, infos += 2 * rows) {
+        const int64_t k = begin + u * kUnit;
+        const int count = static_cast<int>(end <= k ? 0 : least(end - k, kBlockUnits * kUnit));
+        alignas(64) T run[kBlockUnits * kUnit] = {};
+        const T* from = x + k;
+        if (q.order != nullptr) {
+          for (int i = 0; i < count; ++i) run[i] = x[q.order[k + i]];
+          from = run;
+        }
+        Rounded block;
+        round_block(from, count, &block);
+        infos[0] = block.scale;
+        const int32_t start = -constant_zero(q) * block.sum;
+        std::memcpy(infos + rows, &start, sizeof(start));
+        sum += block.scale * static_cast<float>(block.sum);
+        for (int64_t i = 0; i < least(kBlockUnits, units_of_group(q) - u); ++i, words += 2 * rows) {
+          const int8_t* unit = block.values + i * kUnit;
+          int8_t ordered[kUnit];
+          for (int j = 0; j < kUnit; ++j) ordered[j] = unit[q.bits == 8 ? j : j % 4 * 2 + j / 4];
+          std::memcpy(words, ordered, kUnit);
+        }
+      }
+      *sums = sum;
+    }
+  }
+
+  static void prepare(const LinearArgs& a, int64_t panel, int64_t stop) {
+    const Quantized& q = a.quant;
+    for (; panel < stop; ++panel) {
+      const uint8_t* weight = static_cast<const uint8_t*>(a.weight) + panel * q.at.size;
+      const Prepared to(a, panel);
+      for (int64_t g = 0; g < q.groups; ++g) {
+        for (int column = 0; column < kPanel; column += kLanes) {
+          const ScaleAndOffset both(q, weight, g, column);
+          store(to.scales + g * kPanel + column, both.scale);
+          store(to.offsets + g * kPanel + column, both.offset);
+        }
+      }
+      if (is_widened(a)) {
+        with_byte_codes(q, [&](auto* kind) { widen<std::remove_cvref_t<decltype(*kind)>>(a, weight, to.bytes); });
+      }
+    }
+  }
+
+  template <int R, int P>
+  static void multiply(const LinearArgs& a, const float* x, int64_t row, int64_t panel, Ahead) {
+    const int64_t size = panel_size(a);
+    for (int lane = 0; lane < 16; lane += kLanes) {
+      Vec totals[R][P][2];
+      if (is_widened(a)) {
+        const uint8_t *bytes = Prepared(a, panel).bytes, *last = Prepared(a, panel + P - 1).bytes;
+        if (a.quant.bits == 8) {
+          multiply_lanes<WholeBytes<true>, R, P>(a, x, panel, bytes, last - bytes, lane, totals[0][0]);
+        } else {
+          multiply_lanes<WholeBytes<false>, R, P>(a, x, panel, bytes, last - bytes, lane, totals[0][0]);
+        }
+      } else if constexpr (R <= kDirectRows) {
+        with_byte_codes(a.quant, [&](auto* kind) {
+          multiply_lanes<std::remove_cvref_t<decltype(*kind)>, R, P>(
+              a, x, panel, static_cast<const uint8_t*>(a.weight) + panel * size, size, lane, totals[0][0]);
+        });
+      }
+      write_tile<T>(a, totals, row, panel, lane);
+    }
+  }
+
+ private:
+  template <typename C>
+  [[gnu::noinline]] static void widen(const LinearArgs& a, const uint8_t* codes, uint8_t* to) {
+    for (int lane = 0; lane < 16; lane += kLanes) {
+      for (int64_t u = 0; u < num_units(a.quant); ++u) {
+        const C unit(codes + u * kPanel * C::kBits, lane);
+        unroll<2>([&](auto part) VLLM_INLINE {
+          unroll<2>([&](auto half) VLLM_INLINE {
+            const Words words = unit.template get<half, part>();
+            std::memcpy(to + u * kUnitBytes + 128 * part + 64 * half + 4 * lane, &words, sizeof(words));
+          });
+        });
+      }
+    }
+  }
+};
+
+}  // namespace
+
+void linear_quantized_int8(const LinearArgs& a) {
+  VLLM_DISPATCH_DTYPE(a.dtype, Gemm<QuantizedInt8Product<scalar_t>>::run(a));
+}
+
+}  // namespace VLLM_ISA
+}  // namespace vllm_cpu
