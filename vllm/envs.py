@@ -100,6 +100,12 @@ def batch_invariant() -> bool:
     return _one_of("VLLM_BATCH_INVARIANT", ("0", "1")) == "1"
 
 
+def cpu_int8_activations() -> bool:
+    """VLLM_CPU_INT8_ACTIVATIONS=1: on the CPU, activations are rounded to 8 bits before products with quantised weights
+    whose codes are integers."""
+    return _one_of("VLLM_CPU_INT8_ACTIVATIONS", ("0", "1")) == "1"
+
+
 def quantized_activations() -> bool:
     """VLLM_QUANTIZED_ACTIVATIONS=1: activations are rounded as a compressed-tensors checkpoint says."""
     return _one_of("VLLM_QUANTIZED_ACTIVATIONS", ("0", "1")) == "1"

@@ -27,6 +27,8 @@ from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.kv_cache import kv_rows_shape, reshape_and_cache_
 from vllm.ops.linear_readings import linear_readings
 from vllm.ops.paged_attention import paged_attention
+from vllm.ops.quantized_linear import pack_quantized, quantized_linear
+from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_and_cache_, rotary_embedding_
 from vllm.ops.silu_and_mul import silu_and_mul
@@ -53,10 +55,11 @@ def _calls(capability: int) -> Iterator[Callable[[], Any]]:
         yield lambda x=logits: count_above(x, torch.empty(4, 20), _int32(4))
         x, weight = torch.empty(8, 4096, dtype=dtype), torch.empty(4096, dtype=dtype)
         yield lambda x=x, weight=weight: fused_add_rms_norm_(x, x.clone(), weight, 1e-5)
-    # `has_linear_readings` is false of Turing.
+    # These are left to PyTorch on Turing.
     hidden, head = torch.empty(300, 1024, dtype=half), torch.empty(49152, 1024, dtype=half)
     if capability >= 80:
         yield lambda: linear_readings(hidden, head, _int32(300, 5))
+        yield from _quantized_calls(half)
     # An odd vocabulary: rows that are not aligned.
     logits = torch.empty(4, 50257, dtype=half)
     yield lambda: token_readings(logits, _int32(4, 0))
@@ -74,6 +77,23 @@ def _calls(capability: int) -> Iterator[Callable[[], Any]]:
     yield lambda: gumbel_sample(logits.float(), torch.ones(8), slots, slots, _int32(4))
     yield lambda: gumbel_sample(logits.float(), torch.ones(8), slots, slots, _int32(4), first_id=50257)
     yield lambda: fill_logprob_token_ids(_int32(4, 21), 1, slots, _int32(9, 32), _int32(8), _int32(8))
+
+
+def _quantized_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
+    """Few rows times GPTQ's weights, and many times those, nf4's, Q6_K's, Q4_K's and 8-bit floats."""
+    codes, ones, groups = torch.zeros(128, 1024, dtype=torch.uint8), torch.ones(128, 1), torch.ones(128, 32)
+    sub = groups.to(torch.uint8)
+    gptq = QuantizedTensor(codes, 4, groups[:, :8].half(), 128, zero_points=sub[:, :8])
+    weights = [
+        gptq,
+        QuantizedTensor(codes, 4, groups[:, :16], 64, values=torch.zeros(16)),
+        QuantizedTensor(codes, 6, torch.ones(128, 64).to(torch.int8), 16, zero_points=32, super_scales=ones.half()),
+        QuantizedTensor(codes, 4, sub, 32, offsets=sub, super_scales=ones.half(), super_offsets=ones.half()),
+        QuantizedTensor(codes.to(torch.float8_e4m3fn), 8, ones, 1024),
+    ]
+    for rows, weight in [(1, gptq), *((100, weight) for weight in weights)]:
+        x = torch.empty(rows, 1024, dtype=dtype)
+        yield lambda x=x, weight=weight: quantized_linear(x, pack_quantized(weight, None))
 
 
 def _attention_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> Iterator[Callable[[], Any]]:

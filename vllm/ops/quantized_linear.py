@@ -13,7 +13,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import implementation
+from vllm import envs
+from vllm.ops._dispatch import implementation, triton_function
 from vllm.ops.code_planes import join_planes, split_planes
 from vllm.ops.packed_linear import interleave_gate
 from vllm.ops.quantized_panels import QuantizedPanels, fits_panels, pack_panels
@@ -72,12 +73,14 @@ class PackedQuantized:
         parts: the weight's rows, in order: matrices of several formats may be one weight. All are plain, or none is.
         bias: [N] in the dtype of the activations, or None.
         shape, gated: as in PackedLinear.
+        int8: x is rounded to 8 bits where the weight's codes are integers, see VLLM_CPU_INT8_ACTIVATIONS.
     """
 
     parts: tuple[PlainPart | QuantizedPanels, ...]
     bias: Tensor | None
     shape: tuple[int, int]
     gated: bool = False
+    int8: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -103,11 +106,12 @@ def pack_quantized(
     shape = (sum(each.shape[0] for each in weights), weights[0].shape[1])
     if implementation(weights[0].codes) != "cpp" or not all(map(fits_panels, weights)):
         return PackedQuantized(tuple(map(_plain, weights)), bias, shape)
-    if gated and len(weights) == 1:
+    is_gated = gated and len(weights) == 1
+    if is_gated:
         # Rows that are filled in are not read.
         weights = [weights[0].take_rows(interleave_gate(torch.arange(shape[0])))]
         bias = None if bias is None else interleave_gate(bias)
-    return PackedQuantized(tuple(map(pack_panels, weights)), bias, shape, gated and len(weights) == 1)
+    return PackedQuantized(tuple(map(pack_panels, weights)), bias, shape, is_gated, envs.cpu_int8_activations())
 
 
 def quantized_linear(
@@ -122,7 +126,7 @@ def quantized_linear(
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
     if isinstance(packed.parts[0], QuantizedPanels):
         return _by_panels(x, packed, float_out, norm)
-    return _reference(x if norm is None else norm(x), packed, float_out)
+    return _by_rows(x if norm is None else norm(x), packed, float_out)
 
 
 def take_quantized_rows(packed: PackedQuantized, rows: Tensor) -> PackedQuantized:
@@ -131,7 +135,7 @@ def take_quantized_rows(packed: PackedQuantized, rows: Tensor) -> PackedQuantize
     formats."""
     taken = _only_part(packed).take_rows(rows)
     bias = None if packed.bias is None else packed.bias[rows]
-    return PackedQuantized((taken,), bias, (len(rows), packed.shape[1]))
+    return replace(packed, parts=(taken,), bias=bias, shape=(len(rows), packed.shape[1]))
 
 
 def quantized_embedding(token_ids: Tensor, packed: PackedQuantized, dtype: torch.dtype) -> Tensor:
@@ -147,8 +151,12 @@ def _by_panels(x: Tensor, packed: PackedQuantized, float_out: bool, norm: AddedN
     multiply = torch.ops.vllm_cpu.linear_quantized
     if len(packed.parts) == 1:
         columns = packed.shape[0] // 2 if packed.gated else packed.shape[0]
-        arguments = packed.parts[0].arguments()  # type: ignore[union-attr]
-        return multiply(x, *arguments, packed.bias, columns, float_out, packed.gated, *(norm or ()))
+        part = packed.parts[0]
+        assert isinstance(part, QuantizedPanels)
+        return multiply(
+            *(x, *part.arguments(), packed.bias, columns, float_out, packed.gated, *(norm or ())),
+            int8=packed.int8 and part.has_integers,
+        )
     if norm is not None:
         x = norm(x)
     out = torch.empty(x.shape[0], packed.shape[0], dtype=torch.float32 if float_out else x.dtype)
@@ -157,24 +165,28 @@ def _by_panels(x: Tensor, packed: PackedQuantized, float_out: bool, norm: AddedN
         assert isinstance(part, QuantizedPanels)
         rows = part.shape[0]
         bias = None if packed.bias is None else packed.bias[first : first + rows]
-        multiply(x, *part.arguments(), bias, rows, float_out, False, None, None, 0.0, out, first)
+        int8 = packed.int8 and part.has_integers
+        multiply(x, *part.arguments(), bias, rows, float_out, False, None, None, 0.0, out, first, int8)
         first += rows
     return out
 
 
-def _reference(x: Tensor, packed: PackedQuantized, float_out: bool) -> Tensor:
-    wide = x.float()
-    tile = max(1, _TILE_BYTES // (4 * packed.shape[1]))
-    products = [
-        wide @ part.rows(slice(first, first + tile)).dequantize().T
-        for part in packed.parts
-        if isinstance(part, PlainPart)
-        for first in range(0, part.shape[0], tile)
-    ]
-    out = torch.cat(products, dim=1)
+def _by_rows(x: Tensor, packed: PackedQuantized, float_out: bool) -> Tensor:
+    products = [_plain_product(x, part) for part in packed.parts if isinstance(part, PlainPart)]
+    out = products[0] if len(products) == 1 else torch.cat(products, dim=1)
     if packed.bias is not None:
         out += packed.bias.float()
     return out if float_out else out.to(x.dtype)
+
+
+def _plain_product(x: Tensor, part: PlainPart) -> Tensor:
+    """float32 [T, N]."""
+    if implementation(x) == "triton" and triton_function("can_multiply", __name__)(x, part.rest):
+        return triton_function("quantized_linear", __name__)(x, part.planes, part.rest)
+    wide, rows = x.float(), part.shape[0]
+    tile = max(1, _TILE_BYTES // (4 * part.shape[1]))
+    products = [wide @ part.rows(slice(first, first + tile)).dequantize().T for first in range(0, rows, tile)]
+    return torch.cat(products, dim=1)
 
 
 def _only_part(packed: PackedQuantized) -> PlainPart | QuantizedPanels:

@@ -55,6 +55,7 @@ class QuantizedPanels:
     sparse: SparseRows | None
     places: Tensor | None
     shape: tuple[int, int]
+    has_integers: bool  # all that is added are products with integer codes
 
     @property
     def nbytes(self) -> int:
@@ -122,7 +123,8 @@ def pack_panels(weight: QuantizedTensor) -> QuantizedPanels:
             _write(view, part)
     order = None if weight.input_order is None else weight.input_order.contiguous()
     sparse, places = _sparse(weight)
-    return QuantizedPanels(panels, torch.tensor(numbers), table, order, sparse, places, weight.shape)
+    has_integers = kind == _INTEGERS and sparse is None
+    return QuantizedPanels(panels, torch.tensor(numbers), table, order, sparse, places, weight.shape, has_integers)
 
 
 def _stored_parts(weight: QuantizedTensor) -> tuple[list[Tensor], list[int]]:
