@@ -267,3 +267,11 @@ def mxfp4(weight: Tensor) -> Stored:
     exact = (2.0**exponents).repeat_interleave(32, 1)
     packed, values = _pack_e2m1(weight / exact)
     return Stored({"weight_packed": packed, "weight_scale": (exponents + 127).to(torch.uint8)}, values * exact)
+
+
+def mxfp4_experts(weights: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """gpt-oss's experts [E, K, N]: tensors by the ends of their names, and the values, of the same shape."""
+    stored = [mxfp4(weight.T.contiguous()) for weight in weights]
+    blocks = torch.stack([each.tensors["weight_packed"].unflatten(1, (-1, 16)) for each in stored])
+    scales = torch.stack([each.tensors["weight_scale"] for each in stored])
+    return {"_blocks": blocks, "_scales": scales}, torch.stack([each.value.T for each in stored]).contiguous()

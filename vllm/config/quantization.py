@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-STORED = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "squeezellm")
+STORED = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "mxfp4", "squeezellm")
 """Formats of checkpoints."""
 
 ON_LOAD = ("int8",)
@@ -21,6 +21,7 @@ _ALIASES = {
     "cpu_awq": "awq",
     "gptq_bitblas": "gptq",
     "gptq_marlin": "gptq",
+    "gpt_oss_mxfp4": "mxfp4",
 }
 _INSTEAD = (
     "use a GPTQ, AWQ, compressed-tensors, fp8, bitsandbytes or GGUF checkpoint of the model, or quantization='int8' "
@@ -28,7 +29,7 @@ _INSTEAD = (
 )
 # Upstream's other names.
 _REFUSED = (
-    "aqlm auto-round bitblas deepspeedfp experts_int8 fbgemm_fp8 fp8_per_block fp8_per_tensor gpt_oss_mxfp4 hqq "
+    "aqlm auto-round bitblas deepspeedfp experts_int8 fbgemm_fp8 fp8_per_block fp8_per_tensor hqq "
     "humming inc int8_per_channel_weight_only ipex marlin modelopt modelopt_fp4 modelopt_mixed modelopt_mxfp8 "
     "moe_wna16 mxfp8 neuron_quant nvfp4 online petit_nvfp4 ptpc_fp8 qqq quark quip rtn torchao tpu_int8"
 ).split()

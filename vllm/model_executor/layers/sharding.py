@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vllm.distributed.communicator import Communicator
-from vllm.model_executor.layers.quantization.weight import QuantizedWeight
+from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class WeightSlot:
     shards: tuple[Shard, ...]  # what it holds of each of the tensor's dimensions
     prepare: Callable[[Tensor], Tensor] | None = None  # of the whole tensor, into one of the same shape
     keep: Callable[[QuantizedWeight], None] | None = None  # takes the held part of a quantised weight; None: refused
+    keep_stack: Callable[[QuantizedStack], None] | None = None  # the same for a stack, of which it gets all
     place: Callable[[], Tensor] | None = None  # `target`, in memory, where that may be on the meta device
 
     @property
@@ -46,9 +47,14 @@ class WeightSlot:
         """The whole tensor's."""
         return tuple(shard.size for shard in self.shards)
 
-    def fill(self, value: Tensor | QuantizedWeight) -> None:
+    def fill(self, value: Tensor | QuantizedWeight | QuantizedStack) -> None:
         """Copy the held part of the whole tensor, converting it. Only that part of a mapped file is read, unless the
         tensor is prepared. A quantised weight's part is kept as it is. ValueError: the layer cannot have that one."""
+        if isinstance(value, QuantizedStack):
+            if self.keep_stack is None:
+                raise ValueError(f"{value.source}: a weight of this layer cannot be a quantised stack")
+            self.keep_stack(value)
+            return
         if isinstance(value, QuantizedWeight):
             self._keep(value)
             return

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.linear_method import LinearMethod
-from vllm.model_executor.layers.quantization.weight import QuantizedWeight
+from vllm.model_executor.layers.quantization.stored import Value
+from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
@@ -37,9 +38,7 @@ def _whole_slots(module: nn.Module) -> dict[str, WeightSlot]:
     }
 
 
-def checkpoint_parts(
-    model: nn.Module, name: str, value: Tensor | QuantizedWeight
-) -> Iterable[tuple[str, Tensor | QuantizedWeight]]:
+def checkpoint_parts(model: nn.Module, name: str, value: Value) -> Iterable[tuple[str, Value]]:
     """The model's own names and tensors of a checkpoint's: none for what it computes itself, several for fused ones.
     ValueError: a quantised weight that the model would change."""
     if name.endswith(IGNORED_SUFFIX):
@@ -47,6 +46,8 @@ def checkpoint_parts(
     read = getattr(model, "checkpoint_tensors", None)
     if read is None:
         return ((name, value),)
+    if isinstance(value, QuantizedStack):
+        raise ValueError(f"{value.source}: this model has no experts whose weights may be quantised")
     return read(name, value) if isinstance(value, Tensor) else _quantized_parts(read, name, value)
 
 
@@ -93,7 +94,7 @@ class WeightUpdater:
         self._pending: dict[nn.Module, _Pending] = {}
 
     @torch.inference_mode()
-    def update(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+    def update(self, weights: Iterable[tuple[str, Value]]) -> set[str]:
         """Take whole tensors (every rank the same, of any dtype and device) by their checkpoint names; returns these.
         A layer that stacks several tensors, such as query, key and value, changes when all of them have come, maybe
         in several calls, or before the next step: those that have not come stay as they are.
@@ -131,7 +132,7 @@ class WeightUpdater:
                 "all of them"
             )
 
-    def _fill(self, key: str, name: str, tensor: Tensor | QuantizedWeight) -> None:
+    def _fill(self, key: str, name: str, tensor: Value) -> None:
         module, module_name = self._owners[key]
         pending = self._pending.get(module)
         if pending is None:
@@ -178,7 +179,7 @@ class UpdatableModel(nn.Module):
 
     weight_updater: WeightUpdater
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+    def load_weights(self, weights: Iterable[tuple[str, Value]]) -> set[str]:
         """See WeightUpdater.update."""
         return self.weight_updater.update(weights)
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
-from vllm.model_executor.layers.quantization.stored import StoredConfig, read_quantized
-from vllm.model_executor.layers.quantization.weight import QuantizedWeight
+from vllm.model_executor.layers.quantization.stored import StoredConfig, Value, read_quantized
+from vllm.model_executor.layers.quantization.weight import QuantizedStack
 from vllm.model_executor.layers.sharding import WeightSlot
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, module_slots
@@ -39,11 +39,11 @@ def load_weights(
     slots = checkpoint_slots(model)
     expected = len(slots)
     embedding = next((module.tied_to for module in model.modules() if isinstance(module, ParallelLMHead)), None)
-    head: Tensor | QuantizedWeight | None = None
+    head: Value | None = None
     unexpected: list[str] = []
     with progress_bar("Loading weights", expected, use_tqdm) as bar:
         files = shard_files(folder)
-        tensors: Iterable[tuple[str, Tensor | QuantizedWeight]] = iterate_tensors(files)
+        tensors: Iterable[tuple[str, Value]] = iterate_tensors(files)
         if isinstance(quantization, StoredConfig):
             tensors = read_quantized(iterate_tensors(files), tensor_files(files), quantization)
         convert = getattr(model, "convert_checkpoint", None)
@@ -69,20 +69,19 @@ def load_weights(
         )
 
 
-def _parts(
-    model: nn.Module, folder: Path, name: str, value: Tensor | QuantizedWeight
-) -> list[tuple[str, Tensor | QuantizedWeight]]:
+def _parts(model: nn.Module, folder: Path, name: str, value: Value) -> list[tuple[str, Value]]:
     try:
         return list(checkpoint_parts(model, name, value))
     except ValueError as error:
         raise ValueError(f"{folder.name}: {error}") from None
 
 
-def _fill(slot: WeightSlot, folder: Path, name: str, value: Tensor | QuantizedWeight) -> None:
+def _fill(slot: WeightSlot, folder: Path, name: str, value: Value) -> None:
     stored = name if isinstance(value, Tensor) else value.source
     if isinstance(value, Tensor) and slot.shape == (1,) and value.dim() == 0:
         value = value.view(1)
-    if slot.shape != tuple(value.shape):
+    # A stack's slot knows its own shape: the plain one may be transposed.
+    if not isinstance(value, QuantizedStack) and slot.shape != tuple(value.shape):
         raise ValueError(
             f"{folder.name}: weight {stored} has shape {tuple(value.shape)}, but config.json means {slot.shape}"
         )
@@ -92,7 +91,7 @@ def _fill(slot: WeightSlot, folder: Path, name: str, value: Tensor | QuantizedWe
         raise ValueError(f"{folder.name}: {error}") from None
 
 
-def _is_zero_bias(name: str, value: Tensor | QuantizedWeight) -> bool:
+def _is_zero_bias(name: str, value: Value) -> bool:
     """Whether it is the bias that some quantisers give every layer."""
     return name.endswith(".bias") and isinstance(value, Tensor) and not value.any()
 

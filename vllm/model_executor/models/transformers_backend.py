@@ -13,6 +13,7 @@ from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.distributed.communicator import PeerLostError
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.logger import init_logger
+from vllm.model_executor.layers.quantization.stored import Value
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.layers.weight_update import UpdatableModel
 from vllm.model_executor.models.transformers_build import build, refusal
@@ -120,17 +121,17 @@ class TransformersForCausalLM(UpdatableModel):
         _set(hf, name, head)
         return head
 
-    def convert_checkpoint(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def convert_checkpoint(self, tensors: Iterable[tuple[str, Value]]) -> Iterator[tuple[str, Value]]:
         """The tensors of a checkpoint as this model's slots take them; buffers are filled here."""
         for name, tensor in self._names.convert(tensors):
-            if name in self._kept:
+            if name in self._kept and isinstance(tensor, Tensor):
                 self._kept[name].copy_(tensor)
                 continue
             yield name, tensor
             if name in self._copied:
                 yield self._copied[name], tensor
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+    def load_weights(self, weights: Iterable[tuple[str, Value]]) -> set[str]:
         return super().load_weights(self.convert_checkpoint(weights))
 
     def forward(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.model_executor.layers.linear_method import UNQUANTIZED, LinearMethod
+from vllm.model_executor.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, PackedPart, pack_parts
+from vllm.model_executor.layers.quantization.weight import QuantizedStack
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
 
 EXPERTS = "vllm"
@@ -42,19 +44,35 @@ class PackedExperts(nn.Module):
             self.register_parameter(name, nn.Parameter(own, requires_grad=False))
         self._shapes = {name: parameter.shape for name, parameter in self.named_parameters()}
         self._like = torch.empty(0)
-        self._first: list[Any] = []
-        self._second: list[Any] = []
-        self._method: LinearMethod = UNQUANTIZED
+        self._first: list[PackedPart] = []
+        self._second: list[PackedPart] = []
+        # By name, what came quantised from the checkpoint, until it is packed.
+        self._quantized: dict[str, QuantizedStack] = {}
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Where the checkpoint's stacked tensors go."""
         return {
-            name: WeightSlot(parameter.data, (self.experts, *map(Shard.whole, parameter.shape[1:])))
+            name: WeightSlot(
+                parameter.data,
+                (self.experts, *map(Shard.whole, parameter.shape[1:])),
+                keep_stack=partial(self._keep, name) if name in _WEIGHTS else None,
+            )
             for name, parameter in self.named_parameters()
         }
 
+    def _keep(self, name: str, stack: QuantizedStack) -> None:
+        (source,) = self._source
+        rows, columns = self._shapes[name][1:]
+        wanted = (self.experts.size, columns, rows) if source.is_transposed else (self.experts.size, rows, columns)
+        if stack.shape != wanted:
+            raise ValueError(f"weight {stack.source} is {stack.shape}, but config.json means {wanted}")
+        held = self.experts.held
+        self._quantized[name] = QuantizedStack(stack.weights[held.start : held.stop])
+
     def begin_update(self) -> bool:
         """See LinearBase.begin_update."""
+        if any(part.method in (QUANTIZED, PARTS) for part in (*self._first, *self._second)):
+            raise ValueError("load_weights: the experts are quantised in the checkpoint and keep their weights")
         for name, shape in self._shapes.items():
             self.register_parameter(name, nn.Parameter(self._like.new_empty(shape), requires_grad=False))
         return True
@@ -62,15 +80,17 @@ class PackedExperts(nn.Module):
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
         """Pack each expert's weights by `method` and free the plain ones."""
         (source,) = self._source
-        self._method = method
         first = "gate_up_proj" if source.has_gate else "up_proj"
         for name, packed in ((first, self._first), ("down_proj", self._second)):
-            weights = getattr(self, name).data
-            biases = getattr(self, f"{name}_bias").data if source.has_bias else [None] * len(weights)
+            plain = getattr(self, name).data
+            biases = getattr(self, f"{name}_bias").data if source.has_bias else [None] * len(plain)
             packed.clear()
-            for weight, bias in zip(weights, biases, strict=True):
-                plain = weight.T.contiguous() if source.is_transposed else weight.clone()
-                packed.append(method.pack(plain, None if bias is None else bias.clone()))
+            for index, bias in enumerate(biases):
+                weights: list[Any] = [plain[index].T.contiguous() if source.is_transposed else plain[index].clone()]
+                if name in self._quantized:
+                    weights = self._quantized[name].weights[index]
+                packed.append(PackedPart(*pack_parts(weights, None if bias is None else bias.clone(), method)))
+        self._quantized.clear()
         for name in self._shapes:
             self.register_parameter(name, None)
 
@@ -84,9 +104,10 @@ class PackedExperts(nn.Module):
             if start == end:
                 continue
             rows = tokens[start:end]
-            inner = self._method.apply(hidden.index_select(0, rows), self._first[index])
+            first, second = self._first[index], self._second[index]
+            inner = first.method.apply(hidden.index_select(0, rows), first.packed)
             inner = source._apply_gate(inner) if source.has_gate else source.act_fn(inner)
-            result = self._method.apply(inner, self._second[index])
+            result = second.method.apply(inner, second.packed)
             weights = top_k_weights.flatten().index_select(0, places[start:end])
             out.index_add_(0, rows, (result * weights[:, None]).to(out.dtype))
         return self.group.all_reduce(out)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
-_Named = tuple[str, Tensor]
+from vllm.model_executor.layers.quantization.stored import Value
+from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
+
+_Named = tuple[str, Value]
 
 
 class CheckpointNames:
@@ -35,8 +40,8 @@ class CheckpointNames:
     def convert(self, tensors: Iterable[_Named]) -> Iterator[_Named]:
         """The tensors as the module names them. Merged ones come last, when all of their parts are there; a tied one
         comes under its source's name."""
-        merged: dict[str, list[tuple[str, str, Tensor]]] = {}
-        tied: dict[str, Tensor] = {}
+        merged: dict[str, list[tuple[str, str, Value]]] = {}
+        tied: dict[str, Value] = {}
         seen: set[str] = set()
         for name, tensor in tensors:
             renamed, pattern = self._rename(name)
@@ -67,7 +72,21 @@ class CheckpointNames:
             return False
         return name in self._buffers or any(pattern.search(name) for pattern in self._ignored)
 
-    def _merge(self, target: str, parts: list[tuple[str, str, Tensor]]) -> Iterator[_Named]:
+    def _merge(self, target: str, parts: list[tuple[str, str, Value]]) -> Iterator[_Named]:
+        quantized = [value for _, _, value in parts if isinstance(value, QuantizedWeight)]
+        if len(quantized) < len(parts):
+            if quantized:
+                raise ValueError(f"{quantized[0].source}: the other parts of {target} are not quantised")
+            yield from self._merge_tensors(target, parts)
+            return
+        # What is done to tensors, done to the numbers of all rows.
+        starts = torch.tensor([0, *(value.shape[0] for value in quantized)]).cumsum(0)
+        rows = [torch.arange(start, end)[:, None] for start, end in pairwise(starts.tolist())]
+        numbered = [(name, pattern, own) for (name, pattern, _), own in zip(parts, rows, strict=True)]
+        for name, numbers in self._merge_tensors(target, numbered):
+            yield name, _stack(numbers, quantized, starts)
+
+    def _merge_tensors(self, target: str, parts: list[tuple[str, str, Any]]) -> Iterator[tuple[str, Tensor]]:
         from transformers.core_model_loading import dot_natural_key
 
         converter: Any = copy.deepcopy(self._by_pattern[parts[0][1]])
@@ -75,3 +94,14 @@ class CheckpointNames:
             converter.add_tensor(target, name, pattern, lambda tensor=tensor: tensor)
         for name, value in converter.convert(target, model=self._model, config=self._model.config).items():
             yield name, value[0] if isinstance(value, list) else value
+
+
+def _stack(numbers: Tensor, weights: list[QuantizedWeight], starts: Tensor) -> QuantizedStack:
+    """Experts' weights by the numbers [E, ...] of their rows among those of `weights`, which begin at `starts`."""
+    experts = []
+    for own in numbers.flatten(1):
+        owners = torch.searchsorted(starts, own, right=True) - 1
+        runs = torch.unique_consecutive(owners, return_counts=True)
+        pieces = zip(runs[0].tolist(), own.split(runs[1].tolist()), strict=True)
+        experts.append([weights[owner].take_rows(rows - starts[owner]) for owner, rows in pieces])
+    return QuantizedStack(experts)

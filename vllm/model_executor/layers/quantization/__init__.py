@@ -23,6 +23,7 @@ _FORMATS = {
     "compressed-tensors": ("compressed_tensors", "CompressedTensorsConfig"),
     "fp8": ("fp8", "Fp8Config"),
     "gptq": ("gptq", "GPTQConfig"),
+    "mxfp4": ("mxfp4", "Mxfp4Config"),
     "squeezellm": ("squeezellm", "SqueezeLLMConfig"),
 }
 _registered: dict[str, type[QuantizationConfig]] = {}

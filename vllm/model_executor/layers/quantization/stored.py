@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
-from vllm.model_executor.layers.quantization.weight import QuantizedWeight
+from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
-Value = Tensor | QuantizedWeight
+Value = Tensor | QuantizedWeight | QuantizedStack
 
 
 @dataclass
@@ -57,10 +57,14 @@ class StoredTensors:
 
     def error(self, name: str, problem: str) -> ValueError:
         """The error for a tensor that cannot be used."""
-        return ValueError(f"{self.where}: {self.module}.{name} {problem}")
+        return ValueError(f"{self.where}: {self.name_of(name)} {problem}")
+
+    def name_of(self, name: str) -> str:
+        """The checkpoint's name of the tensor `name`."""
+        return _join(self.module, name)
 
 
-_Read = Callable[[StoredTensors], QuantizedWeight]
+_Read = Callable[[StoredTensors], QuantizedWeight | QuantizedStack]
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,8 @@ class WeightFormat:
     Attributes:
         required, optional: names of its tensors within the module.
         read: the weight that they are. ValueError: they are not what the format says.
+
+    A name that begins with "_" continues the module's; the weight is then called as the module.
     """
 
     required: tuple[str, ...]
@@ -122,7 +128,7 @@ class StoredConfig(QuantizationConfig):
 def read_quantized(
     tensors: Iterable[tuple[str, Tensor]], files: Mapping[str, str], config: StoredConfig
 ) -> Iterator[tuple[str, Value]]:
-    """A checkpoint's tensors, with those of each quantised module as one: its `weight`.
+    """A checkpoint's tensors, with those of each quantised module as one: its `weight` (see WeightFormat).
 
     Args:
         files: by the names of all tensors, the file that each is in, for errors.
@@ -149,16 +155,21 @@ def read_quantized(
         stored.tensors[own] = tensor
         if len(stored.tensors) == len(wanted):
             del pending[module]
-            yield f"{module}.weight", read(stored)
+            yield module if own.startswith("_") else f"{module}.weight", read(stored)
 
 
 def _split(name: str, config: StoredConfig) -> tuple[str, str]:
     """A tensor's module, and its name there."""
     for own in sorted((*config.names, *config.shared_names), key=len, reverse=True):
-        if name.endswith("." + own):
-            return name.removesuffix("." + own), own
+        suffix = _join("", own)
+        if name.endswith(suffix):
+            return name.removesuffix(suffix), own
     module, _, own = name.rpartition(".")
     return module, own
+
+
+def _join(module: str, own: str) -> str:
+    return module + own if own.startswith("_") else f"{module}.{own}"
 
 
 def _quantized_modules(files: Mapping[str, str], config: StoredConfig) -> dict[str, tuple[_Read, set[str]]]:
@@ -181,7 +192,7 @@ def _quantized_modules(files: Mapping[str, str], config: StoredConfig) -> dict[s
         if lacking:
             has = ", ".join(sorted(stored & {*config.names, *config.shared_names}))
             raise ValueError(
-                f"{where[module]} lacks {', '.join(f'{module}.{own}' for own in lacking)}: a weight of method "
+                f"{where[module]} lacks {', '.join(_join(module, own) for own in lacking)}: a weight of method "
                 f"{config.get_name()!r} has {', '.join(form.required)}, this one has {has}"
             )
         found[module] = form.read, stored & {*form.required, *form.optional}

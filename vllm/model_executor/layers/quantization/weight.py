@@ -53,6 +53,24 @@ class QuantizedWeight:
         return replace(self, tensor=tensor)
 
 
+@dataclass
+class QuantizedStack:
+    """Weights [E, N, K], each of which is one or several below each other."""
+
+    weights: list[list[QuantizedWeight]]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(E, N, K)."""
+        first = self.weights[0]
+        return len(self.weights), sum(part.shape[0] for part in first), first[0].shape[1]
+
+    @property
+    def source(self) -> str:
+        """See QuantizedWeight."""
+        return self.weights[0][0].source
+
+
 def _take_ordered(tensor: QuantizedTensor, order: Tensor, columns: range) -> QuantizedTensor:
     """Of a weight whose groups are of inputs anywhere: some inputs of each group, in as large groups as there are."""
     places = ((order >= columns.start) & (order < columns.stop)).nonzero().flatten()

@@ -1,0 +1,83 @@
+"""Experts that are quantised, in transformers' modules."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import quantized_packing as packing
+from quantized_models import Quantized, assert_reads, generate, make_llm
+from safetensors.torch import load_file, save_file
+from thread_ranks import make_thread_llm
+from tiny_models import make_tiny
+from transformers import AutoModelForCausalLM
+
+FIELDS = {"hidden_size": 64, "intermediate_size": 96}
+THREADS = {"max_model_len": 64, "max_logprobs": -1, "skip_tokenizer_init": True}
+
+
+def make_gpt_oss(folder) -> Quantized:
+    model = make_tiny("gpt_oss", folder, **FIELDS)
+    path = folder / "model.safetensors"
+    tensors, values = {}, {}
+    for name, tensor in load_file(path).items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors[name] = tensor
+            continue
+        own, values[name] = packing.mxfp4_experts(tensor)
+        tensors |= {name + end: each.contiguous() for end, each in own.items()}
+    assert len(values) == 8
+    save_file(tensors, path)
+    config = json.loads((folder / "config.json").read_text())
+    settings = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    model.load_state_dict(values, strict=False)
+    return Quantized(folder, model)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gpt_oss(ranks, tmp_path):
+    quantized = make_gpt_oss(tmp_path)
+    llm = make_llm(tmp_path) if ranks == 1 else make_thread_llm(tmp_path, 2, **THREADS)
+    assert llm.llm_engine.vllm_config.model_config.quantization == "mxfp4"
+    assert_reads(generate(llm), quantized.model)
+
+
+def test_gpt_oss_with_another_shape(tmp_path):
+    make_gpt_oss(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.0.mlp.experts.down_proj"
+    save_file(tensors | {f"{name}_scales": tensors[f"{name}_scales"][:, :-1].contiguous()}, path)
+    with pytest.raises(ValueError, match=rf"{name}_scales has shape \(4, 63, 3\), expected \(4, 64, 3\)"):
+        make_llm(tmp_path)
+    halves = {f"{name}{end}": tensors[f"{name}{end}"][:2].contiguous() for end in ("_blocks", "_scales")}
+    save_file(tensors | halves, path)
+    with pytest.raises(ValueError, match=rf"{name}_blocks is \(2, 64, 96\), but config.json means \(4, 64, 96\)"):
+        make_llm(tmp_path)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_experts_with_a_matrix_each(family, ranks, tmp_path):
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}
+    plain, folder = tmp_path / "plain", tmp_path / "quantised"
+    make_tiny(family, plain, **FIELDS, moe_intermediate_size=96, num_hidden_layers=2)
+    shutil.copytree(plain, folder)
+    tensors, values = {}, {}
+    for name, tensor in load_file(plain / "model.safetensors").items():
+        tensors[name] = values[name] = tensor
+        if ".experts." in name:
+            stored = packing.gptq(tensor, group_size=32, sym=False)
+            values[name] = stored.value
+            del tensors[name]
+            tensors |= {f"{name.removesuffix('.weight')}.{own}": each for own, each in stored.tensors.items()}
+    assert len(tensors) > len(values)
+    save_file(values, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    model = AutoModelForCausalLM.from_pretrained(plain, attn_implementation="eager", dtype="float32")
+    llm = make_llm(folder) if ranks == 1 else make_thread_llm(folder, 2, **THREADS)
+    assert_reads(generate(llm), model)
