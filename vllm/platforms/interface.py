@@ -80,7 +80,9 @@ class Platform:
     dist_backend = ""
     device_control_env_var = "VLLM_DEVICE_CONTROL_ENV_VAR_PLACEHOLDER"
     simple_compile_backend = "eager"
-    supported_quantization: tuple[str, ...] = ("gguf", "int8")
+    supported_quantization: tuple[str, ...] = tuple(
+        "gguf int8 awq bitsandbytes compressed-tensors fp8 gptq mxfp4 squeezellm".split()
+    )
 
     @property
     def supported_dtypes(self) -> list[torch.dtype]:

@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from test_formats import FLOAT4, FLOAT8, INT8, ROWS, compressed, only_blocks
 
 from vllm import LLM
+from vllm.config import QUANTIZATIONS
+from vllm.platforms import current_platform
 
 Q = "model.layers.0.self_attn.q_proj"
 
@@ -190,3 +192,7 @@ def test_where_the_settings_are(tmp_path):
     path.write_text(json.dumps(config))
     with pytest.raises(ValueError, match="quantize_config.json is not JSON"):
         make_llm(tmp_path)
+
+
+def test_platforms_know_what_is_supported():
+    assert set(current_platform.supported_quantization) == set(QUANTIZATIONS) - {None}
