@@ -37,7 +37,7 @@ def prepare_process(options: EngineOptions) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(len(options.cores)))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if options.kind == "ours":
-        sys.path.insert(0, str(_HERE.parent))
+        sys.path.insert(0, options.checkout or str(_HERE.parent))
     elif options.kind == "upstream":
         # It starts `python -m vllm...`, which in this checkout's root would be this package.
         os.chdir(tempfile.gettempdir())
@@ -79,7 +79,7 @@ class VllmAdapter:
         self.version = vllm.__version__
         self.notes = {} if self._ours else {"fullvocab": "flat_logprobs, its array form"}
         self._params = vllm.SamplingParams
-        chosen = {"model": options.model, "quantization": options.quantization}
+        chosen = {"model": options.model, "quantization": options.quantization, "model_impl": options.model_impl}
         given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
         if options.enforce_eager:
             given["enforce_eager"] = True

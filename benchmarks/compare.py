@@ -82,12 +82,20 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _engines(args: argparse.Namespace) -> list[Engine]:
-    def engine(name: str, kind: str, python: str, model: str | None, quantization: str | None = None) -> Engine:
-        return Engine(name, python, EngineOptions(kind, model, args.dtype, args.cores, quantization))
+    def engine(name: str, kind: str, python: str, model: str | None, **ours: str) -> Engine:
+        return Engine(name, python, EngineOptions(kind, model, args.dtype, args.cores, **ours))
 
     engines = [engine("ours", "ours", sys.executable, args.model)]
     if args.quantization:
-        engines.append(engine(f"ours {args.quantization}", "ours", sys.executable, args.model, args.quantization))
+        engines.append(
+            engine(f"ours {args.quantization}", "ours", sys.executable, args.model, quantization=args.quantization)
+        )
+    if args.model_impl:
+        engines.append(
+            engine(f"ours {args.model_impl}", "ours", sys.executable, args.model, model_impl=args.model_impl)
+        )
+    if args.against:
+        engines.append(engine("before", "ours", sys.executable, args.model, checkout=str(args.against.resolve())))
     if args.upstream:
         engines.append(engine("upstream", "upstream", args.upstream, args.model))
     if args.transformers:
@@ -198,6 +206,8 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--llama-cpp", metavar="ENV", help="the environment of llama_cpp, with --gguf")
     parser.add_argument("--gguf", help="the model's weights for llama.cpp; see llama_cpp_adapter.py for bfloat16 ones")
     parser.add_argument("--quantization", help="ours once more, with quantized weights, such as int8")
+    parser.add_argument("--model-impl", help="ours once more, as that implementation of the model: transformers")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another, built checkout of this package")
     parser.add_argument(
         "--rows", type=some_of(ROWS, "row"), default=list(ROWS), help=f"some of {','.join(ROWS)}; default: all"
     )

@@ -28,7 +28,8 @@ class EngineOptions:
         model: folder, or .gguf file for llama.cpp and ours; None = our embedded model.
         dtype: of weights and activations; llama.cpp uses its file's.
         cores: processors to pin to, one thread each.
-        quantization, enforce_eager: our settings of these names.
+        quantization, enforce_eager, model_impl: our settings of these names.
+        checkout: of ours, another folder to import it from.
     """
 
     kind: str
@@ -37,6 +38,8 @@ class EngineOptions:
     cores: list[int]
     quantization: str | None = None
     enforce_eager: bool = False
+    model_impl: str | None = None
+    checkout: str | None = None
 
 
 @dataclass(frozen=True)
