@@ -72,9 +72,8 @@ def test_the_refusal_says_what_to_do_instead():
         refuse_pooling("pooling_params")
 
 
-@pytest.mark.parametrize("method", ["encode", "embed", "classify", "score", "reward"])
+@pytest.mark.parametrize("method", ["encode", "embed", "classify", "reward"])
 def test_methods_for_pooling_models_say_so(method):
-    texts = ["a", "b"] if method == "score" else ["a"]
     with pytest.raises(VLLMValidationError, match=rf"LLM\.{method}: pooling models"):
-        getattr(PoolingOfflineMixin(), method)(*texts, use_tqdm=False)
+        getattr(PoolingOfflineMixin(), method)("a", use_tqdm=False)
     assert issubclass(LLM, PoolingOfflineMixin)

@@ -18,7 +18,7 @@ from vllm.entrypoints.beam_search import BeamSearches, as_beam_search_output, as
 from vllm.entrypoints.chat import load_chat_template, render_conversations
 from vllm.entrypoints.interrupts import InterruptsBetweenSteps
 from vllm.entrypoints.llm_control import EngineControl
-from vllm.entrypoints.pooling.offline import PoolingOfflineMixin
+from vllm.entrypoints.pooling.offline import PairScoring, PoolingOfflineMixin
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType
 from vllm.outputs import LabelScores, RequestOutput
@@ -31,7 +31,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.engine.upstream_calls import NO_LORA, adds_special_tokens
 
 
-class LLM(EngineControl, PoolingOfflineMixin):
+class LLM(EngineControl, PairScoring, PoolingOfflineMixin):
     """A model that generates for lists of prompts and reads chosen tokens' logprobs.
 
     Args:

@@ -83,6 +83,9 @@ def load_hf_config(folder: Path, overrides: dict[str, Any] | None = None) -> HFC
     return parse_hf_config(*read_config(folder, overrides), f"{folder.name}/config.json")
 
 
+_CLASSIFIER = "ForSequenceClassification"
+
+
 def read_config(folder: Path, overrides: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The contents of a folder's config.json, with `overrides`, and of its generation_config.json, {} without one.
 
@@ -93,8 +96,27 @@ def read_config(folder: Path, overrides: dict[str, Any] | None = None) -> tuple[
     if raw is None:
         raise ValueError(f"{folder.name} has no config.json, so it is not a Hugging Face model folder")
     _apply_overrides(raw, overrides or {})
+    _read_as_generating(raw)
     generation = _read_json(folder, "generation_config.json") or {}
     return raw, generation
+
+
+def _read_as_generating(raw: dict[str, Any]) -> None:
+    """Where `classifier_from_token` makes a classifier of a generating model's words, it is that model which runs: the
+    probability of the last word between the two is the class's."""
+    words = raw.get("classifier_from_token")
+    if not words:
+        return
+    if not isinstance(words, list) or len(words) != 2 or words[0] == words[1]:
+        raise ValueError(f"classifier_from_token must be two different words, the positive one last, got {words!r}")
+    method = raw.pop("method", None)
+    if method not in (None, "from_2_way_softmax"):
+        raise ValueError(f"method must be from_2_way_softmax with classifier_from_token, got {method!r}")
+    raw.pop("is_original_qwen3_reranker", None)
+    raw["architectures"] = [
+        name.removesuffix(_CLASSIFIER) + "ForCausalLM" if name.endswith(_CLASSIFIER) else name
+        for name in raw.get("architectures") or ()
+    ]
 
 
 def _check_head_dtype(value: Any, where: str) -> None:

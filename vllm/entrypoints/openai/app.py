@@ -21,6 +21,7 @@ from vllm.entrypoints.openai.serving import (
     invocations,
     models,
     render,
+    rerank,
     scoring,
     tokenization,
 )
@@ -45,6 +46,7 @@ def build_app(state: ServerState) -> FastAPI:
         generate,
         invocations,
         render,
+        rerank,
         scoring,
         decisions,
         tokenization,

@@ -61,6 +61,12 @@ class ServerArgs(UpstreamServerArgs):
     calibration: str | None = _arg(
         None, "JSON file of `vllm decide --fit-calibration`, for decisions whose requests have no `calibration`"
     )
+    score_template: str | None = _arg(
+        None,
+        "how /rerank and /score ask the model: plain, qwen3-reranker, bge-reranker-v2-gemma, mxbai-rerank-v2, or a "
+        "file of Jinja with query, document and instruction",
+    )
+    score_labels: list[str] | None = _arg(None, "the answers to it that are read, the positive one first")
     response_role: str = _arg("assistant", "role of answers in chat")
     exclude_tools_when_tool_choice_none: bool = _arg(
         False, 'keep the tools of requests with tool_choice "none" from the template'

@@ -15,6 +15,7 @@ from fastapi import Request
 from vllm.decisions.calibration import Calibration
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.entrypoints.score_templates import ScoreTemplate, score_template
 from vllm.exceptions import shown
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tracing import RequestTracer
@@ -49,6 +50,8 @@ class ServerState:
     def __post_init__(self) -> None:
         if self.args.calibration is not None:
             self.calibration = Calibration.load(self.args.calibration)
+        # A template that is not there is an error at start.
+        score_template(self.args.score_template, self.args.score_labels)
 
     @property
     def engine(self) -> AsyncLLM:
@@ -82,6 +85,12 @@ class ServerState:
         devices = [f"{name}{size}" for name, size in axes if size > 1 and mode == "full"]
         digest = hashlib.sha256(repr(config).encode()).hexdigest()[:8]
         return "-".join(["vllm", __version__, *devices, digest])
+
+    @cached_property
+    def score_template(self) -> ScoreTemplate:
+        """How /rerank and /score ask the model."""
+        config = self.engine.model_config.hf_config.raw
+        return score_template(self.args.score_template, self.args.score_labels, config)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
 from vllm.entrypoints.openai.errors import ApiError
-from vllm.entrypoints.openai.http.request_body import parse_body, read_body, read_json
+from vllm.entrypoints.openai.http.request_body import parse_body, read_json
 from vllm.entrypoints.openai.protocol.base import RequestModel, ResponseModel
 from vllm.entrypoints.openai.protocol.generation import ErrorResponse
 from vllm.entrypoints.openai.state import ServerState, server_state
@@ -51,29 +51,51 @@ class _RequestRoute(APIRoute):
         return self.endpoint
 
 
+class OtherBody(NamedTuple):
+    """Bodies with one of `fields`, which an endpoint takes beside its own kind."""
+
+    fields: tuple[str, ...]
+    model: type[RequestModel]
+    answer: Any
+    endpoint: Endpoint
+
+
 def post(
-    router: APIRouter, path: str, model: type[RequestModel], answer: Any, chunk: type[ResponseModel] | None = None
+    router: APIRouter,
+    path: str,
+    model: type[RequestModel],
+    answer: Any,
+    chunk: type[ResponseModel] | None = None,
+    other: OtherBody | None = None,
 ) -> Callable[[Endpoint], Endpoint]:
     """Decorator that adds an endpoint, called with the request, the server's state and the checked body. The schema
-    describes the body by `model`, the answer by `answer`, and each event of a streamed answer by `chunk`."""
-    REQUEST_MODELS.append(model)
+    describes the body by `model`, the answer by `answer`, and each event of a streamed answer by `chunk`; bodies of
+    another kind go to `other`."""
+    REQUEST_MODELS.extend(each for each in (model, other and other.model) if each and each not in REQUEST_MODELS)
     content = {}
     if chunk is not None:
         CHUNK_MODELS.append(chunk)
         content["text/event-stream"] = {"schema": _event(chunk)}
-    body_schema = {"schema": {"$ref": SCHEMA_REF + model.__name__}}
+    body_schema: dict[str, Any] = {"schema": {"$ref": SCHEMA_REF + model.__name__}}
+    if other is not None:
+        schemas = [{"$ref": SCHEMA_REF + kind.__name__} for kind in (model, other.model)]
+        body_schema, answer = {"schema": {"oneOf": schemas}}, Union[answer, other.answer]  # noqa: UP007
 
     def add(function: Endpoint) -> Endpoint:
-        async def endpoint(request: Request) -> Response:
+        async def read_and_run(request: Request) -> Response:
             state = server_state(request)
             args = state.args
-            body = await read_body(request, model, int(args.max_body_mib * 2**20), args.ignore_unknown_fields)
-            if "model" in model.model_fields:
-                state.check_model(body.model)  # type: ignore[attr-defined]
-            return await function(request, state, body)
+            value = await read_json(request, int(args.max_body_mib * 2**20))
+            kind, endpoint = model, function
+            if other is not None and isinstance(value, dict) and any(name in value for name in other.fields):
+                kind, endpoint = other.model, other.endpoint
+            body = parse_body(value, kind, args.ignore_unknown_fields)
+            if "model" in kind.model_fields:
+                state.check_model(body.model)
+            return await endpoint(request, state, body)
 
         answers = {200: {"model": answer, "content": content}, **error_answers(*_ERRORS)}
-        _add(router, path, endpoint, function.__name__, function.__doc__, body_schema, answers)
+        _add(router, path, read_and_run, function.__name__, function.__doc__, body_schema, answers)
         return function
 
     return add

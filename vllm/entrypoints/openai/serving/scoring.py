@@ -1,4 +1,4 @@
-"""POST /generative_scoring and /v1/score: the probabilities of labels after a query joined with items."""
+"""POST /generative_scoring, /v1/score and /score: the probabilities of labels after a query joined with items."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from vllm.entrypoints.openai.errors import json_response
-from vllm.entrypoints.openai.http.routes import post
+from vllm.entrypoints.openai.http.routes import OtherBody, post
+from vllm.entrypoints.openai.protocol.rerank import ScorePairsRequest, ScorePairsResponse
 from vllm.entrypoints.openai.protocol.scoring import (
     GenerativeScoringRequest,
     GenerativeScoringResponse,
@@ -19,6 +20,7 @@ from vllm.entrypoints.openai.protocol.scoring import (
 )
 from vllm.entrypoints.openai.serving.engine_requests import request_id_of, while_connected
 from vllm.entrypoints.openai.serving.item_scores import ScoredItems, in_thread_if, score_items
+from vllm.entrypoints.openai.serving.rerank import score_pairs_of_texts
 from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import LabelScores
 
@@ -45,7 +47,6 @@ async def generative_scoring(request: Request, state: ServerState, body: Generat
     return await in_thread_if(scored.is_large, answer)
 
 
-@post(router, "/v1/score", ScoringRequest, ScoringResponse)
 async def score(request: Request, state: ServerState, body: ScoringRequest) -> Response:
     """The same scores in SGLang's shape: a row of probabilities for each item."""
     model = state.model_names[0]
@@ -71,6 +72,13 @@ async def score(request: Request, state: ServerState, body: ScoringRequest) -> R
         )
 
     return await in_thread_if(scored.is_large, answer)
+
+
+# Upstream's bodies name pairs of texts.
+_PAIRS = OtherBody(("text_1", "data_1", "queries"), ScorePairsRequest, ScorePairsResponse, score_pairs_of_texts)
+
+for _path in ("/v1/score", "/score"):
+    post(router, _path, ScoringRequest, ScoringResponse, other=_PAIRS)(score)
 
 
 def _usage(scored: ScoredItems) -> dict[str, Any]:

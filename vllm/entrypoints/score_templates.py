@@ -1,0 +1,198 @@
+"""How a causal model judges whether a document answers a query: a text that asks, and the two words of its answer.
+
+A score is the probability of the positive word between the two: exp(l1) / (exp(l1) + exp(l0)), the logistic function of
+the difference of their logprobs. Words may have several tokens; see label_scoring.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError, shown
+from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.utils.checks import check_texts
+
+
+@dataclass(frozen=True)
+class ScoreTemplate:
+    """
+    Attributes:
+        source: Jinja, with the variables query, document and instruction; or messages of the roles query and document.
+        labels: the positive answer and the negative one, as texts or token ids.
+        instruction: where none is given.
+    """
+
+    source: str
+    labels: tuple[str, str] | tuple[int, int] = ("yes", "no")
+    instruction: str = "Given a web search query, retrieve relevant passages that answer the query"
+
+    def render(self, query: str, document: str, instruction: str | None = None) -> str:
+        """The prompt. VLLMValidationError: the template fails."""
+        import jinja2
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        values = {"query": query, "document": document, "instruction": instruction or self.instruction}
+        messages = [{"role": role, "content": values[role]} for role in ("query", "document")]
+        try:
+            environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+            return environment.from_string(self.source).render(values, messages=messages)
+        except jinja2.TemplateError as error:
+            raise VLLMValidationError(f"the score template fails: {error}", "score_template") from error
+
+
+# Where a model was trained on a wording of its own, it is the one that its card publishes.
+TEMPLATES = {
+    "plain": ScoreTemplate(
+        "Query: {{ query }}\nDocument: {{ document }}\nDoes the document answer the query? Answer yes or no:",
+        (" yes", " no"),
+    ),
+    "qwen3-reranker": ScoreTemplate(
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+        "<Instruct>: {{ instruction }}\n<Query>: {{ query }}\n<Document>: {{ document }}<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    ),
+    "bge-reranker-v2-gemma": ScoreTemplate(
+        "A: {{ query }}\nB: {{ document }}\nGiven a query A and a passage B, determine whether the passage contains an "
+        "answer to the query by providing a prediction of either 'Yes' or 'No'.",
+        ("Yes", "No"),
+    ),
+    "mxbai-rerank-v2": ScoreTemplate(
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\nquery: {{ query }} \ndocument: {{ document }} \nYou are a search relevance expert who "
+        "evaluates how well documents match search queries. For each query-document pair, carefully analyze the "
+        "semantic relationship between them, then provide your binary relevance judgment (0 for not relevant, 1 for "
+        "relevant).\nRelevance:<|im_end|>\n<|im_start|>assistant\n",
+        ("1", "0"),
+    ),
+}
+
+_JOINED = "{{ query }}{{ document }}"
+
+
+def score_template(
+    name: str | None, labels: Sequence[str] | None = None, config: dict[str, Any] | None = None
+) -> ScoreTemplate:
+    """
+    Args:
+        name: one of TEMPLATES, a file of Jinja, or Jinja itself; None: "plain".
+        labels: the positive answer and the negative one, in place of the template's.
+        config: config.json's contents. With `classifier_from_token`, its words (the last one is the positive answer)
+            and, unless `name` is given, query and document as they are, one after the other.
+
+    Raises:
+        ValueError: no such template, or other than two different labels.
+    """
+    tokens = (config or {}).get("classifier_from_token")
+    template = TEMPLATES["plain"]
+    if name is not None:
+        template = _named(name)
+    elif tokens:
+        template = ScoreTemplate(_JOINED)
+    if labels is None and tokens:
+        labels = list(reversed(tokens))
+    if labels is None:
+        return template
+    if isinstance(labels, str) or len(labels) != 2 or labels[0] == labels[1] or not all(labels):
+        raise ValueError(f"the labels of a score must be two different words, the positive one first, got {labels!r}")
+    first, second = labels
+    return replace(template, labels=(first, second))
+
+
+def _named(name: str) -> ScoreTemplate:
+    if name in TEMPLATES:
+        return TEMPLATES[name]
+    if "{{" in name or "{%" in name:
+        return ScoreTemplate(name)
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise ValueError(f"score_template must be one of {', '.join(TEMPLATES)}, or a file of Jinja, got {name!r}")
+    return ScoreTemplate(path.read_text(encoding="utf-8"))
+
+
+class PairPrompts:
+    """Token ids of pairs' prompts. A document loses its end where it is too long and may be cut; nothing else is.
+
+    Args:
+        max_len: longest prompt, in tokens.
+        truncate_to: length to cut longer prompts to; None: too long is an error.
+        max_document_tokens: of each document; None: all of it.
+    """
+
+    def __init__(
+        self,
+        template: ScoreTemplate,
+        tokenizer: Tokenizer,
+        max_len: int,
+        truncate_to: int | None = None,
+        max_document_tokens: int | None = None,
+        instruction: str | None = None,
+    ) -> None:
+        self._template, self._tokenizer, self._instruction = template, tokenizer, instruction
+        self._max_len, self._truncate_to, self._max_document_tokens = max_len, truncate_to, max_document_tokens
+
+    def encode(self, pairs: Sequence[tuple[str, str]], names: Sequence[str]) -> list[list[int]]:
+        """The prompts' ids. VLLMValidationError: a prompt is too long, or stays so without its document. `names` are
+        the documents' places in the request."""
+        if self._max_document_tokens is not None:
+            pairs = [(query, self._cut(document, self._max_document_tokens)) for query, document in pairs]
+        texts = [self._template.render(query, document, self._instruction) for query, document in pairs]
+        encoded = self._tokenizer.encode_batch(texts)
+        limit = self._max_len if self._truncate_to is None else min(self._truncate_to, self._max_len)
+        return [
+            ids if len(ids) <= limit else self._shortened(pair, name, len(ids), limit)
+            for pair, name, ids in zip(pairs, names, encoded, strict=True)
+        ]
+
+    def _shortened(self, pair: tuple[str, str], name: str, num_tokens: int, limit: int) -> list[int]:
+        if self._truncate_to is None:
+            raise VLLMValidationError(
+                f"{name} makes a prompt of {num_tokens} tokens, and the context holds {limit} beside the answer; "
+                "truncate_prompt_tokens or max_tokens_per_doc let the document's end go",
+                name,
+                num_tokens,
+            )
+        query, document = pair
+        left = len(self._tokenizer.encode(document, add_special_tokens=False))
+        while left > 0:
+            left -= max(num_tokens - limit, 1)
+            text = self._template.render(query, self._cut(document, max(left, 0)), self._instruction)
+            ids = self._tokenizer.encode(text)
+            if len(ids) <= limit:
+                return ids
+            num_tokens = len(ids)
+        raise VLLMValidationError(
+            f"{name}: the query and the template alone are more than {limit} tokens", name, num_tokens
+        )
+
+    def _cut(self, document: str, num_tokens: int) -> str:
+        ids = self._tokenizer.encode(document, add_special_tokens=False)
+        if len(ids) <= num_tokens:
+            return document
+        # A cut within a character leaves a replacement character.
+        return self._tokenizer.decode(ids[:num_tokens], skip_special_tokens=False).rstrip("\ufffd")
+
+
+def pairs_of(first: Any, second: Any, names: tuple[str, str]) -> list[tuple[str, str]]:
+    """Texts paired one by one, or one text with each of the others. VLLMValidationError: they are no texts, there are
+    none, or as many as cannot be paired; `names` are the fields'."""
+    lists = []
+    for name, value in zip(names, (first, second), strict=True):
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+            raise VLLMValidationError(f"{name} must be a text or a list of texts, got {shown(value)}", name, value)
+        if not texts:
+            raise VLLMValidationError(f"{name} must not be empty", name, value)
+        check_texts(name, texts)
+        lists.append(list(texts))
+    queries, documents = lists
+    if len(queries) == 1:
+        queries *= len(documents)
+    if len(queries) != len(documents):
+        raise VLLMValidationError(
+            f"{names[0]} must be one text or as many as {names[1]}, {len(documents)}, got {len(queries)}", names[0]
+        )
+    return list(zip(queries, documents, strict=True))
