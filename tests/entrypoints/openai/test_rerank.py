@@ -64,8 +64,10 @@ def expected(model, encode, text, labels=("yes", "no")):
 
 
 def rendered(document, query=QUERY, instruction=None):
-    return TEMPLATE.replace("{{ query }}", query).replace("{{ document }}", document).replace(
-        "{{ instruction }}", instruction or TEMPLATES["plain"].instruction
+    return (
+        TEMPLATE.replace("{{ query }}", query)
+        .replace("{{ document }}", document)
+        .replace("{{ instruction }}", instruction or TEMPLATES["plain"].instruction)
     )
 
 
@@ -98,9 +100,7 @@ def test_pairs_of_texts(server, folder_and_model, encode, names, path):
     want = [expected(model, encode, rendered(document))[0] for document in DOCUMENTS]
     assert [entry["score"] for entry in one["data"]] == pytest.approx(want, abs=1e-5)
     assert [entry["index"] for entry in one["data"]] == [0, 1, 2, 3]
-    assert each["data"][1]["score"] == pytest.approx(
-        expected(model, encode, rendered(DOCUMENTS[1], "a"))[0], abs=1e-5
-    )
+    assert each["data"][1]["score"] == pytest.approx(expected(model, encode, rendered(DOCUMENTS[1], "a"))[0], abs=1e-5)
     # Our own kind of body at the same path.
     own = server.post(path, query=rendered("x"), items=[""], labels=["yes", "no"], apply_softmax=True)
     assert own["scores"][0][0] == pytest.approx(expected(model, encode, rendered("x"))[0], abs=1e-5)

@@ -32,7 +32,7 @@ class PairFields(RequestModel):
     )
     truncate_prompt_tokens: int | None = Field(
         None,
-        description="Longest prompt, in tokens (-1 = as the context holds). In a longer one the document loses its end; "
+        description="Longest prompt, in tokens (-1 = as the context holds). Longer ones lose the document's end; "
         "the query and the template are never cut.",
     )
     use_activation: bool | None = Field(

@@ -171,4 +171,3 @@ class ScoredPairs:
         if self._gives_odds:
             return float(scores.logprobs[0] - scores.logprobs[1])
         return float(scores.probabilities[0])
-
