@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import pytest
 import quantized_packing as packing
 import torch
-from quantized_models import PROMPTS, assert_reads, generate, make_llm, make_quantized
+from quantized_models import PROMPTS, assert_reads, errors, generate, make_llm, make_quantized
 from safetensors.torch import load_file, save_file
 from test_formats import FLOAT8, FP8, INT8, ROWS, only_blocks
 from thread_ranks import make_thread_llm
@@ -183,3 +184,26 @@ def test_new_weights_for_a_quantised_model(tmp_path):
     llm.collective_rpc(lambda worker: worker.model_runner.model.load_weights([("model.norm.weight", norm)]))
     quantized.model.model.norm.weight.data.copy_(norm)
     assert_reads(generate(llm), quantized.model)
+
+
+def test_a_module_in_two_files(tmp_path):
+    quantized = make_quantized(tmp_path, only_blocks(pack_small), SMALL)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    where = {name: files[name.endswith(("scales", "g_idx"))] for name in tensors}
+    for file in files:
+        save_file({name: tensor for name, tensor in tensors.items() if where[name] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    assert_reads(generate(make_llm(tmp_path)), quantized.model)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_dtypes(dtype, tmp_path):
+    quantized = make_quantized(tmp_path, all_but_head, SMALL)
+    outputs = generate(make_llm(tmp_path, dtype=dtype))
+    differences = [
+        error for pair in zip(outputs, PROMPTS, strict=True) for error in errors(pair[0], quantized.model, pair[1])
+    ]
+    # Activations have 8 or 11 bits; the logits of this model are up to 10.
+    assert sum(differences) / len(differences) < (0.3 if dtype == "bfloat16" else 0.05)

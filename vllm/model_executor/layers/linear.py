@@ -127,7 +127,7 @@ class LinearBase(nn.Module):
                 slots[f"{part}.weight"] = WeightSlot(
                     self.weight.data[own],
                     (rows, self.inputs),
-                    keep=partial(self._quantized.__setitem__, part),
+                    keep=partial(self._keep, part),
                     place=partial(self._weight_rows, own),
                 )
             if self.bias is not None:
@@ -227,6 +227,9 @@ class LinearBase(nn.Module):
         """Free the weight's memory until a tensor is loaded that is not quantised."""
         assert self.weight is not None
         self.weight = nn.Parameter(self.weight.to("meta"), requires_grad=False)
+
+    def _keep(self, part: str, weight: QuantizedWeight) -> None:
+        self._quantized[part] = weight.to(self._empty.device)
 
     def _weight_rows(self, rows: slice) -> Tensor:
         assert self.weight is not None

@@ -138,7 +138,7 @@ class ParallelLMHead(VocabShard):
         return slots
 
     def _keep(self, weight: QuantizedWeight) -> None:
-        self._quantized = weight
+        self._quantized = weight.to(self._like.device)
 
     @property
     def tied_to(self) -> VocabParallelEmbedding | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,10 @@ class QuantizedWeight:
             return self
         return replace(self, tensor=self.tensor.take_rows(rows))
 
+    def to(self, device: torch.device) -> QuantizedWeight:
+        """The weight on another device."""
+        return replace(self, tensor=_moved(self.tensor, device))
+
     def take_columns(self, columns: range) -> QuantizedWeight:
         """The weight's part for the inputs in `columns`. ValueError: they begin or end inside of a group."""
         if columns == range(self.shape[1]):
@@ -51,6 +55,14 @@ class QuantizedWeight:
                 f"{self.source}: tensor parallelism splits its {self.shape[1]} inputs inside of a group: {error}"
             ) from None
         return replace(self, tensor=tensor)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return replace(value, **{each.name: _moved(getattr(value, each.name), device) for each in fields(value)})
 
 
 @dataclass
