@@ -1,8 +1,8 @@
 // x W^T + bias with a weight that stays as its quantised format stores it: see quantized_panels.h.
 //
 // A group's products are summed with the codes' plain values, and the sum is multiplied with the group's scale; what is
-// added to all values of a group is multiplied with the sum of the group's x. For few rows codes are widened in registers;
-// for many a panel is widened once for all of them. Each output is summed in one order, whichever way it is computed: a
+// added to all values of a group is multiplied with the sum of the group's x. For few rows codes are widened in registers,
+// for some in the first-level cache, a group at a time, and for many a panel is widened once for all of them. Each output is summed in one order, whichever way it is computed: a
 // row's results do not depend on the other rows of the batch.
 #include "../quantized_panels.h"
 
@@ -17,7 +17,12 @@ constexpr int64_t kAhead = 2048;
 // Units whose products are summed before they are scaled, also of long groups: short chains keep the rounding error small.
 constexpr int64_t kChainUnits = 32;
 
-bool is_widened(const LinearArgs& a) { return a.rows > kDirectRows; }
+// Rows of a tile times the panel's two vectors, plus operands, fill the register file.
+constexpr int kTileRows = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4;
+
+bool is_direct(const LinearArgs& a) { return a.rows <= kDirectRows; }
+// Widening anew for each of so few tiles takes less time than writing a panel's floats and reading them again.
+bool is_widened_once(const LinearArgs& a) { return a.rows > 3 * kTileRows; }
 
 bool has_offsets(const Quantized& q) { return q.offsets != Stored::none || q.zeros != Stored::none || lacks_zero(q); }
 
@@ -33,7 +38,7 @@ struct Prepared {
     values = offsets + a.quant.groups * kPanel;
   }
   static int64_t size(const LinearArgs& a) {
-    return kPanel * (2 * a.quant.groups + (is_widened(a) ? num_units(a.quant) * kUnit : 0));
+    return kPanel * (2 * a.quant.groups + (is_widened_once(a) ? num_units(a.quant) * kUnit : 0));
   }
 };
 
@@ -52,10 +57,36 @@ struct WidenedCodes {
   }
 };
 
-// R packed rows times P panels' kLanes columns of each half, into totals.
+// Widens units of a panel's codes, kLanes columns of each half, to floats [k][32].
+template <typename C>
+[[gnu::noinline]] void widen_units(const LinearArgs& a, const uint8_t* panel, const uint8_t* codes, int64_t units,
+                                   int lane, float* to) {
+  const C kind(a, panel, lane);
+  for (int64_t u = 0; u < units; ++u, codes += kPanel * C::kBits) {
+    for (int i = 0; i < kPanel * C::kBits; i += 64) __builtin_prefetch(codes + kAhead + i);
+    const typename C::Unit unit(codes, lane);
+    unroll<kUnit>([&](auto k) VLLM_INLINE {
+      float* row = to + (u * kUnit + k) * kPanel + lane;
+      store(row, kind.template get<0, k>(unit));
+      store(row + 16, kind.template get<1, k>(unit));
+    });
+  }
+}
+
+using WidenUnits = void (*)(const LinearArgs&, const uint8_t*, const uint8_t*, int64_t, int, float*);
+
+WidenUnits widen_units_of(const Quantized& q) {
+  WidenUnits widen = nullptr;
+  with_codes(q, [&](auto* kind) { widen = &widen_units<std::remove_cvref_t<decltype(*kind)>>; });
+  return widen;
+}
+
+// R packed rows times P panels' kLanes columns of each half, into totals. With `widen`, for one panel of widened codes:
+// `codes` are the panel's own.
 template <typename C, int R, int P>
 [[gnu::noinline]] void multiply_lanes(const LinearArgs& a, const float* x, int64_t panel, const uint8_t* codes,
-                                      int64_t codes_stride, int lane, Vec* totals_out) {
+                                      int64_t codes_stride, int lane, WidenUnits widen, Vec* totals_out) {
+  alignas(64) float widened[C::kBits == 32 && P == 1 ? kChainUnits * kUnit * kPanel : 1];
   const Quantized& q = a.quant;
   const uint8_t* weight = static_cast<const uint8_t*>(a.weight) + panel * q.at.size;
   const C first(a, weight, lane), second(a, weight + (P - 1) * q.at.size, lane);
@@ -74,17 +105,27 @@ template <typename C, int R, int P>
       unroll<R>([&](auto r) VLLM_INLINE {
         unroll<P>([&](auto p) VLLM_INLINE { sums[r][p][0] = sums[r][p][1] = zero(); });
       });
-      for (int64_t u = least(left, kChainUnits); u > 0; --u, x += R * kUnit, codes += kPanel * C::kBits) {
+      const int64_t chain = least(left, kChainUnits);
+      const uint8_t* unit_codes = codes;
+      codes += chain * kPanel * C::kBits;
+      if constexpr (C::kBits == 32 && P == 1) {
+        if (widen != nullptr) {
+          widen(a, weight, unit_codes, chain, lane, widened);
+          codes = unit_codes + chain * kPanel * q.bits;
+          unit_codes = reinterpret_cast<const uint8_t*>(widened);
+        }
+      }
+      for (int64_t u = 0; u < chain; ++u, x += R * kUnit, unit_codes += kPanel * C::kBits) {
         if constexpr (C::kBits != 32) {
           if (kGroups == 1 || lane == 0) {
             unroll<P>([&](auto p) VLLM_INLINE {
-              for (int i = 0; i < kPanel * C::kBits; i += 64) __builtin_prefetch(codes + p * codes_stride + kAhead + i);
+              for (int i = 0; i < kPanel * C::kBits; i += 64) __builtin_prefetch(unit_codes + p * codes_stride + kAhead + i);
             });
           }
         }
         unroll<P>([&](auto p) VLLM_INLINE {
           const C& kind = p == 0 ? first : second;
-          const typename C::Unit unit(codes + p * codes_stride, lane);
+          const typename C::Unit unit(unit_codes + p * codes_stride, lane);
           unroll<kUnit>([&](auto k) VLLM_INLINE {
             const Vec low = kind.template get<0, k>(unit), high = kind.template get<1, k>(unit);
             unroll<R>([&](auto r) VLLM_INLINE {
@@ -153,8 +194,7 @@ template <typename T>
 struct QuantizedProduct {
   using Row = T;
   using Element = float;
-  // Rows of a tile times the panel's two vectors, plus operands, fill the register file.
-  static constexpr int kMaxRows = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4;
+  static constexpr int kMaxRows = kTileRows;
   static constexpr int64_t kPanelsAtATime = kSlots;
 
   static constexpr int panels_at_once(int rows) { return rows <= kDirectRows && (kLanes == 16 || rows == 1) ? 2 : 1; }
@@ -203,7 +243,9 @@ struct QuantizedProduct {
           store(to.offsets + g * kPanel + column, both.offset);
         }
       }
-      if (is_widened(a)) with_codes(q, [&](auto* kind) { widen<std::remove_cvref_t<decltype(*kind)>>(a, weight, to.values); });
+      if (!is_widened_once(a)) continue;
+      const WidenUnits widen = widen_units_of(q);
+      for (int lane = 0; lane < 16; lane += kLanes) widen(a, weight, weight, num_units(q), lane, to.values);
     }
   }
 
@@ -212,34 +254,27 @@ struct QuantizedProduct {
     const int64_t size = panel_size(a);
     for (int lane = 0; lane < 16; lane += kLanes) {
       Vec totals[R][P][2];
-      if (is_widened(a)) {
+      const uint8_t* weight = static_cast<const uint8_t*>(a.weight) + panel * size;
+      if (is_widened_once(a)) {
         const float *values = Prepared(a, panel).values, *last = Prepared(a, panel + P - 1).values;
         multiply_lanes<WidenedCodes, R, P>(a, x, panel, reinterpret_cast<const uint8_t*>(values),
-                                           (last - values) * int64_t{sizeof(float)}, lane, totals[0][0]);
+                                           (last - values) * int64_t{sizeof(float)}, lane, nullptr, totals[0][0]);
+      } else if (!is_direct(a)) {
+        // A tile of few rows among others takes its panels one by one.
+        for (int p = 0; p < P; ++p) {
+          Vec own[R][1][2];
+          multiply_lanes<WidenedCodes, R, 1>(a, x, panel + p, weight + p * size, 0, lane, widen_units_of(a.quant),
+                                             own[0][0]);
+          for (int r = 0; r < R; ++r) std::memcpy(totals[r][p], own[r][0], sizeof(own[r][0]));
+        }
       } else if constexpr (R <= kDirectRows) {
         with_codes(a.quant, [&](auto* kind) {
-          multiply_lanes<std::remove_cvref_t<decltype(*kind)>, R, P>(
-              a, x, panel, static_cast<const uint8_t*>(a.weight) + panel * size, size, lane, totals[0][0]);
+          multiply_lanes<std::remove_cvref_t<decltype(*kind)>, R, P>(a, x, panel, weight, size, lane, nullptr,
+                                                                     totals[0][0]);
         });
       }
       if (a.quant.sparse_starts != nullptr) add_sparse(a, x, R, P, panel, lane, totals[0][0]);
       write_tile<T>(a, totals, row, panel, lane);
-    }
-  }
-
- private:
-  template <typename C>
-  [[gnu::noinline]] static void widen(const LinearArgs& a, const uint8_t* codes, float* to) {
-    for (int lane = 0; lane < 16; lane += kLanes) {
-      const C kind(a, codes, lane);
-      for (int64_t u = 0; u < num_units(a.quant); ++u) {
-        const typename C::Unit unit(codes + u * kPanel * C::kBits, lane);
-        unroll<kUnit>([&](auto k) VLLM_INLINE {
-          float* row = to + (u * kUnit + k) * kPanel + lane;
-          store(row, kind.template get<0, k>(unit));
-          store(row + 16, kind.template get<1, k>(unit));
-        });
-      }
     }
   }
 };
