@@ -19,8 +19,10 @@ from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.int8_linear import Int8Linear, int8_linear, pack_int8_linear
 from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
-from vllm.ops.packed_linear import packed_embedding, packed_linear, take_packed_rows
+from vllm.ops.packed_linear import pack_linear, packed_embedding, packed_linear, take_packed_rows
 from vllm.ops.paged_attention import paged_attention
+from vllm.ops.quantized_linear import pack_quantized, quantized_linear
+from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_and_cache_, rotary_embedding_
 from vllm.ops.silu_and_mul import silu_and_mul
@@ -35,6 +37,7 @@ MODELS = {
 
 ROWS = (1, 64, 1024)  # of a step: one sequence, a batch, a prefill
 LOGITS_ROWS = (1, 64)
+QUANTIZED_ROWS = (1, 8, 64, 512)
 NUM_IDS = 20  # ids read in a row of logits
 _BLOCK_SIZE = 16
 _EPS = 1e-5
@@ -134,6 +137,45 @@ def _linear_int8(shape: ModelShape) -> Iterator[Case]:
 def _plain_int8_linear(x: Tensor, plain: Int8Linear, gated: bool) -> Tensor:
     product = int8_linear(x, plain)
     return silu_and_mul(product) if gated and not plain.gated else product
+
+
+def _linear_quantized(shape: ModelShape) -> Iterator[Case]:
+    """Against the same products with bfloat16 weights, as they are packed by default."""
+    for matrix, (columns, inner) in shape.matrices().items():
+        first = pack_linear(_random(columns, inner), None, float_out=matrix == "head")
+        num_copies = max(1, min(32, _COLD_BYTES // (2 * columns * inner)))
+        plain = itertools.cycle([replace(first, weight=first.weight.clone()) for _ in range(num_copies)])
+        for kind, weight in _quantized_weights(columns, inner):
+            packed = [pack_quantized(weight, None) for _ in range(num_copies)]
+            weights = itertools.cycle(packed)
+            for rows in LOGITS_ROWS if matrix == "head" else QUANTIZED_ROWS:
+                x, float_out = _random(rows, inner), matrix == "head"
+                yield Case(
+                    f"{matrix} {rows}x{inner}x{columns} {kind}",
+                    lambda x=x, weights=weights, float_out=float_out: quantized_linear(x, next(weights), float_out),
+                    packed[0].nbytes + 2 * rows * (inner + columns),
+                    2 * rows * columns * inner,
+                    lambda x=x, plain=plain, float_out=float_out: packed_linear(x, next(plain), float_out),
+                    touched=packed[0].nbytes * num_copies,
+                )
+
+
+def _quantized_weights(columns: int, inner: int) -> Iterator[tuple[str, QuantizedTensor]]:
+    """Weights as in GGUF's Q4_1, GPTQ and AWQ, GGUF's Q6_K and IQ4_NL, and as 8-bit floats."""
+    codes = torch.randint(0, 16, (columns, inner), dtype=torch.uint8)
+    short, middle, long = (min(size, inner) for size in (16, 32, 128))
+
+    def groups(size: int) -> Tensor:
+        return torch.rand(columns, -(-inner // size)).half()
+
+    yield "4 bits, 32, offsets", QuantizedTensor(codes, 4, groups(middle), middle, offsets=groups(middle))
+    zeros = (groups(long) * 15).to(torch.uint8)
+    yield "4 bits, 128, zero points", QuantizedTensor(codes, 4, groups(long), long, zero_points=zeros)
+    sub, supers = (groups(short) * 100).to(torch.int8), groups(inner)
+    yield "6 bits, 16, super-scales", QuantizedTensor(codes, 6, sub, short, zero_points=32, super_scales=supers)
+    yield "4 bits, 32, table", QuantizedTensor(codes, 4, groups(middle).float(), middle, values=torch.randn(16))
+    floats = torch.randn(columns, inner).to(torch.float8_e4m3fn)
+    yield "float8, a row", QuantizedTensor(floats, 8, groups(inner).float(), inner)
 
 
 def _packed_rows(shape: ModelShape) -> Iterator[Case]:
@@ -338,8 +380,8 @@ def _caches(shape: ModelShape, num_blocks: int) -> tuple[Tensor, Tensor]:
 
 
 _CASES = (
-    _linear, _linear_int8, _packed_rows, _rms_norm, _fused_add_rms_norm, _rotary, _embedding, _silu_and_mul,
-    _write_cache, _rotary_and_cache, _attention_prefill, _attention_decode, _attention_shared,
+    _linear, _linear_int8, _linear_quantized, _packed_rows, _rms_norm, _fused_add_rms_norm, _rotary, _embedding,
+    _silu_and_mul, _write_cache, _rotary_and_cache, _attention_prefill, _attention_decode, _attention_shared,
     _token_readings, _count_above, _topk, _top_p, _gumbel_sample, _fill_token_ids,
 )  # fmt: skip
 KERNELS: dict[str, Callable[[ModelShape], Iterator[Case]]] = {each.__name__.removeprefix("_"): each for each in _CASES}

@@ -1,4 +1,4 @@
-"""Every C++ kernel against its PyTorch reference and against the machine's limits.
+"""Every C++ kernel against its PyTorch reference and against the machine's limits; `linear_quantized` against bfloat16.
 
     python benchmarks/kernels.py                                # all kernels, both models' shapes
     python benchmarks/kernels.py --kernels linear,topk --models SmolLM2-135M

@@ -18,6 +18,7 @@ def test_every_case_runs_in_both_implementations(benchmark_module: Import, monke
     cases = benchmark_module("kernel_cases")
     monkeypatch.setattr(cases, "ROWS", (1, 3))
     monkeypatch.setattr(cases, "LOGITS_ROWS", (2,))
+    monkeypatch.setattr(cases, "QUANTIZED_ROWS", (1, 3))
     monkeypatch.setattr(cases, "_COLD_BYTES", 1)
     monkeypatch.setattr(cases, "_DECODES", ((2, 20),))
     monkeypatch.setattr(cases, "_PREFILLS", ((2, 20),))
