@@ -25,6 +25,8 @@ from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.kv_cache import kv_rows_shape, reshape_and_cache_
 from vllm.ops.linear_readings import linear_readings
 from vllm.ops.paged_attention import paged_attention
+from vllm.ops.quantized_linear import pack_quantized, quantized_linear
+from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_and_cache_, rotary_embedding_
 from vllm.ops.silu_and_mul import silu_and_mul
@@ -115,6 +117,24 @@ def _linear_readings_calls() -> Iterator[tuple[str, Call]]:
         )
 
 
+def _quantized_calls() -> Iterator[tuple[str, Call]]:
+    codes, ones = torch.randint(0, 64, (70, 96), dtype=torch.uint8), torch.rand(70, 1).half()
+    sub = torch.randint(0, 16, (70, 3), dtype=torch.uint8)
+    # Too long for one bfloat16, and exact in two.
+    values = torch.randint(-8000, 8000, (16,)) / 4096
+    weights = {
+        "6 bits": QuantizedTensor(codes, 6, sub, 32, offsets=sub, super_scales=ones, super_offsets=-ones),
+        "table": QuantizedTensor(codes & 15, 4, torch.rand(70, 3), 32, values=values, zero_points=sub),
+        "float8": QuantizedTensor(torch.randn(70, 96).to(torch.float8_e4m3fn), 8, ones, 96),
+    }
+    for name, weight in weights.items():
+        x = torch.randn(3, 96).bfloat16()
+        yield (
+            f"quantized_linear {name}",
+            lambda x=x, weight=weight: quantized_linear(x, pack_quantized(weight, None), float_out=True),
+        )
+
+
 def _fill_call() -> Call:
     lists, list_idx, counts = _ids(9, 32, 1000), _ids(8, 1, 9)[:, 0], _ids(8, 1, 21)[:, 0]
 
@@ -164,6 +184,7 @@ def _calls(capability: int) -> Iterator[tuple[str, Call]]:
             yield f"{name} {dtype}", call
     if capability >= 80:
         yield from _linear_readings_calls()
+        yield from _quantized_calls()
     yield "fill_logprob_token_ids", _fill_call()
 
 
