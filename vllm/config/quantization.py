@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-STORED = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "mxfp4", "squeezellm")
+STORED = ("auto-round", "awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "mxfp4", "squeezellm")
 """Formats of checkpoints."""
 
 ON_LOAD = ("int8",)
@@ -16,6 +16,8 @@ QUANTIZATIONS = (None, "gguf", *ON_LOAD, *STORED)
 _ALIASES = {
     "auto_awq": "awq",
     "auto_gptq": "gptq",
+    "auto_round": "auto-round",
+    "inc": "auto-round",
     "awq_marlin": "awq",
     "compressed_tensors": "compressed-tensors",
     "cpu_awq": "awq",
@@ -29,8 +31,8 @@ _INSTEAD = (
 )
 # Upstream's other names.
 _REFUSED = (
-    "aqlm auto-round bitblas deepspeedfp experts_int8 fbgemm_fp8 fp8_per_block fp8_per_tensor hqq "
-    "humming inc int8_per_channel_weight_only ipex marlin modelopt modelopt_fp4 modelopt_mixed modelopt_mxfp8 "
+    "aqlm bitblas deepspeedfp experts_int8 fbgemm_fp8 fp8_per_block fp8_per_tensor hqq "
+    "humming int8_per_channel_weight_only ipex marlin modelopt modelopt_fp4 modelopt_mixed modelopt_mxfp8 "
     "moe_wna16 mxfp8 neuron_quant nvfp4 online petit_nvfp4 ptpc_fp8 qqq quark quip rtn torchao tpu_int8"
 ).split()
 

@@ -15,6 +15,7 @@ from quantized_models import Pack, Stored, assert_reads, generate, make_llm, mak
 
 from vllm.model_executor.layers.quantization import get_quantization_config
 from vllm.model_executor.layers.quantization.stored import read_quantized
+from vllm.ops.quantized_linear import pack_quantized
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,27 @@ ROWS = {
     "awq-own-file": Row(
         packing.awq, {"w_bit": 4, "q_group_size": 128, "zero_point": True, "version": "GEMM"}, "quant_config.json"
     ),
+    "auto-round": Row(
+        partial(packing.gptq, group_size=64),
+        {
+            "quant_method": "auto-round",
+            "bits": 4,
+            "group_size": 64,
+            "sym": True,
+            "packing_format": "auto_round:auto_gptq",
+            "extra_config": {"lm_head": {"bits": 16}},
+        },
+    ),
+    "auto-round-awq": Row(
+        partial(packing.awq, group_size=64),
+        {
+            "quant_method": "auto-round",
+            "bits": 4,
+            "group_size": 64,
+            "sym": False,
+            "packing_format": "auto_round:auto_awq",
+        },
+    ),
     "squeezellm": Row(packing.squeezellm, {"quant_method": "squeezellm", "wbits": 4}),
     "squeezellm-3": Row(partial(packing.squeezellm, bits=3), {"wbits": 3}, "quant_config.json"),
     "squeezellm-sparse": Row(partial(packing.squeezellm, sparse=True), {"quant_method": "squeezellm", "wbits": 4}),
@@ -176,3 +198,12 @@ def test_readings_are_those_of_the_dequantised_weights(name, tmp_path: Path):
     llm = make_llm(quantized.folder)
     assert llm.llm_engine.vllm_config.model_config.quantization == row.settings.get("quant_method", name.split("-")[0])
     assert_reads(generate(llm), quantized.model)
+
+
+@pytest.mark.parametrize("name", ["gptq-3", "gptq-4-asym", "awq-32", "squeezellm", "int8", "fp8-block", "nvfp4", "nf4"])
+def test_memory_is_that_of_the_file(name):
+    stored = ROWS[name].pack(torch.randn(256, 512, generator=torch.Generator().manual_seed(1)))
+    tensors = [(f"model.q_proj.{own}", tensor) for own, tensor in stored.tensors.items()]
+    config = get_quantization_config(ROWS[name].settings["quant_method"]).from_config(ROWS[name].settings)
+    ((_, value),) = read_quantized(tensors, {own: "file" for own, _ in tensors}, config)
+    assert pack_quantized(value.tensor, None).nbytes <= 1.1 * sum(tensor.nbytes for _, tensor in tensors)

@@ -18,6 +18,7 @@ QuantizationMethods = str
 
 # Where the formats of checkpoints are.
 _FORMATS = {
+    "auto-round": ("auto_round", "AutoRoundConfig"),
     "awq": ("awq", "AWQConfig"),
     "bitsandbytes": ("bitsandbytes", "BitsAndBytesConfig"),
     "compressed-tensors": ("compressed_tensors", "CompressedTensorsConfig"),

@@ -26,7 +26,6 @@ from vllm.ops.quantized_tensor import QuantizedTensor
 
 _BITS = (2, 3, 4, 8)
 _FORMATS = {"gptq": 1, "gptq_v2": 0}
-_SETTINGS = ("bits", "group_size", "desc_act", "sym")
 
 
 @dataclass(frozen=True)
