@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from vllm.ops._dispatch import force
 from vllm.ops.count_above import count_above
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gumbel_sample import gumbel_sample
+from vllm.ops.quantized_linear import pack_quantized, quantized_linear
+from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_embedding_
 from vllm.ops.silu_and_mul import silu_and_mul
@@ -64,6 +67,7 @@ def _all_checks(setting: Setting) -> Iterator[tuple[str, Callable[[], dict[str, 
     yield "fill_token_ids", lambda: _fill_token_ids(setting)
     for model, shape in setting.sizes.models.items():
         yield f"linear_readings {model}", lambda shape=shape: _linear_readings(setting, shape)
+        yield f"quantized_linear {model}", lambda shape=shape: _quantized_linear(setting, shape)
     yield from attention_checks(setting)
 
 
@@ -233,6 +237,31 @@ def _linear_readings(setting: Setting, shape: ModelShape) -> None:
         ranks = got.ranks[:, column]
         right = torch.where(valid[:, column], (fewest <= ranks) & (ranks <= most), ranks == 0)
         assert right.all(), f"{int((~right).sum())} wrong ranks in column {column}"
+
+
+def _quantized_linear(setting: Setting, shape: ModelShape) -> None:
+    """4 bits as GPTQ and GGUF have them, a table's values, and 8-bit floats; one row, and many."""
+    make, (columns, inner) = _Inputs(setting), (shape.intermediate_size, shape.hidden_size)
+    codes = make.integers(16, columns, inner, dtype=torch.uint8)
+    size = min(32, inner)
+    scales, offsets = (make.normal(columns, -(-inner // size), dtype=torch.float16) for _ in range(2))
+    zeros = make.integers(16, *scales.shape, dtype=torch.uint8)
+    plain = QuantizedTensor(codes, 4, scales, size)
+    floats = make.normal(columns, inner).to(torch.float8_e4m3fn)
+    weights = (
+        replace(plain, zero_points=zeros),
+        replace(plain, offsets=offsets),
+        replace(plain, values=make.normal(16)),
+        QuantizedTensor(floats, 8, scales[:, :1].float(), inner),
+    )
+    for weight in weights:
+        dense, packed = weight.dequantize().double(), pack_quantized(weight, None)
+        for rows in (1, setting.sizes.reading_rows):
+            x = make.normal(rows, inner, dtype=torch.bfloat16)
+            got = quantized_linear(x, packed, float_out=True)
+            added = x.double().abs() @ (dense.abs() + 16 * scales.abs().max()).T
+            # Float32 sums of codes' products, whose offsets are taken back; tables are kept to 16 bits.
+            assert ((got.double() - x.double() @ dense.T).abs() <= 2e-5 * added).all()
 
 
 def _columns(table: Tensor) -> Tensor:

@@ -284,11 +284,13 @@ def _cat(parts: Sequence[Tensor]) -> Tensor:
 def _zero_points_of_groups(tensor: QuantizedTensor) -> Tensor:
     if isinstance(tensor.zero_points, Tensor):
         return tensor.zero_points
-    return torch.full((tensor.shape[0], tensor.num_groups), tensor.zero_points, dtype=torch.uint8)
+    groups = (tensor.shape[0], tensor.num_groups)
+    return torch.full(groups, tensor.zero_points, dtype=torch.uint8, device=tensor.codes.device)
 
 
 def _values_of_rows(tensor: QuantizedTensor) -> Tensor:
-    values = torch.arange(2.0**tensor.bits) if tensor.values is None else tensor.values
+    own = torch.arange(2.0**tensor.bits, device=tensor.codes.device)
+    values = own if tensor.values is None else tensor.values
     return values.expand(tensor.shape[0], -1)
 
 
@@ -298,7 +300,7 @@ def _cat_sparse(tensors: Sequence[QuantizedTensor]) -> SparseRows | None:
     counts, columns, values = [], [], []
     for tensor in tensors:
         if tensor.sparse is None:
-            counts.append(torch.zeros(tensor.shape[0], dtype=torch.int64))
+            counts.append(torch.zeros(tensor.shape[0], dtype=torch.int64, device=tensor.codes.device))
             continue
         counts.append(tensor.sparse.starts.diff().long())
         columns.append(tensor.sparse.columns)
