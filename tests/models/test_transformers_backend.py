@@ -185,3 +185,29 @@ def test_code_of_a_checkpoint_runs_if_it_is_trusted(tmp_path: Path, monkeypatch:
     expected = 3 * model(input_ids=torch.tensor([prompt])).logits[0, -1].detach()
     for token_id in IDS:
         assert output.outputs[0].logprobs[0][token_id].logit == pytest.approx(float(expected[token_id]), abs=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_plain_norms_and_gated_mlps_are_replaced_in_every_dtype(dtype: torch.dtype) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+
+    from vllm.model_executor.models.transformers_layers import make_mlp, make_norm
+
+    class OtherNorm(LlamaRMSNorm):
+        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            return super().forward(hidden_states) + 0.01
+
+    class OtherMLP(LlamaMLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x).abs())
+
+    torch.set_default_dtype(dtype)
+    try:
+        sizes = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2}
+        configs = [LlamaConfig(**sizes, hidden_act=act) for act in ("silu", "gelu")]
+        assert make_norm(LlamaRMSNorm(8)) is not None and make_norm(OtherNorm(8)) is None
+        assert all(make_mlp(LlamaMLP(config), "mlp", {}) is not None for config in configs)
+        assert make_mlp(OtherMLP(configs[0]), "mlp", {}) is None
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -25,6 +25,7 @@ from vllm.model_executor.models.transformers_layers import (
     Step,
     TokenEmbedding,
     make_linear,
+    make_mlp,
     make_norm,
     parallel_style,
 )
@@ -88,9 +89,15 @@ class TransformersForCausalLM(UpdatableModel):
             embedding = TokenEmbedding(embedding_module.num_embeddings, embedding_module.embedding_dim)
             _set(hf, names[embedding_module], embedding)
         head = self._make_head(hf, names[head_module], head_module, names[embedding_module], embedding)
+        fused: list[str] = []
         for module, name in names.items():
             own: nn.Module | None = None
-            if type(module) is nn.Linear and module is not head_module:
+            if name.startswith(tuple(fused)):
+                continue
+            if (mlp := make_mlp(module, name, plan)) is not None:
+                own = mlp
+                fused.append(f"{name}.")
+            elif type(module) is nn.Linear and module is not head_module:
                 own = make_linear(module, name.rpartition(".")[2], parallel_style(name, plan))
             elif is_experts(module) and torch.get_default_device().type == "cpu":
                 own = PackedExperts(module)

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.attention.options import AttentionOptions
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.model_executor.layers.activation import get_act_fn
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
+    GatedLinear,
     LinearBase,
     ReplicatedLinear,
     RowParallelLinear,
@@ -88,13 +90,74 @@ def make_norm(module: Any) -> RMSNorm | None:
     with torch.device("cpu"), torch.no_grad():
         tried = copy.deepcopy(module).to_empty(device="cpu").float()
         generator = torch.Generator().manual_seed(0)
-        tried.weight.copy_(torch.randn(width, generator=generator))
-        x = torch.randn(3, *width, generator=generator)
+        # Whatever dtype the model is built in.
+        tried.weight.copy_(torch.randn(width, generator=generator, dtype=torch.float32))
+        x = torch.randn(3, *width, generator=generator, dtype=torch.float32)
         plain = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * tried.weight
         # Equal up to float32's rounding of sums in another order.
         if not torch.allclose(tried(x), plain, rtol=1e-5, atol=1e-5):
             return None
     return _FlatRMSNorm(width[0], eps)
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)) of [..., H], with one product for gate and up."""
+
+    def __init__(self, hidden_size: int, inner_size: int, up_bias: bool, down_bias: bool, activation: str) -> None:
+        super().__init__()
+        self.gate_up_proj = GatedLinear(hidden_size, inner_size, up_bias, activation)
+        self.down_proj = RowParallelLinear(inner_size, hidden_size, down_bias, "down_proj")
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.gate_up_proj(x.reshape(-1, x.shape[-1]), None)
+        return self.down_proj(inner).view(x.shape)
+
+
+_GATED_PARTS = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
+
+
+def make_mlp(module: Any, name: str, plan: dict[str, str]) -> GatedMLP | None:
+    """Our MLP in place of `module`, if that is a plain gated one, shown by its results, that `plan` splits as ours or
+    that one rank has. Else None."""
+    parts: dict[str, Any] = {part: getattr(module, part, None) for part in _GATED_PARTS}
+    ranks = get_tp_group().world_size
+    if any(type(part) is not nn.Linear for part in parts.values()):
+        return None
+    if any(each not in _GATED_PARTS and list(child.parameters()) for each, child in module.named_children()):
+        return None
+    if list(module.parameters(recurse=False)) or len(inspect.signature(module.forward).parameters) != 1:
+        return None
+    if ranks > 1 and any(parallel_style(f"{name}.{part}", plan) != style for part, style in _GATED_PARTS.items()):
+        return None
+    gate, up, down = parts.values()
+    sizes = {gate.out_features, up.out_features, down.in_features}
+    if len(sizes) > 1 or gate.out_features % ranks or (gate.bias is None) != (up.bias is None):
+        return None
+    activation = _gated_activation(module)
+    if activation is None:
+        return None
+    return GatedMLP(gate.in_features, gate.out_features, gate.bias is not None, down.bias is not None, activation)
+
+
+def _gated_activation(module: Any) -> str | None:
+    """The activation of a gated MLP, which computes with small linears in place of its own what a GatedMLP does; None
+    if it does anything else."""
+    tried = copy.deepcopy(module)
+    with torch.device("cpu"), torch.no_grad():
+        small = {part: nn.Linear(12, 12, dtype=torch.float32) for part in _GATED_PARTS}
+        for part, linear in small.items():
+            setattr(tried, part, linear)
+        x = 4 * torch.randn(1, 5, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+        try:
+            result = tried(x)
+        except Exception:  # its code may do anything
+            return None
+        gate, up, down = small.values()
+        for name in ("silu", "gelu_pytorch_tanh", "gelu", "relu"):
+            # Equal up to float32's rounding; activations differ by far more.
+            if torch.allclose(down(get_act_fn(name)(gate(x)) * up(x)), result, rtol=1e-5, atol=1e-6):
+                return name
+    return None
 
 
 class TokenEmbedding(VocabParallelEmbedding):
