@@ -132,7 +132,9 @@ def squeezellm(weight: Tensor, bits: int = 4, sparse: bool = False, full_rows: i
     return Stored(tensors, value)
 
 
-def fp8(weight: Tensor, block: tuple[int, int] | None = None, static: bool = False) -> Stored:
+def fp8(
+    weight: Tensor, block: tuple[int, int] | None = None, static: bool = False, name: str = "weight_scale"
+) -> Stored:
     rows, width = weight.shape
     height, columns = block or (rows, width)
     value, codes = torch.empty_like(weight), torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
@@ -144,7 +146,7 @@ def fp8(weight: Tensor, block: tuple[int, int] | None = None, static: bool = Fal
             codes[own] = (weight[own] / scales[i, j]).to(torch.float8_e4m3fn)
             value[own] = codes[own].float() * scales[i, j]
     tensors = {"weight": codes}
-    tensors |= {"weight_scale_inv": scales} if block else {"weight_scale": scales.reshape(())}
+    tensors |= {"weight_scale_inv": scales} if block else {name: scales.reshape(())}
     if static:
         tensors["input_scale"] = torch.tensor(0.02)
     return Stored(tensors, value)

@@ -13,6 +13,7 @@ from test_formats import FLOAT4, FLOAT8, INT8, ROWS, compressed, only_blocks
 
 from vllm import LLM
 from vllm.config import QUANTIZATIONS
+from vllm.model_executor.layers.quantization.settings import find_settings
 from vllm.platforms import current_platform
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -192,6 +193,7 @@ def test_where_the_settings_are(tmp_path):
         (tmp_path / where).unlink()
     path.write_text(json.dumps(config | {"compression_config": settings}))
     assert make_llm(tmp_path).llm_engine.vllm_config.model_config.quantization == "gptq"
+    assert find_settings(tmp_path, {"text_config": {"quantization_config": settings}}).method == "gptq"
     (tmp_path / "quantize_config.json").write_text("{")
     path.write_text(json.dumps(config))
     with pytest.raises(ValueError, match="quantize_config.json is not JSON"):

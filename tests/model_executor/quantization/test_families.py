@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from test_formats import FLOAT8, FP8, INT8, ROWS, only_blocks
 from thread_ranks import make_thread_llm
 
+from vllm.ops._dispatch import cpu_ops
+
 SMALL = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}
 pack_small = partial(packing.gptq, group_size=32, sym=False)
 THREADS = {"max_model_len": 64, "max_logprobs": -1, "skip_tokenizer_init": True}
@@ -96,8 +98,9 @@ def test_readings_do_not_depend_on_the_batch(tmp_path):
         (alone,) = generate(llm, [prompt])
         assert alone.outputs[0].token_ids == output.outputs[0].token_ids
         for one, other in zip(alone.outputs[0].logprobs, output.outputs[0].logprobs, strict=True):
-            # The reference's product is in another order for another number of rows; the kernels' is not.
-            assert all(abs(one[token].logprob - other[token].logprob) < 1e-5 for token in one)
+            # Without the kernels, another number of rows has sums in another order.
+            limit = 0 if cpu_ops() is not None else 1e-5
+            assert all(abs(one[token].logprob - other[token].logprob) <= limit for token in one)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -161,6 +161,8 @@ ROWS = {
     "fp8": Row(packing.fp8, FP8),
     "fp8-static": Row(partial(packing.fp8, static=True), FP8 | {"activation_scheme": "static"}),
     "fp8-block": Row(partial(packing.fp8, block=(128, 128)), FP8 | {"weight_block_size": [128, 128]}),
+    "fp8-default-block": Row(partial(packing.fp8, block=(128, 128)), FP8),
+    "fp8-one-scale-inv": Row(partial(packing.fp8, name="weight_scale_inv"), FP8),
     "fp8-odd-block": Row(partial(packing.fp8, block=(48, 80)), FP8 | {"weight_block_size": [48, 80]}),
     "nf4": Row(packing.bitsandbytes_4bit, BNB),
     "nf4-plain": Row(partial(packing.bitsandbytes_4bit, nested=False), BNB),

@@ -2,9 +2,9 @@
 
 A module with weight [N, K] has
 - weight: float8_e4m3fn [N, K];
-- weight_scale: one value, or one for each output; or, in blocks of [b, c] values, weight_scale_inv: float
-  [ceil(N / b), ceil(K / c)], which weights are multiplied by, too;
-- input_scale, with activation_scheme "static": a scale for activations.
+- weight_scale (or weight_scale_inv, which weights are multiplied by, too): one value, or one for each output; or, in
+  blocks of [b, c] values, float [ceil(N / b), ceil(K / c)];
+- input_scale or activation_scale, with activation_scheme "static": a scale for activations.
 Activations are not rounded to 8 bits here, whatever the scheme: as transformers does where it has no FP8 product.
 """
 
@@ -19,11 +19,13 @@ from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig,
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor
 
+_BLOCK = (128, 128)
+
 
 class Fp8Config(StoredConfig):
     """See the module."""
 
-    names = ("weight_scale", "weight_scale_inv", "input_scale")
+    names = ("weight_scale", "weight_scale_inv", "input_scale", "activation_scale")
     shared_names = ("weight",)
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -50,18 +52,23 @@ class Fp8Config(StoredConfig):
         return cls(config)
 
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
-        scale = "weight_scale" if self._block is None or "weight_scale" in stored else "weight_scale_inv"
-        return WeightFormat(("weight", scale), ("input_scale",), self._read)
+        scale = "weight_scale_inv" if "weight_scale_inv" in stored else "weight_scale"
 
-    def _read(self, stored: StoredTensors) -> QuantizedWeight:
+        def read(tensors: StoredTensors) -> QuantizedWeight:
+            return self._read(tensors, scale)
+
+        return WeightFormat(("weight", scale), ("input_scale", "activation_scale"), read)
+
+    def _read(self, stored: StoredTensors, scale: str) -> QuantizedWeight:
         codes = stored.take("weight", torch.float8_e4m3fn, None, None)
-        if self._block is None:
-            scales, group_size = row_scales(stored, "weight_scale", len(codes)), codes.shape[1]
+        rows, width = codes.shape
+        scales, group_size = stored.tensors[scale], width
+        # Blocks of both names have two dimensions; transformers calls the one scale of a tensor weight_scale_inv, too.
+        if self._block is not None or (scale == "weight_scale_inv" and scales.numel() > 1):
+            scales, group_size = block_scales(stored, scale, (rows, width), self._block or _BLOCK)
         else:
-            name = "weight_scale_inv" if "weight_scale_inv" in stored else "weight_scale"
-            scales, group_size = block_scales(stored, name, (codes.shape[0], codes.shape[1]), self._block)
-        tensor = QuantizedTensor(codes, 8, scales, group_size)
-        return QuantizedWeight(tensor, f"{stored.module}.weight")
+            scales = row_scales(stored, scale, rows)
+        return QuantizedWeight(QuantizedTensor(codes, 8, scales, group_size), f"{stored.module}.weight")
 
 
 def row_scales(stored: StoredTensors, name: str, rows: int) -> Tensor:
@@ -77,5 +84,5 @@ def block_scales(
 ) -> tuple[Tensor, int]:
     """float32 [N, G], each block's scale for all of its rows, and the columns of a group."""
     (rows, width), (height, columns) = shape, block
-    scales = stored.take(name, FLOATS, -(-rows // height), -(-width // columns)).float()
+    scales = stored.take(name, (*FLOATS, torch.float8_e8m0fnu), -(-rows // height), -(-width // columns)).float()
     return scales.repeat_interleave(height, 0)[:rows], min(columns, width)
