@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tokenizers as tokenizers_library
 from decision_models import CHATML, STRICT, make_decision_model
 
 from vllm.decisions.conversation import parse_input
@@ -10,7 +11,7 @@ from vllm.decisions.labels import LabelSpeller
 from vllm.decisions.questions import parse_questions
 from vllm.decisions.render import make_frame
 from vllm.exceptions import VLLMValidationError
-from vllm.tokenizers.tokenizer import get_tokenizer
+from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
 
 DROPPING = "{% for m in messages %}{% if m.role == 'user' %}<s>{{ m.content }}{% endif %}{% endfor %}</s>"
 THINKING = "{% for m in messages %}{{ m.content }}{% endfor %}</s><think>\n"
@@ -53,6 +54,32 @@ def test_a_role_that_a_template_refuses_or_drops_is_not_lost(tokenizers):
     for template in (STRICT, DROPPING):
         frame = frame_of(tokenizers["bytes"], CONVERSATION, template)
         assert all(text in frame.head for text in ("Be brief.", "Hello", "Hi"))
+
+
+def test_a_template_may_change_white_space_or_take_parts_only(tokenizers):
+    parts = "{% for m in messages %}{% for part in m.content %}<s>{{ part.text }}{% endfor %}{% endfor %}</s>"
+    squeezing = "{% for m in messages %}<s>{{ m.content.split() | join(' ') }}{% endfor %}</s>"
+    for template, head in ((parts, "<s> a \n b \n\n"), (squeezing, "<s>a b ")):
+        assert frame_of(tokenizers["bytes"], " a \n b ", template).head == head
+
+
+def test_an_input_may_hold_what_stands_for_the_question(tokenizers):
+    assert frame_of(tokenizers["bytes"], "QUESTIONxPLACExHERE", CHATML).head == "<|user|>\nQUESTIONxPLACExHERE\n\n"
+
+
+def test_labels_are_of_tokens_that_the_tokenizer_knows(tokenizers):
+    speller = LabelSpeller(tokenizers["metaspace"], " [/INST]")
+    choices = [{"value": "caf\u00e9"}, {"value": "tea"}]
+    (question,) = parse_questions({"type": "choice", "instructions": "", "choices": choices})
+    with pytest.raises(VLLMValidationError, match="no tokens for 'caf\u00e9'"):
+        speller.value_labels(question, "questions[0]")
+    vocab = {token: index for index, token in enumerate(["<unk>", "1", "2", "3", "a", "b", "A", "B"])}
+    words = tokenizers_library.Tokenizer(tokenizers_library.models.WordLevel(vocab, "<unk>"))
+    words.add_special_tokens(["<unk>"])
+    small = Tokenizer(words, {"unk_token": "<unk>"}, None)
+    assert [label.text for label in spelled(small, "", "choice", 3)] == ["1", "2", "3"]
+    with pytest.raises(VLLMValidationError, match="cannot tell 4 labels apart"):
+        spelled(small, "", "choice", 4)
 
 
 def test_a_template_that_cannot_ask_is_refused(tokenizers):

@@ -27,7 +27,8 @@ class LabelSpeller:
         self._tail_ids = tokenizer.encode(tail, add_special_tokens=False)
         # A template ends where an answer begins; after a word an answer begins with a space.
         is_template = not tail or tail[-1].isspace() or self._tail_ids[-1] in tokenizer.all_special_ids
-        self._space = "" if is_template else " "
+        has_space = tokenizer.unk_token_id not in tokenizer.encode(" ", add_special_tokens=False)
+        self._space = " " if has_space and not is_template else ""
         self._known: dict[tuple[str, int], list[Label]] = {}
 
     def labels_for(self, question: Question) -> list[Label]:
@@ -46,13 +47,16 @@ class LabelSpeller:
             if not label.token_ids or other is not label.text:
                 message = f"{place}: the tokenizer cannot tell {other!r} and {label.text!r} apart; use read='labels'"
                 raise VLLMValidationError(message, place, label.text)
+            if self._is_unknown(label):
+                message = f"{place}: the tokenizer has no tokens for {label.text!r}; use read='labels'"
+                raise VLLMValidationError(message, place, label.text)
         return labels
 
     def _choose(self, kind: str, count: int) -> list[Label]:
         usable = None
         for texts in _candidates(kind, count):
             labels = [self._spell(text) for text in texts]
-            if not _are_distinct(labels):
+            if not _are_distinct(labels) or any(map(self._is_unknown, labels)):
                 continue
             if all(len(label.token_ids) == 1 for label in labels):
                 return labels
@@ -61,6 +65,10 @@ class LabelSpeller:
             message = f"this model's tokenizer cannot tell {count} labels apart, neither letters nor numbers"
             raise VLLMValidationError(message, "questions", count)
         return usable
+
+    def _is_unknown(self, label: Label) -> bool:
+        """Whether the tokenizer's token for what it does not know stands in it, whose reading says nothing of it."""
+        return self._tokenizer.unk_token_id in label.token_ids
 
     def _spell(self, text: str) -> Label:
         spaced = self._space + text

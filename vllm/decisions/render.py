@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from vllm.tokenizers.tokenizer import Tokenizer
 
 # Stands for the question while a template is run; no template treats it like anything but a word.
 _PLACE = "QUESTIONxPLACExHERE"
+_CONTENT_FORMATS = ("auto", "openai")
 _THINKS = re.compile(r"<(think|thinking|thought|reason|reasoning)>\s*$")
 
 
@@ -69,28 +71,38 @@ def make_frame(
         "chat_template": chat_template,
         "chat_template_kwargs": {"enable_thinking": False, **(template_kwargs or {})},
     }
-    wanted = [each for turn in turns for each in (turn.text.strip(), turn.tool) if each and turn.role != "call"]
+    texts = [each for turn in turns for each in (turn.text, turn.tool)]
+    place = _PLACE
+    while any(place in each for each in texts):
+        place += "x"
+    wanted = [_squeezed(each) for turn in turns for each in (turn.text, turn.tool) if turn.role != "call"]
     wanted += [turn.tool for turn in turns if turn.role == "call"]
     problem: VLLMValidationError | None = None
-    # A template may fail on a role, or leave messages of it out.
-    for way in zip(
-        *(conversations(turns, each, "developer" in str(template)) for each in (_PLACE, question)), strict=True
-    ):
+    ways = [
+        *zip(*(conversations(turns, each, "developer" in str(template)) for each in (place, question)), strict=True)
+    ]
+    # A template may fail on a role, leave messages of it out, or take contents as parts only.
+    for content_format, way in itertools.product(_CONTENT_FORMATS, ways):
         try:
-            marked, written = render_texts(list(way), tokenizer, **options)
+            marked, written = render_texts(list(way), tokenizer, content_format=content_format, **options)
         except VLLMValidationError as error:
             if error.parameter is not None and not error.parameter.startswith("messages"):
                 raise
-            problem = error
+            problem = problem or error
             continue
-        head, *tails = marked.split(_PLACE)
-        is_whole = all(each in head for each in wanted)
-        if is_whole and len(tails) == 1 and head + question + tails[0] == written:
+        head, *tails = marked.split(place)
+        is_whole = all(each in _squeezed(head) for each in wanted)
+        if is_whole and len(tails) == 1 and _squeezed(head + question + tails[0]) == _squeezed(written):
             return Frame(head, _without_thinking(tails[0], template_kwargs), True)
     if problem is None:
         message = "the chat template does not write a user's message as it is, so that no question can be asked by it"
         problem = VLLMValidationError(message, "chat_template")
     raise problem
+
+
+def _squeezed(text: str) -> str:
+    """The text without white space, which templates may change."""
+    return "".join(text.split())
 
 
 def _without_thinking(tail: str, template_kwargs: Mapping[str, Any] | None) -> str:

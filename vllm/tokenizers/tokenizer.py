@@ -184,6 +184,12 @@ class Tokenizer:
         return self._special_ids.get("pad_token")
 
     @cached_property
+    def unk_token_id(self) -> int | None:
+        """The token for what the vocabulary cannot spell; many tokenizers have none."""
+        text = self._special_tokens.get("unk_token") or getattr(self.backend.model, "unk_token", None)
+        return None if text is None else self.token_to_id(text)
+
+    @cached_property
     def all_special_ids(self) -> list[int]:
         """Ids that `skip_special_tokens` leaves out, ascending."""
         added = self.backend.get_added_tokens_decoder()
@@ -247,6 +253,10 @@ class SlowTokenizer(Tokenizer):
         self.hf_tokenizer = hf_tokenizer
         self._special_tokens = _hf_special_tokens(hf_tokenizer)
         self._source = source
+
+    @cached_property
+    def unk_token_id(self) -> int | None:
+        return self._special_ids.get("unk_token")
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self.hf_tokenizer.encode(text, add_special_tokens=add_special_tokens)
