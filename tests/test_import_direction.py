@@ -21,7 +21,7 @@ ORDER = """
     usage config tracing tokenizers transformers_utils.tokenizer transformers_utils.tokenizers reasoning tool_parsers
     ops distributed attention model_executor
     v1 v1.request v1.outputs v1.messages v1.core v1.sample v1.worker v1.executor
-    engine.upstream_args engine.arg_utils v1.metrics.engine_metrics
+    engine.upstream_args engine.arg_utils v1.metrics.engine_metrics v1.metrics.reader
     v1.engine.input_processor v1.engine.label_scoring entrypoints.chat decisions
     v1.engine v1.metrics engine
     entrypoints scoring batch selftest

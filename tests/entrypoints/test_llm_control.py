@@ -117,6 +117,18 @@ def test_calls_of_workers(llm):
     assert llm.get_world_size() == 1
 
 
+def test_an_engine_has_what_the_llm_has(llm):
+    engine = llm.llm_engine
+    assert engine.apply_model(lambda model: type(model).__name__) == ["LlamaForCausalLM"]
+    assert [metric.name for metric in engine.get_metrics()] == [metric.name for metric in llm.get_metrics()]
+    assert engine.do_log_stats() is None
+    engine.abort_request(["unknown"], internal=True)
+    with pytest.raises(VLLMValidationError, match="add_lora is not supported: .*merge"):
+        engine.add_lora(LoRARequest("mine", 1, "/adapter"))
+    with pytest.raises(VLLMValidationError, match="stat_loggers"):
+        type(engine).from_vllm_config(engine.vllm_config, stat_loggers=[object])
+
+
 @pytest.mark.parametrize(
     ("extension", "problem"),
     [("no.such.module.Class", "worker_extension_cls"), ("text", "worker_extension_cls"), (Hiding, "execute_model")],
@@ -144,11 +156,10 @@ def test_a_profile_needs_a_folder(llm, monkeypatch):
         llm.start_profile(max_iterations=3)
 
 
-@pytest.mark.parametrize("method", ["encode", "embed", "classify", "reward", "score"])
+@pytest.mark.parametrize("method", ["encode", "embed", "classify", "reward"])
 def test_pooling_is_refused(llm, method):
-    texts = ("ab", "cd") if method == "score" else ("ab",)
     with pytest.raises(VLLMValidationError, match=rf"LLM\.{method}: pooling models .*score_labels"):
-        getattr(llm, method)(*texts)
+        getattr(llm, method)("ab")
 
 
 def test_from_engine_args(folder, llm):

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from vllm.tokenizers import TokenizerLike, cached_get_tokenizer, cached_tokenizer_from_config, get_tokenizer
 from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens, detokenize_incrementally
-from vllm.tokenizers.hf import CachedHfTokenizer
+from vllm.tokenizers.hf import CachedHfTokenizer, get_cached_tokenizer
 from vllm.tokenizers.registry import TokenizerRegistry, resolve_tokenizer_args
 from vllm.transformers_utils.tokenizer import AnyTokenizer
 from vllm.transformers_utils.tokenizer import get_tokenizer as older_get_tokenizer
@@ -31,6 +31,12 @@ def test_everything_can_be_changed(folder):
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "<hi>"
     assert get_tokenizer(folder).chat_template != tokenizer.chat_template
     assert older_get_tokenizer is get_tokenizer and AnyTokenizer is TokenizerLike
+
+
+def test_a_cached_tokenizer_knows_its_greatest_id(folder):
+    tokenizer = get_cached_tokenizer(get_tokenizer(str(folder)))
+    assert tokenizer.convert_ids_to_tokens(tokenizer.max_token_id) is not None
+    assert tokenizer.max_token_id == len(tokenizer) - 1
 
 
 def test_ways_to_load_it(folder):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -20,7 +18,6 @@ class EngineControl:
     """The part of `LLM` that is about its engine. `llm_engine` is the engine."""
 
     llm_engine: LLMEngine
-    _profile_prefix: str | None = None
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer as transformers knows it.
@@ -60,7 +57,7 @@ class EngineControl:
     def apply_model(self, func: Callable[[nn.Module], Any]) -> list[Any]:
         """Call a function of the model on every worker; one result a worker. With several ranks it must be one of a
         module that can be imported."""
-        return self.collective_rpc(partial(_call_with_model, func))
+        return self.llm_engine.apply_model(func)
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give memory back while the engine is idle: see LLMEngine.sleep. `generate` fails until `wake_up`."""
@@ -76,9 +73,7 @@ class EngineControl:
 
     def get_metrics(self) -> list[Metric]:
         """The process's metrics, by Prometheus' names: those of the engine that are kept."""
-        from vllm.v1.metrics.reader import get_metrics_snapshot
-
-        return get_metrics_snapshot()
+        return self.llm_engine.get_metrics()
 
     def start_profile(
         self,
@@ -88,28 +83,9 @@ class EngineControl:
         max_iterations: int | None = None,
         profiler_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Begin to record operators and kernels on every worker, until stop_profile.
-
-        Args:
-            profile_prefix: of the traces' file names.
-
-        Raises:
-            ValueError: no folder was named: see `profiler_config`.
-            VLLMValidationError: another argument is not None.
-        """
-        given = {
-            "delay_iterations": delay_iterations, "max_iterations": max_iterations, "profiler_kwargs": profiler_kwargs
-        }  # fmt: skip
-        for name, value in given.items():
-            if value:
-                raise VLLMValidationError(f"{name} is not supported: profile around the calls of interest", name, value)
-        self._profile_prefix = profile_prefix
-        self.collective_rpc("profile", args=(True, profile_prefix))
+        """See LLMEngine.start_profile."""
+        self.llm_engine.start_profile(profile_prefix, delay_iterations, max_iterations, profiler_kwargs)
 
     def stop_profile(self) -> None:
         """End the recording; each worker writes a trace (for Perfetto, or chrome://tracing)."""
-        self.collective_rpc("profile", args=(False, self._profile_prefix))
-
-
-def _call_with_model(func: Callable[[nn.Module], Any], worker: Any) -> Any:
-    return func(worker.get_model())
+        self.llm_engine.stop_profile()

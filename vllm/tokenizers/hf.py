@@ -19,8 +19,10 @@ class HfTokenizer(TokenizerLike, Protocol):
     truncation_side: str
 
 
-def get_cached_tokenizer(tokenizer: _T) -> _T:
-    """The tokenizer itself: transformers' own remember what is asked often."""
+def get_cached_tokenizer(tokenizer: Any) -> Any:
+    """The tokenizer itself, with the greatest id of its vocabulary as `max_token_id`; transformers' own remember what
+    is asked often."""
+    tokenizer.max_token_id = max(tokenizer.get_vocab().values())
     return tokenizer
 
 

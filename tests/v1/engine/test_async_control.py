@@ -131,6 +131,11 @@ def test_small_questions(folder):
         assert (await engine.get_tokenizer()).decode(wanted) is not None
         assert not await engine.is_tracing_enabled()
         await engine.do_log_stats()
+        await engine.abort("unknown", internal=True)
+        with pytest.raises(VLLMValidationError, match="add_lora"):
+            await engine.add_lora(None)
+        with pytest.raises(VLLMValidationError, match="delay_iterations"):
+            await engine.start_profile("mine", delay_iterations=2)
         assert engine.is_running and not engine.is_stopped and not engine.errored
         assert await engine.reset_prefix_cache()
         assert await engine.collective_rpc("determine_num_blocks")

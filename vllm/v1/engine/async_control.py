@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.engine.upstream_calls import check_pause_mode, check_sleep_level, check_sleep_tags
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine.upstream_calls import (
+    NO_LORA,
+    check_pause_mode,
+    check_profile_limits,
+    check_sleep_level,
+    check_sleep_tags,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -139,12 +146,23 @@ class AsyncEngineControl:
     async def do_log_stats(self) -> None:
         """Nothing: the engine logs no statistics by itself."""
 
-    async def start_profile(self, profile_prefix: str | None = None) -> None:
-        """See LLM.start_profile."""
+    async def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+        profiler_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """See LLMEngine.start_profile."""
+        check_profile_limits(delay_iterations, max_iterations, profiler_kwargs)
         await self.collective_rpc("profile", args=(True, profile_prefix))
 
+    async def add_lora(self, lora_request: Any) -> bool:
+        """Refused: adapters are not implemented."""
+        raise VLLMValidationError(f"add_lora is not supported: {NO_LORA}", "lora_request", lora_request)
+
     async def stop_profile(self) -> None:
-        """See LLM.stop_profile."""
+        """See LLMEngine.stop_profile."""
         await self.collective_rpc("profile", args=(False,))
 
     async def reset_mm_cache(self) -> None:

@@ -254,9 +254,11 @@ class AsyncLLM(AsyncEngineControl):
             router.end([request_id])
             raise
 
-    async def abort(self, request_id: str | Iterable[str], *, with_output: bool = False) -> None:
+    async def abort(
+        self, request_id: str | Iterable[str], internal: bool = False, *, with_output: bool = False
+    ) -> None:
         """Drop requests; unknown ids are ignored. Their streams end without a finished output, or, `with_output`, by
-        one that holds what there is and has "abort" as finish reason."""
+        one that holds what there is and has "abort" as finish reason. `internal` changes nothing."""
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
         for replica in self.replicas:
             replica.abort(request_ids, with_output)
@@ -306,8 +308,9 @@ class AsyncLLM(AsyncEngineControl):
         """Process ids of the engine cores, one a replica."""
         return [replica.core.pid for replica in self.replicas]
 
-    def shutdown(self) -> None:
-        """End the cores' processes; open streams get EngineDeadError."""
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the cores' processes; open streams get EngineDeadError. `timeout` has no effect: a core that does not
+        end when it is asked to is killed."""
         for receiver in self._receivers:
             receiver.cancel()
         _close_cores([replica.core for replica in self.replicas])

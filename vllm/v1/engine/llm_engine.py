@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tracing import continued, make_tracer
@@ -16,12 +18,18 @@ from vllm.utils.checks import check_neutral
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
 from vllm.v1.engine.output_processor import OutputProcessor
-from vllm.v1.engine.upstream_calls import NO_LORA, adds_special_tokens, check_pause_mode
+from vllm.v1.engine.upstream_calls import NO_LORA, adds_special_tokens, check_pause_mode, check_profile_limits
 from vllm.v1.executor.select import Executor
+from vllm.v1.metrics.reader import Metric, get_metrics_snapshot
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class LLMEngine:
     """Input processor, engine core and output processor in one process."""
+
+    _profile_prefix: str | None = None
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
         self.vllm_config = config
@@ -33,8 +41,15 @@ class LLMEngine:
         self.engine_core = EngineCore(config, use_tqdm)
 
     @classmethod
-    def from_vllm_config(cls, vllm_config: VllmConfig, disable_log_stats: bool = False) -> LLMEngine:
-        """An engine of a finished configuration. The engine logs no statistics by itself."""
+    def from_vllm_config(
+        cls,
+        vllm_config: VllmConfig,
+        usage_context: Any = None,
+        stat_loggers: Sequence[Any] | None = None,
+        disable_log_stats: bool = False,
+    ) -> LLMEngine:
+        """An engine of a finished configuration. It logs no statistics by itself, and reports no usage."""
+        check_neutral("stat_loggers", stat_loggers, "read get_metrics, or the server's /metrics")
         return cls(vllm_config)
 
     @classmethod
@@ -126,8 +141,9 @@ class LLMEngine:
             self.engine_core.abort_requests(processed.requests_to_abort)
         return processed.request_outputs
 
-    def abort_request(self, request_ids: Iterable[str]) -> None:
-        """Drop requests by the ids they were added with; unknown ids are ignored."""
+    def abort_request(self, request_ids: Iterable[str], internal: bool = False) -> None:
+        """Drop requests by the ids they were added with; unknown ids are ignored. `internal` changes nothing: a request
+        has one id."""
         self.engine_core.abort_requests(self.output_processor.abort_requests(request_ids))
 
     def has_unfinished_requests(self) -> bool:
@@ -192,3 +208,47 @@ class LLMEngine:
         """Call a method of every worker by name, or a function with the worker as its first argument; one result a
         worker. `timeout` has no effect: VLLM_WORKER_TIMEOUT_S bounds the wait for other ranks."""
         return self.engine_core.collective_rpc(method, args, kwargs)
+
+    def apply_model(self, func: Callable[[nn.Module], Any]) -> list[Any]:
+        """Call a function of the model on every worker; one result a worker. With several ranks it must be one of a
+        module that can be imported."""
+        return self.collective_rpc(partial(_call_with_model, func))
+
+    def get_metrics(self) -> list[Metric]:
+        """The process's metrics, by Prometheus' names: those of the engine that are kept."""
+        return get_metrics_snapshot()
+
+    def do_log_stats(self) -> None:
+        """Nothing: the engine logs no statistics by itself."""
+
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+        profiler_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Begin to record operators and kernels on every worker, until stop_profile.
+
+        Args:
+            profile_prefix: of the traces' file names.
+
+        Raises:
+            ValueError: no folder was named: see `profiler_config`.
+            VLLMValidationError: another argument is not None.
+        """
+        check_profile_limits(delay_iterations, max_iterations, profiler_kwargs)
+        self._profile_prefix = profile_prefix
+        self.collective_rpc("profile", args=(True, profile_prefix))
+
+    def stop_profile(self) -> None:
+        """End the recording; each worker writes a trace (for Perfetto, or chrome://tracing)."""
+        self.collective_rpc("profile", args=(False, self._profile_prefix))
+
+    def add_lora(self, lora_request: Any) -> bool:
+        """Refused: adapters are not implemented."""
+        raise VLLMValidationError(f"add_lora is not supported: {NO_LORA}", "lora_request", lora_request)
+
+
+def _call_with_model(func: Callable[[nn.Module], Any], worker: Any) -> Any:
+    return func(worker.get_model())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
-from vllm.utils.checks import check_integer
+from vllm.utils.checks import check_integer, check_neutral
 
 NO_LORA = "adapters are not implemented; merge the adapter into the checkpoint"
 PAUSE_MODES = ("abort", "wait", "keep")
@@ -30,6 +30,20 @@ def adds_special_tokens(tokenization_kwargs: Mapping[str, Any] | None) -> bool:
                 value,
             )
     return bool(result)
+
+
+def check_profile_limits(
+    delay_iterations: int | None, max_iterations: int | None, profiler_kwargs: Mapping[str, Any] | None
+) -> None:
+    """
+    Raises:
+        VLLMValidationError: one of them asks for something.
+    """
+    given = {
+        "delay_iterations": delay_iterations, "max_iterations": max_iterations, "profiler_kwargs": profiler_kwargs
+    }  # fmt: skip
+    for name, value in given.items():
+        check_neutral(name, value, "profile around the calls of interest")
 
 
 def check_pause_mode(mode: Any) -> None:
