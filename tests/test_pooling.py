@@ -1,4 +1,4 @@
-"""Pooling parameters and outputs are values; their use is refused."""
+"""Pooling parameters and outputs are values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from vllm import (
-    LLM,
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
@@ -14,10 +13,9 @@ from vllm import (
     PoolingRequestOutput,
     ScoringRequestOutput,
 )
-from vllm.entrypoints.pooling.offline import PoolingOfflineMixin
 from vllm.exceptions import GenerationError, VLLMValidationError
 from vllm.outputs import RequestError
-from vllm.pooling_params import LateChunkingParams, refuse_pooling
+from vllm.pooling_params import LateChunkingParams
 
 
 def pooled(*values: float) -> PoolingRequestOutput[PoolingOutput]:
@@ -67,13 +65,10 @@ def test_params_are_values():
         LateChunkingParams(0)
 
 
-def test_the_refusal_says_what_to_do_instead():
-    with pytest.raises(VLLMValidationError, match=r"pooling_params: .*score_labels"):
-        refuse_pooling("pooling_params")
-
-
-@pytest.mark.parametrize("method", ["encode", "embed", "classify", "reward"])
-def test_methods_for_pooling_models_say_so(method):
-    with pytest.raises(VLLMValidationError, match=rf"LLM\.{method}: pooling models"):
-        getattr(PoolingOfflineMixin(), method)("a", use_tqdm=False)
-    assert issubclass(LLM, PoolingOfflineMixin)
+@pytest.mark.parametrize(
+    ("field", "value"), [("task", "classify"), ("dimensions", 0), ("dimensions", 9), ("step_tag_id", 3)]
+)
+def test_what_the_model_cannot_do_is_named(field, value):
+    with pytest.raises(VLLMValidationError, match=field if field != "task" else "embed, token_embed"):
+        PoolingParams(**{field: value}).verified(("embed", "token_embed"), 8)
+    assert PoolingParams(normalize=False).verified(("embed",), 8).use_activation is False

@@ -1,4 +1,4 @@
-"""What a pooling model's request would return. No pooling model is served yet."""
+"""What a pooling model's request returns."""
 
 from __future__ import annotations
 

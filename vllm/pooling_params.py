@@ -1,13 +1,15 @@
-"""What a request to a pooling model asks for. None is served yet: whoever takes these values refuses them."""
+"""What a request to a pooling model asks for."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
+from vllm.utils.checks import check_integer
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify"]
 
@@ -44,7 +46,10 @@ class PoolingParams:
         task: which pooling is asked for; None: the method called says it.
         requires_token_ids: whether the head needs the prompt's ids.
         skip_reading_prefix_cache: compute the whole prompt.
-        extra_kwargs: further arguments of a plug-in.
+        extra_kwargs: compressed_token_type_ids: the position from which tokens have type 1.
+        truncate_prompt_tokens: keep so many tokens of the beginning; -1: as many as the model takes; None: no more is
+            an error.
+        normalize: the older name of use_activation for embeddings.
     """
 
     use_activation: bool | None = None
@@ -58,22 +63,31 @@ class PoolingParams:
     extra_kwargs: dict[str, Any] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
     late_chunking_params: LateChunkingParams | None = None
+    truncate_prompt_tokens: int | None = None
+    normalize: bool | None = None
+
+    def verified(self, tasks: Sequence[str], hidden_size: int) -> PoolingParams:
+        """A copy with its task, for a model that has `tasks`.
+
+        Raises:
+            VLLMValidationError: a task that the model does not have, or a field that is not served.
+        """
+        own = self.clone()
+        own.task = own.task or tasks[0]  # type: ignore[assignment]
+        if own.task not in tasks:
+            raise VLLMValidationError(f"the model has the tasks {', '.join(tasks)}, not {own.task}", "task", own.task)
+        if own.normalize is not None:
+            own.use_activation, own.normalize = own.normalize, None
+        if own.dimensions is not None:
+            if own.task == "classify":
+                raise VLLMValidationError("dimensions is for embeddings", "dimensions", own.dimensions)
+            check_integer("dimensions", own.dimensions, 1, hidden_size)
+        for name in ("step_tag_id", "returned_token_ids", "late_interaction_params", "late_chunking_params"):
+            value = getattr(own, name)
+            if value:
+                raise VLLMValidationError(f"PoolingParams.{name} is not supported: leave it out", name, value)
+        return own
 
     def clone(self) -> PoolingParams:
         """A copy of its own."""
         return copy.deepcopy(self)
-
-
-def refuse_pooling(what: str) -> NoReturn:
-    """
-    Args:
-        what: the method or argument, at the beginning of the message.
-
-    Raises:
-        VLLMValidationError: always.
-    """
-    raise VLLMValidationError(
-        f"{what}: pooling models (embeddings, classifiers, rerankers) are not served; LLM.score_labels and "
-        "logprob_token_ids read the probabilities of chosen answers from a generating model",
-        what,
-    )

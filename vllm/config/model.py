@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.config.checks import at_least, one_of
+from vllm.config.pooler import PoolerConfig
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
 from vllm.sampling_params import LogprobsMode as LogprobsMode
 
@@ -47,6 +48,7 @@ class ModelConfig:
         logits_processors: classes of custom logits processors, loaded.
         max_seq_len_to_capture: CUDA graphs are for decode steps whose longest context has at most so many tokens;
             None: for all.
+        runner: "generate", or "pooling" for an encoder, which pooler_config is for.
     """
 
     model: str
@@ -74,6 +76,8 @@ class ModelConfig:
     attention_backend: str = "auto"
     served_model_name: tuple[str, ...] = ()
     default_sampling_params: dict[str, Any] = field(default_factory=dict)
+    runner: str = "generate"
+    pooler_config: PoolerConfig = field(default_factory=PoolerConfig)
 
     def __post_init__(self) -> None:
         self._complete()
@@ -113,8 +117,15 @@ class ModelConfig:
 
     @property
     def runner_type(self) -> str:
-        """What it is served as: "generate"."""
-        return "generate"
+        """What it is served as: "generate" or "pooling"."""
+        return self.runner
+
+    @property
+    def pooling_tasks(self) -> tuple[str, ...]:
+        """What a pooling model can do."""
+        if self.runner != "pooling":
+            return ()
+        return ("classify",) if "Classification" in self.architecture else ("embed", "token_embed")
 
     @property
     def is_multimodal_model(self) -> bool:

@@ -24,6 +24,7 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.config.attention import AttentionConfig
+from vllm.config.pooler import runner_fields
 from vllm.config.profiler import ProfilerConfig
 from vllm.config.quantization import QUANTIZATIONS, canonical_quantization, quantization_error
 from vllm.config.scheduler import default_step_sizes
@@ -74,7 +75,9 @@ class EngineArgs(UpstreamArgs):
 
     model: str | None = _arg(None, "model folder, .gguf file or hub name; the embedded small model when left out")
     served_model_name: str | list[str] | None = _arg(None, "names of the model for requests", flag=False)
-    runner: Literal["auto", "generate"] = _arg("auto", "generate: the model generates text; the only kind there is")
+    runner: Literal["auto", "generate", "pooling"] = _arg("auto", "pooling for encoders, generate for all others")
+    convert: str = _arg("auto", "auto or none: models are served as what they are")
+    pooler_config: Any = _arg(None, "how an encoder pools: a PoolerConfig or a dict of its fields")
     model_impl: Literal["auto", "vllm", "transformers"] = _arg(
         "auto", "whose code runs the model: vllm's, transformers', or, with auto, vllm's where it has the architecture"
     )
@@ -208,7 +211,7 @@ class EngineArgs(UpstreamArgs):
         device = self._resolve_device(parallel_config)
         self._check_variables(device)
         source = self._find_model(device)
-        max_model_len = self._resolve_max_model_len(source.hf_config.max_context_len)
+        max_model_len = self._resolve_max_model_len(source.longest_prompt(self.max_model_len))
         model_config = ModelConfig(
             model=self.model or source.name,
             path=str(source.path),
@@ -234,6 +237,7 @@ class EngineArgs(UpstreamArgs):
             attention_backend=self._resolve_attention_backend(device, source),
             served_model_name=self._served_names(),
             default_sampling_params=self._default_sampling_params(source),
+            **runner_fields(self, source.is_pooling_model),
         )
         scheduler_config = self._scheduler_config(max_model_len, device, usage_context == UsageContext.LLM_CLASS)
         return VllmConfig(
@@ -376,10 +380,6 @@ class EngineArgs(UpstreamArgs):
             raise ValueError(f"load_format must be one of {names}, got {self.load_format!r}")
         if self.otlp_traces_endpoint:
             check_endpoint(self.otlp_traces_endpoint)
-        if self.runner not in ("auto", "generate"):
-            raise ValueError(
-                f"runner must be 'auto' or 'generate', got {self.runner!r}: pooling models are not served yet"
-            )
         if self.model_impl not in MODEL_IMPLS:
             raise ValueError(f"model_impl must be one of {', '.join(MODEL_IMPLS)}, got {self.model_impl!r}")
         if self.config_format not in ("auto", "hf"):

@@ -12,7 +12,6 @@ from vllm.logger import init_logger, warn_once
 logger = init_logger(__name__)
 
 
-_POOLING = "pooling models are not served yet"
 _PROMPTS = "prompts are text or token ids"
 _MEDIA = "inputs are text only; leave media out"
 _TEXT_ONLY = "inputs are text only"
@@ -73,9 +72,6 @@ def is_neutral(value: Any, default: Any) -> bool:
 class UpstreamArgs:
     """The arguments, with upstream's names and defaults. Which are refused at another value, and which only change
     nothing, stands in each field's metadata (`refused`, `why`); docs/migration.md lists them."""
-
-    convert: str = _refused("auto", _POOLING)
-    pooler_config: Any = _refused(None, _POOLING)
 
     enable_prompt_embeds: bool = _refused(False, _PROMPTS)
     io_processor_plugin: str | None = _refused(None, _PROMPTS)

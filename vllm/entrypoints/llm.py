@@ -18,7 +18,7 @@ from vllm.entrypoints.beam_search import BeamSearches, as_beam_search_output, as
 from vllm.entrypoints.chat import load_chat_template, render_conversations
 from vllm.entrypoints.interrupts import InterruptsBetweenSteps
 from vllm.entrypoints.llm_control import EngineControl
-from vllm.entrypoints.pooling.offline import PairScoring, PoolingOfflineMixin
+from vllm.entrypoints.pooling.offline import PoolingOfflineMixin
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType
 from vllm.outputs import LabelScores, RequestOutput
@@ -31,7 +31,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.engine.upstream_calls import NO_LORA, adds_special_tokens
 
 
-class LLM(EngineControl, PairScoring, PoolingOfflineMixin):
+class LLM(EngineControl, PoolingOfflineMixin):
     """A model that generates for lists of prompts and reads chosen tokens' logprobs.
 
     Args:
@@ -304,6 +304,17 @@ class LLM(EngineControl, PairScoring, PoolingOfflineMixin):
             self._complete([own for own, _ in requests], [own for _, own in requests], [0] * len(requests), use_tqdm)
         )
         return [scorer.scores(prompt, list(itertools.islice(outputs, scorer.num_requests))) for prompt in processed]
+
+    def _pool(self, prompts: Any, params: Any, use_tqdm: Any, add_special_tokens: bool) -> list[Any]:
+        prompt_list = _as_prompt_list(prompts)
+        processed, checked = self._check(
+            prompt_list, _one_each("pooling_params", params, len(prompt_list)), add_special_tokens
+        )
+        request_ids = [str(next(self.request_counter)) for _ in processed]
+        with InterruptsBetweenSteps() as interrupts:
+            self.llm_engine.add_processed(request_ids, processed, checked)
+            outputs = self._run(request_ids, use_tqdm, interrupts, self.llm_engine.step)
+        return outputs
 
     def decide(
         self,

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs.lists import LogprobsRow, LogprobsRows
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass
 class EngineCoreRequest:
     """One sequence to generate, tokenised and validated; the fields are the arguments of Request.
 
-    Callers of upstream's may pass mm_features, pooling_params, lora_request and data_parallel_rank as None.
+    Callers of upstream's may pass mm_features, lora_request and data_parallel_rank as None.
 
     Raises:
         VLLMValidationError: one of these is not None.
@@ -28,14 +32,13 @@ class EngineCoreRequest:
     priority: int = 0
     cache_salt: str | None = None
     mm_features: InitVar[Any] = None
-    pooling_params: InitVar[Any] = None
+    pooling_params: PoolingParams | None = None  # a pooling model's requests have these, and no sampling_params
     lora_request: InitVar[Any] = None
     data_parallel_rank: InitVar[Any] = None
 
-    def __post_init__(self, mm_features: Any, pooling_params: Any, lora_request: Any, data_parallel_rank: Any) -> None:
+    def __post_init__(self, mm_features: Any, lora_request: Any, data_parallel_rank: Any) -> None:
         asked = {
             "mm_features": mm_features,
-            "pooling_params": pooling_params,
             "lora_request": lora_request,
             "data_parallel_rank": data_parallel_rank,
         }
@@ -57,3 +60,4 @@ class EngineCoreOutput:
     error: str | None = None
     prompt_logprobs: list[LogprobsRows] | None = None  # further prompt positions that were read
     scheduled_time: float | None = None  # when it was first scheduled, in seconds on the monotonic clock
+    pooling_output: torch.Tensor | None = None  # float32, on the CPU

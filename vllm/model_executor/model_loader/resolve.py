@@ -13,9 +13,10 @@ from vllm.logger import init_logger, warn_once
 from vllm.model_executor.layers.quantization.settings import resolve_quantization
 from vllm.model_executor.model_loader.gguf import converted_folder
 from vllm.model_executor.model_loader.safetensors_file import shard_files, stored_dtype
-from vllm.model_executor.models.registry import TRANSFORMERS, import_model_class, model_entry
+from vllm.model_executor.models.registry import TRANSFORMERS, ModelRegistry, import_model_class, model_entry
 from vllm.transformers_utils.config import HFConfig, parse_hf_config, read_config
 from vllm.transformers_utils.hub import download
+from vllm.transformers_utils.sentence_transformers import sentence_length
 from vllm.utils.device import cuda_has_bfloat16
 from vllm.utils.packages import needed_by
 
@@ -37,6 +38,19 @@ class ResolvedModel:
     path: Path  # local folder with config.json, safetensors and tokenizer
     hf_config: HFConfig
     dtype: str  # "float32", "bfloat16" or "float16"
+
+    @property
+    def is_pooling_model(self) -> bool:
+        """Whether it is an encoder."""
+        return ModelRegistry.is_pooling_model(self.hf_config.architectures)
+
+    def longest_prompt(self, asked: int | str | None) -> int:
+        """In tokens; for an encoder, unless more is asked for, what its sentence-transformers folder says."""
+        longest = self.hf_config.max_context_len
+        if not self.is_pooling_model or asked not in (None, -1, "auto"):
+            return longest
+        return min(longest, sentence_length(self.path) or longest)
+
     quantization: str | None = None  # the checkpoint's own, or what was asked for
 
 

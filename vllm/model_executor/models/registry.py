@@ -81,6 +81,23 @@ _NATIVE = {
 }
 
 
+# Encoders, whose requests are not sampled.
+_POOLING = {
+    name: f"vllm.model_executor.models.bert:{entry}"
+    for name, entry in {
+        "BertModel": "BertModel",
+        "BertForMaskedLM": "BertModel",
+        "BertForSequenceClassification": "BertForSequenceClassification",
+        "RobertaModel": "RobertaModel",
+        "RobertaForMaskedLM": "RobertaModel",
+        "RobertaForSequenceClassification": "RobertaForSequenceClassification",
+        "XLMRobertaModel": "RobertaModel",
+        "XLMRobertaForMaskedLM": "RobertaModel",
+        "XLMRobertaForSequenceClassification": "RobertaForSequenceClassification",
+    }.items()
+}
+
+
 class _ModelRegistry:
     """The architectures that have a model here, and callers' own."""
 
@@ -140,8 +157,9 @@ class _ModelRegistry:
         return self.find(names) is not None
 
     def is_pooling_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
-        """False: none is."""
-        return False
+        """Whether one of the architectures is an encoder that has a model here."""
+        names = [architectures] if isinstance(architectures, str) else architectures
+        return self.find(names) is None and any(name in _POOLING for name in names)
 
     def is_multimodal_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
         """False: none is."""
@@ -168,6 +186,8 @@ def model_entry(architectures: Sequence[str], model_impl: str = "auto") -> type[
         ValueError: there is none and `model_impl` is "vllm"; the message says what can be done.
     """
     found = None if model_impl == "transformers" else ModelRegistry.find(architectures)
+    if found is None and model_impl != "transformers":
+        found = next((_POOLING[name] for name in architectures if name in _POOLING), None)
     if found is not None:
         return found
     if model_impl != "vllm":

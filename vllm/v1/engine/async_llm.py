@@ -15,6 +15,8 @@ from vllm.decisions.types import Decision
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import EngineDeadError, GenerationError, VLLMValidationError
 from vllm.outputs import RequestOutput
+from vllm.pooling_outputs import PoolingRequestOutput
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tracing import continued, make_tracer
@@ -22,7 +24,7 @@ from vllm.utils.checks import check_neutral
 from vllm.v1.engine.async_control import AsyncEngineControl
 from vllm.v1.engine.core_client import CoreClient
 from vllm.v1.engine.core_start import CoreProcessHandle
-from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, check_params_type, load_tokenizer
+from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
 from vllm.v1.engine.output_processor import id_in_use_error
 from vllm.v1.engine.replica import Replica
 from vllm.v1.engine.replica_router import ReplicaRouter
@@ -136,6 +138,36 @@ class AsyncLLM(AsyncEngineControl):
             if not finished:
                 await asyncio.shield(self.abort(request_id))
 
+    async def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        request_id: str,
+        lora_request: Any = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        reasoning_ended: bool | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Yield the one output of a prompt for a pooling model. Arguments and errors as for `add_request`."""
+        stream: Any = await self.add_request(
+            request_id,
+            prompt,
+            pooling_params,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
+            priority=priority,
+        )
+        finished = False
+        try:
+            async for output in stream:
+                finished = output.finished
+                yield output
+        finally:
+            if not finished:
+                await asyncio.shield(self.abort(request_id))
+
     async def decide(
         self, input: Any, questions: Any, request_id: str, *, priority: int = 0, **options: Any
     ) -> Decision:
@@ -175,7 +207,7 @@ class AsyncLLM(AsyncEngineControl):
         self,
         request_id: str,
         prompt: Any,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         *,
         lora_request: Any = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -203,9 +235,9 @@ class AsyncLLM(AsyncEngineControl):
         if data_parallel_rank is not None:
             message = "data_parallel_rank is not supported: the engine chooses the replica"
             raise VLLMValidationError(message, "data_parallel_rank", data_parallel_rank)
-        check_params_type(params)
+        self.input_processor.check_params(params)
         self.input_processor.check_request(request_id, params, priority)
-        if params.logits_processors:
+        if getattr(params, "logits_processors", None):
             message = "logits_processors cannot be sent to the engine's process; load a custom logits processor instead"
             raise VLLMValidationError(message, "logits_processors")
         if isinstance(prompt, ProcessedPrompt):
@@ -219,7 +251,7 @@ class AsyncLLM(AsyncEngineControl):
             return await self.add_checked(request_id, processed, checked, priority)
 
     async def process_prompts(
-        self, prompts: Sequence[Any], params: Sequence[SamplingParams], *, add_special_tokens: bool = True
+        self, prompts: Sequence[Any], params: Sequence[Any], *, add_special_tokens: bool = True
     ) -> list[ProcessedPrompt]:
         """InputProcessor.process_prompts, for long texts in a thread."""
         process = self.input_processor.process_prompts

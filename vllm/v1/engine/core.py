@@ -40,7 +40,8 @@ class EngineCore:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request; errors as Scheduler.add_request."""
-        self.scheduler.add_request(Request(**vars(request)))
+        fields = vars(request)
+        self.scheduler.add_request(Request(**{name: fields[name] for name in fields if name != "pooling_params"}))
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self.scheduler.abort_requests(request_ids)

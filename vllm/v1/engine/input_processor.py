@@ -10,6 +10,7 @@ from typing import Any
 from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.logger import init_logger, warn_once
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
 from vllm.utils.checks import MAX_INTEGER, check_encodable, check_integer, check_neutral, check_token_id, wrong_type
@@ -73,7 +74,7 @@ class InputProcessor:
                 truncation, room for a token.
         """
         for own in params or ():
-            check_params_type(own)
+            self.check_params(own)
         parsed = []
         for i, prompt in enumerate(prompts):
             with _naming(i, len(prompts)):
@@ -92,16 +93,29 @@ class InputProcessor:
             with _naming(i, len(prompts)):
                 room = 1
                 if params is not None:
-                    token_ids = self._truncate(token_ids, params[i])
-                    room = 0 if params[i].max_tokens == 0 else 1
+                    own = params[i]
+                    if isinstance(own, PoolingParams):
+                        token_ids, room = self._truncate_pooled(token_ids, own), 0
+                    else:
+                        token_ids = self._truncate(token_ids, own)
+                        room = 0 if own.max_tokens == 0 else 1
                 self._check_length(token_ids, room)
             result.append(ProcessedPrompt(text, token_ids, cache_salt))
         return result
 
-    def process_params(self, params: SamplingParams, prompt_len: int) -> SamplingParams:
+    def check_params(self, params: Any) -> None:
+        """Raises VLLMValidationError unless they are those of the model's runner."""
+        if self.model_config.runner_type == "pooling":
+            check_pooling_params(params)
+        else:
+            check_params_type(params)
+
+    def process_params(self, params: Any, prompt_len: int) -> Any:
         """A validated copy with the engine's defaults filled in and max_tokens set."""
-        check_params_type(params)
+        self.check_params(params)
         config = self.model_config
+        if isinstance(params, PoolingParams):
+            return params.verified(config.pooling_tasks, config.get_hidden_size())
         params.verify(config.vocab_size, config.max_logprobs, config.max_logprob_token_ids)
         params.verify_prompt(prompt_len)
         if params.stop and self.tokenizer is None:
@@ -125,12 +139,12 @@ class InputProcessor:
         validate_params(config.logits_processors, own)
         return own
 
-    def check_request(self, request_id: Any, params: SamplingParams, priority: Any) -> None:
+    def check_request(self, request_id: Any, params: Any, priority: Any) -> None:
         """Check the id and the priority, and that `params` describes a single request (no beam search)."""
         if not isinstance(request_id, str) or not request_id:
             message = f"request_id must be a non-empty string, got {request_id!r}"
             raise VLLMValidationError(message, "request_id", request_id)
-        if params.use_beam_search:
+        if getattr(params, "use_beam_search", False):
             message = (
                 "use_beam_search needs many requests, made by LLM.generate and LLM.beam_search; the engine takes one"
             )
@@ -144,12 +158,15 @@ class InputProcessor:
             )
 
     def core_requests(
-        self, children: list[tuple[str, SamplingParams]], prompt: ProcessedPrompt, arrival_time: float, priority: int
+        self, children: list[tuple[str, Any]], prompt: ProcessedPrompt, arrival_time: float, priority: int
     ) -> Iterator[EngineCoreRequest]:
         """A request for each (core id, parameters). `arrival_time`: seconds on the monotonic clock."""
         ids, salt = prompt.token_ids, prompt.cache_salt
         for core_id, params in children:
-            yield EngineCoreRequest(core_id, ids, params, self.eos_token_ids, arrival_time, priority, salt)
+            request = EngineCoreRequest(core_id, ids, params, self.eos_token_ids, arrival_time, priority, salt)
+            if isinstance(params, PoolingParams):
+                request.pooling_params, request.sampling_params = params, None  # type: ignore[assignment]
+            yield request
 
     def _parse(self, prompt: Any) -> tuple[str | None, list[int] | None, str | None]:
         """(text, token ids, cache salt); without ids, the text is to be tokenised."""
@@ -198,6 +215,19 @@ class InputProcessor:
             limit = max(longest - max_tokens, 1)
         return token_ids[-limit:]
 
+    def _truncate_pooled(self, token_ids: list[int], params: PoolingParams) -> list[int]:
+        """The beginning, and the special token that ends it."""
+        limit, longest = params.truncate_prompt_tokens, self.model_config.max_model_len
+        if limit is None:
+            return token_ids
+        check_integer("truncate_prompt_tokens", limit, -1, longest)
+        limit = longest if limit == -1 else max(limit, 1)
+        if len(token_ids) <= limit:
+            return token_ids
+        special = () if self.tokenizer is None else self.tokenizer.all_special_ids
+        ends = 1 if token_ids[-1] in special and limit > 1 else 0
+        return token_ids[: limit - ends] + token_ids[len(token_ids) - ends :]
+
     def _check_length(self, token_ids: list[int], room: int) -> None:
         if not token_ids:
             raise VLLMValidationError("a decoder prompt cannot be empty", "prompt", "")
@@ -218,10 +248,22 @@ def _follow_trace(params: SamplingParams, trace: list[int]) -> None:
     params.stop, params.stop_token_ids, params.ignore_eos = [], [], True
 
 
+def check_pooling_params(params: Any) -> None:
+    """Raises VLLMValidationError unless it is PoolingParams."""
+    if not isinstance(params, PoolingParams):
+        message = (
+            "the model is a pooling model, which takes PoolingParams (LLM.embed, classify, score) and does not "
+            f"generate; got {type(params).__name__}"
+        )
+        raise VLLMValidationError(message, "sampling_params")
+
+
 def check_params_type(params: Any) -> None:
     """Raises VLLMValidationError unless it is SamplingParams."""
     if not isinstance(params, SamplingParams):
         message = f"sampling_params must be SamplingParams, got {type(params).__name__}"
+        if isinstance(params, PoolingParams):
+            message = "the model generates and is not served as a pooling model: use LLM.generate or LLM.score_labels"
         raise VLLMValidationError(message, "sampling_params")
 
 

@@ -15,9 +15,10 @@ from vllm.sampling_params import SamplingParams
 from vllm.tracing import continued, make_tracer
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.checks import check_neutral
-from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
 from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.engine.pooling_core import make_core
+from vllm.v1.engine.pooling_output_processor import PoolingOutputProcessor
 from vllm.v1.engine.upstream_calls import NO_LORA, adds_special_tokens, check_pause_mode, check_profile_limits
 from vllm.v1.executor.select import Executor
 from vllm.v1.metrics.reader import Metric, get_metrics_snapshot
@@ -37,8 +38,10 @@ class LLMEngine:
         self.tokenizer = load_tokenizer(self.model_config)
         self.input_processor = InputProcessor(config, self.tokenizer)
         self.tracer = make_tracer(config)
-        self.output_processor = OutputProcessor(self.tokenizer, tracer=self.tracer)
-        self.engine_core = EngineCore(config, use_tqdm)
+        self.output_processor: Any = PoolingOutputProcessor()
+        if self.model_config.runner_type != "pooling":
+            self.output_processor = OutputProcessor(self.tokenizer, tracer=self.tracer)
+        self.engine_core: Any = make_core(config, use_tqdm)
 
     @classmethod
     def from_vllm_config(

@@ -13,6 +13,7 @@ from vllm.tracing import RequestTracer
 from vllm.v1.engine.core_client import CoreClient
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt
 from vllm.v1.engine.output_processor import OutputProcessor, ProcessedOutputs
+from vllm.v1.engine.pooling_output_processor import PoolingOutputProcessor
 from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.metrics.engine_metrics import EngineMetrics
@@ -25,7 +26,9 @@ class Replica:
         self.core = core
         self.metrics = EngineMetrics(input_processor.model_config.max_model_len)
         self.stats: dict[str, Any] = {}  # EngineCore.stats as of the last step; empty before the first
-        self.output_processor = OutputProcessor(input_processor.tokenizer, self.metrics, tracer)
+        self.output_processor: Any = PoolingOutputProcessor()
+        if input_processor.model_config.runner_type != "pooling":
+            self.output_processor = OutputProcessor(input_processor.tokenizer, self.metrics, tracer)
         self.streams: dict[str, RequestStream] = {}
         self._input_processor = input_processor
 

@@ -8,14 +8,19 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs.lists import LogprobsLists, LogprobsRows
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.structured_params import RepetitionDetectionParams
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 
 Frame = bytes | memoryview
+
+# Of PoolingParams, what is done before a request is sent.
+_LOCAL_FIELDS = frozenset({"output_kind", "late_interaction_params", "late_chunking_params"})
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(strict=True)
@@ -26,6 +31,8 @@ _DEFAULTS = {name: getattr(_DEFAULT_PARAMS, name) for name in SamplingParams.__s
 
 def encode_request(request: EngineCoreRequest) -> bytes:
     """A request, of its parameters those not at their defaults; VLLMValidationError: unserialisable `extra_args`."""
+    if request.pooling_params is not None:
+        return _encode_pooling(request)
     params = request.sampling_params
     ids = params.prompt_logprob_token_ids
     table = ids if isinstance(ids, np.ndarray) else None
@@ -48,10 +55,28 @@ def encode_request(request: EngineCoreRequest) -> bytes:
         raise VLLMValidationError(message, "extra_args", params.extra_args) from None
 
 
+def _encode_pooling(request: EngineCoreRequest) -> bytes:
+    assert request.pooling_params is not None
+    params = {name: value for name, value in vars(request.pooling_params).items() if name not in _LOCAL_FIELDS}
+    values = {**vars(request), "eos_token_ids": (), "pooling_params": params}
+    try:
+        return _encoder.encode(values)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        message = f"extra_kwargs cannot be sent to the engine's process: {error}"
+        raise VLLMValidationError(message, "extra_kwargs") from None
+
+
+def _encode_tensor(tensor: torch.Tensor) -> tuple[list[int], bytes]:
+    return list(tensor.shape), tensor.numpy().tobytes()
+
+
 def decode_request(data: Frame) -> EngineCoreRequest:
     """The inverse of `encode_request`."""
     values = _decoder.decode(data)
     values["eos_token_ids"] = frozenset(values["eos_token_ids"])
+    if values["pooling_params"] is not None:
+        values["pooling_params"] = PoolingParams(**values["pooling_params"])
+        return EngineCoreRequest(**values)
     changed = values["sampling_params"]
     if "output_kind" in changed:
         changed["output_kind"] = RequestOutputKind(changed["output_kind"])
@@ -98,6 +123,7 @@ def encode_outputs(outputs: Sequence[EngineCoreOutput], extra: Any = None) -> li
             if output.prompt_logprobs is None
             else [(number_of(r.lists), r.rows.start, r.rows.stop, r.num_token_ids) for r in output.prompt_logprobs],
             output.scheduled_time,
+            None if output.pooling_output is None else _encode_tensor(output.pooling_output),
         )
         for output in outputs
     ]
@@ -122,7 +148,8 @@ def decode_outputs(frames: Sequence[Frame]) -> tuple[list[EngineCoreOutput], Any
 
 
 def _decode_output(row: list[Any], lists: Sequence[LogprobsLists]) -> EngineCoreOutput:
-    request_id, new_token_ids, logprobs, finish_reason, stop_reason, num_cached_tokens, error, prompt, scheduled = row
+    request_id, new_token_ids, logprobs, finish_reason, stop_reason, num_cached_tokens, error, prompt, *rest = row
+    scheduled, pooled = rest
     return EngineCoreOutput(
         request_id,
         new_token_ids,
@@ -135,4 +162,5 @@ def _decode_output(row: list[Any], lists: Sequence[LogprobsLists]) -> EngineCore
         if prompt is None
         else [LogprobsRows(lists[number], slice(start, stop), count) for number, start, stop, count in prompt],
         scheduled,
+        None if pooled is None else torch.frombuffer(bytearray(pooled[1]), dtype=torch.float32).view(pooled[0]),
     )

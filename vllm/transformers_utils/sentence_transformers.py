@@ -1,0 +1,97 @@
+"""What the files of a sentence-transformers folder say about pooling. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# In the order in which several are joined.
+_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """A linear layer after the pooling; `activation` is torch's class name."""
+
+    folder: Path
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str
+
+
+@dataclass(frozen=True)
+class SentencePooling:
+    """From hidden states to an embedding.
+
+    Attributes:
+        modes: ways of pooling, whose results are joined.
+        dense: layers that follow.
+        normalize: whether the result has length 1.
+    """
+
+    modes: tuple[str, ...] = ("cls",)
+    dense: tuple[DenseLayer, ...] = ()
+    normalize: bool = True
+
+
+def read_pooling(folder: Path) -> SentencePooling | None:
+    """What modules.json says; None without one.
+
+    Raises:
+        ValueError: a module or a mode that is not known.
+    """
+    modules = _read(folder / "modules.json")
+    if modules is None:
+        return None
+    modes: tuple[str, ...] = ()
+    dense: list[DenseLayer] = []
+    normalize = False
+    for module in modules:
+        kind, place = module["type"].rpartition(".")[2], folder / module["path"]
+        if kind == "Pooling":
+            modes = _modes(place)
+        elif kind == "Dense":
+            dense.append(_dense(place))
+        elif kind == "Normalize":
+            normalize = True
+        elif kind != "Transformer":
+            raise ValueError(f"{folder.name}/modules.json: the module {module['type']} is not supported")
+    return SentencePooling(modes or ("mean",), tuple(dense), normalize)
+
+
+def sentence_length(folder: Path) -> int | None:
+    """The longest text in tokens by sentence_bert_config.json; None: it does not say."""
+    return (_read(folder / "sentence_bert_config.json") or {}).get("max_seq_length")
+
+
+def _modes(place: Path) -> tuple[str, ...]:
+    config = _read(place / "config.json") or {}
+    given = config.get("pooling_mode")
+    modes = tuple(mode for name, mode in _MODES.items() if config.get(name))
+    if given is not None:
+        modes = (given,) if isinstance(given, str) else tuple(given)
+    unknown = set(modes) - set(_MODES.values())
+    if unknown or config.get("include_prompt") is False:
+        what = f"pooling_mode {min(unknown)!r}" if unknown else "include_prompt=false"
+        raise ValueError(f"{place.name}/config.json: {what} is not supported")
+    return modes
+
+
+def _dense(place: Path) -> DenseLayer:
+    config = _read(place / "config.json") or {}
+    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")[2]
+    return DenseLayer(place, config["in_features"], config["out_features"], config.get("bias", True), activation)
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

@@ -1,0 +1,65 @@
+"""Turns the core's outputs into PoolingRequestOutputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from vllm.pooling_outputs import PoolingOutput, PoolingRequestOutput, RequestError
+from vllm.pooling_params import PoolingParams
+from vllm.v1.engine.output_processor import ProcessedOutputs, id_in_use_error
+from vllm.v1.messages import EngineCoreOutput
+
+
+class PoolingOutputProcessor:
+    """The unfinished requests of a pooling model; methods as OutputProcessor's."""
+
+    def __init__(self) -> None:
+        self._token_ids: dict[str, list[int]] = {}
+
+    def add_request(
+        self, request_id: str, prompt: str | None, prompt_token_ids: list[int], params: PoolingParams, arrival: float
+    ) -> list[tuple[str, PoolingParams]]:
+        if request_id in self._token_ids:
+            raise id_in_use_error(request_id, request_id)
+        self._token_ids[request_id] = prompt_token_ids
+        return [(request_id, params)]
+
+    def process_outputs(self, outputs: list[EngineCoreOutput], step_time: float | None = None) -> ProcessedOutputs:
+        result = ProcessedOutputs()
+        made: list[Any] = result.request_outputs
+        for output in outputs:
+            token_ids = self._token_ids.pop(output.request_id, None)
+            if token_ids is None:
+                continue  # aborted while the step ran
+            data = torch.empty(0) if output.pooling_output is None else output.pooling_output
+            error = None if output.error is None else RequestError("engine", output.error, retryable=True)
+            made.append(PoolingRequestOutput(output.request_id, PoolingOutput(data), token_ids, 0, True, error=error))
+            result.begun.append(output.request_id)
+            result.ended.append(output.request_id)
+        return result
+
+    @property
+    def unfinished_request_ids(self) -> list[str]:
+        return list(self._token_ids)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._token_ids)
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        return len(self._token_ids)
+
+    num_unfinished_sequences = num_unfinished_requests
+
+    def outputs_so_far(self, request_ids: Iterable[str]) -> list[Any]:
+        """None: a request has all of its output or nothing."""
+        return []
+
+    def abort_requests(self, request_ids: Iterable[str], reason: str = "abort") -> list[str]:
+        return [each for each in list(request_ids) if self._token_ids.pop(each, None) is not None]
+
+    def forget_missing(self, is_known: Callable[[str], bool]) -> None:
+        self.abort_requests([each for each in self._token_ids if not is_known(each)])

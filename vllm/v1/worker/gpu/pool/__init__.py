@@ -1,0 +1,1 @@
+"""Models whose requests are not sampled."""
