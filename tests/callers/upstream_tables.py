@@ -102,6 +102,7 @@ SKIPS = (
     ("test_single_chat_session", WORDS),
     ("test_single_read_answers", WORDS),
     ("test_strategies.py", INTERNAL),
+    ("test_question_types.py", INTERNAL),
     ("test_joint_e2e.py", DIFFUSION),
     ("test_complex_message_content", WORDS),
     ("test_chat_session_root_path_with_api_key[test_case2]", WORDS),
