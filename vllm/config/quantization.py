@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-STORED = ("auto-round", "awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "mxfp4", "squeezellm")
+STORED = ("auto-round", "awq", "bitsandbytes", "compressed-tensors", "fp8", "gguf", "gptq", "mxfp4", "squeezellm")
 """Formats of checkpoints."""
 
 ON_LOAD = ("int8",)
 """What is done to any unquantised checkpoint when it is loaded."""
 
-QUANTIZATIONS = (None, "gguf", *ON_LOAD, *STORED)
+QUANTIZATIONS = (None, *ON_LOAD, *STORED)
 
 # Upstream's names of kernels and writers of a format.
 _ALIASES = {

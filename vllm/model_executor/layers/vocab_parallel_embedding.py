@@ -15,6 +15,7 @@ from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.ops.embedding import embedding
 from vllm.ops.packed_linear import EXACT, PackedLinear, packed_embedding
+from vllm.ops.quantized_linear import PackedQuantized, pack_quantized, quantized_embedding
 
 
 class Embedding(nn.Module):
@@ -63,9 +64,24 @@ class VocabParallelEmbedding(VocabShard):
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__(vocab_size, hidden_size)
         self._packed: PackedLinear | None = None
+        # What came quantised from the checkpoint.
+        self.quantized: PackedQuantized | None = None
+
+    def checkpoint_slots(self) -> dict[str, WeightSlot]:
+        """Where the checkpoint's weight goes."""
+        return {name: replace(slot, keep=self._keep) for name, slot in super().checkpoint_slots().items()}
+
+    def _keep(self, weight: QuantizedWeight) -> None:
+        self.quantized = pack_quantized(weight.to(self._like.device).tensor, None)
+        self.weight = None
 
     def begin_update(self) -> bool:
         """See LinearBase.begin_update; what was a packed copy is looked up in until the head packs anew."""
+        if self.quantized is not None:
+            raise ValueError(
+                "load_weights: the embedding is quantised in the checkpoint and keeps its weight; load the unquantised "
+                "checkpoint to change it"
+            )
         if self.weight is not None:
             return False
         self._use_weight(self._new_weight())
@@ -85,6 +101,8 @@ class VocabParallelEmbedding(VocabShard):
         return self.group.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0))
 
     def _rows(self, indices: Tensor) -> Tensor:
+        if self.quantized is not None:
+            return quantized_embedding(indices, self.quantized, self._like.dtype)
         if self._packed is not None:
             return packed_embedding(indices, self._packed)
         assert self.weight is not None
@@ -171,6 +189,11 @@ class ParallelLMHead(VocabShard):
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED) -> None:
         """Pack the loaded weight by `method` and free the plain one, unless an embedding still needs it."""
         (tied_to,) = self._tied_to
+        if tied_to is not None and tied_to.quantized is not None:
+            self.method = QUANTIZED
+            self.packed = replace(tied_to.quantized, bias=None if self.bias is None else self.bias.data)
+            self.bias = None
+            return
         weight = self.weight if tied_to is None else tied_to.weight
         assert weight is not None
         whole = weight.data if self._quantized is None else self._quantized

@@ -18,6 +18,7 @@ import torch
 
 from vllm import envs
 from vllm.logger import init_logger
+from vllm.model_executor.layers.quantization.gguf import TYPES, tensor_name
 from vllm.model_executor.model_loader.gguf_configs import hf_config, special_ids
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_tokenizer import write_tokenizer
@@ -30,54 +31,82 @@ logger = init_logger(__name__)
 _FORMAT = 2
 _WEIGHTS = "model.safetensors"
 _NUM_THREADS = 2
+# Tensors that are added to others, not multiplied with.
+_ADDED = ("position_embd", "token_types")
 
 
-def converted_folder(path: Path, dtype: str, use_tqdm: bool = False) -> Path:
+def converted_folder(path: Path, dtype: str, use_tqdm: bool = False, keeps_blocks: bool = False) -> Path:
     """The folder with the .gguf file's weights in `dtype` ("float32", "bfloat16" or "float16"), its configuration and
-    tokenizer; made if missing. Concurrent processes each make a copy, of which the first to finish becomes the folder.
-    ValueError for a file that is not GGUF, is cut, or not supported; OSError if the cache cannot be written."""
+    tokenizer; made if missing. With `keeps_blocks`, quantised weights have the file's own bytes (quantization/gguf.py).
+    Concurrent processes each make a copy, of which the first to finish becomes the folder. ValueError for a file that is
+    not GGUF, is cut, or not supported; OSError if the cache cannot be written."""
     root = envs.cache_root() / "gguf"
     try:
         root.mkdir(parents=True, exist_ok=True)
         digest = _remembered_sha256(path, root)
-        folder = root / f"{digest[:32]}-v{_FORMAT}" / dtype
+        folder = root / f"{digest[:32]}-v{_FORMAT}" / (f"{dtype}-blocks" if keeps_blocks else dtype)
         if not (folder / _WEIGHTS).is_file():
             logger.info("converting %s to %s in %s", path.name, dtype, folder)
             folder.parent.mkdir(exist_ok=True)
             with _becoming(folder) as temporary:
-                _convert(path, dtype, temporary, folder.parent, use_tqdm)
+                _convert(path, dtype, temporary, folder.parent, use_tqdm, keeps_blocks)
     except PermissionError as error:
         message = f"the cache folder cannot be written ({error}); VLLM_CACHE_ROOT names another one"
         raise PermissionError(message) from error
     return folder
 
 
-def _convert(path: Path, dtype: str, folder: Path, siblings: Path, use_tqdm: bool) -> None:
+def _convert(path: Path, dtype: str, folder: Path, siblings: Path, use_tqdm: bool, keeps_blocks: bool) -> None:
     file = GGUFFile(path)
-    _write_json(folder / "config.json", hf_config(file, dtype))
+    config = hf_config(file, dtype)
+    if keeps_blocks:
+        config["quantization_config"] = {"quant_method": "gguf"}
+    _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", special_ids(file))
     if not _copy_tokenizer(siblings, folder):
         write_tokenizer(file, folder)
-    _write_weights(file, getattr(torch, dtype), folder / _WEIGHTS, use_tqdm)
+    planned = [_Planned(weight, file, getattr(torch, dtype), keeps_blocks) for weight in weights(file)]
+    widened = sorted({each.kind for each in planned if keeps_blocks and each.is_widened})
+    if widened:
+        logger.warning("%s: tensors of %s are de-quantised to %s", path.name, ", ".join(widened), dtype)
+    _write_weights(planned, folder / _WEIGHTS, use_tqdm)
 
 
-def _write_weights(file: GGUFFile, dtype: torch.dtype, target: Path, use_tqdm: bool) -> None:
-    """Dequantise a few tensors at a time, so that memory stays far below the model's size."""
-    planned = list(weights(file))
+class _Planned:
+    """A tensor of the folder."""
 
-    def load(weight: Weight) -> torch.Tensor:
-        return torch.from_numpy(np.require(weight.load(file), requirements=["W", "C"])).to(dtype)
+    def __init__(self, weight: Weight, file: GGUFFile, dtype: torch.dtype, keeps_blocks: bool) -> None:
+        from gguf import GGMLQuantizationType
 
+        self._weight, self._file, ggml_type = weight, file, file.tensors[weight.tensor].ggml_type
+        self.kind = GGMLQuantizationType(ggml_type).name
+        is_matrix = len(weight.shape) == 2 and not weight.tensor.startswith(_ADDED)
+        self._is_kept = keeps_blocks and ggml_type in TYPES and is_matrix and weight.keeps_rows
+        self.is_widened = not self._is_kept and self.kind not in ("F32", "F16", "BF16")
+        self.name, self.shape, self.dtype = weight.name, weight.shape, dtype
+        if self._is_kept:
+            block, num_bytes = TYPES[ggml_type][1:3]
+            self.name = f"{weight.name.removesuffix('.weight')}.{tensor_name(ggml_type)}"
+            self.shape, self.dtype = (weight.shape[0], weight.shape[1] // block * num_bytes), torch.uint8
+
+    def load(self) -> torch.Tensor:
+        """Of its shape and dtype."""
+        value = self._weight.blocks(self._file) if self._is_kept else self._weight.load(self._file)
+        return torch.from_numpy(np.require(value, requirements=["W", "C"])).to(self.dtype)
+
+
+def _write_weights(planned: list[_Planned], target: Path, use_tqdm: bool) -> None:
+    """A few tensors at a time, so that memory stays far below the model's size."""
     with (
-        SafetensorsWriter(target, {weight.name: weight.shape for weight in planned}, dtype) as writer,
+        SafetensorsWriter(target, {each.name: (each.shape, each.dtype) for each in planned}) as writer,
         ThreadPoolExecutor(_NUM_THREADS) as pool,
         progress_bar("Converting GGUF", len(planned), use_tqdm) as bar,
     ):
         pending: list[Future[torch.Tensor]] = []
         remaining = iter(planned)
         for _ in planned:
-            while len(pending) < 2 * _NUM_THREADS and (weight := next(remaining, None)) is not None:
-                pending.append(pool.submit(load, weight))
+            while len(pending) < 2 * _NUM_THREADS and (each := next(remaining, None)) is not None:
+                pending.append(pool.submit(each.load))
             writer.write(pending.pop(0).result())
             bar.update()
 

@@ -64,6 +64,11 @@ class GGUFFile:
             data = data.view("<f4" if kind is GGMLQuantizationType.F32 else "<f2")
         return dequantize(data.reshape(rows, -1), kind).reshape(tensor.shape)
 
+    def blocks(self, name: str) -> np.ndarray:
+        """The tensor's bytes, uint8 [rows, bytes of a row], mapped."""
+        tensor = self.tensors[name]
+        return self._data[tensor.start : tensor.start + tensor.num_bytes].reshape(math.prod(tensor.shape[:-1]), -1)
+
     def _read_tensor_table(self, cursor: _Cursor, num_tensors: int) -> dict[str, GGUFTensor]:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 

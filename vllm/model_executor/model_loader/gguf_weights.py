@@ -21,22 +21,29 @@ Change = Callable[[GGUFHeader, str, Array], Array]
 
 @dataclass(frozen=True)
 class Weight:
-    """One tensor of the checkpoint: `tensor` of the file, its rows from `rows` if given, changed by `change`."""
+    """One tensor of the checkpoint: `tensor` of the file, its rows from `rows` if given, changed by `change`, which
+    with `keeps_rows` only orders rows."""
 
     name: str
     shape: tuple[int, ...]
     tensor: str
     rows: slice | None = None
     change: Callable[[Array], Array] | None = None
+    keeps_rows: bool = True
 
     def load(self, file: GGUFFile) -> Array:
         """Float32 of `shape`."""
-        value = file.dequantize(self.tensor)
+        return self._changed(file.dequantize(self.tensor)).reshape(self.shape)
+
+    def blocks(self, file: GGUFFile) -> Array:
+        """The file's own bytes, uint8 [rows, bytes of a row], in the checkpoint's order."""
+        assert self.keeps_rows
+        return self._changed(file.blocks(self.tensor))
+
+    def _changed(self, value: Array) -> Array:
         if self.rows is not None:
             value = value[self.rows]
-        if self.change is not None:
-            value = self.change(value)
-        return value.reshape(self.shape)
+        return value if self.change is None else self.change(value)
 
 
 @dataclass(frozen=True)
@@ -210,7 +217,7 @@ def weights(file: GGUFFile) -> Iterator[Weight]:
         if change is _transposed:
             shape = shape[::-1]
         bound = None if change is None else _bind(change, header, part)
-        yield Weight(f"{prefix}{known}.{kind}", shape, tensor, None, bound)
+        yield Weight(f"{prefix}{known}.{kind}", shape, tensor, None, bound, change in _OF_ROWS)
 
 
 def _bind(change: Change, header: GGUFHeader, part: str) -> Callable[[Array], Array]:
@@ -261,6 +268,8 @@ def _by_group(header: GGUFHeader, part: str, value: Array) -> Array:
     return np.concatenate(grouped, axis=1).reshape(value.shape)
 
 
+# These only order rows.
+_OF_ROWS = (None, _half_split, _by_head, _by_group)
 _ROTARY: dict[str, Change] = {"attn_q": _half_split, "attn_k": _half_split}
 _UNIT: dict[str, Change] = {"norm": _minus_one}
 # By architecture and tensor; "norm" stands for the weights of all norms.

@@ -102,7 +102,7 @@ def resolve_model(
     if source.is_file():
         dtype = _dtype_on(device, _fast_dtype(device), requested_dtype)
         with needed_by("a .gguf file"):
-            folder = converted_folder(source, dtype, use_tqdm)
+            folder = converted_folder(source, dtype, use_tqdm, keeps_blocks=quantization == "gguf")
         config = _load_config(folder, hf_overrides, model_impl, trust_remote_code)
     else:
         folder = source

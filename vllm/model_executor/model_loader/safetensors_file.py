@@ -92,25 +92,25 @@ def progress_bar(description: str, num_tensors: int, use_tqdm: bool) -> Any:
 
 
 class SafetensorsWriter:
-    """Writes one file whose tensors come one at a time, in the order of `shapes` (by name), all of one dtype: float32,
-    bfloat16 or float16."""
+    """Writes one file whose tensors come one at a time, in the order of `tensors`: by name, their shapes and dtypes
+    (float32, bfloat16, float16 or uint8)."""
 
-    def __init__(self, path: Path, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._remaining = list(shapes.items())[::-1]
+    def __init__(self, path: Path, tensors: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+        self._remaining = list(tensors.values())[::-1]
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         end = 0
-        for name, shape in shapes.items():
+        for name, (shape, dtype) in tensors.items():
             start, end = end, end + math.prod(shape) * dtype.itemsize
-            header[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+            stored = "U8" if dtype == torch.uint8 else _DTYPE_NAMES[dtype]
+            header[name] = {"dtype": stored, "shape": list(shape), "data_offsets": [start, end]}
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)  # aligns the data that follows
         self._file = path.open("wb")
         self._file.write(len(text).to_bytes(8, "little") + text)
 
     def write(self, tensor: Tensor) -> None:
-        _, shape = self._remaining.pop()
-        assert tuple(tensor.shape) == tuple(shape) and tensor.dtype == self._dtype
+        shape, dtype = self._remaining.pop()
+        assert tuple(tensor.shape) == tuple(shape) and tensor.dtype == dtype
         self._file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
     def __enter__(self) -> SafetensorsWriter:

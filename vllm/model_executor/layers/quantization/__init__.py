@@ -23,6 +23,7 @@ _FORMATS = {
     "bitsandbytes": ("bitsandbytes", "BitsAndBytesConfig"),
     "compressed-tensors": ("compressed_tensors", "CompressedTensorsConfig"),
     "fp8": ("fp8", "Fp8Config"),
+    "gguf": ("gguf", "GGUFConfig"),
     "gptq": ("gptq", "GPTQConfig"),
     "mxfp4": ("mxfp4", "Mxfp4Config"),
     "squeezellm": ("squeezellm", "SqueezeLLMConfig"),
