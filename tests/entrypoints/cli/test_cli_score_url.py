@@ -428,5 +428,5 @@ def test_flags_that_need_a_server(flag: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_flags_at_their_defaults_are_fine(fake: ScriptedServer) -> None:
-    flags = ["--dtype", "auto", "--max-num-seqs", "256", "--enable-prefix-caching"]
+    flags = ["--dtype", "auto", "--seed", "0", "--enable-prefix-caching"]
     assert main(arguments("o.jsonl", "--url", fake.url, *flags)) == 0

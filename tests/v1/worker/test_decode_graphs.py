@@ -91,7 +91,7 @@ def make_llm(folder, monkeypatch):
     def make(**fields):
         with monkeypatch.context() as patch:
             patch.setattr(f"{RUNNER}.graph_recorder", lambda device: Replays())
-            patch.setattr(f"{RUNNER}.host_copies", lambda device: LazyCopies())
+            patch.setattr(f"{RUNNER}.host_copies", lambda device, group: LazyCopies())
             return make_tiny_llm(folder, **{**FIELDS, "async_scheduling": True, **fields})
 
     make.eager = lambda **fields: make_tiny_llm(folder, **{**FIELDS, "enforce_eager": True, **fields})

@@ -1,0 +1,179 @@
+"""quantization='gguf': the file's blocks stay as they are, and stand for what gguf-py says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_gguf import to_gguf_name
+from thread_ranks import make_thread_llm
+from tiny_llm import make_tiny_llm
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from vllm import SamplingParams
+from vllm.model_executor.layers.quantization.gguf import TYPES, read_blocks, tensor_name
+
+gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+
+# Where blocks have float16 numbers.
+HALVES = {
+    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82], "Q3_K": [108],
+    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0], "MXFP4": [],
+}  # fmt: skip
+NUMBERS = {name: number for number, (name, *_) in TYPES.items()}
+WIDTH, VOCAB = 256, 160
+PROMPTS = [[5, 9, 40, 41, 3, 77], [8] * 3, list(range(20, 60))]
+PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=2, prompt_logprobs=1, detokenize=False)
+
+
+def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    """Valid blocks of a type, uint8 [rows, bytes], of values of about 0.05."""
+    _, block, size, _ = TYPES[NUMBERS[kind]]
+    rng = np.random.default_rng(seed)
+    data = rng.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+    for at in HALVES[kind]:
+        # What a scale and a sub-scale multiply is of another size in each type.
+        scale = 0.002 if kind in ("Q4_0", "Q5_0", "Q4_1", "Q5_1") else 0.0003 if kind in ("Q8_0", "IQ4_NL") else 2e-5
+        values = rng.uniform(0.5, 1, (rows, columns // block)).astype(np.float16) * np.float16(scale)
+        data[:, :, at : at + 2] = values.astype(np.float16)[..., None].view(np.uint8)
+    if kind == "MXFP4":
+        data[:, :, 0] = rng.integers(119, 122, data.shape[:2])
+    return data.reshape(rows, -1)
+
+
+def reference(data: np.ndarray, kind: str) -> torch.Tensor:
+    return torch.from_numpy(gguf.quants.dequantize(data, gguf.GGMLQuantizationType(NUMBERS[kind])).copy())
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_blocks_are_what_gguf_says(kind: str) -> None:
+    data = random_blocks(kind, 5, 1024)
+    tensor = read_blocks(torch.from_numpy(data), tensor_name(NUMBERS[kind]))
+    assert torch.equal(tensor.dequantize(), reference(data, kind))
+
+
+def write(path: Path, kinds: dict[str, str], tied: bool = False) -> LlamaForCausalLM:
+    """A tiny Llama whose matrices have the type of the first of `kinds` that their name contains; "" is all others."""
+    config = LlamaConfig(
+        hidden_size=WIDTH, intermediate_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=VOCAB, max_position_embeddings=128, tie_word_embeddings=tied,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).eval()
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(128)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(WIDTH)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    letters = [chr(ord("!") + index) for index in range(90)]
+    tokens = ["<s>", "</s>", *letters, "ab", "\u0120"]
+    tokens += [f"<unused{index}>" for index in range(VOCAB - len(tokens))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3] + [1] * (VOCAB - 2))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    state = model.state_dict()
+    for seed, (name, tensor) in enumerate(state.items()):
+        if tensor.dim() == 1:
+            writer.add_tensor(to_gguf_name(name), tensor.numpy())
+            continue
+        if name == "lm_head.weight" and tied:
+            continue
+        kind = next(kind for part, kind in kinds.items() if part in name)
+        data = random_blocks(kind, *tensor.shape, seed)
+        stored = gguf.GGMLQuantizationType(NUMBERS[kind])
+        writer.add_tensor(to_gguf_name(name), data, raw_dtype=stored)
+        values = reference(data, kind)
+        if "q_proj" in name or "k_proj" in name:
+            # GGUF's order of the rows that rotate together.
+            heads = 4 if "q_proj" in name else 2
+            values = values.view(heads, -1, 2, WIDTH).transpose(1, 2).reshape(values.shape)
+        tensor.copy_(values)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        step()
+    writer.close()
+    return model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+
+
+def generate(llm: Any) -> list[Any]:
+    return llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], PARAMS, use_tqdm=False)
+
+
+@torch.no_grad()
+def assert_reads(outputs: list[Any], model: LlamaForCausalLM) -> None:
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        ids = [*prompt, *output.outputs[0].token_ids]
+        expected = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        assert expected.argmax(-1)[len(prompt) - 1 : -1].tolist() == list(output.outputs[0].token_ids)
+        readings = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
+        for row, reading in zip(expected, readings, strict=False):
+            for token, entry in reading.items():
+                # Both sum in float32, in other orders.
+                assert entry.logprob == pytest.approx(row[token].item(), abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_readings_of_every_type(kind: str, tmp_path: Path) -> None:
+    model = write(tmp_path / "m.gguf", {"": kind}, tied=kind in ("Q4_0", "Q6_K", "IQ4_NL"))
+    llm = make_tiny_llm(tmp_path / "m.gguf", quantization="gguf")
+    assert_reads(generate(llm), model)
+
+
+def test_types_mixed_in_one_layer(tmp_path: Path) -> None:
+    """As Q4_K_M mixes them: queries, keys and values are one product here."""
+    kinds = {
+        "v_proj": "Q6_K",
+        "down_proj": "Q6_K",
+        "up_proj": "Q5_0",
+        "embed_tokens": "Q8_0",
+        "lm_head": "Q6_K",
+        "": "Q4_K",
+    }
+    model = write(tmp_path / "m.gguf", kinds)
+    path = tmp_path / "m.gguf"
+    llm = make_tiny_llm(path, quantization="gguf")
+    together = generate(llm)
+    assert_reads(together, model)
+    for prompt, output in zip(PROMPTS, together, strict=True):
+        (alone,) = llm.generate({"prompt_token_ids": prompt}, PARAMS, use_tqdm=False)
+        assert alone.outputs[0].token_ids == output.outputs[0].token_ids
+    # The same numbers as the de-quantised weights give.
+    plain = generate(make_tiny_llm(path))
+    for own, other in zip(together, plain, strict=True):
+        np.testing.assert_allclose(own.prompt_logprobs.logprobs, other.prompt_logprobs.logprobs, atol=1e-3)
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    kinds = {"embed_tokens": "Q6_K", "lm_head": "Q4_K", "o_proj": "Q4_0", "down_proj": "Q8_0", "": "Q4_K"}
+    fields = {"dtype": "float32", "max_model_len": 128, "skip_tokenizer_init": True, "quantization": "gguf"}
+    # A block of 256 that is a whole row is cut between its groups.
+    for name, types in (("mixed.gguf", kinds), ("rows.gguf", {"": "Q4_K"})):
+        model = write(tmp_path / name, types)
+        assert_reads(generate(make_thread_llm(tmp_path / name, 2, **fields)), model)
+
+
+def test_it_is_for_gguf_files_and_keeps_its_weights(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", {"": "Q4_0"})
+    llm = make_tiny_llm(tmp_path / "m.gguf", quantization="gguf")
+    model = llm.llm_engine.engine_core.executor.worker.model_runner.model
+    with pytest.raises(ValueError, match="the embedding is quantised"):
+        model.load_weights([("model.embed_tokens.weight", torch.zeros(VOCAB, WIDTH))])
+    folder = tmp_path / "folder"
+    LlamaForCausalLM(LlamaConfig(hidden_size=64, num_hidden_layers=1, vocab_size=VOCAB)).save_pretrained(folder)
+    with pytest.raises(ValueError, match="quantization='gguf'"):
+        make_tiny_llm(folder, quantization="gguf")
