@@ -38,8 +38,8 @@ _ADDED = ("position_embd", "token_types")
 def converted_folder(path: Path, dtype: str, use_tqdm: bool = False, keeps_blocks: bool = False) -> Path:
     """The folder with the .gguf file's weights in `dtype` ("float32", "bfloat16" or "float16"), its configuration and
     tokenizer; made if missing. With `keeps_blocks`, quantised weights have the file's own bytes (quantization/gguf.py).
-    Concurrent processes each make a copy, of which the first to finish becomes the folder. ValueError for a file that is
-    not GGUF, is cut, or not supported; OSError if the cache cannot be written."""
+    Concurrent processes each make a copy, of which the first to finish becomes the folder. ValueError for a file that
+    is not GGUF, is cut, or not supported; OSError if the cache cannot be written."""
     root = envs.cache_root() / "gguf"
     try:
         root.mkdir(parents=True, exist_ok=True)
