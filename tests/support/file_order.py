@@ -39,6 +39,8 @@ _FIRST: Sequence[tuple[str, ...]] = (
     (f"{_OPENAI}/test_schema.py",),
     ("tests/ops/test_token_readings.py",),
 )
+# Tests whose process died once.
+_died: set[str] = set()
 _PLACES = {file: place for place, files in enumerate(_FIRST) for file in files}
 
 
@@ -63,19 +65,23 @@ def scheduling(config: Config, log: Any) -> LoadFileScheduling:
             return _FIRST[_PLACES[file]][0] if file in _PLACES else file
 
         def remove_node(self, node: Any) -> str | None:
-            """Of a process that died: its test, which is not tried again; others do what it has not done. (xdist's own
-            hands out files without a test left, and then waits for their results for ever.)"""
-            files = {
-                file: [test for test in tests if not tests[test]]
-                for file, tests in self.assigned_work.pop(node).items()
-            }
+            """Of a process that died (which is printed): others do what it has not done, its test again. A test whose
+            process dies a second time has failed: then the process was not ended from outside. (xdist's own hands out
+            files without a test left, and then waits for their results for ever.)"""
+            work = self.assigned_work.pop(node)
+            files = {file: [test for test in tests if not tests[test]] for file, tests in work.items()}
             died = next((test for tests in files.values() for test in tests), None)
-            left = {file: {test: False for test in tests if test != died} for file, tests in files.items()}
-            self.workqueue.update({file: tests for file, tests in left.items() if tests})
+            has_failed = died in _died
+            if died is not None:
+                _died.add(died)
+            for file, tests in files.items():
+                left = {test: False for test in tests if not (has_failed and test == died)}
+                if left:
+                    self.workqueue[file] = left
             if died is not None:
                 for other in self.assigned_work:
                     self._reschedule(other)
-            return died
+            return died if has_failed else None
 
     config.option.loadscopereorder = False
     return Scheduling(config, log)
