@@ -182,3 +182,37 @@ def test_what_an_encoder_cannot_be_is_refused(tmp_path, argument, value, message
     folder = save(tmp_path, transformers.BertConfig(**SIZES, max_position_embeddings=64))
     with pytest.raises(ValueError, match=message):
         EngineArgs(model=str(folder), **{argument: value}).create_engine_config()
+
+
+@pytest.mark.parametrize(
+    ("entry", "activation"),
+    [
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, lambda logits: logits),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, torch.sigmoid),
+    ],
+    ids=["identity", "sigmoid"],
+)
+def test_a_cross_encoders_own_activation(tmp_path, entry, activation):
+    config = transformers.BertConfig(**SIZES, num_labels=3)
+    folder = save(tmp_path / "m", config, transformers.AutoModelForSequenceClassification)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, **entry}))
+    llm = LLM(str(folder), dtype="float32", skip_tokenizer_init=True)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = [activation(model(torch.tensor([prompt])).logits[0]) for prompt in PROMPTS]
+    outputs = llm.classify([{"prompt_token_ids": prompt} for prompt in PROMPTS], use_tqdm=False)
+    for output, want in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(torch.tensor(output.outputs.probs), want, **TOLERANCE)
+
+
+def test_settings_that_are_not_read_are_said(tmp_path, caplog):
+    folder = save(tmp_path / "m", transformers.BertConfig(**SIZES))
+    add_modules(folder, "mean_tokens", normalize=True)
+    settings = {"prompts": {"query": "query: "}, "default_prompt_name": "query", "similarity_fn_name": "dot"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    LLM(str(folder), dtype="float32", skip_tokenizer_init=True)
+    assert "default_prompt_name=query is not applied" in caplog.text and "similarity_fn_name=dot" in caplog.text
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    with pytest.raises(ValueError, match="do_lower_case is not supported"):
+        LLM(str(folder), dtype="float32", skip_tokenizer_init=True)

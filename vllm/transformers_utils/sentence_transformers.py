@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm.logger import init_logger
+
+logger = init_logger(__name__)
+
 # In the order in which several are joined.
 _MODES = {
     "pooling_mode_cls_token": "cls",
@@ -67,6 +71,45 @@ def read_pooling(folder: Path) -> SentencePooling | None:
         elif kind != "Transformer":
             raise ValueError(f"{folder.name}/modules.json: the module {module['type']} is not supported")
     return SentencePooling(modes or ("mean",), tuple(dense), normalize)
+
+
+def classifier_activation(raw: dict[str, Any]) -> str | None:
+    """The activation of a cross-encoder's logits by config.json's content: "identity", "sigmoid" or "softmax"; None: it
+    does not say.
+
+    Raises:
+        ValueError: it is another one.
+    """
+    named = (raw.get("sentence_transformers") or {}).get("activation_fn")
+    named = named or raw.get("sbert_ce_default_activation_function")
+    if named is None:
+        return None
+    activation = str(named).rpartition(".")[2].lower()
+    if activation not in ("identity", "sigmoid", "softmax"):
+        raise ValueError(f"config.json: the activation {named} of its scores is not supported")
+    return activation
+
+
+def warn_of_unread(folder: Path) -> None:
+    """Say what of the folder's settings changes nothing here.
+
+    Raises:
+        ValueError: texts would have to be changed before they are tokenised.
+    """
+    if (_read(folder / "sentence_bert_config.json") or {}).get("do_lower_case"):
+        tokenizer = _read(folder / "tokenizer_config.json") or {}
+        if not tokenizer.get("do_lower_case"):
+            raise ValueError(
+                f"{folder.name}/sentence_bert_config.json: do_lower_case is not supported where the tokenizer does not "
+                "do it; set it in tokenizer_config.json"
+            )
+    config = _read(folder / "config_sentence_transformers.json") or {}
+    name = config.get("default_prompt_name")
+    if name is not None:
+        prompt = (config.get("prompts") or {}).get(name)
+        logger.warning("default_prompt_name=%s is not applied: begin texts with %r yourself", name, prompt)
+    if config.get("similarity_fn_name") not in (None, "cosine"):
+        logger.warning("similarity_fn_name=%s: scores of embeddings are cosines here", config["similarity_fn_name"])
 
 
 def sentence_length(folder: Path) -> int | None:

@@ -158,7 +158,7 @@ class EncoderForPooling(UpdatableModel):
         """`describe`, for a config without unknown options. ValueError names one."""
         reader = ConfigReader(config)
         spec = cls.describe(reader)
-        reader.ignore("num_labels")
+        reader.ignore("num_labels", "sbert_ce_default_activation_function", "sentence_transformers")
         reader.ignore("tie_word_embeddings", "max_position_embeddings", "vocab_size")
         reader.check_all_read(cls.__name__)
         if spec.hidden_size % spec.num_heads:

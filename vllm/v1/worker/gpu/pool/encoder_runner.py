@@ -12,7 +12,12 @@ from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.pooler import Pooler
 from vllm.model_executor.model_loader import get_model
-from vllm.transformers_utils.sentence_transformers import SentencePooling, read_pooling
+from vllm.transformers_utils.sentence_transformers import (
+    SentencePooling,
+    classifier_activation,
+    read_pooling,
+    warn_of_unread,
+)
 from vllm.v1.messages import EngineCoreRequest
 
 
@@ -23,13 +28,14 @@ class EncoderRunner:
         model_config = config.model_config
         self.device = torch.device(config.device_config.device)
         self.model: Any = get_model(model_config, self.device, use_tqdm)
-        pooling = read_pooling(Path(model_config.path)) or SentencePooling()
+        folder = Path(model_config.path)
+        warn_of_unread(folder)
+        pooling = read_pooling(folder) or SentencePooling()
         self.pooler = Pooler(model_config.pooler_config.applied_to(pooling), self.device)
         self._use_activation = model_config.pooler_config.use_activation
-        # Several labels may hold at once, or there is one: each has a probability of its own.
         raw = model_config.hf_config.raw
-        self._is_sigmoid = raw.get("problem_type") == "multi_label_classification"
-        self._is_plain = raw.get("problem_type") == "regression"
+        problem = {"multi_label_classification": "sigmoid", "regression": "identity"}.get(raw.get("problem_type"))
+        self._activation = classifier_activation(raw) or problem
 
     @torch.inference_mode()
     def run(self, requests: Sequence[EngineCoreRequest]) -> list[Tensor]:
@@ -56,9 +62,13 @@ class EncoderRunner:
 
     def _classify(self, hidden: Tensor, activate: bool | None) -> Tensor:
         logits = self.model.classify(hidden[:1])[0]
-        if activate is False or (activate is None and self._is_plain):
+        name = self._activation
+        if activate is False or (activate is None and name == "identity"):
             return logits
-        return logits.sigmoid() if self._is_sigmoid or len(logits) == 1 else logits.softmax(-1)
+        if name in (None, "identity"):
+            # One label has a probability of its own.
+            name = "sigmoid" if len(logits) == 1 else "softmax"
+        return logits.sigmoid() if name == "sigmoid" else logits.softmax(-1)
 
 
 def _types(request: EngineCoreRequest, length: int) -> Tensor:
