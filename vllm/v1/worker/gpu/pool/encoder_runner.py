@@ -34,7 +34,7 @@ class EncoderRunner:
         self.pooler = Pooler(model_config.pooler_config.applied_to(pooling), self.device)
         self._use_activation = model_config.pooler_config.use_activation
         raw = model_config.hf_config.raw
-        problem = {"multi_label_classification": "sigmoid", "regression": "identity"}.get(raw.get("problem_type"))
+        problem = {"multi_label_classification": "sigmoid", "regression": "identity"}.get(str(raw.get("problem_type")))
         self._activation = classifier_activation(raw) or problem
 
     @torch.inference_mode()
