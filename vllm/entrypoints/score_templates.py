@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,23 @@ class ScoreTemplate:
 
     def render(self, query: str, document: str, instruction: str | None = None) -> str:
         """The prompt. VLLMValidationError: the template fails."""
-        import jinja2
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
         values = {"query": query, "document": document, "instruction": instruction or self.instruction}
         messages = [{"role": role, "content": values[role]} for role in ("query", "document")]
+        from jinja2 import TemplateError
+
         try:
-            environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-            return environment.from_string(self.source).render(values, messages=messages)
-        except jinja2.TemplateError as error:
+            return str(_compiled(self.source).render(values, messages=messages))
+        except TemplateError as error:
             raise VLLMValidationError(f"the score template fails: {error}", "score_template") from error
+
+
+@lru_cache(maxsize=16)
+def _compiled(source: str) -> Any:
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    return environment.from_string(source)
 
 
 # Where a model was trained on a wording of its own, it is the one that its card publishes.

@@ -17,6 +17,7 @@ from vllm.entrypoints.openai.serving import (
     completion,
     decisions,
     development,
+    embeddings,
     generate,
     invocations,
     models,
@@ -49,6 +50,7 @@ def build_app(state: ServerState) -> FastAPI:
         rerank,
         scoring,
         decisions,
+        embeddings,
         tokenization,
         models,
     ):

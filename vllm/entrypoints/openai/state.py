@@ -118,6 +118,17 @@ class ServerState:
             raise ApiError(404, message, "model", "model_not_found")
         return name
 
+    def check_task(self, task: str | None) -> None:
+        """Raises ApiError 400 if the model cannot do `task`: "generate" or a pooling model's; None: whatever it is."""
+        config = self.engine.model_config
+        tasks = config.pooling_tasks if config.runner_type == "pooling" else ("generate",)
+        if task is None or task in tasks:
+            return
+        can = {"generate": "generates and scores", "embed": "embeds (/v1/embeddings)", "classify": "classifies"}
+        does = [can[each] for each in tasks if each in can]
+        wanted = "does not generate" if task == "generate" else f"has no task {task}"
+        raise ApiError(400, f"this server's model {wanted}: it {' and '.join(does)}", "model", "unsupported_task")
+
     def stopping_error(self) -> ApiError:
         """503, for requests that come after the server began to stop, or that it cancels."""
         return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=10)

@@ -92,6 +92,7 @@ def post(
             body = parse_body(value, kind, args.ignore_unknown_fields)
             if "model" in kind.model_fields:
                 state.check_model(body.model)
+            state.check_task(kind.TASK)
             return await endpoint(request, state, body)
 
         answers = {200: {"model": answer, "content": content}, **error_answers(*_ERRORS)}
@@ -119,6 +120,7 @@ def post_by_field(
         model, _, _, function = kinds[given[0]]
         body = parse_body(value, model, args.ignore_unknown_fields)
         state.check_model(body.model)
+        state.check_task(model.TASK)
         return await function(request, state, body)
 
     schemas = [{"$ref": SCHEMA_REF + kind[0].__name__} for kind in kinds.values()]

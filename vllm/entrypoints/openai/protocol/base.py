@@ -161,14 +161,15 @@ def nested_model(annotation: Any) -> type[RequestModel] | None:
 class RequestModel(BaseModel):
     """A request's body. Types are strict: no string is a number, no bool an integer.
 
-    Of fields that are not declared, ACCEPTED ones are ignored and REFUSED ones allow their neutral values only. Exactly
-    one field of ONE_OF must be given.
+    TASK is what the model must be able to do; None: any model will do. Of fields that are not declared, ACCEPTED ones
+    are ignored and REFUSED ones allow their neutral values only. Exactly one field of ONE_OF must be given.
 
     Raises:
         VLLMValidationError: a field that is refused or not known, of a request that is made in Python.
         pydantic.ValidationError: a field of a wrong type.
     """
 
+    TASK: ClassVar[str | None] = "generate"
     ACCEPTED: ClassVar[tuple[str, ...]] = ACCEPTED_FIELDS
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {}
     ONE_OF: ClassVar[tuple[str, ...]] = ()

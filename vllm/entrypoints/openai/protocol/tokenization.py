@@ -25,6 +25,7 @@ MAX_TEXT_BYTES = 2**20
 class TokenizeRequest(RequestModel):
     """POST /tokenize"""
 
+    TASK: ClassVar[str | None] = None
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
         name: REFUSED_FIELDS[name] for name in ("tools", "documents", "mm_processor_kwargs")
     }
@@ -58,6 +59,8 @@ class TokenizeResponse(ResponseModel):
 
 class DetokenizeRequest(RequestModel):
     """POST /detokenize"""
+
+    TASK: ClassVar[str | None] = None
 
     model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
     tokens: Annotated[list[TokenId], Field(max_length=MAX_LIST_LENGTH), UNREAD]
