@@ -64,6 +64,8 @@ def read_pooling(folder: Path) -> SentencePooling | None:
         kind, place = module["type"].rpartition(".")[2], folder / module["path"]
         if kind == "Pooling":
             modes = _modes(place)
+        elif normalize:
+            raise ValueError(f"{folder.name}/modules.json: {kind} after Normalize is not supported")
         elif kind == "Dense":
             dense.append(_dense(place))
         elif kind == "Normalize":
@@ -96,11 +98,12 @@ def warn_of_unread(folder: Path) -> None:
     Raises:
         ValueError: texts would have to be changed before they are tokenised.
     """
-    if (_read(folder / "sentence_bert_config.json") or {}).get("do_lower_case"):
+    settings, where = _settings(folder)
+    if settings.get("do_lower_case"):
         tokenizer = _read(folder / "tokenizer_config.json") or {}
         if not tokenizer.get("do_lower_case"):
             raise ValueError(
-                f"{folder.name}/sentence_bert_config.json: do_lower_case is not supported where the tokenizer does not "
+                f"{where}: do_lower_case is not supported where the tokenizer does not "
                 "do it; set it in tokenizer_config.json"
             )
     config = _read(folder / "config_sentence_transformers.json") or {}
@@ -114,7 +117,13 @@ def warn_of_unread(folder: Path) -> None:
 
 def sentence_length(folder: Path) -> int | None:
     """The longest text in tokens by sentence_bert_config.json; None: it does not say."""
-    return (_read(folder / "sentence_bert_config.json") or {}).get("max_seq_length")
+    return _settings(folder)[0].get("max_seq_length")
+
+
+def _settings(folder: Path) -> tuple[dict[str, Any], str]:
+    """sentence_bert_config.json, which older folders name after another kind of model, and its name."""
+    path = next(iter(sorted(folder.glob("sentence_*_config.json"))), None)
+    return ({}, "") if path is None else (_read(path), f"{folder.name}/{path.name}")
 
 
 def _modes(place: Path) -> tuple[str, ...]:

@@ -52,6 +52,12 @@ def _load_dense(layer: DenseLayer) -> nn.Module:
     if activation is None:
         raise ValueError(f"{layer.folder.name}/config.json: the activation {layer.activation} is not supported")
     linear = nn.Linear(layer.inputs, layer.outputs, layer.bias)
-    weights = dict(iterate_tensors([layer.folder / "model.safetensors"]))
+    stored, older = layer.folder / "model.safetensors", layer.folder / "pytorch_model.bin"
+    if stored.is_file():
+        weights = dict(iterate_tensors([stored]))
+    elif older.is_file():
+        weights = torch.load(older, map_location="cpu", weights_only=True)
+    else:
+        raise ValueError(f"{layer.folder.name} has neither {stored.name} nor {older.name}")
     linear.load_state_dict({name.removeprefix("linear."): values.float() for name, values in weights.items()})
     return nn.Sequential(linear, activation())
