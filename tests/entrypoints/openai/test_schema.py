@@ -177,6 +177,9 @@ def test_events_are_as_described(server):
             model.model_validate_json(event.removeprefix("data: "))
 
 
+EMBEDDING = ("/v1/embeddings", "/embeddings")
+
+
 def test_schemathesis_finds_nothing(server, tmp_path):
     """All checks over all routes: values at and beyond every described limit, then random ones."""
     report = tmp_path / "report.ndjson"
@@ -192,9 +195,9 @@ def test_schemathesis_finds_nothing(server, tmp_path):
     assert re.search(r"Tested: (\d+)", done.stdout)[1] == str(len(operations(description())))
     statuses = statuses_of(report)
     for path, method in operations(description()):
-        # Neither refused at the door every time, nor let in.
+        # Neither refused at the door every time, nor let in; but this model does not embed.
         seen = statuses[f"{method.upper()} {path}"]
-        assert seen[200] > 0, (path, dict(seen))
+        assert seen[200] > 0 or path in EMBEDDING, (path, dict(seen))
         assert method != "post" or path == "/ping" or seen[400] > 10, (path, dict(seen))
 
 
