@@ -11,10 +11,12 @@ if TYPE_CHECKING:
 
 _OPENAI = "tests/entrypoints/openai"
 
-# Each shares what is costly to start.
+# Each shares what is costly to start. (A process that connects to a second cluster of Ray's is ended by Ray, some time
+# after that one has ended.)
 _ON_RAY = (
     "tests/scoring/test_dataset.py",
     "tests/entrypoints/cli/test_cli_score_ray.py",
+    "tests/entrypoints/cli/test_cli_decide.py",
     "tests/v1/executor/test_ray_executor.py",
     "tests/utils/test_ray_utils.py",
 )
