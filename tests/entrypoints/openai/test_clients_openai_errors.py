@@ -78,8 +78,11 @@ def test_no_such_model(live_server: LiveServer) -> None:
 
 def test_what_is_not_served(live_server: LiveServer) -> None:
     with client_of(live_server) as client, pytest.raises(openai.NotFoundError) as caught:
-        client.embeddings.create(model=MODEL, input="Hi")
+        client.files.list()
     assert caught.value.code == "not_found"
+    with client_of(live_server) as client, pytest.raises(openai.BadRequestError) as refused:
+        client.embeddings.create(model=MODEL, input="Hi")
+    assert refused.value.code == "unsupported_task"
 
 
 def test_keys(guarded_server: LiveServer) -> None:
