@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 
 _OPENAI = "tests/entrypoints/openai"
 
-# Each shares what is costly to start. (A process that connects to a second cluster of Ray's is ended by Ray, some time
-# after that one has ended.)
+# Each shares what is costly to start.
 _ON_RAY = (
     "tests/scoring/test_dataset.py",
     "tests/entrypoints/cli/test_cli_score_ray.py",
@@ -68,7 +67,7 @@ def scheduling(config: Config, log: Any) -> LoadFileScheduling:
 
         def remove_node(self, node: Any) -> str | None:
             """Of a process that died (which is printed): others do what it has not done, its test again. A test whose
-            process dies a second time has failed: then the process was not ended from outside. (xdist's own hands out
+            process dies a second time has failed. (xdist's own hands out
             files without a test left, and then waits for their results for ever.)"""
             work = self.assigned_work.pop(node)
             files = {file: [test for test in tests if not tests[test]] for file, tests in work.items()}
