@@ -40,8 +40,6 @@ _FIRST: Sequence[tuple[str, ...]] = (
     (f"{_OPENAI}/test_schema.py",),
     ("tests/ops/test_token_readings.py",),
 )
-# Tests whose process died once.
-_died: set[str] = set()
 _PLACES = {file: place for place, files in enumerate(_FIRST) for file in files}
 
 
@@ -66,23 +64,19 @@ def scheduling(config: Config, log: Any) -> LoadFileScheduling:
             return _FIRST[_PLACES[file]][0] if file in _PLACES else file
 
         def remove_node(self, node: Any) -> str | None:
-            """Of a process that died (which is printed): others do what it has not done, its test again. A test whose
-            process dies a second time has failed. (xdist's own hands out files without a test left, and then waits for
-            their results for ever.)"""
+            """The test whose process died, which has failed; others do what is left of its work. (xdist's own hands out
+            files without a test left, and then waits for their results for ever.)"""
             work = self.assigned_work.pop(node)
             files = {file: [test for test in tests if not tests[test]] for file, tests in work.items()}
             died = next((test for tests in files.values() for test in tests), None)
-            has_failed = died in _died
-            if died is not None:
-                _died.add(died)
             for file, tests in files.items():
-                left = {test: False for test in tests if not (has_failed and test == died)}
+                left = {test: False for test in tests if test != died}
                 if left:
                     self.workqueue[file] = left
             if died is not None:
                 for other in self.assigned_work:
                     self._reschedule(other)
-            return died if has_failed else None
+            return died
 
     config.option.loadscopereorder = False
     return Scheduling(config, log)

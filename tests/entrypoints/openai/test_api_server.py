@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import inspect
 import signal
+import threading
 from pathlib import Path
 
 import httpx
@@ -106,7 +107,8 @@ def test_an_app_around_an_engine(engine, args):
 
 
 def test_a_served_app_of_ours_until_sigterm(model, args):
-    """run_server: as `vllm serve`, but in the caller's loop."""
+    """run_server: as `vllm serve`, but in the caller's loop, who goes on afterwards with signal handlers as before."""
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
 
     async def run() -> None:
         args.port = 0
@@ -123,12 +125,11 @@ def test_a_served_app_of_ours_until_sigterm(model, args):
         signal.raise_signal(signal.SIGTERM)
         await asyncio.wait_for(serving, 30)
 
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        asyncio.run(run())
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+    timers = {each for each in threading.enumerate() if isinstance(each, threading.Timer)}
+    asyncio.run(run())
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+    # Such as the one that ends a server's own process some seconds later.
+    assert not {each for each in threading.enumerate() if isinstance(each, threading.Timer)} - timers
 
 
 def test_a_plain_parser():

@@ -121,7 +121,7 @@ def serve(
 
         check_signals()
         app = build_app(ServerState(engine, args, chat_template))
-        return uvloop.run(serve_app(app, listener, check_signals))
+        return uvloop.run(serve_app(app, listener, check_signals, ends_process=True))
     finally:
         engine.shutdown()
 
@@ -137,11 +137,18 @@ def _prepare(tokenizer: Tokenizer | None) -> None:
 
 
 async def serve_app(
-    app: FastAPI, listener: socket.socket, check_signals: Callable[[], None] = lambda: None, **options: Any
+    app: FastAPI,
+    listener: socket.socket,
+    check_signals: Callable[[], None] = lambda: None,
+    *,
+    ends_process: bool = False,
+    **options: Any,
 ) -> int:
     """Serve an application of `build_app` that has its engine, as `serve` does; returns the exit code.
 
     Args:
+        ends_process: the process is to end after this, and is ended should it hang. Else it lives on, with the signal
+            handlers that it had.
         options: uvicorn's, in place of ours.
     """
     state = app.state.server
@@ -150,9 +157,19 @@ async def serve_app(
     # Imported modules live as long as the process: garbage collection skips them.
     gc.freeze()
     signals = _Signals(state.engine.core_pids)
-    check_signals()
+    try:
+        check_signals()
+        return await _serve_until_end(state, server, listener, signals, ends_process)
+    finally:
+        if not ends_process:
+            signals.restore()
+
+
+async def _serve_until_end(
+    state: ServerState, server: uvicorn.Server, listener: socket.socket, signals: _Signals, ends_process: bool
+) -> int:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    refreshing = _start_refreshing(config) if state.args.enable_ssl_refresh else None
+    refreshing = _start_refreshing(server.config) if state.args.enable_ssl_refresh else None
     dead = asyncio.create_task(_wait_dead(state.engine))
     came = asyncio.create_task(signals.came.wait())
     await asyncio.wait((serving, dead, came), return_when=asyncio.FIRST_COMPLETED)
@@ -160,6 +177,12 @@ async def serve_app(
         await serving  # it could not begin
         logger.error("the web server ended by itself, and the process with it")
     code = await _end_requests(state, server, dead, signals)
+    if ends_process:
+        # Even if something hangs, such as a tokenizer in a thread.
+        limit = _END_SECONDS + (server.config.timeout_graceful_shutdown or 0)
+        watchdog = threading.Timer(limit, _end_now, (code, state.engine.core_pids))
+        watchdog.daemon = True
+        watchdog.start()
     server.should_exit = True
     await serving
     if refreshing is not None:
@@ -197,11 +220,6 @@ async def _end_requests(state: ServerState, server: uvicorn.Server, dead: asynci
         code = EXIT_FAULT
     else:
         code = 0 if signals.received == [signal.SIGTERM] else EXIT_SIGNAL + signals.received[-1]
-    # Ends the process even if something hangs, such as a tokenizer in a thread.
-    limit = _END_SECONDS + (server.config.timeout_graceful_shutdown or 0)
-    watchdog = threading.Timer(limit, _end_now, (code, state.engine.core_pids))
-    watchdog.daemon = True
-    watchdog.start()
     return code
 
 
@@ -237,9 +255,14 @@ class _Signals:
         self.hurries = False
         self._loop = asyncio.get_running_loop()
         self._core_pids = core_pids
-        for each in (signal.SIGINT, signal.SIGTERM):
-            # Not through the loop, which may hang.
-            signal.signal(each, self._take)
+        # Not through the loop, which may hang.
+        self._before = {each: signal.signal(each, self._take) for each in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore(self) -> None:
+        """Give the signals back to the handlers that were there before."""
+        for signum, handler in self._before.items():
+            # None is a handler that Python cannot set.
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
     def _take(self, signum: int, frame: FrameType | None) -> None:
         if self.hurries or len(self.received) > 1:
