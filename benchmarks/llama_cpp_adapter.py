@@ -38,6 +38,7 @@ class LlamaCppAdapter:
         self.notes = {
             "score": f"batches of {SEQUENCES} sequences",
             "score_prefix": "prefix computed once, its cache shared",
+            "questions": "as score_prefix",
             "fullvocab": "log-softmax over the vocabulary",
             "prompt_logprobs": f"one prompt at a time, {PROMPT_ROWS} positions at once",
         }

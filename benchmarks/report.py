@@ -30,6 +30,7 @@ TARGETS = {
     "startup": 8.0,
     "score": 1.25,
     "score_prefix": 5.0,
+    "questions": 5.0,
     "fullvocab": 20.0,
     "decode64": 2.0,
     "decode64_ids": 2.2,

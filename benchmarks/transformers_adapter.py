@@ -29,6 +29,7 @@ class TransformersAdapter:
         self.notes = {
             "score": f"batches of {SCORE_BATCH} by length, last position's logits only",
             "score_prefix": f"prefix computed once, then repeated for suffixes in batches of {SUFFIX_BATCH}",
+            "questions": "as score_prefix",
             "fullvocab": f"log-softmax over the vocabulary, batches of {SCORE_BATCH} by length",
             "decode64_ids": "ids read in a logits processor",
             "prompt_logprobs": f"one prompt at a time, log-softmax in pieces of {PROMPT_ROWS} positions",

@@ -7,7 +7,16 @@ import json
 import random
 from dataclasses import dataclass
 
-WORK_ROWS = ("score", "score_prefix", "fullvocab", "decode64", "decode64_ids", "decode1", "prompt_logprobs")
+WORK_ROWS = (
+    "score",
+    "score_prefix",
+    "questions",
+    "fullvocab",
+    "decode64",
+    "decode64_ids",
+    "decode1",
+    "prompt_logprobs",
+)
 # In the order of the tables; `startup` and `peak_memory` are measured from outside the process.
 ROWS = ("startup", *WORK_ROWS, "peak_memory")
 
@@ -89,6 +98,10 @@ def make_workload(row: str, repeat: int, scale: float = 1.0) -> Workload:
         prefix = _ids(rng, _scaled(450, scale))
         prompts = [prefix + _ids(rng, rng.randint(15, 25)) for _ in range(_scaled(256, scale))]
         return Workload(prompts, 1, "req/s", shared=len(prefix), read_ids=LABEL_IDS)
+    if row == "questions":
+        state = _ids(rng, _scaled(1000, scale))
+        prompts = [state + _ids(rng, rng.randint(30, 40)) for _ in range(_scaled(64, scale))]
+        return Workload(prompts, 1, "req/s", shared=len(state), read_ids=LABEL_IDS)
     if row in ("decode64", "decode64_ids"):
         lengths = random.Random(f"decode64 lengths/{repeat}")
         prompts = [_ids(rng, lengths.randint(12, 20)) for _ in range(_scaled(64, scale))]

@@ -29,6 +29,9 @@ def test_workloads_are_seeded_and_differ_between_repeats(benchmark_module: Impor
     prefixed = workloads.make_workload("score_prefix", 0)
     assert len({tuple(prompt[: prefixed.shared]) for prompt in prefixed.prompts}) == 1
     assert len({tuple(prompt) for prompt in prefixed.prompts}) == 256
+    questions = workloads.make_workload("questions", 0)
+    assert (questions.shared, len(questions.prompts)) == (1000, 64)
+    assert {len(prompt) - 1000 for prompt in questions.prompts} <= set(range(30, 41))
     assert workloads.make_workload("decode64", 0).amount == 64 * 64
     with pytest.raises(ValueError, match="unknown row 'startup'"):
         workloads.make_workload("startup", 0)
