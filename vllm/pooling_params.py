@@ -79,13 +79,17 @@ class PoolingParams:
         if own.normalize is not None:
             own.use_activation, own.normalize = own.normalize, None
         if own.dimensions is not None:
-            if own.task == "classify":
+            if "classify" in own.task:  # type: ignore[operator]
                 raise VLLMValidationError("dimensions is for embeddings", "dimensions", own.dimensions)
             check_integer("dimensions", own.dimensions, 1, hidden_size)
-        for name in ("step_tag_id", "returned_token_ids", "late_interaction_params", "late_chunking_params"):
+        for name in ("late_interaction_params", "late_chunking_params"):
             value = getattr(own, name)
             if value:
                 raise VLLMValidationError(f"PoolingParams.{name} is not supported: leave it out", name, value)
+        for name in ("step_tag_id", "returned_token_ids"):
+            value = getattr(own, name)
+            if value is not None and own.task != "token_classify":
+                raise VLLMValidationError(f"{name} is for the task token_classify, not {own.task}", name, value)
         return own
 
     def clone(self) -> PoolingParams:

@@ -84,7 +84,7 @@ def test_none_is_the_default_of_every_argument(folder):
 @pytest.mark.parametrize(
     ("name", "value", "problem"),
     [
-        ("runner", "pooling", "runner='pooling' needs an encoder"),
+        ("convert", "rank", "convert must be"),
         ("model_impl", "theirs", "model_impl must be"),
         ("config_format", "mistral", "config_format must be"),
         ("load_format", "tensorizer", "load_format must be one of"),

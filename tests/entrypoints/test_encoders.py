@@ -165,9 +165,9 @@ def test_types_of_a_pair_are_read(tmp_path, minilm):
 @pytest.mark.parametrize(
     ("argument", "value", "message"),
     [
-        ("runner", "generate", "is an encoder"),
-        ("convert", "classify", "convert must be"),
-        ("pooler_config", {"step_tag_id": 5}, "step_tag_id=5 is not supported"),
+        ("runner", "generate", "needs a model that generates"),
+        ("convert", "classify", "needs an encoder with a classifier"),
+        ("pooler_config", {"step_tag_id": 5}, "step_tag_id is for token_classify"),
         ("tensor_parallel_size", 2, "must be 1 for an encoder"),
     ],
 )

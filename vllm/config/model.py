@@ -10,6 +10,7 @@ from vllm.config.checks import at_least, one_of
 from vllm.config.pooler import PoolerConfig
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
 from vllm.sampling_params import LogprobsMode as LogprobsMode
+from vllm.transformers_utils.sentence_transformers import SentencePooling
 
 if TYPE_CHECKING:
     from vllm.transformers_utils.config import HFConfig
@@ -48,7 +49,11 @@ class ModelConfig:
         logits_processors: classes of custom logits processors, loaded.
         max_seq_len_to_capture: CUDA graphs are for decode steps whose longest context has at most so many tokens;
             None: for all.
-        runner: "generate", or "pooling" for an encoder, which pooler_config is for.
+        runner: "generate" or "pooling". The fields after it are of pooling models:
+        convert: what is pooled: "embed", "classify", "token_classify" or "reward".
+        attn_type: "decoder", or "encoder_only", where tokens see those after them, too.
+        pooling: from hidden states to an embedding, or the input of a classifier.
+        pooling_tasks: what it can do, the default first.
     """
 
     model: str
@@ -77,7 +82,11 @@ class ModelConfig:
     served_model_name: tuple[str, ...] = ()
     default_sampling_params: dict[str, Any] = field(default_factory=dict)
     runner: str = "generate"
+    convert: str = "none"
+    attn_type: str = "decoder"
     pooler_config: PoolerConfig = field(default_factory=PoolerConfig)
+    pooling: SentencePooling = field(default_factory=SentencePooling)
+    pooling_tasks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._complete()
@@ -121,11 +130,10 @@ class ModelConfig:
         return self.runner
 
     @property
-    def pooling_tasks(self) -> tuple[str, ...]:
-        """What a pooling model can do."""
-        if self.runner != "pooling":
-            return ()
-        return ("classify",) if "Classification" in self.architecture else ("embed", "token_embed")
+    def embedding_size(self) -> int:
+        """Length of an embedding."""
+        size = self.hf_config.hidden_size * len(self.pooling.modes)
+        return self.pooling.dense[-1].outputs if self.pooling.dense else size
 
     @property
     def is_multimodal_model(self) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
 
 from vllm.config.unserved import UnservedConfig, as_config, choice, number
 from vllm.exceptions import shown
-from vllm.transformers_utils.sentence_transformers import SentencePooling
+from vllm.transformers_utils.sentence_transformers import SentencePooling, read_pooling
 
 SequencePoolingType = Literal["CLS", "LAST", "MEAN"]
 TokenPoolingType = Literal["ALL", "STEP"]
@@ -15,11 +17,20 @@ TokenPoolingType = Literal["ALL", "STEP"]
 
 @dataclass
 class PoolerConfig(UnservedConfig):
-    """How hidden states are made one vector."""
+    """How hidden states are pooled.
 
-    instead: ClassVar[str] = (
-        "of pooler_config, pooling_type (CLS, MEAN, LAST) and use_activation are served, and PoolingParams(dimensions=)"
-    )
+    Attributes:
+        task: the only task that is served.
+        pooling_type, seq_pooling_type: of sequences: the first token, the mean, the last token.
+        tok_pooling_type: which tokens are classified: all, or those of `step_tag_id`.
+        use_activation: whether embeddings are normalised and classes have probabilities where requests do not say.
+        dimensions: length of embeddings where requests do not say.
+        logit_mean, logit_sigma: logits of classes are (x - mean) / sigma before their activation.
+        step_tag_id: the token at the end of a step.
+        returned_token_ids: the columns that are kept of classes by token.
+    """
+
+    instead: ClassVar[str] = "a model that generates pools nothing: add runner='pooling'"
     harmless: ClassVar[frozenset[str]] = frozenset({"enable_flash_late_interaction"})
 
     task: str | None = None
@@ -39,35 +50,138 @@ class PoolerConfig(UnservedConfig):
     def applied_to(self, pooling: SentencePooling) -> SentencePooling:
         """A model's pooling, with the type that this asks for."""
         kind = self.seq_pooling_type or self.pooling_type
-        return pooling if kind is None else replace(pooling, modes=(_MODES[kind],))
+        return pooling if kind not in _MODES else replace(pooling, modes=(_MODES[kind],))
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether only positions of `step_tag_id` are classified."""
+        return "STEP" in (self.tok_pooling_type, self.pooling_type) or self.step_tag_id is not None
 
 
 _MODES = {"CLS": "cls", "MEAN": "mean", "LAST": "lasttoken"}
-_SERVED = frozenset({"pooling_type", "seq_pooling_type", "use_activation"})
+_UNSERVED = ("enable_chunked_processing", "max_embed_len")
+_CLASSES = frozenset({"classify", "token_classify"})
+_FIELDS_OF_TASKS = {
+    "dimensions": frozenset({"embed", "token_embed"}),
+    "logit_mean": _CLASSES,
+    "logit_sigma": _CLASSES,
+    "step_tag_id": frozenset({"token_classify"}),
+    "returned_token_ids": frozenset({"token_classify"}),
+}
+# Of older callers, what they say in place of runner and convert.
+_OLDER_TASKS = {
+    "auto": ("auto", "auto"),
+    "generate": ("generate", "auto"),
+    "embed": ("pooling", "embed"),
+    "embedding": ("pooling", "embed"),
+    "classify": ("pooling", "classify"),
+    "score": ("pooling", "auto"),
+    "reward": ("pooling", "auto"),
+}
+# By what a model is made for; sequences of generating models are classified token by token, too.
+_TASKS = {
+    "embed": ("embed", "token_embed"),
+    "classify": ("classify", "token_classify"),
+    "token_classify": ("token_classify",),
+    "reward": ("token_classify",),
+}
 
 
-def runner_fields(args: Any, is_pooling_model: bool) -> dict[str, Any]:
+def tasks_of(convert: str, is_encoder: bool, pooler: PoolerConfig) -> tuple[str, ...]:
+    """What a pooling model can do, the default first.
+
+    Raises:
+        ValueError: `pooler.task` is not among it.
+    """
+    tasks = ("classify",) if is_encoder and convert == "classify" else _TASKS[convert]
+    if pooler.task is None:
+        return tasks
+    if pooler.task not in tasks:
+        raise ValueError(f"pooler_config: task must be one of {', '.join(tasks)} for this model, got {pooler.task!r}")
+    return (pooler.task,)
+
+
+class Source(Protocol):
+    """What is known of a model before it is loaded."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def hf_config(self) -> Any: ...
+    @property
+    def pooling_kind(self) -> str | None: ...
+    @property
+    def is_encoder(self) -> bool: ...
+
+
+def runner_fields(args: Any, source: Source) -> dict[str, Any]:
     """The fields of ModelConfig that say how a model runs and pools, by engine arguments.
 
     Raises:
         ValueError: what is asked for does not suit the model, or is not done.
     """
-    runner, convert = args.runner, args.convert
+    runner, convert = _asked(args)
     pooler = as_config("pooler_config", PoolerConfig, args.pooler_config) or PoolerConfig()
+    raw, folder = source.hf_config.raw, read_pooling(source.path)
+    is_bidirectional = source.is_encoder or attends_both_ways(raw)
+    kind = source.pooling_kind or ("embed" if folder is not None or is_bidirectional else None)
+    if runner == "generate" or (runner == "auto" and kind is None and convert == "auto"):
+        if is_bidirectional or kind not in (None, "embed"):
+            raise ValueError("runner='generate' needs a model that generates, and this one does not: use 'pooling'")
+        if not pooler.is_neutral() or convert != "auto":
+            asked = "pooler_config" if convert == "auto" else f"convert={convert!r}"
+            raise ValueError(f"{asked} is for pooling models, and this one generates: add runner='pooling'")
+        return {"runner": "generate", "pooler_config": pooler}
+    if convert != "auto":
+        kind = kind if convert == "classify" and kind in ("classify", "token_classify", "reward") else convert
+    elif raw.get("classifier_from_token"):
+        kind = "classify"
+    kind = kind or "embed"
+    if source.is_encoder and kind != "embed" and source.pooling_kind in (None, "embed"):
+        raise ValueError(f"convert={convert!r} needs an encoder with a classifier, and this one has none")
+    _check_served(args, pooler, is_bidirectional)
+    tasks = tasks_of(kind, source.is_encoder, pooler)
+    for name, needed in _FIELDS_OF_TASKS.items():
+        if getattr(pooler, name) is not None and not needed & set(tasks):
+            raise ValueError(f"pooler_config: {name} is for {' and '.join(sorted(needed))}; this model has {tasks}")
+    default = SentencePooling(("cls",) if source.is_encoder else ("lasttoken",))
+    pooling = (folder if kind == "embed" else None) or default
+    return {
+        "runner": "pooling",
+        "convert": kind,
+        "attn_type": "encoder_only" if is_bidirectional else "decoder",
+        "pooler_config": pooler,
+        "pooling": pooler.applied_to(pooling),
+        "pooling_tasks": tasks,
+    }
+
+
+def attends_both_ways(raw: Mapping[str, Any]) -> bool:
+    """Whether config.json makes a decoder's attention bidirectional."""
+    return raw.get("is_causal") is False or raw.get("use_bidirectional_attention") in (True, "all")
+
+
+def _asked(args: Any) -> tuple[str, str]:
+    """runner and convert, of which "none" and "auto" mean the same."""
+    runner, convert, task = args.runner, args.convert, args.task or "auto"
     if runner not in ("auto", "generate", "pooling"):
         raise ValueError(f"runner must be 'auto', 'generate' or 'pooling', got {runner!r}")
-    if convert not in ("auto", "none"):
-        raise ValueError(f"convert must be 'auto' or 'none', got {convert!r}: models are served as what they are")
-    if not is_pooling_model:
-        if runner == "pooling" or not pooler.is_neutral():
-            asked = "runner='pooling'" if runner == "pooling" else "pooler_config"
-            raise ValueError(f"{asked} needs an encoder (BERT, RoBERTa, XLM-RoBERTa), and this model generates")
-        return {"runner": "generate", "pooler_config": pooler}
-    if runner == "generate":
-        raise ValueError("runner='generate' needs a model that generates, and this one is an encoder: use 'pooling'")
-    if args.tensor_parallel_size * args.data_parallel_size > 1:
+    if convert not in ("auto", "none", "embed", "classify"):
+        raise ValueError(f"convert must be 'auto', 'none', 'embed' or 'classify', got {convert!r}")
+    if task not in _OLDER_TASKS:
+        raise ValueError(f"task must be one of {', '.join(_OLDER_TASKS)}, got {task!r}")
+    by_task = _OLDER_TASKS[task]
+    convert = "auto" if convert == "none" else convert
+    return (by_task[0] if runner == "auto" else runner), (by_task[1] if convert == "auto" else convert)
+
+
+def _check_served(args: Any, pooler: PoolerConfig, is_bidirectional: bool) -> None:
+    if is_bidirectional and args.tensor_parallel_size * args.data_parallel_size > 1:
         raise ValueError("tensor_parallel_size and data_parallel_size must be 1 for an encoder")
-    for name, value in pooler.asked().items():
-        if name not in _SERVED or value in ("ALL", "STEP"):
-            raise ValueError(f"pooler_config: {name}={shown(value)} is not supported: {PoolerConfig.instead}")
-    return {"runner": "pooling", "pooler_config": pooler}
+    if args.logits_processors:
+        raise ValueError("logits_processors are for models that generate, and this one is served as a pooling model")
+    for name in _UNSERVED:
+        if value := getattr(pooler, name):
+            raise ValueError(f"pooler_config: {name}={shown(value)} is not supported: leave it out")
+    if "STEP" in (pooler.tok_pooling_type, pooler.pooling_type) and pooler.step_tag_id is None:
+        raise ValueError("pooler_config: STEP needs step_tag_id, the token at the end of a step")

@@ -75,9 +75,12 @@ class EngineArgs(UpstreamArgs):
 
     model: str | None = _arg(None, "model folder, .gguf file or hub name; the embedded small model when left out")
     served_model_name: str | list[str] | None = _arg(None, "names of the model for requests", flag=False)
-    runner: Literal["auto", "generate", "pooling"] = _arg("auto", "pooling for encoders, generate for all others")
-    convert: str = _arg("auto", "auto or none: models are served as what they are")
-    pooler_config: Any = _arg(None, "how an encoder pools: a PoolerConfig or a dict of its fields")
+    runner: Literal["auto", "generate", "pooling"] = _arg(
+        "auto", "pooling for embeddings, classes and rewards; auto: by architecture and modules.json"
+    )
+    convert: str = _arg("auto", "embed or classify: what a model is served as, if not as what its architecture says")
+    task: str | None = _arg(None, "an older name for both: generate, embed, classify, score or reward", flag=False)
+    pooler_config: Any = _arg(None, "how a model pools: a PoolerConfig or a dict of its fields")
     model_impl: Literal["auto", "vllm", "transformers"] = _arg(
         "auto", "whose code runs the model: vllm's, transformers', or, with auto, vllm's where it has the architecture"
     )
@@ -237,7 +240,7 @@ class EngineArgs(UpstreamArgs):
             attention_backend=self._resolve_attention_backend(device, source),
             served_model_name=self._served_names(),
             default_sampling_params=self._default_sampling_params(source),
-            **runner_fields(self, source.is_pooling_model),
+            **runner_fields(self, source),
         )
         scheduler_config = self._scheduler_config(max_model_len, device, usage_context == UsageContext.LLM_CLASS)
         return VllmConfig(

@@ -107,11 +107,17 @@ def _read_as_generating(raw: dict[str, Any]) -> None:
     words = raw.get("classifier_from_token")
     if not words:
         return
-    if not isinstance(words, list) or len(words) != 2 or words[0] == words[1]:
+    method = raw.get("method")
+    if method not in (None, "from_2_way_softmax", "no_post_processing"):
+        raise ValueError(
+            f"method must be from_2_way_softmax or no_post_processing with classifier_from_token, got {method!r}"
+        )
+    if not isinstance(words, list) or len(set(words)) < len(words):
+        raise ValueError(f"classifier_from_token must be a list of different words, got {words!r}")
+    if method == "no_post_processing":
+        return  # The words' logits themselves are the classes'.
+    if len(words) != 2:
         raise ValueError(f"classifier_from_token must be two different words, the positive one last, got {words!r}")
-    method = raw.pop("method", None)
-    if method not in (None, "from_2_way_softmax"):
-        raise ValueError(f"method must be from_2_way_softmax with classifier_from_token, got {method!r}")
     raw.pop("is_original_qwen3_reranker", None)
     raw["architectures"] = [
         name.removesuffix(_CLASSIFIER) + "ForCausalLM" if name.endswith(_CLASSIFIER) else name

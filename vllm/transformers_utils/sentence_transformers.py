@@ -47,6 +47,10 @@ class SentencePooling:
     dense: tuple[DenseLayer, ...] = ()
     normalize: bool = True
 
+    def reads_all_tokens(self, task: str | None) -> bool:
+        """Whether more than the last token's hidden state is pooled."""
+        return str(task).startswith("token_") or self.modes != ("lasttoken",)
+
 
 def read_pooling(folder: Path) -> SentencePooling | None:
     """What modules.json says; None without one.

@@ -80,6 +80,7 @@ class ModelRunnerOutput:
     # Readings of prompt positions, those of a request in order; also of requests whose prompt is not complete yet.
     prompt_logprobs: dict[str, list[LogprobsRows]] = field(default_factory=dict)
     readings_seconds: float = 0.0  # device time spent on reading logits for logprobs
+    pooled: dict[str, torch.Tensor] = field(default_factory=dict)  # of pooling models: float32, on the CPU
 
     def without(self, req_ids: Collection[str]) -> ModelRunnerOutput:
         """The same without these requests."""
@@ -91,6 +92,7 @@ class ModelRunnerOutput:
             logprobs=[self.logprobs[row] for row in kept],
             errors={req_id: message for req_id, message in self.errors.items() if req_id not in req_ids},
             prompt_logprobs={req_id: rows for req_id, rows in self.prompt_logprobs.items() if req_id not in req_ids},
+            pooled={req_id: tensor for req_id, tensor in self.pooled.items() if req_id not in req_ids},
         )
 
 

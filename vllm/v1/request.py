@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 
@@ -27,11 +28,13 @@ class Request:
         arrival_time: float = 0.0,
         priority: int = 0,
         cache_salt: str | None = None,
+        pooling_params: PoolingParams | None = None,
     ) -> None:
         if sampling_params.max_tokens is None:
             raise ValueError(f"request {request_id}: max_tokens must be set when it reaches the scheduler")
         self.request_id = request_id
-        self.sampling_params = sampling_params
+        self.sampling_params = sampling_params  # of a pooling model's: what its tokens are read for
+        self.pooling_params = pooling_params
         self.eos_token_ids = frozenset() if sampling_params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(sampling_params.stop_token_ids or ())
         self.end_token_ids = self.eos_token_ids | self.stop_token_ids  # these end it, from min_tokens on

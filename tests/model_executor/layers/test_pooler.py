@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from vllm.config import PoolerConfig
 from vllm.model_executor.layers.pooler import Pooler
+from vllm.pooling_params import PoolingParams
 from vllm.transformers_utils.sentence_transformers import read_pooling, sentence_length
+
+
+def make_pooler(folder) -> Pooler:
+    hf_config = SimpleNamespace(raw={})
+    config = SimpleNamespace(
+        pooler_config=PoolerConfig(), pooling=read_pooling(folder), hf_config=hf_config, convert=""
+    )
+    return Pooler(config, torch.device("cpu"))
+
 
 SIZES = {"in_features": 4, "out_features": 3, "bias": True}
 
@@ -33,11 +45,11 @@ def test_dense_layers_are_read_from_either_kind_of_file(tmp_path, name):
     (save_file if name.endswith("safetensors") else torch.save)(weights, folder / "2_Dense" / name)
     activation = {"activation_function": "torch.nn.modules.activation.Tanh"}
     (folder / "2_Dense" / "config.json").write_text(json.dumps(SIZES | activation))
-    pooler = Pooler(read_pooling(folder), torch.device("cpu"))
+    pooler = make_pooler(folder)
     hidden = torch.randn(5, 4)
     dense = torch.tanh(hidden.mean(0) @ weights["linear.weight"].T + weights["linear.bias"])
     with torch.inference_mode():
-        vector = pooler.finish(pooler.pool(hidden), None, None)
+        vector = pooler(hidden, range(5), PoolingParams(task="embed"))
     torch.testing.assert_close(vector, dense / dense.norm())
 
 
@@ -45,7 +57,7 @@ def test_a_dense_layer_without_weights_is_named(tmp_path):
     folder = make_folder(tmp_path, "Dense")
     (folder / "2_Dense" / "config.json").write_text(json.dumps(SIZES))
     with pytest.raises(ValueError, match="2_Dense has neither"):
-        Pooler(read_pooling(folder), torch.device("cpu"))
+        make_pooler(folder)
 
 
 def test_layers_after_normalize_are_refused(tmp_path):

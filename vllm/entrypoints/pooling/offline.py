@@ -209,9 +209,15 @@ class PoolingOfflineMixin(PairScoring):
         lora_request: list[LoRARequest] | LoRARequest | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[PoolingRequestOutput]:
-        """A reward model's values. No architecture that is served has them."""
-        tasks = ", ".join(self._tasks) or "generate"
-        raise VLLMValidationError(f"LLM.reward: reward models are not served; this model can {tasks}", "reward")
+        """A reward model's values of each token, or of each that ends a step: float32 [tokens, labels]."""
+        return self.encode(
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            pooling_task="token_classify",
+            tokenization_kwargs=tokenization_kwargs,
+        )
 
     def _with_task(self, given: Any, task: str | None) -> Any:
         if not self._tasks:

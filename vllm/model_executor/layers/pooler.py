@@ -2,35 +2,103 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vllm.model_executor.model_loader.safetensors_file import iterate_tensors
-from vllm.transformers_utils.sentence_transformers import DenseLayer, SentencePooling
+from vllm.pooling_params import PoolingParams
+from vllm.transformers_utils.sentence_transformers import DenseLayer, classifier_activation
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+
+
+TokenIds = Sequence[int] | np.ndarray
 
 
 class Pooler:
-    """Embeddings in float32. ValueError: a layer after the pooling that is not supported."""
+    """Pools the hidden states of a model, whose classifier is `classify`: [R, H] -> logits, float32 [R, labels].
 
-    def __init__(self, pooling: SentencePooling, device: torch.device) -> None:
-        self.pooling = pooling
-        self._dense = [_load_dense(layer).to(device) for layer in pooling.dense]
+    Raises:
+        ValueError: a layer after the pooling that is not supported.
+    """
 
-    def pool(self, hidden: Tensor) -> Tensor:
-        """Hidden states [L, H] of a sequence -> its embedding [E], not normalised."""
-        wide = hidden.float()
-        vector = torch.cat([_pooled(wide, mode) for mode in self.pooling.modes])
-        for dense in self._dense:
-            vector = dense(vector)
-        return vector
+    def __init__(
+        self, config: ModelConfig, device: torch.device, classify: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        self.config = config.pooler_config
+        self.pooling = config.pooling
+        self._dense = [_load_dense(layer).to(device) for layer in self.pooling.dense]
+        self._classify = classify
+        self._activation = _activation(config)
 
-    def finish(self, vectors: Tensor, normalize: bool | None, dimensions: int | None) -> Tensor:
-        """The first `dimensions` values of vectors [..., E], of length 1 if `normalize`, None = the model's default."""
-        vectors = vectors[..., :dimensions]
-        if normalize is None:
-            normalize = self.pooling.normalize
+    def __call__(self, hidden: Tensor, token_ids: TokenIds, params: PoolingParams) -> Tensor:
+        """The float32 result of a request: [size], or of token tasks [tokens, size].
+
+        Args:
+            hidden: [L, H].
+            token_ids: of the L tokens.
+        """
+        activate = self.config.use_activation if params.use_activation is None else params.use_activation
+        if params.task == "classify":
+            return self._activated(self._logits(self.pooled(hidden)[None]), activate)[0]
+        if params.task == "token_classify":
+            return self._classify_tokens(hidden, token_ids, params, activate)
+        vectors = self._project(hidden.float() if params.task == "token_embed" else self.pooled(hidden))
+        vectors = vectors[..., : params.dimensions or self.config.dimensions]
+        normalize = self.pooling.normalize if activate is None else activate
         return F.normalize(vectors, dim=-1) if normalize else vectors
+
+    def pooled(self, hidden: Tensor) -> Tensor:
+        """Hidden states [L, H] -> float32 [H * modes]."""
+        wide = hidden.float()
+        return torch.cat([_pooled(wide, mode) for mode in self.pooling.modes])
+
+    def _project(self, vectors: Tensor) -> Tensor:
+        for dense in self._dense:
+            vectors = dense(vectors)
+        return vectors
+
+    def _classify_tokens(
+        self, hidden: Tensor, token_ids: TokenIds, params: PoolingParams, activate: bool | None
+    ) -> Tensor:
+        step = self.config.step_tag_id if params.step_tag_id is None else params.step_tag_id
+        columns = params.returned_token_ids or self.config.returned_token_ids
+        if step is not None:
+            hidden = hidden[torch.as_tensor(token_ids, device=hidden.device) == step]
+        logits = self._logits(hidden)
+        return self._activated(logits if not columns else logits[:, columns], activate)
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        assert self._classify is not None, "the model has no classifier"
+        logits = self._classify(rows)
+        if self.config.logit_mean is not None:
+            logits = logits - self.config.logit_mean
+        return logits if self.config.logit_sigma is None else logits / self.config.logit_sigma
+
+    def _activated(self, logits: Tensor, activate: bool | None) -> Tensor:
+        name = self._activation
+        if activate is False or (activate is None and name == "identity"):
+            return logits
+        if name in (None, "identity"):
+            # One label has a probability of its own.
+            name = "sigmoid" if logits.shape[-1] == 1 else "softmax"
+        return logits.sigmoid() if name == "sigmoid" else logits.softmax(-1)
+
+
+def _activation(config: ModelConfig) -> str | None:
+    """Of the classifier's logits; None: by their number. One reward is no probability."""
+    raw = config.hf_config.raw
+    named = classifier_activation(raw)
+    if named is None and config.convert == "reward" and "Process" not in config.architecture:
+        return "identity"
+    by_problem = {"multi_label_classification": "sigmoid", "regression": "identity"}
+    return named or by_problem.get(str(raw.get("problem_type")))
 
 
 def _pooled(hidden: Tensor, mode: str) -> Tensor:

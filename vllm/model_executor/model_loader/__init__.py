@@ -25,7 +25,8 @@ from vllm.model_executor.model_loader.resolve import (
     resolve_model,
 )
 from vllm.model_executor.model_loader.weights import fill_with_noise, load_weights
-from vllm.model_executor.models.registry import TRANSFORMERS, import_model_class, model_entry
+from vllm.model_executor.models.pooling import use_pooling_head
+from vllm.model_executor.models.registry import TRANSFORMERS, import_model_class, is_encoder, model_entry
 from vllm.utils.host_memory import return_freed_memory
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
             model = model_class(model_config)
         else:
             model = model_class(config, model_config.max_model_len)
+        if model_config.runner_type == "pooling" and not is_encoder(config.architectures):
+            use_pooling_head(model, model_config)
         quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
         if quantization is not None:
             _use_quantization(model, quantization, model_config)

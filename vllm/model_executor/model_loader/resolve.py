@@ -13,7 +13,13 @@ from vllm.logger import init_logger, warn_once
 from vllm.model_executor.layers.quantization.settings import resolve_quantization
 from vllm.model_executor.model_loader.gguf import converted_folder
 from vllm.model_executor.model_loader.safetensors_file import shard_files, stored_dtype
-from vllm.model_executor.models.registry import TRANSFORMERS, ModelRegistry, import_model_class, model_entry
+from vllm.model_executor.models.registry import (
+    TRANSFORMERS,
+    import_model_class,
+    is_encoder,
+    model_entry,
+    pooling_kind,
+)
 from vllm.transformers_utils.config import HFConfig, parse_hf_config, read_config
 from vllm.transformers_utils.hub import download
 from vllm.transformers_utils.sentence_transformers import sentence_length
@@ -39,19 +45,24 @@ class ResolvedModel:
     hf_config: HFConfig
     dtype: str  # "float32", "bfloat16" or "float16"
 
+    quantization: str | None = None  # the checkpoint's own, or what was asked for
+
     @property
-    def is_pooling_model(self) -> bool:
-        """Whether it is an encoder."""
-        return ModelRegistry.is_pooling_model(self.hf_config.architectures)
+    def pooling_kind(self) -> str | None:
+        """See registry.pooling_kind."""
+        return pooling_kind(self.hf_config.architectures)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether its architecture is an encoder."""
+        return is_encoder(self.hf_config.architectures)
 
     def longest_prompt(self, asked: int | str | None) -> int:
-        """In tokens; for an encoder, unless more is asked for, what its sentence-transformers folder says."""
+        """In tokens; unless more is asked for, what a sentence-transformers folder says."""
         longest = self.hf_config.max_context_len
-        if not self.is_pooling_model or asked not in (None, -1, "auto"):
+        if asked not in (None, -1, "auto"):
             return longest
         return min(longest, sentence_length(self.path) or longest)
-
-    quantization: str | None = None  # the checkpoint's own, or what was asked for
 
 
 def embedded_model_path() -> Path | None:

@@ -361,6 +361,11 @@ class CausalLM(UpdatableModel):
         """[L, H] -> this rank's logits, float32 [L, V_rank], those of `lm_head.vocab_range`."""
         return self.lm_head(hidden)
 
+    def drop_head(self) -> str:
+        """Do without the head, before weights are loaded; returns what its tensors' names begin with."""
+        del self.lm_head
+        return "lm_head."
+
 
 class DecoderForCausalLM(CausalLM):
     """A dense decoder with its head. A family derives from it with its `describe` and the `names` of its checkpoints.

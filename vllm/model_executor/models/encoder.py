@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vllm.attention.options import AttentionOptions
+from vllm.attention.packed import attend_packed
 from vllm.model_executor.layers.activation import get_act_fn
 from vllm.model_executor.layers.layernorm import LayerNorm
 from vllm.model_executor.layers.linear import (
@@ -94,23 +94,10 @@ class EncoderLayer(nn.Module):
         self.output_norm = LayerNorm(hidden, spec.eps, bias=True)
 
     def forward(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
-        qkv = self.qkv_proj(hidden).view(len(hidden), 3, -1, self.head_dim)
-        hidden = self.attention_norm(hidden + self.o_proj(attend(qkv, lengths)))
+        q, k, v = self.qkv_proj(hidden).view(len(hidden), 3, -1, self.head_dim).unbind(1)
+        attended = attend_packed(q, k, v, lengths, AttentionOptions()).flatten(1)
+        hidden = self.attention_norm(hidden + self.o_proj(attended))
         return self.output_norm(hidden + self.down_proj(self.act_fn(self.up_proj(hidden))))
-
-
-def attend(qkv: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Attention within each of the sequences that follow one another: queries, keys and values [T, 3, heads, D] ->
-    [T, heads * D]. `lengths`, of which equal neighbours are one batch, add up to T."""
-    out = qkv.new_empty(qkv.shape[0], qkv.shape[2], qkv.shape[3])
-    start = 0
-    for length, same in groupby(lengths):
-        count = len(list(same))
-        rows = slice(start, start + count * length)
-        q, k, v = qkv[rows].unflatten(0, (count, length)).permute(2, 0, 3, 1, 4)
-        out[rows] = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
-        start = rows.stop
-    return out.flatten(1)
 
 
 class Encoder(nn.Module):
@@ -174,7 +161,7 @@ class EncoderForPooling(UpdatableModel):
     def __init__(self, config: HFConfig, max_model_len: int) -> None:
         super().__init__()
         self.spec = self.spec_of(config)
-        self.model = Encoder(self.spec)
+        self.model, self._like = Encoder(self.spec), torch.empty(0)
         self.head: ClassificationHead | None = None
         if self.head_activation is not None:
             self.head = ClassificationHead(
@@ -194,7 +181,7 @@ class EncoderForPooling(UpdatableModel):
     def classify(self, first: Tensor) -> Tensor:
         """Hidden states of first tokens [R, H] -> logits, float32 [R, labels]."""
         assert self.head is not None
-        return self.head(first).float()
+        return self.head(first.to(self._like.dtype)).float()
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Our names and tensors of a checkpoint's one."""

@@ -33,7 +33,9 @@ def describe(
     # In files of Gemma 2 and later it is an older option beside the one that counts.
     reader.ignore("hidden_act")
     if reader.get("use_bidirectional_attention"):
-        raise reader.refuse("use_bidirectional_attention", "attention is causal")
+        # The file's windows are those of causal layers: here a half is before a token and a half is after it.
+        halved = [None if layer.window is None else layer.window // 2 + 1 for layer in layers]
+        layers = [replace(layer, window=window) for layer, window in zip(layers, halved, strict=True)]
     return reader.decoder(
         layers,
         mlp or reader.mlp("gelu_pytorch_tanh", bias=False, activation_names=("hidden_activation",)),

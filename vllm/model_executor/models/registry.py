@@ -98,6 +98,40 @@ _POOLING = {
 }
 
 
+# What the ending of an architecture's name says of its results; "embed": hidden states. Reward models are token
+# classifiers with a hidden layer.
+_ENDINGS = {
+    "ForSequenceClassification": "classify",
+    "ForTokenClassification": "token_classify",
+    "ForProcessRewardModel": "reward",
+    "ForRewardModel": "reward",
+    "Model": "embed",
+}
+
+
+def pooling_kind(architectures: Sequence[str]) -> str | None:
+    """What a model is made for, by the first name: "embed", "classify", "token_classify" or "reward"; None: text."""
+    if ModelRegistry.find(architectures) is not None:
+        return None
+    return next((_ENDINGS[each] for name in architectures[:1] if (each := _ending(name))), None)
+
+
+def with_causal_names(architectures: Sequence[str]) -> list[str]:
+    """The names, and after them those of the generating models that have the same decoder."""
+    found = list(architectures)
+    for name in architectures:
+        if ending := _ending(name):
+            base = name.removesuffix(ending)
+            bases = (base, base.removesuffix("Text")) if base.endswith("Text") else (base,)
+            found += [each + head for each in bases for head in ("ForCausalLM", "LMHeadModel")]
+    return found
+
+
+def _ending(name: str) -> str:
+    is_head = name.endswith("LMHeadModel")
+    return "" if is_head else next((ending for ending in _ENDINGS if name.endswith(ending)), "")
+
+
 class _ModelRegistry:
     """The architectures that have a model here, and callers' own."""
 
@@ -157,9 +191,9 @@ class _ModelRegistry:
         return self.find(names) is not None
 
     def is_pooling_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
-        """Whether one of the architectures is an encoder that has a model here."""
+        """Whether the architecture is an encoder, or a decoder whose name ends as those do that pool."""
         names = [architectures] if isinstance(architectures, str) else architectures
-        return self.find(names) is None and any(name in _POOLING for name in names)
+        return pooling_kind(names) is not None or is_encoder(names)
 
     def is_multimodal_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
         """False: none is."""
@@ -167,6 +201,11 @@ class _ModelRegistry:
 
 
 ModelRegistry = _ModelRegistry()
+
+
+def is_encoder(architectures: Sequence[str]) -> bool:
+    """Whether one of them is an encoder that has a model here."""
+    return ModelRegistry.find(architectures) is None and any(name in _POOLING for name in architectures)
 
 
 def supported_architectures() -> list[str]:
@@ -188,6 +227,7 @@ def model_entry(architectures: Sequence[str], model_impl: str = "auto") -> type[
     found = None if model_impl == "transformers" else ModelRegistry.find(architectures)
     if found is None and model_impl != "transformers":
         found = next((_POOLING[name] for name in architectures if name in _POOLING), None)
+        found = found or ModelRegistry.find(with_causal_names(architectures))
     if found is not None:
         return found
     if model_impl != "vllm":

@@ -57,7 +57,7 @@ class TransformersForCausalLM(UpdatableModel):
         persistent = set(hf.state_dict())
         # The tied weights that are held twice, by their sources' names.
         self._copied: dict[str, str] = {}
-        self._step = Step()
+        self._step, self._like = Step(), torch.empty(0)
         try:
             head = self._replace(hf)
         except ValueError as error:
@@ -84,6 +84,7 @@ class TransformersForCausalLM(UpdatableModel):
             logger.warning("%s has no plan for tensor parallelism: every rank holds all of it", type(hf).__name__)
         head_module, embedding_module = hf.get_output_embeddings(), hf.get_input_embeddings()
         names = {module: name for name, module in hf.named_modules()}
+        self._head_name: str = names[head_module]
         embedding: VocabParallelEmbedding | None = None
         if type(embedding_module) is nn.Embedding:
             embedding = TokenEmbedding(embedding_module.num_embeddings, embedding_module.embedding_dim)
@@ -164,6 +165,12 @@ class TransformersForCausalLM(UpdatableModel):
             return self.lm_head(hidden)
         return self._finish(hidden).float()
 
+    def drop_head(self) -> str:
+        """See CausalLM.drop_head."""
+        _set(self, self._head_name, nn.Identity())
+        self.lm_head, self._copied = None, {}  # type: ignore[assignment]
+        return f"{self._head_name}."
+
     def _finish(self, hidden: Tensor) -> Tensor:
         """What the model makes of its base's hidden states [L, H]: logits [L, V_rank]."""
         self._given.append(hidden[None])
@@ -185,11 +192,11 @@ class TransformersForCausalLM(UpdatableModel):
         else:
             # Other ranks may not have loaded theirs: their first step does it.
             self._is_unchecked = True
-        if self.plan.hidden_size == self.lm_head._hidden_size:
+        if self.lm_head is not None and self.plan.hidden_size == self.lm_head._hidden_size:
             self.lm_head.is_final = _is_identity(self, self.lm_head._like.new_zeros(3, self.plan.hidden_size))
 
     def _check_tokens(self) -> None:
-        device = next(iter(self.lm_head.parameters()), self.lm_head._like).device
+        device = self._like.device
         ids = torch.tensor([1, 3, 2], device=device) % self.plan.vocab_size
         positions = torch.tensor([4, 1, 7], device=device)
         try:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vllm.model_executor.models.registry import with_causal_names
 from vllm.model_executor.models.transformers_experts import EXPERTS, register_experts
 from vllm.model_executor.models.transformers_layers import paged_attention_forward
 from vllm.model_executor.models.transformers_probe import PAGED, PROBED, AttentionCall, probe, register_probe
@@ -113,7 +114,7 @@ def find_class(auto: Any, raw: dict[str, Any], folder: Path, trust_remote_code: 
 
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     names: Sequence[str] = raw.get("architectures") or ()
-    for name in names:
+    for name in with_causal_names(names):
         if name in known:
             return getattr(transformers, name)
     given = ", ".join(names) or "none"

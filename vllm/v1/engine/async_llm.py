@@ -276,10 +276,11 @@ class AsyncLLM(AsyncEngineControl):
             return self.replicas[0].add(request_id, processed, checked, priority, changed)
         if request_id in router:
             raise id_in_use_error(request_id, request_id)
-        assert checked.max_tokens is not None, "the input processor sets max_tokens"
-        index = router.route(
-            request_id, processed.token_ids, processed.cache_salt, checked.num_sequences, checked.max_tokens
+        num_sequences, max_tokens = (
+            (1, 0) if isinstance(checked, PoolingParams) else (checked.num_sequences, checked.max_tokens)
         )
+        assert max_tokens is not None, "the input processor sets max_tokens"
+        index = router.route(request_id, processed.token_ids, processed.cache_salt, num_sequences, max_tokens)
         try:
             return self.replicas[index].add(request_id, processed, checked, priority, changed)
         except BaseException:

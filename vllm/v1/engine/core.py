@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from vllm.config import VllmConfig
+from vllm.config import ModelConfig, VllmConfig
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduling import StepInFlight, can_schedule_ahead, complete, discard, dispatch
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.upstream_calls import SLEEP_TAGS, check_sleep_level, check_sleep_tags
@@ -30,6 +32,7 @@ class EngineCore:
             group_windows=self.executor.worker.kv_group_windows,
         )
         self.scheduler = Scheduler(config.scheduler_config, cache_config, config.model_config.max_model_len)
+        self._model_config = config.model_config
         self._readings_seconds = 0.0
         self._runs_ahead = config.scheduler_config.async_scheduling
         self._in_flight: tuple[StepInFlight, PendingStep] | None = None
@@ -40,8 +43,10 @@ class EngineCore:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request; errors as Scheduler.add_request."""
-        fields = vars(request)
-        self.scheduler.add_request(Request(**{name: fields[name] for name in fields if name != "pooling_params"}))
+        fields = dict(vars(request))
+        if request.pooling_params is not None:
+            fields["sampling_params"] = reads_for(request.pooling_params, self._model_config)
+        self.scheduler.add_request(Request(**fields))
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self.scheduler.abort_requests(request_ids)
@@ -194,3 +199,14 @@ class EngineCore:
 
     def collective_rpc(self, method: str | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
         return self.executor.collective_rpc(method, args, kwargs)
+
+
+def reads_for(params: PoolingParams, config: ModelConfig) -> SamplingParams:
+    """The request of a generating model that computes what is pooled: nothing is sampled, and the last position is
+    read, or all of them."""
+    return SamplingParams(
+        max_tokens=0,
+        logprobs=0,
+        prompt_logprobs=0 if config.pooling.reads_all_tokens(params.task) else None,
+        skip_reading_prefix_cache=params.skip_reading_prefix_cache,
+    )

@@ -115,7 +115,7 @@ class InputProcessor:
         self.check_params(params)
         config = self.model_config
         if isinstance(params, PoolingParams):
-            return params.verified(config.pooling_tasks, config.get_hidden_size())
+            return params.verified(config.pooling_tasks, config.embedding_size)
         params.verify(config.vocab_size, config.max_logprobs, config.max_logprob_token_ids)
         params.verify_prompt(prompt_len)
         if params.stop and self.tokenizer is None:

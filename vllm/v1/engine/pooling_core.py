@@ -1,4 +1,5 @@
-"""The core of an engine whose model is an encoder: requests need no cache, and each is complete after one step."""
+"""The core of an engine whose model is an encoder, or a decoder without a causal mask: requests need no cache, and each
+is complete after one step."""
 
 from __future__ import annotations
 
@@ -119,5 +120,5 @@ class PoolingCore:
 
 def make_core(config: VllmConfig, use_tqdm: bool = False) -> EngineCore | PoolingCore:
     """The core of the configuration's model."""
-    is_pooling = config.model_config.runner_type == "pooling"
-    return PoolingCore(config, use_tqdm) if is_pooling else EngineCore(config, use_tqdm)
+    sees_all = config.model_config.attn_type == "encoder_only"
+    return PoolingCore(config, use_tqdm) if sees_all else EngineCore(config, use_tqdm)

@@ -36,7 +36,10 @@ class PoolingOutputProcessor:
                 continue  # aborted while the step ran
             data = torch.empty(0) if output.pooling_output is None else output.pooling_output
             error = None if output.error is None else RequestError("engine", output.error, retryable=True)
-            made.append(PoolingRequestOutput(output.request_id, PoolingOutput(data), token_ids, 0, True, error=error))
+            num_cached = max(output.num_cached_tokens, 0)
+            made.append(
+                PoolingRequestOutput(output.request_id, PoolingOutput(data), token_ids, num_cached, True, error=error)
+            )
             result.begun.append(output.request_id)
             result.ended.append(output.request_id)
         return result

@@ -26,6 +26,7 @@ from vllm.v1.outputs import ModelRunnerOutput, PendingStep
 from vllm.v1.worker import memory
 from vllm.v1.worker.gpu.kv_swap import STAGING_BYTES
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.pool.decoder_runner import PoolingModelRunner
 
 logger = init_logger(__name__)
 
@@ -59,7 +60,9 @@ class Worker:
             memory.check_free_memory(self._memory_at_start, cache.gpu_memory_utilization)
         with tensor_parallel(self.group):
             model = get_model(self.config.model_config, self.device, use_tqdm=use_tqdm and not self.group.rank)
-            self.model_runner = GPUModelRunner(self.config, model, self.device)
+            is_pooling = self.config.model_config.runner_type == "pooling"
+            runner = PoolingModelRunner if is_pooling else GPUModelRunner
+            self.model_runner = runner(self.config, model, self.device)
 
     def determine_num_blocks(self) -> int:
         """How many KV blocks the pool gets: cache_config.num_blocks, else what the memory budget holds, at most what

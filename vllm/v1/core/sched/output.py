@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 
@@ -22,6 +23,7 @@ class NewRequestData:
     next_prompt_row: int | None = None  # first prompt position whose logits are still to be read, if any
     # Blocks in the other KV groups, from the second on; 0 where a group needs none.
     other_block_ids: list[list[int]] = field(default_factory=list)
+    pooling_params: PoolingParams | None = None  # of a pooling model's request
 
 
 @dataclass

@@ -221,6 +221,7 @@ class Scheduler:
                     sampling_params=request.sampling_params,
                     block_ids=list(self.kv.blocks_of(request.request_id)),
                     num_computed_tokens=num_cached,
+                    pooling_params=request.pooling_params,
                     next_prompt_row=request.next_prompt_row,
                     other_block_ids=self.kv.other_blocks_of(request.request_id),
                 )
@@ -249,7 +250,9 @@ class Scheduler:
             if token_id != NO_TOKEN:
                 request.token_ids.append(token_id)
                 output.new_token_ids.append(token_id)
-            if request.reads_logprobs:
+            if request.pooling_params is not None:
+                output.pooling_output = model_runner_output.pooled[request_id]
+            elif request.reads_logprobs:
                 row = logprobs[index]
                 assert row is not None
                 output.logprobs = [row]

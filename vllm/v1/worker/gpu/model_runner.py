@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from vllm.model_executor.layers.attention import attention_layers, use_backend
 from vllm.model_executor.layers.kv_cache_spec import kv_cache_layout, kv_cache_specs
 from vllm.ops.recording import can_record
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
+from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput, PendingStep
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.cuda import GraphRecorder, graph_recorder, host_copies
 from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, GreedyGraphs, ladder
@@ -111,6 +111,9 @@ class GPUModelRunner:
     (RequestStates, BlockTables, the sampler's states) outlives a step; an InputBatch lives for one. Every rank of a
     tensor-parallel group runs the same steps and computes the same tokens."""
 
+    records_steps: ClassVar[bool] = True
+    """Whether steps of decoding may be recorded."""
+
     def __init__(self, config: VllmConfig, model: Any, device: torch.device) -> None:
         self.model = model
         self.device = device
@@ -138,7 +141,7 @@ class GPUModelRunner:
         ]
         self.kv_caches: KVCaches = []
         # Collectives cannot be recorded.
-        records = self.group.world_size == 1 and not model_config.enforce_eager
+        records = self.records_steps and self.group.world_size == 1 and not model_config.enforce_eager
         # A graph's inputs are those of one KV group.
         captures = records and self._backend.can_be_captured and not self.other_block_tables
         self._graph_recorder = graph_recorder(device) if captures else None
@@ -220,7 +223,7 @@ class GPUModelRunner:
         return 4 * self.model_config.vocab_size * num_rows
 
     @torch.inference_mode()
-    def execute_model(self, scheduler_output: SchedulerOutput) -> StepResult:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> PendingStep:
         """Dispatch one step. Requests whose prefill is not complete after it get no token yet. With async_scheduling,
         the next step may be dispatched before this one's result is taken."""
         self._check_weights()
@@ -233,6 +236,10 @@ class GPUModelRunner:
         batch = build_input_batch(scheduler_output, self.states, *tables)
         hidden = self._forward(batch)
         self.states.num_computed_tokens[batch.idx_mapping_np] += batch.num_scheduled_np
+        return self._finish_step(batch, hidden)
+
+    def _finish_step(self, batch: InputBatch, hidden: Tensor) -> PendingStep:
+        """From the final hidden states of `batch.hidden_rows_np`, [M, H], to results."""
         slots = batch.idx_mapping_np[batch.sampling_rows_np]
         sampled = self._sample(batch, slots, hidden) if len(slots) else None
         readings = None if batch.prompts is None else self._read_prompts(batch.prompts, hidden)
@@ -285,12 +292,7 @@ class GPUModelRunner:
     def _read_prompts(self, prompts: PromptBatch, hidden: Tensor) -> PromptReadings:
         """Read prompt positions: first those of cached prefixes, whose hidden states may be kept in this same step,
         then those that the step computed."""
-        if self._keeps_hidden:
-            if self._hidden_cache is None:
-                num_slots = self.kv_caches[0][0].shape[0] * self.block_size
-                self._hidden_cache = hidden.new_empty((num_slots, hidden.shape[1]))
-            kept_rows, kept_slots = upload(prompts.kept_rows, self.device), upload(prompts.kept_slots, self.device)
-            self._hidden_cache.index_copy_(0, kept_slots, hidden.index_select(0, kept_rows))
+        self._keep_hidden(prompts, hidden)
         readings = PromptReadings(self._host_copies)
         for source, rows in ((self._hidden_cache, prompts.cached), (hidden, prompts.computed)):
             if len(rows.slots):
@@ -298,6 +300,16 @@ class GPUModelRunner:
                 head = self.model.compute_logits, self.model.lm_head.plain_weight
                 self.prompt_logprobs.read(source, rows, *head, self.states, readings)
         return readings
+
+    def _keep_hidden(self, prompts: PromptBatch, hidden: Tensor) -> None:
+        """Keep final hidden states beside the prefix cache."""
+        if not self._keeps_hidden:
+            return
+        if self._hidden_cache is None:
+            num_slots = self.kv_caches[0][0].shape[0] * self.block_size
+            self._hidden_cache = hidden.new_empty((num_slots, hidden.shape[1]))
+        kept_rows, kept_slots = upload(prompts.kept_rows, self.device), upload(prompts.kept_slots, self.device)
+        self._hidden_cache.index_copy_(0, kept_slots, hidden.index_select(0, kept_rows))
 
     def _update_states(self, step: SchedulerOutput) -> None:
         for req_id in (*step.finished_req_ids, *step.preempted_req_ids):

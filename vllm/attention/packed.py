@@ -1,0 +1,92 @@
+"""Attention of tokens to all others of their sequence, before and after them, without a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vllm.attention.backend import AttentionBackend, KVCache
+from vllm.attention.options import AttentionOptions
+from vllm.ops.rotary import rotary_embedding_
+
+
+@dataclass
+class PackedSequences:
+    """A step of whole sequences, one after another, in place of AttentionMetadata. `kv`: of the layer that runs."""
+
+    lengths: Sequence[int]
+    kv: KVCache | None = None
+
+
+class PackedAttention(AttentionBackend):
+    """For layers that are called with PackedSequences; a window of w reaches w - 1 tokens to either side.
+
+    Raises:
+        ValueError: from `attend`, a layer with other options than window, soft-cap and scale.
+    """
+
+    name = "packed"
+    can_be_captured = False
+    options = frozenset({"window", "softcap"})
+
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return (0,)
+
+    def attend(self, q: Tensor, kv_cache: Any, attn: Any, options: AttentionOptions) -> Tensor:
+        if other := options.given() - self.options:
+            raise ValueError(f"bidirectional attention with {', '.join(sorted(other))} is not supported")
+        return self._attend(q, attn.kv, attn, options)
+
+    def _attend(self, q: Tensor, kv_cache: KVCache, attn: Any, options: AttentionOptions) -> Tensor:
+        return attend_packed(q, *kv_cache, attn.lengths, options)
+
+    def write_kv(self, k: Tensor, v: Tensor, kv_cache: Any, attn: Any) -> None:
+        attn.kv = (k, v)
+
+    def rotate_and_write_kv(
+        self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, cos_sin_cache: Tensor, kv_cache: Any, attn: Any
+    ) -> None:
+        rotary_embedding_(positions, q, k, cos_sin_cache)
+        attn.kv = (k, v)
+
+
+def attend_packed(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], options: AttentionOptions) -> Tensor:
+    """Attention within each of the sequences that follow one another: [T, Hq, D].
+
+    Args:
+        q, k, v: [T, Hq, D], [T, Hkv, D] and [T, Hkv, D].
+        lengths: of the sequences, T together; equal neighbours are one batch.
+    """
+    out = torch.empty_like(q)
+    start = 0
+    for length, same in groupby(lengths):
+        count = len(list(same))
+        rows = slice(start, start + count * length)
+        queries, keys, values = (each[rows].unflatten(0, (count, length)).transpose(1, 2) for each in (q, k, v))
+        out[rows] = _attend(queries, keys, values, options).transpose(1, 2).flatten(0, 1)
+        start = rows.stop
+    return out
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+    """[N, Hq, L, D] and [N, Hkv, L, D]."""
+    mask = None
+    if options.window is not None and options.window < q.shape[2]:
+        places = torch.arange(q.shape[2], device=q.device)
+        mask = (places[:, None] - places).abs() < options.window
+    if options.softcap is None:
+        is_grouped = q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=options.scale, enable_gqa=is_grouped)
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = (q @ k.transpose(2, 3)).float() * (q.shape[-1] ** -0.5 if options.scale is None else options.scale)
+    scores = torch.tanh(scores / options.softcap) * options.softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1).to(v.dtype) @ v

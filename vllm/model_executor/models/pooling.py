@@ -1,0 +1,131 @@
+"""A generating model as one that pools: the same decoder, and in place of its output layer a classifier, or nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vllm.distributed.vocab_slice import VocabSlice
+from vllm.model_executor.layers.logits_processor_ext import LogitsProcessorWithIndexedOutput
+from vllm.model_executor.models.encoder import num_labels
+from vllm.tokenizers.tokenizer import get_tokenizer
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+
+# transformers' names of a decoder's classifier, and those of published reward models.
+_HEAD = re.compile(r"^(score|classifier|v_head|value_head)\.(\d+\.)?(?:summary\.)?(weight|bias)$")
+
+
+class WideLinear(nn.Module):
+    """x W^T + b in float32, whatever the model's dtype."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=torch.float32), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(outputs, dtype=torch.float32), requires_grad=False) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x.float(), self.weight, self.bias)
+
+
+class TokenClassifier(nn.Module):
+    """Logits of chosen words in place of a classifier: of each, or, of two, how much the last one's exceeds the first
+    one's: its logistic function is the last one's probability between the two."""
+
+    def __init__(self, model: Any, token_ids: list[int], is_difference: bool, vocab_size: int) -> None:
+        super().__init__()
+        # In a tuple: the model is not a part of its own head.
+        self._model, self._is_difference = (model,), is_difference
+        self._indexed = LogitsProcessorWithIndexedOutput(vocab_size, token_ids)
+        self._columns = torch.tensor(token_ids)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[R, H] -> float32 [R, 1], or [R, words]."""
+        (model,) = self._model
+        head = model.lm_head
+        if getattr(head, "is_final", True):
+            logits = self._indexed.indexed_logits(head, hidden)
+        else:
+            vocab = VocabSlice(self._indexed.vocab_size, head.group)
+            logits = vocab.gather_columns(model.compute_logits(hidden), self._columns)
+        return logits[:, 1:] - logits[:, :1] if self._is_difference else logits
+
+
+def use_pooling_head(model: Any, config: ModelConfig) -> None:
+    """Replace the output layer of a model that was just built by what `config.convert` says. `model.classify` takes
+    hidden states [R, H] to logits, float32 [R, labels].
+
+    Raises:
+        ValueError: a word of classifier_from_token is not one token, or the model cannot do without its output layer.
+    """
+    if not hasattr(model, "drop_head"):
+        raise ValueError(f"{type(model).__name__} cannot be served as a pooling model: it has no method drop_head")
+    raw, size = config.hf_config.raw, config.hf_config.hidden_size
+    head: nn.Module | None = None
+    if words := raw.get("classifier_from_token"):
+        if config.convert != "embed":
+            ids, is_difference = _token_ids(words, config), raw.get("method") != "no_post_processing"
+            model.add_module("head", TokenClassifier(model, ids, is_difference, config.vocab_size))
+            model.classify = model.head.__call__
+            return
+    elif config.convert == "reward":
+        middle = WideLinear(size, size, bias=True)
+        head = nn.Sequential(middle, nn.ReLU(), WideLinear(size, _num_rewards(config), bias=True))
+    elif config.convert != "embed":
+        head = WideLinear(size, num_labels(raw), bias=config.convert == "token_classify")
+    dropped = model.drop_head()
+    if head is not None:
+        model.add_module("head", head)
+        # Not the module itself, which would be registered twice.
+        model.classify = head.__call__
+    model.checkpoint_tensors = _with_head(getattr(model, "checkpoint_tensors", None), dropped, head is not None)
+
+
+def _num_rewards(config: ModelConfig) -> int:
+    """A process reward is of two classes."""
+    is_process = "Process" in config.architecture
+    raw = config.hf_config.raw
+    return num_labels(raw) if raw.get("num_labels") or raw.get("id2label") else 1 + is_process
+
+
+def _with_head(
+    read: Callable[[str, Tensor], Iterator[tuple[str, Tensor]]] | None, dropped: str, has_head: bool
+) -> Callable[[str, Tensor], Iterator[tuple[str, Tensor]]]:
+    """A reader of checkpoints' tensors that knows the classifier's, and leaves the output layer's out."""
+
+    def checkpoint_tensors(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        if match := _HEAD.match(name):
+            if has_head:
+                yield f"head.{match[2] or ''}{match[3]}", tensor
+            return
+        for own, values in ((name, tensor),) if read is None else read(name, tensor):
+            if not own.startswith(dropped):
+                yield own, values
+
+    return checkpoint_tensors
+
+
+def _token_ids(words: list[str], config: ModelConfig) -> list[int]:
+    tokenizer = get_tokenizer(
+        config.tokenizer,
+        tokenizer_mode=config.tokenizer_mode,
+        trust_remote_code=config.trust_remote_code,
+        revision=config.tokenizer_revision,
+    )
+    ids = []
+    for word in words:
+        known = tokenizer.token_to_id(word)
+        found = tokenizer.encode(word, False) if known is None else [known]
+        if len(found) != 1:
+            raise ValueError(
+                f"classifier_from_token: {word!r} has {len(found)} tokens, and a classifier's words have one; "
+                "runner='generate' scores by words of any number of tokens"
+            )
+        ids += found
+    return ids
