@@ -19,9 +19,10 @@ ORDER = """
     env_table envs version logger exceptions utils logprobs sequence lora structured_params beam_search sampling_limits
     sampling_params pooling_params tasks inputs pooling_outputs outputs transformers_utils multimodal plugins platforms
     usage config tracing tokenizers transformers_utils.tokenizer transformers_utils.tokenizers reasoning tool_parsers
-    ops distributed attention model_executor
-    v1 v1.request v1.outputs v1.messages v1.core v1.sample v1.worker v1.executor
-    engine.upstream_args engine.arg_utils v1.metrics.engine_metrics v1.metrics.reader
+    ops v1.core.kv_cache_utils distributed attention model_executor assets forward_context
+    v1 v1.attention v1.kv_cache_interface v1.watermarking v1.request v1.outputs v1.messages v1.core v1.sample
+    v1.worker v1.executor
+    engine.upstream_args engine.arg_utils v1.metrics.engine_metrics v1.metrics.reader v1.metrics.loggers
     v1.engine.input_processor v1.engine.label_scoring entrypoints.chat decisions
     v1.engine v1.metrics engine
     entrypoints scoring batch selftest
@@ -30,6 +31,8 @@ ORDER = """
     entrypoints.openai.upstream_server_args entrypoints.openai.server_args
     entrypoints.openai.state entrypoints.openai.rendering entrypoints.openai.http entrypoints.openai.serving
     entrypoints.openai
+    entrypoints.launchers entrypoints.launcher entrypoints.serve.utils entrypoints.utils entrypoints.pooling.utils
+    entrypoints.pooling.embed
     entrypoints.cli entrypoints.common entrypoints.openai.cli_args entrypoints.openai.api_server
 """.split()
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60

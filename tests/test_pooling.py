@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,9 +16,10 @@ from vllm import (
     PoolingRequestOutput,
     ScoringRequestOutput,
 )
+from vllm.config import PoolerConfig
 from vllm.exceptions import GenerationError, VLLMValidationError
 from vllm.outputs import RequestError
-from vllm.pooling_params import LateChunkingParams
+from vllm.pooling_params import LateChunkingParams, LateInteractionParams
 
 
 def pooled(*values: float) -> PoolingRequestOutput[PoolingOutput]:
@@ -72,3 +76,62 @@ def test_what_the_model_cannot_do_is_named(field, value):
     with pytest.raises(VLLMValidationError, match=field if field != "task" else "embed, token_embed"):
         PoolingParams(**{field: value}).verified(("embed", "token_embed"), 8)
     assert PoolingParams(normalize=False).verified(("embed",), 8).use_activation is False
+
+
+def config(**pooler: Any) -> SimpleNamespace:
+    return SimpleNamespace(pooler_config=PoolerConfig(**pooler), embedding_size=32, is_matryoshka=True)
+
+
+@pytest.mark.parametrize("task", ["embed", "classify", "token_embed", "token_classify"])
+@pytest.mark.parametrize("is_stepwise", [False, True])
+def test_a_task_has_its_fields(task, is_stepwise):
+    model = config(tok_pooling_type="STEP" if is_stepwise else "ALL", use_activation=False)
+    params = PoolingParams(task=task)
+    params.verify(model)
+    assert params.use_activation is False
+    given = {"dimensions": 8, "step_tag_id": 3, "returned_token_ids": [1], "use_activation": True}
+    own = {"use_activation"} | ({"dimensions"} if "embed" in task else set())
+    own |= {"step_tag_id", "returned_token_ids"} if is_stepwise and task.startswith("token") else set()
+    for name, value in given.items():
+        params = PoolingParams(**{"task": task, name: value})
+        if name in own:
+            params.verify(model)
+            assert getattr(params, name) == value
+        else:
+            with pytest.raises(VLLMValidationError, match=name):
+                params.verify(model)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"task": "embed", "late_chunking_params": LateChunkingParams(2)}, "requires token_embed"),
+        ({"late_chunking_params": LateChunkingParams(2), "step_tag_id": 1}, "all token rows"),
+        ({"late_interaction_params": LateInteractionParams("cache", "k")}, "cache_query or score_doc"),
+        ({"late_interaction_params": LateInteractionParams("cache_query", "k", 0)}, "positive integer"),
+        ({"dimensions": 33}, "in range 1 to 32"),
+        ({"dimensions": 0}, "in range 1 to 32"),
+    ],
+)
+def test_verify_names_what_is_wrong(fields, problem):
+    with pytest.raises(VLLMValidationError, match=problem):
+        PoolingParams(**{"task": "token_embed", **fields}).verify(config(tok_pooling_type="STEP"))
+
+
+def test_late_parameters_keep_their_form():
+    msgspec = pytest.importorskip("msgspec")
+    params = PoolingParams(task="token_embed", late_chunking_params=LateChunkingParams(3))
+    params.verify(config())
+    assert params.skip_reading_prefix_cache and params.use_activation
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=PoolingParams) == params
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params.late_chunking_params)) == [3]
+    LateInteractionParams("score_doc", "k").check()
+    with pytest.raises(VLLMValidationError, match="removed; use `classify`"):
+        PoolingParams(task="score")
+    sizes = config()
+    sizes.matryoshka_dimensions = [8]
+    with pytest.raises(VLLMValidationError, match="dimensions 8, not 4"):
+        PoolingParams(task="embed", dimensions=4).verify(sizes)
+    sizes.is_matryoshka = False
+    with pytest.raises(VLLMValidationError, match="one size"):
+        PoolingParams(task="embed", dimensions=8).verify(sizes)

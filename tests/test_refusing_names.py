@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import importlib
+import pkgutil
 
+import pytest
+import torch
+
+import vllm
 from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import PlaceholderRange
@@ -13,6 +19,7 @@ from vllm.sequence import IntermediateTensors, Logprob
 from vllm.tokenizers.mistral import MistralTokenizer
 from vllm.tool_parsers import ToolParser, ToolParserManager
 from vllm.usage.usage_lib import UsageContext, is_usage_stats_enabled
+from vllm.utils.unserved import Unserved
 
 
 @pytest.mark.parametrize(
@@ -66,3 +73,53 @@ def test_older_paths_of_readings():
     assert Logprob is Same
     tensors = IntermediateTensors({"hidden": None})  # type: ignore[dict-item]
     assert len(tensors) == 1 and list(tensors.items()) == [("hidden", None)]
+
+
+def unserved_classes() -> list[type[Unserved]]:
+    for each in pkgutil.walk_packages(vllm.__path__, "vllm."):
+        if "Unserved" in (each.module_finder.find_spec(each.name, None).loader.get_source(each.name) or ""):  # type: ignore
+            importlib.import_module(each.name)
+    found, waiting = [], [Unserved]
+    while waiting:
+        new = [each for each in waiting.pop().__subclasses__() if each.__module__.startswith("vllm.")]
+        found += new
+        waiting += new
+    return found
+
+
+def test_every_unserved_class_says_what_to_do_instead():
+    classes = unserved_classes()
+    assert len(classes) > 15
+    for each in classes:
+        with pytest.raises(NotImplementedError, match=f"{each.__name__}: ") as caught:
+            each(1, name=2)
+        assert len(str(caught.value)) > 40 and each.__doc__
+
+
+def test_resolvers_of_adapters_are_kept():
+    from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
+
+    class Nowhere(LoRAResolver):
+        async def resolve_lora(self, base_model_name, lora_name):
+            return None
+
+    resolver = Nowhere()
+    LoRAResolverRegistry.register_resolver("nowhere", resolver)
+    assert "nowhere" in LoRAResolverRegistry.get_supported_resolvers()
+    assert asyncio.run(LoRAResolverRegistry.get_resolver("nowhere").resolve_lora("a", "b")) is None
+    with pytest.raises(KeyError, match="no LoRA resolver 'there'"):
+        LoRAResolverRegistry.get_resolver("there")
+
+
+def test_an_operation_of_a_caller_runs_its_native_form():
+    from vllm.model_executor.custom_op import CustomOp
+
+    @CustomOp.register("twice_in_a_test")
+    class Twice(CustomOp):
+        def forward_native(self, x):
+            return 2 * x
+
+    assert Twice.name == "twice_in_a_test" and Twice.enabled()
+    assert Twice()(torch.ones(2)).tolist() == [2, 2]
+    with pytest.raises(ValueError, match="already"):
+        CustomOp.register("twice_in_a_test")(Twice)

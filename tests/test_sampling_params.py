@@ -149,5 +149,5 @@ def test_children_have_seeds_of_their_own():
 def test_the_environment_lowers_the_highest_n(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_MAX_N_SEQUENCES", "4")
     assert SamplingParams(n=4).n == 4
-    with pytest.raises(VLLMValidationError, match="n must be between 1 and 4"):
+    with pytest.raises(VLLMValidationError, match="n must be at most 4"):
         SamplingParams(n=5)

@@ -4,38 +4,63 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMValidationError, shown
 from vllm.sampling_params import RequestOutputKind
-from vllm.utils.checks import check_integer
+from vllm.utils.checks import MAX_INTEGER, check_integer
+from vllm.utils.struct import Struct
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify"]
 
+_REMOVED_TASKS = {"score": "`classify`", "encode": "`token_embed` or `token_classify`"}
 
-@dataclass
-class LateInteractionParams:
-    """How token embeddings of queries and documents are compared."""
+# Fields that some tasks have and others do not.
+_STEP_FIELDS = ("step_tag_id", "returned_token_ids")
+_TASK_FIELDS: dict[str | None, tuple[str, ...]] = {
+    "embed": ("dimensions", "use_activation"),
+    "classify": ("use_activation",),
+    "token_embed": ("dimensions", "use_activation", *_STEP_FIELDS),
+    "token_classify": ("use_activation", *_STEP_FIELDS),
+}
+_LATE_MODES = ("cache_query", "score_doc")
+
+
+class LateInteractionParams(Struct, omit_defaults=True, array_like=True):
+    """How token embeddings of queries and documents are compared.
+
+    Attributes:
+        mode: cache_query keeps a query's token embeddings, score_doc compares a document's with them.
+        query_key: names the query.
+        query_uses: how many documents a query is kept for.
+    """
 
     mode: str
     query_key: str
     query_uses: int | None = None
 
+    def check(self) -> None:
+        """
+        Raises:
+            VLLMValidationError: no such mode, or a query that is kept for no document.
+        """
+        if self.mode not in _LATE_MODES:
+            message = f"mode must be {' or '.join(_LATE_MODES)}, got {shown(self.mode)}"
+            raise VLLMValidationError(message, "mode", self.mode)
+        if self.mode == "cache_query":
+            _check_positive("query_uses", self.query_uses)
 
-@dataclass
-class LateChunkingParams:
+
+class LateChunkingParams(Struct, omit_defaults=True, array_like=True):
     """Embeddings of parts of `chunk_size` tokens, each read in the light of the whole text."""
 
     chunk_size: int
 
     def __post_init__(self) -> None:
-        if self.chunk_size < 1:
-            raise VLLMValidationError("chunk_size must be at least 1", "chunk_size", self.chunk_size)
+        _check_positive("chunk_size", self.chunk_size)
 
 
-@dataclass
-class PoolingParams:
+class PoolingParams(Struct, omit_defaults=True, array_like=True):
     """Parameters of one request to a pooling model.
 
     Attributes:
@@ -66,6 +91,54 @@ class PoolingParams:
     truncate_prompt_tokens: int | None = None
     normalize: bool | None = None
 
+    def __post_init__(self) -> None:
+        if self.task in _REMOVED_TASKS:
+            message = f"`{self.task}` task was removed; use {_REMOVED_TASKS[self.task]} instead."
+            raise VLLMValidationError(message, "task", self.task)
+
+    def verify(self, model_config: Any) -> None:
+        """Check the fields against a model, and fill in those that its `pooler_config` has defaults for.
+
+        Raises:
+            VLLMValidationError: a field that the task does not have, or a value that the model cannot honour.
+        """
+        pooler = model_config.pooler_config
+        if self.late_chunking_params is not None:
+            if self.task != "token_embed":
+                raise VLLMValidationError("late chunking requires token_embed", "task", self.task)
+            # A chunk is a mean of all its tokens, which a cached prefix would leave out.
+            self.skip_reading_prefix_cache = True
+        if self.late_interaction_params is not None:
+            self.late_interaction_params.check()
+        known = _TASK_FIELDS.get(self.task, _TASK_FIELDS["token_embed"])
+        if "STEP" not in (pooler.tok_pooling_type, pooler.pooling_type):
+            known = tuple(name for name in known if name not in _STEP_FIELDS)
+        for name in ("dimensions", "use_activation", *_STEP_FIELDS):
+            if name in known and getattr(self, name) is None:
+                setattr(self, name, getattr(pooler, name))
+            elif name not in known and getattr(self, name) is not None:
+                raise VLLMValidationError(f"{name} is not for the task {self.task} of this model", name)
+        if self.late_chunking_params is not None and any(getattr(self, name) is not None for name in _STEP_FIELDS):
+            message = "late chunking needs all token rows: leave step_tag_id and returned_token_ids out"
+            raise VLLMValidationError(message, "late_chunking_params")
+        if self.use_activation is None:
+            self.use_activation = True
+        self._check_dimensions(model_config)
+
+    def _check_dimensions(self, model_config: Any) -> None:
+        if self.dimensions is None:
+            return
+        if not getattr(model_config, "is_matryoshka", True):
+            message = "the model's embeddings have one size: leave dimensions out"
+            raise VLLMValidationError(message, "dimensions", self.dimensions)
+        sizes = getattr(model_config, "matryoshka_dimensions", None)
+        if sizes is not None and self.dimensions not in sizes:
+            message = f"the model's embeddings have the dimensions {', '.join(map(str, sizes))}"
+            raise VLLMValidationError(f"{message}, not {shown(self.dimensions)}", "dimensions", self.dimensions)
+        if not 1 <= self.dimensions <= model_config.embedding_size:
+            message = f"the model's embeddings have dimensions in range 1 to {model_config.embedding_size}"
+            raise VLLMValidationError(f"{message}, not {shown(self.dimensions)}", "dimensions", self.dimensions)
+
     def verified(self, tasks: Sequence[str], hidden_size: int) -> PoolingParams:
         """A copy with its task, for a model that has `tasks`.
 
@@ -95,3 +168,8 @@ class PoolingParams:
     def clone(self) -> PoolingParams:
         """A copy of its own."""
         return copy.deepcopy(self)
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_INTEGER:
+        raise VLLMValidationError(f"{name} must be a positive integer up to 2**63 - 1, got {shown(value)}", name, value)

@@ -60,7 +60,7 @@ def test_a_question_with_other_labels_is_named():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"version": 2}, "version must be between 1 and 1, got 2"),
+        ({"version": 2}, "version must be at most 1, got 2"),
         ({"labels": [1]}, "labels must be a string or a list of strings"),
         ({"names": {"where": {"slope": 1}}}, "unknown field 'slope'"),
         ({"types": {"color": {}}}, "has 'color'"),

@@ -13,11 +13,13 @@ import torch
 import zmq
 
 import vllm.utils as utils
+from vllm.entrypoints.pooling.utils import build_metadata_items, decode_pooling_output
 from vllm.utils import collection_utils, func_utils, import_utils, jsontree, math_utils, mem_utils, network_utils
 from vllm.utils.async_utils import collect_from_async_generator, make_async, merge_async_iterators
 from vllm.utils.counter import AtomicCounter, Counter
 from vllm.utils.hashing import get_hash_fn_by_name, sha256
 from vllm.utils.print_utils import print_embeddings
+from vllm.utils.serial_utils import EMBED_DTYPES, binary2tensor, tensor2binary
 from vllm.utils.system_utils import set_env_var, suppress_stdout, unique_filepath, update_environment_variables
 from vllm.utils.torch_utils import (
     is_torch_equal_or_newer,
@@ -208,3 +210,23 @@ def test_hashes_and_printing(capsys):
     assert "size=20" in capsys.readouterr().out
     assert list(maybe_tqdm([1, 2], use_tqdm=False)) == [1, 2]
     assert list(maybe_tqdm([1, 2], use_tqdm=lambda it, **_: reversed(it))) == [2, 1]
+
+
+@pytest.mark.parametrize("endianness", ["native", "big", "little"])
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"])
+def test_tensors_as_bytes(kind, endianness):
+    values = torch.tensor([[1.0, -2.0, 0.5], [0.0, 4.0, -0.25]])
+    items = build_metadata_items(kind, endianness, (3,), 2)
+    assert items[1].end == 2 * items[0].end == 6 * EMBED_DTYPES[kind].nbytes
+    rows = decode_pooling_output(items[::-1], tensor2binary(values, kind, endianness))
+    assert torch.equal(torch.stack([row.float() for row in rows]), values)
+
+
+def test_bytes_are_in_their_order():
+    assert tensor2binary(torch.tensor([1.0]), "float32", "big") == b"\x3f\x80\x00\x00"
+    assert tensor2binary(torch.tensor([1.0]), "bfloat16", "little") == b"\x80\x3f"
+    assert binary2tensor(b"\x3f\x80\xbf\x80", (-1,), "bfloat16", "big").tolist() == [1, -1]
+    with pytest.raises(ValueError, match="embed_dtype must be one of float32"):
+        tensor2binary(torch.ones(1), "int4", "big")
+    with pytest.raises(ValueError, match="endianness"):
+        binary2tensor(b"", (-1,), "float32", "middle")

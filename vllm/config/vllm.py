@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm.config.cache import CacheConfig
 from vllm.config.device import DeviceConfig
@@ -27,6 +27,15 @@ class VllmConfig:
     weight_transfer_config: Any = field(default=None, compare=False)
     """As given: trainers ask a server for it."""
     observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig, repr=False, compare=False)
+    # Of what is not done; callers look whether it is configured.
+    lora_config: ClassVar[None] = None
+    speculative_config: ClassVar[None] = None
+    structured_outputs_config: ClassVar[None] = None
+    reasoning_config: ClassVar[None] = None
+    kv_transfer_config: ClassVar[None] = None
+    kv_events_config: ClassVar[None] = None
+    ec_transfer_config: ClassVar[None] = None
+    quant_config: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         self.parallel_config.check_divides(self.model_config.hf_config)

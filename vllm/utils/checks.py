@@ -41,7 +41,9 @@ def check_integer(name: str, value: Any, low: int, high: int = MAX_INTEGER) -> i
     except TypeError:
         raise wrong_type(name, value, "an integer") from None
     if not low <= number <= high:
-        limits = f"at least {low}" if high == MAX_INTEGER and number < low else f"between {low} and {high}"
+        limits = f"between {low} and {high}"
+        if number > high or high == MAX_INTEGER:
+            limits = f"at most {high}" if number > high else f"at least {low}"
         raise VLLMValidationError(f"{name} must be {limits}, got {shown(number)}", name, value)
     return number
 

@@ -271,7 +271,7 @@ def test_refusals_are_rows_and_are_not_measured(loaded: LLM, capsys: pytest.Capt
         (["--calibration", "absent.json"], "cannot read absent.json"),
         (["--calibration", "other.json"], "calibration is for the labels ['a', 'b'], and questions[1] ('who')"),
         (["--min-label-mass", "2"], "min_label_mass must be in [0, 1], got 2"),
-        (["--permutations", "65"], "permutations must be between 1 and 64"),
+        (["--permutations", "65"], "permutations must be at most 64"),
         (["--truncate-prompt-tokens", "0"], "truncate_prompt_tokens must be -1 or at least 1"),
         (["--questions", "absent.json"], "cannot read absent.json"),
         (["--questions", "a.jsonl"], "a.jsonl: not JSON"),

@@ -88,7 +88,8 @@ GENERATION = [
     *bad("logits_indices", list(range(MAX_IDS + 1)), says=f"{MAX_IDS}"),
     *bad("logits_indices", [8, 9, 10, 11, 12], logprob_token_ids=[1, 2, 3, 4], says="logprob_token_ids"),
     # Ranges.
-    *bad("n", 0, -1, 16385, says="n must be between 1 and 16384"),
+    *bad("n", 0, -1, says="n must be between 1 and 16384"),
+    *bad("n", 16385, says="n must be at most 16384"),
     *bad("n", 2, temperature=0),
     *bad("best_of", 0, -1, 16385),
     *bad("best_of", 1, n=2),

@@ -288,5 +288,8 @@ def test_times_of_a_request(server, monkeypatch):
         assert times["tokens_per_second"] == pytest.approx(1000 * count / spent)
         if count > 1:
             assert times["mean_itl_ms"] == pytest.approx(times["generation_time_ms"] / (count - 1))
+    fields["max_tokens"] = 1
+    single = server.stream("/v1/completions", prompt=IDS, **fields)[-1]["metrics"]
+    assert "mean_itl_ms" not in single and single["generation_time_ms"] >= 0
     several = generate(server, sampling_params={"n": 2, "temperature": 1.0})
     assert several["metrics"] is completion(server, prompt=["a", "b"])["metrics"] is None

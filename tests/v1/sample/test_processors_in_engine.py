@@ -13,6 +13,8 @@ from tiny_llm import is_empty, make_tiny_llm
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor, LogitsProcessor
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SlotLogitsProcessor
 
 LENGTH = {"max_tokens": 6, "ignore_eos": True}
 GREEDY = {"temperature": 0, **LENGTH}
@@ -69,6 +71,71 @@ def test_a_target_token_is_forced(tiny_folder, plain, target_token, way, name):
     # The readings are the model's own, of a token that it did not favour.
     assert forced[4].logprobs[0][200].rank > 1
     assert len(forced[4].logprobs[0]) == 2
+
+
+class TestSlots:
+    """Processors of upstream's newer interface, which keep their state by slot."""
+
+    class Unrepeated(SlotLogitsProcessor):
+        """Lowers the logit of every token that the text holds by `extra_args["lower"]`."""
+
+        def __init__(self, vllm_config, req_states):
+            assert vllm_config.speculative_config is None
+            self.states = req_states
+            self.lower = torch.zeros(req_states.max_num_reqs)
+            self.staged = torch.zeros(req_states.max_num_reqs)
+
+        @classmethod
+        def validate_params(cls, sampling_params):
+            if (sampling_params.extra_args or {}).get("lower", 0) < 0:
+                raise ValueError("lower must not be negative")
+
+        def add_request(self, req_idx, sampling_params):
+            self.staged[req_idx] = (sampling_params.extra_args or {}).get("lower", 0)
+            if self.staged[req_idx] == 13:
+                raise ValueError("unlucky")
+            return bool(self.staged[req_idx])
+
+        def apply_staged_writes(self):
+            self.lower.copy_(self.staged)
+
+        def apply(self, logits: torch.Tensor, ctx: LogitsContext) -> torch.Tensor:
+            assert (self.lower[ctx.expanded_idx_mapping.long()] > 0).all()
+            for row, slot in enumerate(ctx.idx_mapping_np.tolist()):
+                length = int(self.states.total_len.gpu[slot])
+                ids = self.states.all_token_ids.gpu[slot, :length].long()
+                assert length == ctx.seq_lens_upper_bound_np[row] == ctx.pos[row] + 1
+                assert ids[-1] == ctx.input_ids[row]
+                if self.lower[slot] == 7:
+                    raise RuntimeError("seven")
+                logits[row, ids.unique()] -= self.lower[slot]
+            return logits
+
+    def test_history(self, tiny_folder, plain):
+        def lowered(by):
+            def process(prompt_ids, output_ids, logits):
+                logits[sorted({*prompt_ids, *output_ids})] -= by
+                return logits
+
+            return SamplingParams(logits_processors=[process], **GREEDY)
+
+        def asking(by):
+            return SamplingParams(extra_args={"lower": by}, **GREEDY)
+
+        # Fewer slots than requests: a slot's next request has nothing of the last one.
+        llm = make_tiny_llm(tiny_folder, logits_processors=[self.Unrepeated], max_num_seqs=2)
+        mixed = [asking(9.0), SamplingParams(**GREEDY), asking(0.25), asking(0), asking(9.0)]
+        found = generate(llm, PROMPTS, mixed)
+        expected = [lowered(9.0), SamplingParams(**GREEDY), lowered(0.25), SamplingParams(**GREEDY), lowered(9.0)]
+        assert [each.token_ids for each in found] == [each.token_ids for each in generate(plain, PROMPTS, expected)]
+        with pytest.raises(VLLMValidationError, match="must not be negative"):
+            llm.generate(PROMPTS[0], asking(-1))
+
+        failed = llm.generate(PROMPTS, [asking(7), *mixed[1:4], asking(13)], use_tqdm=False)
+        errors = [output.outputs[0].error for output in failed]
+        assert "Unrepeated raised RuntimeError: seven" in errors[0] and errors[1] is errors[3] is None
+        assert "Unrepeated raised ValueError: unlucky" in errors[4]
+        assert failed[1].outputs[0].token_ids == found[1].token_ids
 
 
 class TestErrors:

@@ -1,16 +1,16 @@
-"""Weights from a trainer in another process. Engines do not receive them yet: what there is can be imported."""
+"""Weights from a trainer in another process: what trainers import. Engines do not receive them yet."""
 
-from __future__ import annotations
+from vllm.distributed.weight_transfer.base import ModuleSource, ParamMeta, VLLMWeightSyncClient, WeightSource
+from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient, RayVLLMWeightSyncClient
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
-from typing import NoReturn
-
-
-def refuse_transfer(name: str) -> NoReturn:
-    """
-    Raises:
-        NotImplementedError: always: says what to do instead.
-    """
-    raise NotImplementedError(
-        f"{name}: engines do not receive weights from another process over NCCL; train with the engine in the "
-        "trainer's own process, or save the weights over the model's and call collective_rpc('reload_weights')"
-    )
+__all__ = [
+    "HTTPVLLMWeightSyncClient",
+    "ModuleSource",
+    "ParamMeta",
+    "RayVLLMWeightSyncClient",
+    "VLLMWeightSyncClient",
+    "WeightSource",
+    "WeightTransferEngineFactory",
+    "WeightTransferTrainerFactory",
+]

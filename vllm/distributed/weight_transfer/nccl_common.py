@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from vllm.distributed.weight_transfer import refuse_transfer
+from vllm.distributed.weight_transfer.refusal import refuse_transfer
 
 
 def trainer_init(init_info: Any, rank: int = 0) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from vllm.distributed.weight_transfer import refuse_transfer
+from vllm.distributed.weight_transfer.refusal import refuse_transfer
 
 if TYPE_CHECKING:
     from torch import Tensor

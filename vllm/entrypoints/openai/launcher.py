@@ -114,7 +114,7 @@ def serve(
     Raises:
         EngineDeadError: the engine could not start.
     """
-    engine = AsyncLLM(config, core_processes, _prepare)
+    engine = AsyncLLM(config, core_processes=core_processes, meanwhile=_prepare)
     try:
         from vllm.entrypoints.openai.app import build_app
         from vllm.entrypoints.openai.state import ServerState

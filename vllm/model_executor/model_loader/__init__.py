@@ -24,6 +24,7 @@ from vllm.model_executor.model_loader.resolve import (
     embedded_model_path,
     resolve_model,
 )
+from vllm.model_executor.model_loader.sharded_state_loader import ShardedStateLoader as ShardedStateLoader
 from vllm.model_executor.model_loader.weights import fill_with_noise, load_weights
 from vllm.model_executor.models.pooling import use_pooling_head
 from vllm.model_executor.models.registry import TRANSFORMERS, import_model_class, is_encoder, model_entry

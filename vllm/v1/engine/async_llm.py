@@ -29,7 +29,7 @@ from vllm.v1.engine.output_processor import id_in_use_error
 from vllm.v1.engine.replica import Replica
 from vllm.v1.engine.replica_router import ReplicaRouter
 from vllm.v1.engine.request_stream import RequestStream
-from vllm.v1.engine.upstream_calls import NO_LORA, adds_special_tokens
+from vllm.v1.engine.upstream_calls import NO_LORA, adds_special_tokens, check_executor_class
 from vllm.v1.messages import EngineCoreOutput
 
 _LONG_TEXT = 4096  # characters; more are tokenised in a thread, so that the loop goes on meanwhile
@@ -43,17 +43,36 @@ class AsyncLLM(AsyncEngineControl):
 
     def __init__(
         self,
-        config: VllmConfig,
+        vllm_config: VllmConfig,
+        executor_class: type | None = None,
+        log_stats: bool = False,
+        usage_context: Any = None,
+        mm_registry: Any = None,
+        use_cached_outputs: bool = False,
+        log_requests: bool = False,
+        start_engine_loop: bool = True,
+        stat_loggers: Sequence[Any] | None = None,
+        aggregate_engine_logging: bool = False,
+        client_addresses: Mapping[str, Any] | None = None,
+        client_count: int = 1,
+        client_index: int = 0,
+        *,
         core_processes: Sequence[CoreProcessHandle] = (),
         meanwhile: Callable[[Tokenizer | None], None] | None = None,
     ) -> None:
         """Start the engine cores and wait until they are ready; EngineDeadError: one could not start, with the cause.
+        The engine logs nothing by itself, so that the arguments about logs change nothing; loggers, executors other
+        than the configuration's, and cores that run elsewhere, are refused.
 
         Args:
+            executor_class: None, or what Executor.get_class gives.
             core_processes: data_parallel_size processes that `start_core` started; none = start them.
             meanwhile: called with the tokenizer while the cores load the model.
         """
-        self.vllm_config = config
+        check_neutral("stat_loggers", stat_loggers, "read get_metrics, or the server's /metrics")
+        check_neutral("client_addresses", client_addresses, "the engine starts its cores itself")
+        check_executor_class(vllm_config, executor_class)
+        self.vllm_config = config = vllm_config
         self.model_config = config.model_config
         cores = _start_cores(config, core_processes)
         try:
@@ -88,11 +107,8 @@ class AsyncLLM(AsyncEngineControl):
         client_count: int = 1,
         client_index: int = 0,
     ) -> AsyncLLM:
-        """An engine of a finished configuration; errors as the constructor's. It logs nothing by itself, so that the
-        arguments about logs change nothing; loggers, and cores that run elsewhere, are refused."""
-        check_neutral("stat_loggers", stat_loggers, "read get_metrics, or the server's /metrics")
-        check_neutral("client_addresses", client_addresses, "the engine starts its cores itself")
-        return cls(vllm_config)
+        """An engine of a finished configuration; see the constructor."""
+        return cls(vllm_config, stat_loggers=stat_loggers, client_addresses=client_addresses)
 
     @classmethod
     def from_engine_args(

@@ -19,7 +19,13 @@ from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.pooling_core import make_core
 from vllm.v1.engine.pooling_output_processor import PoolingOutputProcessor
-from vllm.v1.engine.upstream_calls import NO_LORA, adds_special_tokens, check_pause_mode, check_profile_limits
+from vllm.v1.engine.upstream_calls import (
+    NO_LORA,
+    adds_special_tokens,
+    check_executor_class,
+    check_pause_mode,
+    check_profile_limits,
+)
 from vllm.v1.executor.select import Executor
 from vllm.v1.metrics.reader import Metric, get_metrics_snapshot
 
@@ -30,10 +36,26 @@ if TYPE_CHECKING:
 class LLMEngine:
     """Input processor, engine core and output processor in one process."""
 
-    _profile_prefix: str | None = None
-
-    def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
-        self.vllm_config = config
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        executor_class: type | None = None,
+        log_stats: bool = False,
+        aggregate_engine_logging: bool = False,
+        usage_context: Any = None,
+        stat_loggers: Sequence[Any] | None = None,
+        mm_registry: Any = None,
+        use_cached_outputs: bool = False,
+        multiprocess_mode: bool = False,
+        *,
+        use_tqdm: bool = False,
+    ) -> None:
+        """Load the model. The engine logs no statistics by itself, and reports no usage; loggers, another executor than
+        the configuration's, and a core in another process, are refused."""
+        check_neutral("stat_loggers", stat_loggers, "read get_metrics, or the server's /metrics")
+        check_neutral("multiprocess_mode", multiprocess_mode, "AsyncLLM runs the core in its own process")
+        check_executor_class(vllm_config, executor_class)
+        self.vllm_config = config = vllm_config
         self.model_config = config.model_config
         self.tokenizer = load_tokenizer(self.model_config)
         self.input_processor = InputProcessor(config, self.tokenizer)
@@ -51,9 +73,8 @@ class LLMEngine:
         stat_loggers: Sequence[Any] | None = None,
         disable_log_stats: bool = False,
     ) -> LLMEngine:
-        """An engine of a finished configuration. It logs no statistics by itself, and reports no usage."""
-        check_neutral("stat_loggers", stat_loggers, "read get_metrics, or the server's /metrics")
-        return cls(vllm_config)
+        """An engine of a finished configuration."""
+        return cls(vllm_config, stat_loggers=stat_loggers)
 
     @classmethod
     def from_engine_args(
@@ -66,7 +87,6 @@ class LLMEngine:
     ) -> LLMEngine:
         """Build the configuration and the engine; ValueError: an argument that cannot be honoured. `usage_context` says
         who asks, and so how large steps are by default; nothing is reported."""
-        check_neutral("stat_loggers", stat_loggers, "read LLM.get_metrics, or the server's /metrics")
         check_neutral("enable_multiprocessing", enable_multiprocessing, "AsyncLLM runs the core in its own process")
         if engine_args.data_parallel_size != 1:
             raise ValueError(
@@ -74,7 +94,8 @@ class LLMEngine:
                 f"{engine_args.data_parallel_size}; replicas work behind a server (vllm serve --data-parallel-size N) "
                 "or in a job (vllm score --backend ray --replicas N)"
             )
-        return cls(engine_args.create_engine_config(usage_context or UsageContext.LLM_CLASS), use_tqdm)
+        config = engine_args.create_engine_config(usage_context or UsageContext.LLM_CLASS)
+        return cls(config, stat_loggers=stat_loggers, use_tqdm=use_tqdm)
 
     def add_request(
         self,
@@ -241,12 +262,11 @@ class LLMEngine:
             VLLMValidationError: another argument is not None.
         """
         check_profile_limits(delay_iterations, max_iterations, profiler_kwargs)
-        self._profile_prefix = profile_prefix
         self.collective_rpc("profile", args=(True, profile_prefix))
 
     def stop_profile(self) -> None:
         """End the recording; each worker writes a trace (for Perfetto, or chrome://tracing)."""
-        self.collective_rpc("profile", args=(False, self._profile_prefix))
+        self.collective_rpc("profile", args=(False,))
 
     def add_lora(self, lora_request: Any) -> bool:
         """Refused: adapters are not implemented."""

@@ -57,7 +57,8 @@ def encode_request(request: EngineCoreRequest) -> bytes:
 
 def _encode_pooling(request: EngineCoreRequest) -> bytes:
     assert request.pooling_params is not None
-    params = {name: value for name, value in vars(request.pooling_params).items() if name not in _LOCAL_FIELDS}
+    names = (name for name in PoolingParams.__struct_fields__ if name not in _LOCAL_FIELDS)
+    params = {name: getattr(request.pooling_params, name) for name in names}
     values = {**vars(request), "eos_token_ids": (), "pooling_params": params}
     try:
         return _encoder.encode(values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.utils.checks import check_integer, check_neutral
 
@@ -30,6 +31,25 @@ def adds_special_tokens(tokenization_kwargs: Mapping[str, Any] | None) -> bool:
                 value,
             )
     return bool(result)
+
+
+def check_executor_class(config: VllmConfig, executor_class: Any) -> None:
+    """
+    Raises:
+        VLLMValidationError: `executor_class` is neither None nor Executor, nor the class that `config` asks for.
+    """
+    if executor_class is None:
+        return
+    from vllm.v1.executor.abstract import Executor
+
+    own = Executor.get_class(config)
+    if executor_class not in (Executor, own):
+        raise VLLMValidationError(
+            f"executor_class must be {own.__name__}, which Executor.get_class gives for this configuration; "
+            "distributed_executor_backend chooses another",
+            "executor_class",
+            executor_class,
+        )
 
 
 def check_profile_limits(

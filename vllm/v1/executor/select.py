@@ -11,15 +11,20 @@ from vllm.v1.executor.uniproc import UniProcExecutor
 Executor = UniProcExecutor | MultiprocExecutor
 
 
-def make_executor(config: VllmConfig, use_tqdm: bool = False) -> Executor:
-    """The executor that `config` asks for, with the model loaded; ImportError: it needs Ray, which is not installed."""
+def executor_class(config: VllmConfig) -> type[Executor]:
+    """The class that `config` asks for; ImportError: it needs Ray, which is not installed."""
     if config.parallel_config.distributed_executor_backend == "external_launcher":
-        return ExternalLauncherExecutor(config, use_tqdm)
+        return ExternalLauncherExecutor
     if config.parallel_config.tensor_parallel_size == 1:
-        return UniProcExecutor(config, use_tqdm)
+        return UniProcExecutor
     if config.parallel_config.distributed_executor_backend == "ray":
         import_ray_for()
         from vllm.v1.executor.ray_executor import RayExecutor
 
-        return RayExecutor(config, use_tqdm)
-    return MultiprocExecutor(config, use_tqdm)
+        return RayExecutor
+    return MultiprocExecutor
+
+
+def make_executor(config: VllmConfig, use_tqdm: bool = False) -> Executor:
+    """An executor of that class, with the model loaded."""
+    return executor_class(config)(config, use_tqdm)

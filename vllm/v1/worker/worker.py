@@ -51,6 +51,7 @@ class Worker:
         self._asleep: set[str] = set()  # of "weights", "kv_cache"
         self._num_reloads = 0
         self._profiler: Any = None
+        self._profile_prefix = ""
 
     def load_model(self, use_tqdm: bool = False) -> None:
         """Load this rank's weights and build the runner. Raises ValueError: see `check_free_memory`."""
@@ -186,7 +187,8 @@ class Worker:
         self._asleep -= woken
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
-        """Begin to record operators and kernels, or end it and write a trace into the profiler's folder.
+        """Begin to record operators and kernels, or end it and write a trace into the profiler's folder; its
+        name begins with the prefix.
 
         Raises:
             ValueError: no folder was named.
@@ -203,11 +205,12 @@ class Worker:
                 activities.append(torch.profiler.ProfilerActivity.CUDA)
             self._profiler = torch.profiler.profile(activities=activities)
             self._profiler.start()
+            self._profile_prefix = profile_prefix or "vllm"
         elif not is_start and self._profiler is not None:
             profiler, self._profiler = self._profiler, None
             profiler.stop()
             os.makedirs(folder, exist_ok=True)
-            name = f"{profile_prefix or 'vllm'}-rank{self.rank}-{time.time_ns()}.pt.trace.json.gz"
+            name = f"{self._profile_prefix}-rank{self.rank}-{time.time_ns()}.pt.trace.json.gz"
             profiler.export_chrome_trace(os.path.join(folder, name))
 
     def _cpu_cache_bytes(self) -> int:

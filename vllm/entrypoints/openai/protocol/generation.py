@@ -208,7 +208,7 @@ class GenerationFields(RequestModel, ReadingFields, PromptReadingFields):
     @field_validator("stream_options")
     @classmethod
     def _check_stream_options(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
-        if value is not None and value.model_dump(exclude_none=True) and not info.data.get("stream"):
+        if value is not None and value.model_fields_set and not info.data.get("stream"):
             raise ValueError("must be left out unless stream is true")
         return value
 

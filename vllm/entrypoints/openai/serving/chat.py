@@ -177,7 +177,7 @@ class ChatAnswer:
                     choice = {"delta": delta, **await self._choice(completion, is_first)}
                     yield {**frame, "choices": [choice], **once, **usage.so_far()}
         if usage.is_wanted_last:
-            yield {**frame, "choices": [], **usage.last_fields()}
+            yield {**frame, **usage.last_chunk_fields()}
 
     async def _choice(self, completion: CompletionOutput, is_first: bool) -> dict[str, Any]:
         """Fields beside the text, for what `completion` adds to the choice."""

@@ -115,7 +115,7 @@ class CompletionAnswer:
                     yield {**self._frame, "choices": [choice], **labels, **usage.so_far()}
                     labels = {}
         if usage.is_wanted_last:
-            yield {**self._frame, "choices": [], **usage.last_fields()}
+            yield {**self._frame, **usage.last_chunk_fields()}
 
     def _number(self, prompt_index: int, completion: CompletionOutput) -> int:
         return prompt_index * self._params.n + completion.index

@@ -120,7 +120,7 @@ class GenerateAnswer:
                     is_first = False
                     yield {**self._frame, "choices": [await self._choice(completion)], **once, **usage.so_far()}
         if usage.is_wanted_last:
-            yield {**self._frame, "choices": [], **usage.last_fields()}
+            yield {**self._frame, **usage.last_chunk_fields()}
 
     async def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
         """The fields for what `completion` adds to a choice."""

@@ -77,11 +77,18 @@ class UsageCount:
         return {**self._counts, "prompt_tokens_details": {"cached_tokens": self._num_cached}}
 
     def last_fields(self) -> dict[str, Any]:
-        """`usage` of a whole answer or of a stream's last chunk, and, with --enable-per-request-metrics, `metrics`."""
+        """`usage` of a whole answer and, with --enable-per-request-metrics, `metrics`."""
         fields: dict[str, Any] = {"usage": self.fields()}
         if server_state(self._request).args.enable_per_request_metrics:
             times = self._times if len(self._prompts) == self._num_sequences == 1 else None
             fields["metrics"] = None if times is None else timings(times, self._counts["completion_tokens"])
+        return fields
+
+    def last_chunk_fields(self) -> dict[str, Any]:
+        """What a stream's last chunk says beside its frame; as upstream, times that were not reached are left out."""
+        fields = {"choices": [], **self.last_fields()}
+        if times := fields.pop("metrics", None):
+            fields["metrics"] = {name: each for name, each in times.items() if each is not None}
         return fields
 
     def so_far(self) -> dict[str, Any]:

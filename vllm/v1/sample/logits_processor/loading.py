@@ -12,12 +12,15 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor
 from vllm.v1.sample.logits_processor.request import processor_name
+from vllm.v1.sample.logits_processor.slots import SlotLogitsProcessor
+
+ProcessorClass = type[LogitsProcessor] | type[SlotLogitsProcessor]
 
 LOGITSPROCS_GROUP = "vllm.logits_processors"
 """Entry-point group under which installed packages name processors; every engine uses them."""
 
 
-def load_logits_processors(specs: Sequence[str | type] | None = None) -> list[type[LogitsProcessor]]:
+def load_logits_processors(specs: Sequence[str | type] | None = None) -> list[ProcessorClass]:
     """The classes of installed packages, then those of `specs` (subclasses of LogitsProcessor, or
     "module.path:ClassName"), each once. ValueError: one cannot be loaded; the message names it and the reason."""
     if isinstance(specs, (str, type)) or not isinstance(specs or (), Iterable):
@@ -29,12 +32,12 @@ def load_logits_processors(specs: Sequence[str | type] | None = None) -> list[ty
     return list(dict.fromkeys(classes))
 
 
-def load_named_processors(specs: Iterable[str | type] | None) -> list[type[LogitsProcessor]]:
+def load_named_processors(specs: Iterable[str | type] | None) -> list[ProcessorClass]:
     """The classes of `specs`, as load_logits_processors takes them."""
     return [_load_spec(spec) for spec in specs or ()]
 
 
-def validate_params(classes: Iterable[type[LogitsProcessor]], params: SamplingParams) -> None:
+def validate_params(classes: Iterable[ProcessorClass], params: SamplingParams) -> None:
     """Raises VLLMValidationError when one of the classes cannot honour a request's parameters."""
     for cls in classes:
         try:
@@ -50,7 +53,7 @@ def validate_params(classes: Iterable[type[LogitsProcessor]], params: SamplingPa
             ) from error
 
 
-def _load_spec(spec: Any) -> type[LogitsProcessor]:
+def _load_spec(spec: Any) -> ProcessorClass:
     subject = f"logits processor {spec!r}"
     if not isinstance(spec, str):
         return _checked(subject, spec)
@@ -60,7 +63,7 @@ def _load_spec(spec: Any) -> type[LogitsProcessor]:
     return _resolve(subject, module, attribute)
 
 
-def _load_entry_point(entry: EntryPoint) -> type[LogitsProcessor]:
+def _load_entry_point(entry: EntryPoint) -> ProcessorClass:
     subject = f"logits processor of entry point {entry.name!r} = {entry.value!r} (group {LOGITSPROCS_GROUP})"
     # Not entry.module: what it raises for another form differs from Python to Python.
     form = entry.pattern.match(entry.value)
@@ -68,7 +71,7 @@ def _load_entry_point(entry: EntryPoint) -> type[LogitsProcessor]:
     return _resolve(subject, module, attribute)
 
 
-def _resolve(subject: str, module_name: str | None, attribute: str | None) -> type[LogitsProcessor]:
+def _resolve(subject: str, module_name: str | None, attribute: str | None) -> ProcessorClass:
     if not (module_name and attribute):
         raise ValueError(f"{subject}: must have the form 'module.path:ClassName'")
     try:
@@ -85,9 +88,12 @@ def _resolve(subject: str, module_name: str | None, attribute: str | None) -> ty
     return _checked(subject, found)
 
 
-def _checked(subject: str, found: Any) -> type[LogitsProcessor]:
+def _checked(subject: str, found: Any) -> ProcessorClass:
     if not isinstance(found, type):
         raise ValueError(f"{subject}: is not a class but of type {type(found).__name__}")
-    if not issubclass(found, LogitsProcessor):
-        raise ValueError(f"{subject}: is not a subclass of vllm.v1.sample.logits_processor.LogitsProcessor")
+    if not issubclass(found, (LogitsProcessor, SlotLogitsProcessor)):
+        raise ValueError(
+            f"{subject}: is not a subclass of vllm.v1.sample.logits_processor.LogitsProcessor, or of "
+            "vllm.v1.worker.gpu.sample.logits_processor.LogitsProcessor"
+        )
     return found

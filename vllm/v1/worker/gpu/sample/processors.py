@@ -15,6 +15,7 @@ from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor
+from vllm.v1.sample.logits_processor.loading import ProcessorClass
 from vllm.v1.sample.logits_processor.request import (
     AdapterLogitsProcessor,
     BoundProcessor,
@@ -23,6 +24,7 @@ from vllm.v1.sample.logits_processor.request import (
     failure_message,
     processor_name,
 )
+from vllm.v1.sample.logits_processor.slots import SlotAdapter, SlotLogitsProcessor
 from vllm.v1.sample.logits_processor.state import PersistentBatch, TokenLists
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.sample.vocab import WholeVocab
@@ -157,12 +159,17 @@ class CustomProcessors:
         others: list[LogitsProcessor] = []
         for cls in self._config.model_config.logits_processors:
             try:
-                processor = cls(self._config, self._device, self._device.type == "cuda")
+                processor = self._make(cls)
                 (invariant if processor.is_argmax_invariant() else others).append(processor)
             except Exception as error:
                 raise _failure(cls, error) from error
         self._invariant, self._others = invariant, others
         self._processors = [*others, *invariant]
+
+    def _make(self, cls: ProcessorClass) -> LogitsProcessor:
+        if issubclass(cls, SlotLogitsProcessor):
+            return SlotAdapter(cls, self._config, self._device)
+        return cls(self._config, self._device, self._device.type == "cuda")
 
     def _run(
         self, processors: Sequence[LogitsProcessor], logits: Tensor, slots: np.ndarray, chosen: np.ndarray
@@ -205,8 +212,8 @@ class CustomProcessors:
         return errors
 
 
-def _acts_by_row(processor: LogitsProcessor) -> TypeGuard[AdapterLogitsProcessor]:
-    return isinstance(processor, AdapterLogitsProcessor) and processor.acts_by_row
+def _acts_by_row(processor: LogitsProcessor) -> TypeGuard[AdapterLogitsProcessor | SlotAdapter]:
+    return isinstance(processor, (AdapterLogitsProcessor, SlotAdapter)) and processor.acts_by_row
 
 
 def _failure(processor: LogitsProcessor | type[LogitsProcessor], error: Exception) -> LogitsProcessorError:

@@ -1,0 +1,1 @@
+"""Upstream's examples of media, which it downloads."""

@@ -1,0 +1,13 @@
+"""Examples of video files."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from vllm.utils.unserved import Unserved
+
+
+class VideoAsset(Unserved):
+    """One of upstream's files."""
+
+    instead: ClassVar[str] = "only text models are served, and nothing is downloaded"

@@ -1,0 +1,1 @@
+"""Servers of applications that callers make themselves."""

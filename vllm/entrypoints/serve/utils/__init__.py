@@ -1,0 +1,1 @@
+"""Helpers of endpoints that callers write themselves."""

@@ -1,0 +1,1 @@
+"""Results that do not depend on the batch."""

@@ -1,0 +1,15 @@
+"""Sound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.multimodal.registry import refuse_media
+
+
+def split_audio(*args: Any, **kwargs: Any) -> Any:
+    """
+    Raises:
+        NotImplementedError: always.
+    """
+    refuse_media("split_audio")

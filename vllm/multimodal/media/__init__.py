@@ -1,0 +1,1 @@
+"""Files of media: none is read."""

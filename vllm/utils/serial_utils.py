@@ -1,0 +1,82 @@
+"""Tensors as bytes, in the types and byte orders that clients of embeddings ask for."""
+
+from __future__ import annotations
+
+import base64
+import io
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+EmbedDType = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
+Endianness = Literal["native", "big", "little"]
+EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
+
+
+@dataclass(frozen=True)
+class DTypeInfo:
+    """How a type's numbers are written."""
+
+    torch_dtype: torch.dtype
+    numpy_view_dtype: type[np.generic]  # an unsigned integer of the same width
+
+    @property
+    def nbytes(self) -> int:
+        """Of a number."""
+        return self.torch_dtype.itemsize
+
+
+EMBED_DTYPES: dict[str, DTypeInfo] = {
+    "float32": DTypeInfo(torch.float32, np.uint32),
+    "float16": DTypeInfo(torch.float16, np.uint16),
+    "bfloat16": DTypeInfo(torch.bfloat16, np.uint16),
+    # The type of Open Compute's specification, which both accelerators' libraries name so.
+    "fp8_e4m3": DTypeInfo(torch.float8_e4m3fn, np.uint8),
+    "fp8_e5m2": DTypeInfo(torch.float8_e5m2, np.uint8),
+}
+ENDIANNESS: tuple[Endianness, ...] = ("native", "big", "little")
+
+
+def tensor2binary(tensor: Tensor, embed_dtype: EmbedDType, endianness: Endianness) -> bytes:
+    """The tensor's numbers in row-major order.
+
+    Raises:
+        ValueError: no such type or byte order.
+    """
+    info = _info(embed_dtype, endianness)
+    array = tensor.detach().cpu().to(info.torch_dtype).contiguous().view(torch.uint8).numpy().reshape(-1)
+    return _ordered(array.view(info.numpy_view_dtype), endianness).tobytes()
+
+
+def binary2tensor(binary: bytes, shape: tuple[int, ...], embed_dtype: EmbedDType, endianness: Endianness) -> Tensor:
+    """The inverse of tensor2binary, in `embed_dtype`; -1 in `shape` is what the others leave.
+
+    Raises:
+        ValueError: no such type or byte order.
+    """
+    info = _info(embed_dtype, endianness)
+    array = _ordered(np.frombuffer(binary, info.numpy_view_dtype), endianness)
+    return torch.from_numpy(array.view(np.uint8).copy()).view(info.torch_dtype).reshape(shape)
+
+
+def tensor2base64(x: Tensor) -> str:
+    """A file of torch.save as base64."""
+    buffer = io.BytesIO()
+    torch.save(x, buffer)
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def _info(embed_dtype: str, endianness: str) -> DTypeInfo:
+    if embed_dtype not in EMBED_DTYPES:
+        raise ValueError(f"embed_dtype must be one of {', '.join(EMBED_DTYPES)}, got {embed_dtype!r}")
+    if endianness not in ENDIANNESS:
+        raise ValueError(f"endianness must be one of {', '.join(ENDIANNESS)}, got {endianness!r}")
+    return EMBED_DTYPES[embed_dtype]
+
+
+def _ordered(array: np.ndarray, endianness: str) -> np.ndarray:
+    return array if endianness in ("native", sys.byteorder) else array.byteswap()

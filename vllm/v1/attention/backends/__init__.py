@@ -1,0 +1,1 @@
+"""Backends of attention, by upstream's names."""
