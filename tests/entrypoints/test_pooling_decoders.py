@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -178,3 +179,28 @@ def test_what_a_pooling_model_cannot_be_is_refused(tmp_path, argument):
     config_of("Qwen3Config", architectures=["Qwen3Model"]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=next(iter(argument))):
         EngineArgs(model=str(tmp_path), load_format="dummy", **argument).create_engine_config()
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_words_as_classes(tmp_path, is_tied):
+    """As upstream's programs load Qwen3-Reranker and bge-reranker-v2-gemma."""
+    config = config_of("Qwen3Config", vocab_size=VOCAB_SIZE, tie_word_embeddings=is_tied)
+    model = save(tmp_path, config, "ForCausalLM")
+    encode = make_byte_tokenizer(tmp_path).encode
+    no, yes = encode("n")[-1], encode("y")[-1]
+    with torch.no_grad():
+        logits = torch.stack([model(torch.tensor([ids])).logits[0, -1] for ids in PROMPTS])
+    overrides = {
+        "architectures": ["Qwen3ForSequenceClassification"],
+        "classifier_from_token": ["n", "y"],
+        "is_original_qwen3_reranker": True,
+    }
+    llm = run(tmp_path, runner="pooling", hf_overrides=overrides, skip_tokenizer_init=False)
+    expected = logits[:, [no, yes]].softmax(-1)[:, 1:]
+    check_twice(lambda: [torch.tensor(each.outputs.probs) for each in llm.classify(PROMPTS, use_tqdm=False)], expected)
+    overrides |= {"method": "no_post_processing", "classifier_from_token": ["y"]}
+    outputs = run(tmp_path, hf_overrides=overrides).classify(PROMPTS, use_tqdm=False)
+    got = torch.tensor([each.outputs.probs for each in outputs])
+    torch.testing.assert_close(got, logits[:, [yes]].sigmoid(), **TOLERANCE)
+    with pytest.raises(ValueError, match="'yn' has 2 tokens"):
+        run(tmp_path, runner="pooling", hf_overrides={**overrides, "classifier_from_token": ["yn"]})

@@ -206,7 +206,7 @@ def test_a_classifier_of_two_words(folder_and_model, encode):
     with pytest.raises(ValueError, match="classifier_from_token must be two different words"):
         make_tiny_llm(folder, hf_overrides={**overrides, "classifier_from_token": ["yes"]})
     with pytest.raises(ValueError, match="method must be from_2_way_softmax"):
-        make_tiny_llm(folder, hf_overrides={**overrides, "method": "no_post_processing"})
+        make_tiny_llm(folder, hf_overrides={**overrides, "method": "other"})
 
 
 def test_published_wordings():
