@@ -100,11 +100,52 @@ def test_broken_weight_files(llama: Path) -> None:
     (llama / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="tiny-llama has neither model.safetensors nor"):
         load_model(llama)
-    (llama / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"pytorch_model.bin, which is not supported .* convert it to safetensors"):
+    for content in (b"", b"no pickle", b"PK\3\4 no archive"):
+        (llama / "pytorch_model.bin").write_bytes(content)
+        with pytest.raises(ValueError, match=r"pytorch_model.bin is not a usable file of tensors"):
+            load_model(llama)
+    torch.save({"model": Path("a")}, llama / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"usable file of tensors \(Unsupported .*Path.*convert it to safetensors"):
+        load_model(llama)
+    torch.save({"state_dict": {"weight": torch.ones(1)}}, llama / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="pytorch_model.bin must hold tensors by their names, got 'state_dict': dict"):
         load_model(llama)
     (llama / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ValueError, match="index.json has no usable weight_map"):
+        load_model(llama)
+
+
+def test_pytorch_files_where_there_are_no_safetensors(llama: Path) -> None:
+    before, config = load_model(llama)
+    prompts = random_prompts(config.vocab_size)
+    wanted = paged_logits(before, config, prompts)
+    tensors = load_file(llama / "model.safetensors")
+    halves = dict(list(tensors.items())[:5]), dict(list(tensors.items())[5:])
+    parts = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+
+    def check() -> None:
+        after, _ = load_model(llama)
+        for got, want in zip(paged_logits(after, config, prompts), wanted, strict=True):
+            assert torch.equal(got, want)
+
+    torch.save({name: torch.zeros_like(tensor) for name, tensor in tensors.items()}, llama / "pytorch_model.bin")
+    check()  # safetensors are preferred
+    (llama / "model.safetensors").unlink()
+    # Parameters, as trainers save them.
+    torch.save({name: torch.nn.Parameter(tensor) for name, tensor in tensors.items()}, llama / "pytorch_model.bin")
+    check()
+    torch.save(tensors, llama / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    check()
+    edit_config(llama, dtype=None)
+    assert resolve_model(str(llama)).dtype == "float32"
+    (llama / "pytorch_model.bin").unlink()
+    for part, half in zip(parts, halves, strict=True):
+        torch.save(half, llama / part)
+    weight_map = {name: part for part, half in zip(parts, halves, strict=True) for name in half}
+    (llama / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    check()
+    (llama / parts[1]).unlink()
+    with pytest.raises(ValueError, match=f"lacks the shard {parts[1]} that pytorch_model.bin.index.json names"):
         load_model(llama)
 
 
@@ -187,7 +228,7 @@ def test_progress_bar_only_when_asked_for_and_when_it_takes_long(
     model = resolve_model_class(["LlamaForCausalLM"])(load_hf_config(llama), 32)
     load_weights(model, llama, use_tqdm=True)
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr("vllm.model_executor.model_loader.safetensors_file.PROGRESS_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("vllm.model_executor.model_loader.weight_files.PROGRESS_DELAY_SECONDS", 0.0)
     model = resolve_model_class(["LlamaForCausalLM"])(load_hf_config(llama), 32)
     load_weights(model, llama, use_tqdm=True)
     assert "Loading weights" in capfd.readouterr().err

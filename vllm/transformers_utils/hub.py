@@ -14,8 +14,8 @@ def download(
     cache_dir: str | None = None,
     token: bool | str | None = None,
 ) -> Path:
-    """The local copy of the hub repository "owner/name": configuration, tokenizer and, with `weights`, safetensors.
-    `cache_dir` and `token`: of the hub's client; None = its own.
+    """The local copy of the hub repository "owner/name": configuration, tokenizer and, with `weights`, safetensors, or
+    pytorch_model.bin where there are none. `cache_dir` and `token`: of the hub's client; None = its own.
 
     Missing files are downloaded; a complete copy needs no network (HF_HUB_OFFLINE=1 prevents the attempt).
 
@@ -27,11 +27,15 @@ def download(
     """
     from huggingface_hub import snapshot_download
 
-    patterns = [*_SMALL_FILES, "*.safetensors"] if weights else _SMALL_FILES
-    try:
+    def get(*patterns: str) -> Path:
+        patterns = (*_SMALL_FILES, *patterns)
         return Path(
-            snapshot_download(name, revision=revision, allow_patterns=patterns, cache_dir=cache_dir, token=token)
+            snapshot_download(name, revision=revision, allow_patterns=[*patterns], cache_dir=cache_dir, token=token)
         )
+
+    try:
+        folder = get("*.safetensors") if weights else get()
+        return get("pytorch_model*.bin") if weights and not any(folder.glob("*.safetensors")) else folder
     except Exception as error:  # the client's errors have no common base over its versions and HTTP libraries
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise FileNotFoundError(

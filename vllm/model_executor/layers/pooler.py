@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vllm.model_executor.model_loader.safetensors_file import iterate_tensors
+from vllm.model_executor.model_loader.weight_files import iterate_tensors
 from vllm.pooling_params import PoolingParams
 from vllm.transformers_utils.sentence_transformers import DenseLayer, classifier_activation
 
@@ -121,11 +121,9 @@ def _load_dense(layer: DenseLayer) -> nn.Module:
         raise ValueError(f"{layer.folder.name}/config.json: the activation {layer.activation} is not supported")
     linear = nn.Linear(layer.inputs, layer.outputs, layer.bias)
     stored, older = layer.folder / "model.safetensors", layer.folder / "pytorch_model.bin"
-    if stored.is_file():
-        weights = dict(iterate_tensors([stored]))
-    elif older.is_file():
-        weights = torch.load(older, map_location="cpu", weights_only=True)
-    else:
+    file = next((each for each in (stored, older) if each.is_file()), None)
+    if file is None:
         raise ValueError(f"{layer.folder.name} has neither {stored.name} nor {older.name}")
+    weights = dict(iterate_tensors([file]))
     linear.load_state_dict({name.removeprefix("linear."): values.float() for name, values in weights.items()})
     return nn.Sequential(linear, activation())

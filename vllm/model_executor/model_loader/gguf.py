@@ -23,7 +23,8 @@ from vllm.model_executor.model_loader.gguf_configs import hf_config, special_ids
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_tokenizer import write_tokenizer
 from vllm.model_executor.model_loader.gguf_weights import Weight, weights
-from vllm.model_executor.model_loader.safetensors_file import SafetensorsWriter, progress_bar
+from vllm.model_executor.model_loader.safetensors_writer import SafetensorsWriter
+from vllm.model_executor.model_loader.weight_files import progress_bar
 
 logger = init_logger(__name__)
 

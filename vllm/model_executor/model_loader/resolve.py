@@ -12,7 +12,7 @@ from typing import Any
 from vllm.logger import init_logger, warn_once
 from vllm.model_executor.layers.quantization.settings import resolve_quantization
 from vllm.model_executor.model_loader.gguf import converted_folder
-from vllm.model_executor.model_loader.safetensors_file import shard_files, stored_dtype
+from vllm.model_executor.model_loader.weight_files import shard_files, stored_dtype
 from vllm.model_executor.models.registry import (
     TRANSFORMERS,
     import_model_class,
@@ -150,7 +150,7 @@ def _locate(model: str | None, revision: str | None, download_dir: str | None, h
 
 def _load_config(folder: Path, overrides: dict[str, Any] | None, model_impl: str, trust_remote_code: bool) -> HFConfig:
     raw, generation = read_config(folder, overrides)
-    entry = model_entry(raw.get("architectures") or (), model_impl)
+    entry = model_entry(raw.get("architectures") or (), model_impl, raw)
     if entry != TRANSFORMERS:
         resolve_config = getattr(import_model_class(entry), "resolve_config", None)
         config = parse_hf_config(raw, generation, f"{folder.name}/config.json")

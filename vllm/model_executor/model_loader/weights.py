@@ -15,7 +15,7 @@ from vllm.model_executor.layers.quantization.weight import QuantizedStack
 from vllm.model_executor.layers.sharding import WeightSlot
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, module_slots
-from vllm.model_executor.model_loader.safetensors_file import iterate_tensors, progress_bar, shard_files, tensor_files
+from vllm.model_executor.model_loader.weight_files import iterate_tensors, progress_bar, shard_files, tensor_files
 
 _NUM_NAMED = 5
 _DUMMY_STD = 0.02

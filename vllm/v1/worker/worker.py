@@ -18,7 +18,7 @@ from vllm.distributed.parallel_state import tensor_parallel
 from vllm.logger import init_logger
 from vllm.model_executor.layers.weight_update import move_weights
 from vllm.model_executor.model_loader import get_model
-from vllm.model_executor.model_loader.safetensors_file import iterate_tensors, shard_files
+from vllm.model_executor.model_loader.weight_files import iterate_tensors, shard_files
 from vllm.plugins import load_general_plugins
 from vllm.utils.host_memory import return_freed_memory
 from vllm.v1.core.sched.output import SchedulerOutput
