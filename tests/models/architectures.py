@@ -144,6 +144,33 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", _USUAL),
     "gemma2": ("gemma2", _USUAL | _WINDOWS | {"query_pre_attn_scalar": 12, "attn_logit_softcapping": 5.0}),
     "gemma3": ("gemma3_text", _USUAL | _WINDOWS | {"layer_types": ["sliding_attention", "full_attention"] * 2}),
+    # Two layers read others' keys, one of each kind; the last layer's MLP has another width.
+    "gemma3n": (
+        "gemma3n_text",
+        _USUAL
+        | _WINDOWS
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2, "laurel_rank": 8}
+        | {"activation_sparsity_pattern": [0.8, 0.0, 0.5, 0.0], "intermediate_size": [48, 48, 48, 40]}
+        | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 100},
+    ),
+    "gemma4": (
+        "gemma4_text",
+        _USUAL
+        | _WINDOWS
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2, "global_head_dim": 16}
+        | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE, "use_double_wide_mlp": True},
+    ),
+    "gemma4-values-are-keys": (
+        "gemma4_text",
+        _USUAL
+        | _WINDOWS
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2, "global_head_dim": 16}
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0},
+    ),
+    "gemma4_unified": (
+        "gemma4_unified_text",
+        _USUAL | _WINDOWS | {"layer_types": ["sliding_attention", "full_attention"] * 2, "global_head_dim": 16},
+    ),
     "vaultgemma": ("vaultgemma", _USUAL | _WINDOWS),
     "bloom": ("bloom", {"hidden_size": 32, "n_layer": 4, "n_head": 4}),
     "bloom-six-heads": ("bloom", {"hidden_size": 48, "n_layer": 4, "n_head": 6}),
@@ -178,3 +205,6 @@ def fill_weights(model: Any, seed: int, spread: float = 0.25) -> None:
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
         if parameter.ndim == 1:
             parameter.add_(0.5)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.fill_(0.5 + torch.rand((), generator=generator))

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from vllm.model_executor.models.gemma import Gemma3ForCausalLM, GemmaForCausalLM
+from vllm.model_executor.models.gemma4 import Gemma4ForCausalLM
 from vllm.model_executor.models.gpt_neox import GPTNeoXForCausalLM
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.mistral import MistralForCausalLM
 from vllm.model_executor.models.phi import PhiForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+from vllm.model_executor.models.registry import TRANSFORMERS, model_entry
 from vllm.model_executor.models.spec import DecoderSpec
 from vllm.transformers_utils.config import RopeConfig, parse_hf_config
 
@@ -57,6 +59,14 @@ def spec_of(family: Any = LlamaForCausalLM, /, **fields: Any) -> DecoderSpec:
 def test_what_is_not_supported_is_refused_by_name(field: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match="some-model/config.json: " + message):
         spec_of(**{field: value})
+
+
+def test_experts_of_gemma_4_run_as_transformers_module() -> None:
+    names, raw = ["Gemma4ForCausalLM"], {"enable_moe_block": True}
+    assert model_entry(names, "auto", raw) == TRANSFORMERS
+    assert model_entry(names, "vllm", raw) == model_entry(names, "auto", {}) != TRANSFORMERS
+    with pytest.raises(ValueError, match="enable_moe_block=True is not supported: .*model_impl='transformers'"):
+        spec_of(Gemma4ForCausalLM, **raw)
 
 
 def test_an_unknown_activation_is_refused_by_name() -> None:

@@ -18,7 +18,8 @@ PARAMS = SamplingParams(max_tokens=4, temperature=0, logprobs=3, prompt_logprobs
 
 
 # Fused weights; one key head for all ranks; ALiBi; windows; biases; norms over the whole width, some over shared heads;
-# norms before the output projections; norms of each head, with interleaved rotation; head biases; sinks.
+# norms before the output projections; norms of each head, with interleaved rotation; head biases; sinks;
+# sparse gates; layers with fewer key heads than others.
 @pytest.mark.parametrize(
     ("name", "world_size"),
     [
@@ -34,6 +35,8 @@ PARAMS = SamplingParams(max_tokens=4, temperature=0, logprobs=3, prompt_logprobs
         ("phi", 2),
         ("falcon-7b", 4),
         ("granite_swa", 2),
+        ("gemma3n", 2),
+        ("gemma4-values-are-keys", 2),
     ],
 )
 def test_ranks_together_compute_what_one_does(name: str, world_size: int, tmp_path: Path) -> None:
@@ -55,7 +58,9 @@ def test_ranks_together_compute_what_one_does(name: str, world_size: int, tmp_pa
             assert got == pytest.approx(other.prompt_logprobs[position][token].logprob, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gptj", "gemma2", "gemma3", "nemotron", "olmo2", "bloom", "cohere-qk-norm"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "gptj", "gemma2", "gemma3", "nemotron", "olmo2", "bloom", "cohere-qk-norm", "gemma3n", "gemma4"]
+)
 def test_bfloat16_is_as_near_the_truth_as_transformers(name: str, tmp_path: Path) -> None:
     model = make_architecture(name, tmp_path)
     ours, config = load_model(tmp_path, "bfloat16", max_model_len=128)

@@ -64,6 +64,12 @@ _NUMBERS = {
     "attn_logit_softcapping": (2.0, None),
     "query_pre_attn_scalar": (7, 24),
     "logits_soft_cap": (3.0,),
+    "num_kv_shared_layers": (0, 1, 2, 3),
+    "hidden_size_per_layer_input": (0, 4),
+    "vocab_size_per_layer_input": (100, 140),
+    "laurel_rank": (4, 12),
+    "altup_num_inputs": (1, 2, 3),
+    "altup_active_idx": (0, 1),
 }
 _HEADS = "num_attention_heads n_head num_heads n_heads attention_heads".split()
 
@@ -98,7 +104,7 @@ def make_trial(name: str, rng: random.Random) -> Trial:
 
 
 def _change_option(trial: Trial, defaults: dict[str, Any], rng: random.Random) -> None:
-    names = [each for each in defaults if not _FIXED.fullmatch(each)]
+    names = [each for each in defaults if each in _NUMBERS or not _FIXED.fullmatch(each)]
     if not names:
         return
     option = rng.choice(names)
@@ -208,6 +214,23 @@ def _drop(trial: Trial, defaults: dict[str, Any], rng: random.Random) -> None:
         trial.changes.append(f"without {dropped}")
 
 
+LAYOUTS = ("bfloat16", "pytorch_model.bin", "base")
+"""How checkpoints are stored, too: in bfloat16, by torch.save, or without the head, whose weight is the embeddings'."""
+
+
+def _save(model: Any, folder: Path, layout: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tied = getattr(model, "all_tied_weights_keys", None)
+    (model.base_model if layout == "base" and tied else model).save_pretrained(folder)
+    path = folder / "model.safetensors"
+    if layout == "bfloat16":
+        save_file({name: tensor.bfloat16() for name, tensor in load_file(path).items()}, path)
+    elif layout == "pytorch_model.bin":
+        torch.save(load_file(path), folder / layout)
+        path.unlink()
+
+
 @torch.no_grad()
 def run_trial(name: str, trial: Trial, rng: random.Random) -> str:
     """ "equal", "refused: ...", "untried: ..." where transformers cannot, or "DIFFERS: ..."."""
@@ -222,6 +245,10 @@ def run_trial(name: str, trial: Trial, rng: random.Random) -> str:
             implementation = "sdpa" if config.model_type == "falcon" else "eager"
             model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation).float().eval()
             fill_weights(model, rng.randint(0, 99), 0.05 if faint else 0.25)
+            layout = rng.choice(("usual", "usual", "usual", *LAYOUTS))
+            if layout == "bfloat16":
+                for tensor in model.state_dict().values():
+                    tensor.copy_(tensor.bfloat16())
             prompts = random_prompts(VOCAB_SIZE, LENGTHS, seed=rng.randint(0, 99))
             wanted = [model(torch.tensor([prompt]), use_cache=False).logits[0].float() for prompt in prompts]
         except Exception as error:  # a random configuration may be wrong in any way
@@ -229,7 +256,7 @@ def run_trial(name: str, trial: Trial, rng: random.Random) -> str:
         if not all(bool(each.isfinite().all()) for each in wanted):
             return "untried: not finite"
         try:
-            model.save_pretrained(folder)
+            _save(model, folder, layout)
         except Exception as error:
             return f"untried: save {type(error).__name__}: {str(error)[:100]}"
         raw = trial.raw | {"architectures": [type(model).__name__]}
@@ -256,7 +283,7 @@ def run_trial(name: str, trial: Trial, rng: random.Random) -> str:
         spread = max(float(each.std()) for each in wanted)
         error = max(float((a - b).abs().max()) for a, b in zip(got, wanted, strict=True))
         if not error <= _TOLERANCE * max(spread, 1e-3) * (4 if spread > 0.2 else 1):
-            return f"DIFFERS: by {error:.2g} of {spread:.2g}{' (faint)' if faint else ''}"
+            return f"DIFFERS: by {error:.2g} of {spread:.2g}{' (faint)' if faint else ''}, {layout}"
         return "equal"
 
 

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from vllm.attention.backend import AttentionMetadata
 from vllm.attention.select import select_backend
 from vllm.config import ModelConfig
+from vllm.distributed.communicator import ALONE
 from vllm.model_executor.layers.attention import use_backend
+from vllm.model_executor.layers.kv_cache_spec import kv_cache_specs
 from vllm.model_executor.model_loader import get_model
 from vllm.transformers_utils.config import HFConfig, load_hf_config
 
@@ -171,12 +173,16 @@ def _make_caches(
 ) -> list[tuple[Tensor, Tensor]]:
     backend = select_backend("auto", device, dtype, config.head_dim, BLOCK_SIZE)
     use_backend(model, backend)
-    shape = backend.kv_cache_shape(num_blocks, BLOCK_SIZE, config.num_key_value_heads, config.head_dim)
-    # NaN shows when something is read that was never written.
-    return [
-        tuple(torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in range(2))
-        for _ in range(config.num_hidden_layers)
-    ]
+    caches: list[tuple[Tensor, Tensor]] = []
+    for spec in kv_cache_specs(model, config, ALONE):
+        if spec.shared_with is not None:
+            caches.append(caches[spec.shared_with])
+            continue
+        shape = backend.kv_cache_shape(num_blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
+        # NaN shows when something is read that was never written.
+        key, value = (torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in range(2))
+        caches.append((key, value))
+    return caches
 
 
 def _step_inputs(

@@ -216,12 +216,18 @@ class _Fields:
     def size(self, name: str, default: int | None = None) -> int:
         """One of _SIZE_NAMES."""
         for alias in _SIZE_NAMES[name]:
-            if self._raw.get(alias) is not None:
-                return self.integer(alias)
+            value = self._raw.get(alias)
+            # Some models have one for each layer.
+            if isinstance(value, list) and value and name == "intermediate_size":
+                value = value[0]
+            if value is not None:
+                return self._positive(alias, value)
         return self.integer(name, default)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        value = self._get(name, default)
+        return self._positive(name, self._get(name, default))
+
+    def _positive(self, name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{self._where}: {name} must be a positive integer, got {value!r}")
         return value

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from statistics import NormalDist
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vllm import envs
+from vllm.distributed.communicator import Communicator
 from vllm.ops.silu_and_mul import silu_and_mul
 
 _GELU_TANH = partial(F.gelu, approximate="tanh")
@@ -62,6 +64,25 @@ def _row_by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def get_act_and_mul_fn(name: str) -> Callable[[Tensor], Tensor]:
     """An activation of a gated MLP: [T, 2 I] (gate | up) -> act(gate) * up [T, I]. ValueError for an unknown name."""
     return silu_and_mul if name in ("silu", "swish") else partial(_act_and_mul, get_act_fn(name))
+
+
+class SparseActAndMul:
+    """[T, 2 I] (gate | up) -> act(max(gate - bound, 0)) * up [T, I]. A token's bound leaves about 1 - `sparsity` of its
+    gates, if they are normally distributed: their mean plus their standard deviation times a quantile. The ranks of
+    `group` hold equal parts of the gates."""
+
+    def __init__(self, name: str, sparsity: float, group: Communicator) -> None:
+        self._function, self._group = get_act_fn(name), group
+        self._quantile = NormalDist().inv_cdf(sparsity)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        own = torch.stack(torch.var_mean(gate.float(), -1, correction=0))
+        variances, means = self._group.all_gather(own).unbind(1)
+        mean = means.mean(0)
+        variance = (variances + (means - mean).square()).mean(0)
+        bound = (mean + variance.sqrt() * self._quantile)[:, None]
+        return self._function(F.relu(gate - bound.to(gate.dtype))) * up
 
 
 def _act_and_mul(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

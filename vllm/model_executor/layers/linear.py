@@ -7,6 +7,7 @@ methods the rank's own.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -297,23 +298,37 @@ class GatedLinear(LinearBase):
 
 
 class QKVParallelLinear(LinearBase):
-    """The query, key and value projections as one product, outputs side by side.
+    """The query, key and value projections as one product, outputs side by side; `names` are those that there are.
 
     Query heads are split over the ranks, and so are key and value heads, unless there are more ranks than those: then
     several ranks hold the same one. `head_counts` are the rank's query, key and value heads. In the checkpoint the
     first `interleaved` rows of each query and key head are pairs that rotate together; here all second ones follow the
-    first ones.
+    first ones. ValueError: the ranks cannot share the key heads equally.
     """
 
     def __init__(
-        self, hidden_size: int, head_dim: int, num_heads: int, num_kv_heads: int, bias: bool, interleaved: int = 0
+        self,
+        hidden_size: int,
+        head_dim: int,
+        num_heads: int,
+        num_kv_heads: int,
+        bias: bool,
+        interleaved: int = 0,
+        names: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
     ) -> None:
         group = get_tp_group()
-        kv_heads = split_kv_heads(num_kv_heads, group.world_size)[group.rank]
+        ranks = group.world_size
+        if num_kv_heads % ranks and ranks % num_kv_heads:
+            raise ValueError(
+                f"tensor_parallel_size={ranks} does not fit a layer's {num_kv_heads} key/value heads: one must be a "
+                "multiple of the other"
+            )
+        kv_heads = split_kv_heads(num_kv_heads, ranks)[group.rank]
         queries = Shard.even(num_heads * head_dim, group)
         keys = Shard(num_kv_heads * head_dim, range(kv_heads.start * head_dim, kv_heads.stop * head_dim))
-        super().__init__(Shard.whole(hidden_size), {"q_proj": queries, "k_proj": keys, "v_proj": keys}, bias)
-        self.head_counts = [len(queries.held) // head_dim, len(kv_heads), len(kv_heads)]
+        parts = {name: queries if name == "q_proj" else keys for name in names}
+        super().__init__(Shard.whole(hidden_size), parts, bias)
+        self.head_counts = [len(rows.held) // head_dim for rows in parts.values()]
         self._head_dim, self._interleaved = head_dim, interleaved
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:

@@ -56,6 +56,8 @@ def _quantized_parts(
 ) -> list[tuple[str, QuantizedWeight]]:
     """What is done to a tensor's rows, done to those of a quantised one: to their numbers."""
     parts = list(read(name, torch.arange(value.shape[0])))
+    if not parts:
+        return []
     taken = torch.cat([rows.flatten() for _, rows in parts])
     if taken.dtype != torch.int64 or not torch.equal(taken.sort()[0], torch.arange(value.shape[0])):
         raise ValueError(f"{value.source}: this model computes with changed values of it, which must not be quantised")

@@ -41,7 +41,7 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
     packed. Its methods are those of LlamaForCausalLM. ValueError for an architecture that is not supported, or weights
     that are missing, unexpected or of another shape."""
     config = model_config.hf_config
-    entry = model_entry(config.architectures, model_config.model_impl)
+    entry = model_entry(config.architectures, model_config.model_impl, config.raw)
     model_class: Any = import_model_class(entry)
     with _building(getattr(torch, model_config.dtype), torch.device(device)):
         if entry == TRANSFORMERS:

@@ -62,6 +62,11 @@ class ConfigReader:
             raise ValueError(f"{self._where}: {names[0]} must be a positive integer, got {value!r}")
         return value
 
+    def count(self, *names: str, default: int) -> int:
+        """An integer of at least 0."""
+        value = self.get(*names, default=default)
+        return 0 if value == 0 and not isinstance(value, bool) else self.integer(*names, default=default)
+
     def number(self, *names: str, default: float | None = None) -> float:
         """A number."""
         value = self.need(*names, default=default)
@@ -182,7 +187,8 @@ class ConfigReader:
         """An MLP; `activation` is the family's default, `bias` mlp_bias if None."""
         bias = self.boolean("mlp_bias", default=False) if bias is None else bias
         names = "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"
-        size = self.integer(*names, default=fields.pop("size", None))
+        sizes = fields.pop("sizes", None)
+        size = sizes[0] if sizes else self.integer(*names, default=fields.pop("size", None))
         act = self.get(*activation_names, default=activation)
         if act not in ACTIVATION_NAMES:
             known = ", ".join(sorted(ACTIVATION_NAMES))

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.model_executor.layers.activation import XIELU, get_act_fn
+from vllm.model_executor.layers.activation import XIELU, SparseActAndMul, get_act_fn
 from vllm.model_executor.layers.attention import Attention, AttentionOptions
-from vllm.model_executor.layers.layernorm import HeadLayerNorms, LayerNorm, RMSNorm, ShardedRMSNorm
+from vllm.model_executor.layers.layernorm import HeadLayerNorms, RMSNorm, ShardedRMSNorm
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     GatedLinear,
@@ -30,18 +30,12 @@ from vllm.model_executor.layers.vocab_parallel_embedding import Embedding, Paral
 from vllm.model_executor.layers.weight_update import UpdatableModel
 from vllm.model_executor.models.checkpoint_names import CheckpointNames
 from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.spec import AttentionSpec, DecoderSpec, MlpSpec, NormSpec, RotarySpec
+from vllm.model_executor.models.norms import Norm, make_norm
+from vllm.model_executor.models.per_layer_inputs import LayerInput, PerLayerInputs
+from vllm.model_executor.models.spec import AttentionSpec, DecoderSpec, MlpSpec, RotarySpec
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.rotary import rotary_embedding_
 from vllm.transformers_utils.config import HFConfig
-
-Norm = RMSNorm | LayerNorm
-
-
-def make_norm(spec: NormSpec, size: int, heads: Shard | None = None) -> Norm:
-    """The norm of `spec` over `size` values; with `heads`, of which the rank holds some, a weight for each."""
-    cls = RMSNorm if spec.kind == "rms" else LayerNorm
-    return cls(size, spec.eps, spec.weight, spec.bias, spec.offset, heads)
 
 
 class RotaryTables:
@@ -70,15 +64,23 @@ class DecoderAttention(nn.Module):
         self.clip, self.query_growth = spec.clip, spec.query_growth
         self.rotates_first = spec.qk_norm_after_rotary or spec.query_growth is not None
         interleaved = spec.rotary.dim if spec.rotary is not None and spec.rotary.interleaved else 0
+        self.value_is_key = spec.value_is_key
+        names = ["q_proj", "k_proj", "v_proj"] if spec.kv_source is None else ["q_proj"]
+        if spec.value_is_key and spec.kv_source is None:
+            names.remove("v_proj")
         self.qkv_proj = QKVParallelLinear(
-            hidden_size, spec.head_dim, spec.num_heads, spec.num_kv_heads, spec.qkv_bias, interleaved
+            hidden_size, spec.head_dim, spec.num_heads, spec.num_kv_heads, spec.qkv_bias, interleaved, names
         )
         width = spec.num_heads * spec.head_dim
         self.o_proj = RowParallelLinear(width, hidden_size, spec.o_bias, "o_proj")
         self.q_norm: nn.Module | None = None
         self.k_norm: nn.Module | None = None
         if spec.qk_norm is not None:
-            self.q_norm, self.k_norm = self._qk_norm(spec, spec.num_heads), self._qk_norm(spec, spec.num_kv_heads)
+            self.q_norm = self._qk_norm(spec, spec.num_heads)
+            self.k_norm = self._qk_norm(spec, spec.num_kv_heads) if spec.kv_source is None else None
+        self.v_norm: nn.Module | None = None
+        if spec.v_norm is not None and spec.kv_source is None:
+            self.v_norm = make_norm(spec.v_norm, spec.head_dim)
         self.sub_norm: nn.Module | None = None
         if spec.output_norm is not None:
             self.sub_norm = ShardedRMSNorm(Shard.even(width, get_tp_group()), spec.output_norm.eps, get_tp_group(), 1)
@@ -90,7 +92,11 @@ class DecoderAttention(nn.Module):
             sinks = torch.empty(len(self._heads.held), dtype=torch.float32)
             self.sinks = nn.Parameter(sinks, requires_grad=False)
         self.attn = Attention(
-            spec.head_dim, rotary=None if self.rotates_first else self.rotary, options=self._options(spec)
+            spec.head_dim,
+            rotary=None if self.rotates_first else self.rotary,
+            options=self._options(spec),
+            num_kv_heads=None if spec.kv_source is not None else self.qkv_proj.head_counts[1],
+            kv_sharing_target=spec.kv_source,
         )
 
     def _options(self, spec: AttentionSpec) -> AttentionOptions:
@@ -137,16 +143,29 @@ class DecoderAttention(nn.Module):
         qkv = self.qkv_proj(hidden, norm)
         if self.clip is not None:
             qkv = qkv.clamp(-self.clip, self.clip)
-        q, k, v = qkv.view(hidden.shape[0], -1, self.head_dim).split(self.qkv_proj.head_counts, dim=1)
+        q, k, v = self._heads_of(qkv, positions)
+        out = self.attn(q, k, v, kv_cache, attn, rows, positions)
+        return self.o_proj(out if self.sub_norm is None else self.sub_norm(out))
+
+    def _heads_of(self, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The heads of the projections [T, width], each [T, heads, D], as attention takes them."""
+        parts = qkv.view(qkv.shape[0], -1, self.head_dim).split(self.qkv_proj.head_counts, dim=1)
+        q, k, v = (*parts, None, None)[:3]
+        if self.value_is_key:
+            v = k
         if self.rotates_first and self.rotary is not None:
+            assert k is not None
             rotary_embedding_(positions, q, k, self.rotary.cos_sin_cache)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        if self.q_norm is not None:
+            q = self.q_norm(q)
+        if self.k_norm is not None:
+            k = self.k_norm(k)
+        if self.v_norm is not None:
+            v = self.v_norm(v)
         if self.query_growth is not None:
             beta, length = self.query_growth
             q = q * (1 + beta * torch.log1p(positions.div(length, rounding_mode="floor")))[:, None, None].to(q.dtype)
-        out = self.attn(q, k, v, kv_cache, attn, rows, positions)
-        return self.o_proj(out if self.sub_norm is None else self.sub_norm(out))
+        return q, k, v
 
 
 class DecoderMLP(nn.Module):
@@ -156,9 +175,11 @@ class DecoderMLP(nn.Module):
         super().__init__()
         inner = spec.intermediate_size
         self.up_proj: nn.Module | None = None
-        self.gate_up_proj: nn.Module | None = None
+        self.gate_up_proj: GatedLinear | None = None
         if spec.gated:
             self.gate_up_proj = GatedLinear(hidden_size, inner, spec.up_bias, spec.activation)
+            if spec.sparsity:
+                self.gate_up_proj.act_and_mul = SparseActAndMul(spec.activation, spec.sparsity, get_tp_group())
         else:
             self.up_proj = ColumnParallelLinear(hidden_size, inner, spec.up_bias, "up_proj")
             self.act_fn = XIELU() if spec.activation == "xielu" else get_act_fn(spec.activation)
@@ -182,10 +203,10 @@ class DecoderLayer(nn.Module):
     """One block. What attention and MLP give is added to the residual stream by the next norm, which the product that
     follows applies: one operation for all three where the norm is an RMSNorm."""
 
-    def __init__(self, spec: DecoderSpec, attention: AttentionSpec, tables: RotaryTables) -> None:
+    def __init__(self, spec: DecoderSpec, index: int, tables: RotaryTables) -> None:
         super().__init__()
-        self.self_attn = DecoderAttention(attention, spec.hidden_size, tables)
-        self.mlp = DecoderMLP(spec.mlp, spec.hidden_size)
+        self.self_attn = DecoderAttention(spec.layers[index], spec.hidden_size, tables)
+        self.mlp = DecoderMLP(spec.mlp_of(index), spec.hidden_size)
         self.block, self.residual_scale = spec.block, spec.residual_scale
         self.input_layernorm: Norm | None = None
         self.post_attention_layernorm: Norm | None = None
@@ -198,6 +219,10 @@ class DecoderLayer(nn.Module):
         if spec.block in ("output", "both"):
             self.attention_output_norm = make_norm(spec.norm, spec.hidden_size)
             self.mlp_output_norm = make_norm(spec.norm, spec.hidden_size)
+        self.layer_input: LayerInput | None = None
+        if spec.per_layer_input is not None:
+            self.layer_input = LayerInput(spec.per_layer_input, spec.hidden_size, spec.norm)
+        self.layer_scalar = nn.Parameter(torch.empty(1), requires_grad=False) if spec.layer_scale else None
 
     def forward(
         self,
@@ -207,8 +232,10 @@ class DecoderLayer(nn.Module):
         kv_cache: KVCache,
         attn: AttentionMetadata,
         rows: Tensor | None,
+        given: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """(residual stream, output not yet added), both [T, H], or [L, H] for the tokens in `rows`."""
+        """(residual stream, output not yet added), both [T, H], or [L, H] for the tokens in `rows`. `given`: the
+        layer's own input, [T, P], where the model has one."""
         if self.block.startswith("parallel"):
             return self._parallel(positions, stream, pending, kv_cache, attn, rows)
         norms = (None, None) if self.block == "post" else (self.input_layernorm, self.post_attention_layernorm)
@@ -216,9 +243,18 @@ class DecoderLayer(nn.Module):
         out = self.self_attn(positions, x, kv_cache, attn, rows, norm)
         if rows is not None:
             stream = stream.index_select(0, rows)
+            given = None if given is None else given.index_select(0, rows)
         stream, out = self._leave(stream, out, self.attention_output_norm, self.input_layernorm)
         stream, x, norm = enter(norms[1], stream, out)
-        return self._leave(stream, self.mlp(x, norm), self.mlp_output_norm, self.post_attention_layernorm)
+        stream, out = self._leave(stream, self.mlp(x, norm), self.mlp_output_norm, self.post_attention_layernorm)
+        if out is None or (given is None and self.layer_scalar is None):
+            return stream, out
+        return self._finish(stream + out, given), None
+
+    def _finish(self, stream: Tensor, given: Tensor | None) -> Tensor:
+        if self.layer_input is not None and given is not None:
+            stream = stream + self.layer_input(stream, given)
+        return stream if self.layer_scalar is None else stream * self.layer_scalar
 
     def _leave(
         self, stream: Tensor, out: Tensor, output_norm: Norm | None, norm: Norm | None
@@ -267,6 +303,8 @@ def enter(norm: Norm | None, stream: Tensor, pending: Tensor | None) -> tuple[Te
 class Decoder(nn.Module):
     """Embeddings, blocks, final norm."""
 
+    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+
     def __init__(self, spec: DecoderSpec, max_model_len: int) -> None:
         super().__init__()
         hidden, width = spec.hidden_size, spec.embedding_size or spec.hidden_size
@@ -284,7 +322,10 @@ class Decoder(nn.Module):
             self.project_out = ReplicatedLinear(hidden, width, False, "project_out")
         self.embed_norm = None if spec.embedding_norm is None else make_norm(spec.embedding_norm, hidden)
         tables = RotaryTables(max_model_len)
-        self.layers = nn.ModuleList(DecoderLayer(spec, attention, tables) for attention in spec.layers)
+        self.layers = nn.ModuleList(self.layer_class(spec, index, tables) for index in range(len(spec.layers)))
+        self.layer_inputs: PerLayerInputs | None = None
+        if spec.per_layer_input is not None:
+            self.layer_inputs = PerLayerInputs(spec.per_layer_input, len(spec.layers), hidden, spec.norm)
         self.norm = None if spec.final_norm is None else make_norm(spec.final_norm, hidden)
 
     def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
@@ -298,16 +339,26 @@ class Decoder(nn.Module):
             hidden = hidden + self.embed_positions(rows)
         return hidden if self.embed_norm is None else self.embed_norm(hidden)
 
+    def spread(self, hidden: Tensor) -> Tensor:
+        """The residual stream, or several, that begins with the embeddings [T, H]."""
+        return hidden
+
+    def join(self, stream: Tensor) -> Tensor:
+        """[L, H] of what the blocks make of it."""
+        return stream
+
     def forward(
         self, ids: Tensor, positions: Tensor, kv_caches: list[KVCache], attn: AttentionMetadata, rows: Tensor | None
     ) -> Tensor:
         stream = self._embed(ids, positions)
         pending: Tensor | None = None
         last = len(self.layers) - 1
+        given = [None] * len(self.layers) if self.layer_inputs is None else self.layer_inputs(ids, stream)
+        stream = self.spread(stream)
         for index, layer in enumerate(self.layers):
             layer_rows = rows if index == last else None
-            stream, pending = layer(positions, stream, pending, kv_caches[index], attn, layer_rows)
-        stream, hidden, norm = enter(self.norm, stream, pending)
+            stream, pending = layer(positions, stream, pending, kv_caches[index], attn, layer_rows, given[index])
+        stream, hidden, norm = enter(self.norm, self.join(stream), pending)
         if norm is not None:
             hidden = norm(hidden)
         return hidden if self.project_out is None else self.project_out(hidden)
@@ -372,6 +423,7 @@ class DecoderForCausalLM(CausalLM):
     `max_model_len` is the longest sequence; ValueError if it exceeds learned positions, or for an unknown option."""
 
     names: ClassVar[CheckpointNames] = CheckpointNames()
+    decoder_class: ClassVar[type[Decoder]] = Decoder
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
@@ -393,9 +445,10 @@ class DecoderForCausalLM(CausalLM):
         return replace(
             config,
             num_attention_heads=spec.layers[0].num_heads,
-            num_key_value_heads=spec.layers[0].num_kv_heads,
-            head_dim=spec.layers[0].head_dim,
-            intermediate_size=spec.mlp.intermediate_size,
+            num_key_value_heads=max(layer.num_kv_heads for layer in spec.layers),
+            head_dim=max(layer.head_dim for layer in spec.layers),
+            # What ranks that share each layer's MLP have to divide.
+            intermediate_size=math.gcd(*(mlp.intermediate_size for mlp in (spec.mlp, *spec.mlps))),
             max_context_len=spec.max_positions,
             tie_word_embeddings=spec.tie_word_embeddings,
         )
@@ -408,7 +461,7 @@ class DecoderForCausalLM(CausalLM):
             raise ValueError(
                 f"max_model_len must be at most the number of learned positions, {limit}; got {max_model_len}"
             )
-        self.model = Decoder(spec, max_model_len)
+        self.model = self.decoder_class(spec, max_model_len)
         width = spec.embedding_size or spec.hidden_size
         tied_to = self.model.embed_tokens if spec.tie_word_embeddings else None
         self.lm_head = ParallelLMHead(

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from vllm.model_executor.models.checkpoint_names import CheckpointNames
 from vllm.model_executor.models.config_reader import ConfigReader
 from vllm.model_executor.models.decoder import DecoderForCausalLM
-from vllm.model_executor.models.spec import AttentionSpec, Block, DecoderSpec, MlpSpec
+from vllm.model_executor.models.spec import AttentionSpec, Block, DecoderSpec, MlpSpec, NormSpec
 
-_BOTH_NORMS = CheckpointNames(
+BOTH_NORMS = CheckpointNames(
     (
         (r"\.post_attention_layernorm\.", ".attention_output_norm."),
         (r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),
@@ -28,18 +28,20 @@ def describe(
     layers: Sequence[AttentionSpec],
     softcap: float | None,
     mlp: MlpSpec | None = None,
+    norm: NormSpec | None = None,
 ) -> DecoderSpec:
-    """A Gemma of these layers; `softcap` is the family's default for logits."""
+    """A Gemma of these layers; `softcap` is the family's default for logits, `norm` 1 + weight if None."""
     # In files of Gemma 2 and later it is an older option beside the one that counts.
     reader.ignore("hidden_act")
-    if reader.get("use_bidirectional_attention"):
+    # "vision" is about images' tokens.
+    if reader.get("use_bidirectional_attention") in (True, "all"):
         # The file's windows are those of causal layers: here a half is before a token and a half is after it.
         halved = [None if layer.window is None else layer.window // 2 + 1 for layer in layers]
         layers = [replace(layer, window=window) for layer, window in zip(layers, halved, strict=True)]
     return reader.decoder(
         layers,
         mlp or reader.mlp("gelu_pytorch_tanh", bias=False, activation_names=("hidden_activation",)),
-        reader.norm(offset=1.0),
+        norm or reader.norm(offset=1.0),
         tied=True,
         block=block,
         embedding_scale=math.sqrt(reader.hidden_size),
@@ -75,7 +77,7 @@ class GemmaForCausalLM(DecoderForCausalLM):
 
 
 class Gemma2ForCausalLM(DecoderForCausalLM):
-    names = _BOTH_NORMS
+    names = BOTH_NORMS
     block: ClassVar[Block] = "both"
 
     @classmethod
@@ -93,7 +95,7 @@ class VaultGemmaForCausalLM(Gemma2ForCausalLM):
 
 
 class Gemma3ForCausalLM(DecoderForCausalLM):
-    names = _BOTH_NORMS
+    names = BOTH_NORMS
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,9 @@ _NATIVE = {
     "FalconForCausalLM": "falcon:FalconForCausalLM",
     "Gemma2ForCausalLM": "gemma:Gemma2ForCausalLM",
     "Gemma3ForCausalLM": "gemma:Gemma3ForCausalLM",
+    "Gemma3nForCausalLM": "gemma3n:Gemma3nForCausalLM",
+    "Gemma4ForCausalLM": "gemma4:Gemma4ForCausalLM",
+    "Gemma4UnifiedForCausalLM": "gemma4:Gemma4UnifiedForCausalLM",
     "GemmaForCausalLM": "gemma:GemmaForCausalLM",
     "Glm4ForCausalLM": "glm:Glm4ForCausalLM",
     "GlmForCausalLM": "glm:GlmForCausalLM",
@@ -80,6 +83,8 @@ _NATIVE = {
     "XGLMForCausalLM": "xglm:XGLMForCausalLM",
 }
 
+# Options with which transformers' module runs an architecture, unless model_impl says otherwise.
+_LEFT_TO_TRANSFORMERS = {"Gemma4ForCausalLM": "enable_moe_block"}
 
 # Encoders, whose requests are not sampled.
 _POOLING = {
@@ -217,14 +222,20 @@ TRANSFORMERS = "vllm.model_executor.models.transformers_backend:TransformersForC
 """The entry of what runs as transformers' own module."""
 
 
-def model_entry(architectures: Sequence[str], model_impl: str = "auto") -> type[nn.Module] | str:
+def model_entry(
+    architectures: Sequence[str], model_impl: str = "auto", raw: Mapping[str, Any] | None = None
+) -> type[nn.Module] | str:
     """The class of a model, or its "module:Class", which is not imported: that of the first known architecture, and
-    TRANSFORMERS for the others or, with `model_impl` "transformers", for all.
+    TRANSFORMERS for the others or, with `model_impl` "transformers", for all. `raw`: the content of config.json, of
+    which some options decide, too.
 
     Raises:
         ValueError: there is none and `model_impl` is "vllm"; the message says what can be done.
     """
     found = None if model_impl == "transformers" else ModelRegistry.find(architectures)
+    options = {_LEFT_TO_TRANSFORMERS[name] for name in architectures if name in _LEFT_TO_TRANSFORMERS}
+    if model_impl == "auto" and any((raw or {}).get(option) for option in options):
+        return TRANSFORMERS
     if found is None and model_impl != "transformers":
         found = next((_POOLING[name] for name in architectures if name in _POOLING), None)
         found = found or ModelRegistry.find(with_causal_names(architectures))

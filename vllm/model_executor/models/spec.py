@@ -53,6 +53,9 @@ class AttentionSpec:
         clip: queries, keys and values are clamped to [-clip, clip].
         output_norm: normalisation of the heads' outputs before the output projection.
         query_growth: (beta, length): queries are scaled by 1 + beta * log(1 + floor(position / length)).
+        v_norm: normalisation of each head's values.
+        value_is_key: the values are the keys' projection, before the keys' norm and rotation.
+        kv_source: the earlier layer whose keys and values are read, in place of own ones.
     """
 
     num_heads: int
@@ -72,11 +75,16 @@ class AttentionSpec:
     clip: float | None = None
     output_norm: NormSpec | None = None
     query_growth: tuple[float, float] | None = None
+    v_norm: NormSpec | None = None
+    value_is_key: bool = False
+    kv_source: int | None = None
 
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """down(act(gate(x)) * up(x)), or down(act(up(x))) when not `gated`; `inner_norm` comes before down."""
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) when not `gated`; `inner_norm` comes before down. `sparsity`: of
+    a token's gates, taken as normally distributed, about this share becomes 0: those below a bound that is subtracted
+    from the others."""
 
     intermediate_size: int
     activation: str
@@ -84,6 +92,17 @@ class MlpSpec:
     up_bias: bool = False
     down_bias: bool = False
     inner_norm: NormSpec | None = None
+    sparsity: float = 0.0
+
+
+@dataclass(frozen=True)
+class PerLayerInputSpec:
+    """A second embedding, of `size` values for each layer: each token's joins the residual stream at the layers' ends,
+    gated by the stream's own projection through `activation`."""
+
+    size: int
+    vocab_size: int
+    activation: str
 
 
 @dataclass(frozen=True)
@@ -106,6 +125,7 @@ class DecoderSpec:
     Attributes:
         max_positions: tokens of context that the model was made for.
         layers: the attention of each layer.
+        mlps: the MLP of each layer where they differ; else `mlp` is that of all.
         norm: the blocks' norms.
         block: where they stand. "pre": before attention and MLP. "output": after each, before it is added to the
             residual stream. "both": before and after each. "post": on the stream, after each was added. "parallel":
@@ -115,6 +135,8 @@ class DecoderSpec:
         embedding_scale, residual_scale, logits_scale: factors on embeddings, on what a block adds to the residual
             stream, and on logits.
         logits_softcap: c of c * tanh(logit / c).
+        per_layer_input: None = none.
+        layer_scale: each block's result is multiplied by a number that the checkpoint has.
     """
 
     vocab_size: int
@@ -134,3 +156,10 @@ class DecoderSpec:
     logits_scale: float = 1.0
     logits_softcap: float | None = None
     head_bias: bool = False
+    mlps: tuple[MlpSpec, ...] = ()
+    per_layer_input: PerLayerInputSpec | None = None
+    layer_scale: bool = False
+
+    def mlp_of(self, layer: int) -> MlpSpec:
+        """The MLP of a layer, by its index."""
+        return self.mlps[layer] if self.mlps else self.mlp
