@@ -6,6 +6,7 @@ the difference of their logprobs. Words may have several tokens; see label_scori
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -78,6 +79,11 @@ TEMPLATES = {
     ),
 }
 
+# In place of query, document and instruction, to see where a template puts them; the characters are nobody's.
+_STANDINS = ("\ue000q\ue001", "\ue000d\ue001", "\ue000i\ue001")
+_STANDIN = re.compile("\ue000[qdi]\ue001")
+_PROBE = "a"
+
 _JOINED = "{{ query }}{{ document }}"
 
 
@@ -146,14 +152,47 @@ class PairPrompts:
         """The prompts' ids. VLLMValidationError: a prompt is too long, or stays so without its document. `names` are
         the documents' places in the request."""
         if self._max_document_tokens is not None:
-            pairs = [(query, self._cut(document, self._max_document_tokens)) for query, document in pairs]
-        texts = [self._template.render(query, document, self._instruction) for query, document in pairs]
-        encoded = self._tokenizer.encode_batch(texts)
+            pairs = [
+                (query, cut_text(self._tokenizer, document, self._max_document_tokens)) for query, document in pairs
+            ]
+        encoded = self._encoded(pairs)
         limit = self._max_len if self._truncate_to is None else min(self._truncate_to, self._max_len)
         return [
             ids if len(ids) <= limit else self._shortened(pair, name, len(ids), limit)
             for pair, name, ids in zip(pairs, names, encoded, strict=True)
         ]
+
+    def _encoded(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
+        special = self._tokenizer.special_texts
+        texts = [self._template.render(query, document, self._instruction) for query, document in pairs]
+        if special is None or not any(
+            special.search(text) for pair in pairs for text in (*pair, self._instruction or "")
+        ):
+            return self._tokenizer.encode_batch(texts)
+        return [self._guarded(pair, text, special) for pair, text in zip(pairs, texts, strict=True)]
+
+    def _guarded(self, pair: tuple[str, str], rendered: str, special: re.Pattern[str]) -> list[int]:
+        """The prompt's ids where only the template's special tokens are such: what a query or a document spells stays
+        text, so that it cannot end its turn."""
+        values = dict(zip(_STANDINS, (*pair, self._instruction or self._template.instruction), strict=True))
+        frame = self._template.render(*_STANDINS)
+        pieces, tokens = special.split(frame), special.findall(frame)
+        texts = [_STANDIN.sub(lambda match: values[match[0]], piece) for piece in pieces]
+        joined = "".join(text + token for text, token in zip(texts, [*tokens, ""], strict=True))
+        if joined != rendered:
+            raise VLLMValidationError(
+                "a query or document spells a special token, and the score template does not take texts as they are: "
+                "leave it out",
+                "documents",
+            )
+        probe = self._tokenizer.encode(_PROBE)
+        inner = self._tokenizer.encode(_PROBE, add_special_tokens=False)
+        start = next(i for i in range(len(probe)) if probe[i : i + len(inner)] == inner)
+        ids = probe[:start]
+        for text, token in zip(texts, [*tokens, ""], strict=True):
+            ids += self._tokenizer.encode_plain(text) if text else []
+            ids += self._tokenizer.encode(token, add_special_tokens=False) if token else []
+        return ids + probe[start + len(inner) :]
 
     def _shortened(self, pair: tuple[str, str], name: str, num_tokens: int, limit: int) -> list[int]:
         if self._truncate_to is None:
@@ -167,8 +206,7 @@ class PairPrompts:
         left = len(self._tokenizer.encode(document, add_special_tokens=False))
         while left > 0:
             left -= max(num_tokens - limit, 1)
-            text = self._template.render(query, self._cut(document, max(left, 0)), self._instruction)
-            ids = self._tokenizer.encode(text)
+            (ids,) = self._encoded([(query, cut_text(self._tokenizer, document, max(left, 0)))])
             if len(ids) <= limit:
                 return ids
             num_tokens = len(ids)
@@ -176,12 +214,14 @@ class PairPrompts:
             f"{name}: the query and the template alone are more than {limit} tokens", name, num_tokens
         )
 
-    def _cut(self, document: str, num_tokens: int) -> str:
-        ids = self._tokenizer.encode(document, add_special_tokens=False)
-        if len(ids) <= num_tokens:
-            return document
-        # A cut within a character leaves a replacement character.
-        return self._tokenizer.decode(ids[:num_tokens], skip_special_tokens=False).rstrip("\ufffd")
+
+def cut_text(tokenizer: Tokenizer, text: str, num_tokens: int) -> str:
+    """The text of its first tokens."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if len(ids) <= num_tokens:
+        return text
+    # A cut within a character leaves a replacement character.
+    return tokenizer.decode(ids[:num_tokens], skip_special_tokens=False).rstrip("\ufffd")
 
 
 def pairs_of(first: Any, second: Any, names: tuple[str, str]) -> list[tuple[str, str]]:

@@ -85,6 +85,23 @@ class Tokenizer:
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of a text in which the texts of special tokens are texts like any other; no special tokens are added."""
+        return self._plain_backend.encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def _plain_backend(self) -> tokenizers.Tokenizer:
+        backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        backend.encode_special_tokens = True
+        return backend
+
+    @cached_property
+    def special_texts(self) -> re.Pattern[str] | None:
+        """Matches the texts that `encode` reads as special tokens; None: there are none."""
+        texts = [self.id_to_token(token_id) or "" for token_id in self.all_special_ids]
+        longest_first = sorted(filter(None, texts), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
     def decode(
         self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
     ) -> str:
@@ -263,6 +280,9 @@ class SlowTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         return [self.encode(text, add_special_tokens) for text in texts]
+
+    def encode_plain(self, text: str) -> list[int]:
+        return self.hf_tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
 
     def decode_batch(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
         return [self.decode(ids, skip_special_tokens) for ids in sequences]

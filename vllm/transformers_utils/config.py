@@ -73,6 +73,17 @@ class HFConfig:
     raw: dict[str, Any] = field(repr=False)
     where: str = "config.json"
 
+    @property
+    def id2label(self) -> dict[int, str]:
+        """A classifier's labels by their place, named as transformers does."""
+        given = {int(index): str(name) for index, name in (self.raw.get("id2label") or {}).items()}
+        return given or {index: f"LABEL_{index}" for index in range(self.raw.get("num_labels") or 2)}
+
+    @property
+    def num_labels(self) -> int:
+        """How many there are; two where the file does not say."""
+        return len(self.id2label)
+
 
 def load_hf_config(folder: Path, overrides: dict[str, Any] | None = None) -> HFConfig:
     """Read a model folder's config.json, with `overrides` of its entries, and its generation_config.json if any.

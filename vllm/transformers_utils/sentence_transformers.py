@@ -119,6 +119,13 @@ def warn_of_unread(folder: Path) -> None:
         logger.warning("similarity_fn_name=%s: scores of embeddings are cosines here", config["similarity_fn_name"])
 
 
+def named_prompts(folder: Path) -> dict[str, str]:
+    """What the model's authors put before texts, by the name of a purpose; {} where they say nothing."""
+    own = (_read(folder / "config.json") or {}).get("task_instructions")
+    prompts = own or (_read(folder / "config_sentence_transformers.json") or {}).get("prompts") or {}
+    return {str(name): str(prompt) for name, prompt in prompts.items()}
+
+
 def sentence_length(folder: Path) -> int | None:
     """The longest text in tokens by sentence_bert_config.json; None: it does not say."""
     return _settings(folder)[0].get("max_seq_length")

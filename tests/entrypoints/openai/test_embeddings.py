@@ -1,17 +1,20 @@
-"""/v1/embeddings: an encoder's vectors as LLM.embed gives them, by the openai SDK too."""
+"""/v1/embeddings and its like: an encoder's vectors as LLM.embed gives them, by the openai SDK too."""
 
 from __future__ import annotations
 
 import base64
+import json
 
 import numpy as np
 import pytest
+import torch
 from asgi import AppThread, make_engine
 from minilm import extract_minilm
 from openai import AsyncOpenAI
 from tiny_llm import make_tiny_model
 
 from vllm import LLM, PoolingParams
+from vllm.entrypoints.pooling.utils import MetadataItem, build_metadata_items, decode_pooling_output
 
 TEXTS = ["The cat sits on the mat.", "A kitten is on a rug.", "Stocks fell."]
 
@@ -85,6 +88,10 @@ def refused(server, body, path="/v1/embeddings"):
         ({"dimensions": 2.0}, "dimensions"),
         ({"encoding_format": "hex"}, "encoding_format"),
         ({"embed_dtype": "int8"}, "embed_dtype"),
+        ({"padding": "max_length"}, "padding"),
+        ({"truncate_prompt_tokens": 257}, "truncate_prompt_tokens"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ({"normalize": True, "use_activation": True}, "normalize"),
         ({"inputs": "a"}, "inputs"),
     ],
 )
@@ -96,8 +103,8 @@ def test_bad_bodies(server, body, param):
     ("path", "body"),
     [
         ("/v1/completions", {"prompt": "a"}),
-        ("/rerank", {"query": "a", "documents": ["b"]}),
-        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+        ("/classify", {"input": "a"}),
+        ("/v1/score", {"query": "a", "items": ["b"], "labels": ["c"]}),
     ],
 )
 def test_what_the_model_cannot_do(server, path, body):
@@ -108,7 +115,125 @@ def test_what_the_model_cannot_do(server, path, body):
 
 def test_a_generating_model_says_so(tmp_path):
     with AppThread(make_engine(make_tiny_model(tmp_path))) as app:
-        assert "generates" in refused(app, {"input": "a"})["message"]
+        for path in ("/v1/embeddings", "/classify", "/pooling", "/invocations"):
+            assert "generates" in refused(app, {"input": "a"}, path)["message"]
+        assert "generates" in refused(app, {"texts": ["a"]}, "/v2/embed")["message"]
+
+
+def test_conversations_and_special_tokens(server, expected):
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    chat = {"messages": [{"role": "user", "content": TEXTS[0]}], "chat_template": template}
+    with_special = server.post("/v1/embeddings", **chat, add_special_tokens=True)
+    np.testing.assert_allclose(embeddings(with_special), expected[0][:1], atol=1e-5)
+    plain = server.post("/v1/embeddings", **chat)
+    assert plain["usage"]["prompt_tokens"] == with_special["usage"]["prompt_tokens"] - 2
+    same = server.post("/v1/embeddings", input=TEXTS[0], add_special_tokens=False)
+    np.testing.assert_allclose(embeddings(plain), embeddings(same), atol=1e-6)
+    np.testing.assert_allclose(embeddings(server.post("/invocations", **chat)), embeddings(same), atol=1e-6)
+
+
+def test_which_end_is_cut(server):
+    ids = server.state.engine.tokenizer.encode("one two three four")
+    for side, kept in (("right", [*ids[:3], ids[-1]]), ("left", [ids[0], *ids[-3:]])):
+        cut = server.post("/v1/embeddings", input=ids, truncate_prompt_tokens=4, truncation_side=side)
+        np.testing.assert_allclose(embeddings(cut), embeddings(server.post("/v1/embeddings", input=kept)), atol=1e-6)
+
+
+def test_vectors_that_are_not_normalised(server, expected):
+    for name in ("use_activation", "normalize"):
+        plain = embeddings(server.post("/v1/embeddings", input=TEXTS, **{name: False}))
+        lengths = np.linalg.norm(plain, axis=1, keepdims=True)
+        assert (abs(lengths - 1) > 1e-3).all()
+        np.testing.assert_allclose(plain / lengths, expected[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("endianness", [None, "big"])
+@pytest.mark.parametrize(("dtype", "error"), [(None, 1e-5), ("bfloat16", 1e-2), ("float16", 1e-3), ("fp8_e4m3", 0.02)])
+def test_vectors_as_bytes(server, expected, dtype, error, endianness):
+    """Errors are those of rounding numbers below 1/4 to the types' digits."""
+    body = {"model": "tiny", "input": TEXTS, "embed_dtype": dtype, "endianness": endianness}
+    for form in ("bytes", "bytes_only"):
+        answer = server.request("POST", "/v1/embeddings", json={**body, "encoding_format": form})
+        if form == "bytes":
+            metadata = json.loads(answer.headers["metadata"])
+            items = [MetadataItem(**each) for each in metadata["data"]]
+            assert metadata["usage"]["prompt_tokens"] > 0
+        else:
+            items = build_metadata_items(dtype or "float32", endianness or "little", (384,), 3)
+            assert "metadata" not in answer.headers
+        vectors = torch.stack(decode_pooling_output(items, answer.content)).float()
+        np.testing.assert_allclose(vectors.numpy(), expected[0], atol=error)
+
+
+@pytest.mark.parametrize("path", ["/v2/embed", "/v1/embed", "/embed"])
+def test_coheres_bodies(server, expected, path):
+    answer = server.post(path, texts=TEXTS, embedding_types=["float", "ubinary", "binary", "base64"])
+    vectors = answer["embeddings"]
+    np.testing.assert_allclose(np.array(vectors["float"]), expected[0], atol=1e-5)
+    bits = np.unpackbits(np.array(vectors["ubinary"], dtype=np.uint8), axis=1)
+    np.testing.assert_array_equal(bits, np.array(vectors["float"]) >= 0)
+    np.testing.assert_array_equal(np.array(vectors["binary"]) + 128, vectors["ubinary"])
+    assert np.frombuffer(base64.b64decode(vectors["base64"][0]), "<f4").tolist() == vectors["float"][0]
+    assert answer["texts"] == TEXTS and answer["meta"]["billed_units"]["input_tokens"] > 0
+    parts = [{"content": [{"type": "text", "text": TEXTS[0][:9]}, {"type": "text", "text": TEXTS[0][9:]}]}]
+    joined = server.post(path, inputs=parts, output_dimension=32, input_type="search_query")["embeddings"]
+    joined = joined if isinstance(joined, list) else joined["float"]
+    np.testing.assert_allclose(np.array(joined), expected[1][:1], atol=1e-5)
+
+
+def test_coheres_long_texts(server):
+    long = "start " * 200 + "end " * 200
+    body = {"texts": [long], "model": "tiny"}
+    assert refused(server, {**body, "truncate": "NONE"}, "/v2/embed")["param"] == "texts"
+    cut = [
+        server.post("/v2/embed", **body, **own)["embeddings"]["float"][0]
+        for own in ({}, {"truncate": "END"}, {"truncate": "START"})
+    ]
+    assert cut[0] == cut[1] and not np.allclose(cut[1], cut[2], atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "texts"),
+        ({"texts": []}, "texts"),
+        ({"texts": [""]}, "texts"),
+        ({"texts": ["a"], "images": ["data:"]}, "images"),
+        ({"texts": ["a"], "input_type": "nonexistent"}, "input_type"),
+        ({"texts": ["a"], "embedding_types": ["int8"]}, "embedding_types"),
+        ({"texts": ["a"], "embedding_types": ["binary"], "output_dimension": 12}, "embedding_types"),
+        ({"texts": ["a"], "inputs": [{"content": [{"type": "text", "text": "a"}]}]}, "inputs"),
+    ],
+)
+def test_coheres_bad_bodies(server, body, param):
+    assert refused(server, body, "/v2/embed")["param"] == param
+
+
+def test_scores_are_cosines(server, expected):
+    want = expected[0][1:] @ expected[0][0]
+    for path in ("/score", "/v1/score"):
+        data = server.post(path, text_1=TEXTS[0], text_2=TEXTS[1:])["data"]
+        np.testing.assert_allclose([each["score"] for each in data], want, atol=1e-5)
+    answer = server.post("/rerank", query=TEXTS[0], documents=TEXTS[::-1])
+    assert [each["index"] for each in answer["results"]] == [2, 1, 0]
+    assert answer["results"][0]["relevance_score"] == pytest.approx(1.0, abs=1e-5)
+    # Each text once, the query's among the documents too.
+    num_tokens = sum(len(server.state.engine.tokenizer.encode(text)) for text in TEXTS)
+    assert answer["usage"]["prompt_tokens"] == num_tokens
+    long = "word " * 300
+    assert "documents[1]" in refused(server, {"query": "a", "documents": ["b", long]}, "/rerank")["message"]
+    assert server.post("/rerank", query="a", documents=[long], truncate_prompt_tokens=-1)["results"]
+    assert (
+        refused(server, {"text_1": "a", "text_2": "b", "use_activation": False}, "/score")["param"] == "use_activation"
+    )
+
+
+def test_vectors_of_tokens(server):
+    answer = server.post("/pooling", input=TEXTS[:1], task="token_embed")
+    num_tokens = len(server.state.engine.tokenizer.encode(TEXTS[0]))
+    assert np.array(answer["data"][0]["data"]).shape == (num_tokens, 384)
+    whole = server.post("/pooling", input=TEXTS[:1])["data"][0]["data"]
+    np.testing.assert_allclose(whole, server.post("/v1/embeddings", input=TEXTS[0])["data"][0]["embedding"], atol=1e-6)
 
 
 def test_openais_client(server, expected):

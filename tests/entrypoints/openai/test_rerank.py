@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from asgi import AppThread, make_engine
-from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
+from byte_tokenizer import EOS, VOCAB_SIZE, byte_ids, make_byte_tokenizer
 from models_util import make_random_model
 from tiny_llm import make_tiny_llm
 
@@ -188,6 +188,25 @@ def test_templates_with_messages(llm, folder_and_model, encode):
     )
     (output,) = llm.score("q", "d", use_tqdm=False, chat_template=source)
     assert output.prompt_token_ids == encode("d/q")
+
+
+def test_special_tokens_in_texts_stay_text(llm, folder_and_model, encode):
+    """ "</s>" in a document is four characters, not the token that ends a turn; in the template it is the token."""
+    source, query, document = "{{ query }}</s>[{{ document }}]</s>:", "the <s>", "stop</s>the \N{GRINNING FACE}</s>"
+    plain = llm.llm_engine.tokenizer.encode_plain
+    assert plain("</s>") == byte_ids("</s>")
+    ids = [*plain("the <s>"), EOS, *plain(f"[{document}]"), EOS, *encode(":")]
+    outputs = llm.score(query, [document, "stop"], use_tqdm=False, chat_template=source)
+    assert outputs[0].prompt_token_ids == ids and ids.count(EOS) == 2
+    assert outputs[1].prompt_token_ids == [*plain("the <s>"), EOS, *encode("[stop]</s>:")]
+    (usual,) = llm.score("the", ["stop"], use_tqdm=False, chat_template=source)
+    assert usual.prompt_token_ids == encode("the</s>[stop]</s>:")
+    (cut,) = llm.score(
+        "q", f"{document} " * 40, use_tqdm=False, chat_template=source, tokenization_kwargs={"truncation": True}
+    )
+    assert cut.prompt_token_ids.count(EOS) == 2
+    with pytest.raises(VLLMValidationError, match="spells a special token"):
+        llm.score("q", document, use_tqdm=False, chat_template="{{ query }}{{ document | upper }}")
 
 
 def test_a_classifier_of_two_words(folder_and_model, encode):

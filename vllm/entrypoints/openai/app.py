@@ -14,6 +14,7 @@ from vllm.entrypoints.openai.http import middleware, page, routes
 from vllm.entrypoints.openai.serving import (
     chat,
     chat_batch,
+    classify,
     completion,
     decisions,
     development,
@@ -21,6 +22,7 @@ from vllm.entrypoints.openai.serving import (
     generate,
     invocations,
     models,
+    pooling,
     render,
     rerank,
     scoring,
@@ -51,6 +53,8 @@ def build_app(state: ServerState) -> FastAPI:
         scoring,
         decisions,
         embeddings,
+        classify,
+        pooling,
         tokenization,
         models,
     ):

@@ -15,12 +15,30 @@ from fastapi import Request
 from vllm.decisions.calibration import Calibration
 from vllm.entrypoints.openai.errors import ApiError
 from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.entrypoints.pooling.pairs import score_type
 from vllm.entrypoints.score_templates import ScoreTemplate, score_template
 from vllm.exceptions import shown
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tracing import RequestTracer
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.version import __version__
+
+# Of each task, what a model that has it does, and what one that has not does not.
+_DOES = {
+    "generate": "generates (/v1/completions, /v1/chat/completions), reads the probabilities of labels (/v1/score)",
+    "embed": "embeds (/v1/embeddings)",
+    "classify": "classifies (/classify)",
+    "token_embed": "embeds tokens (/pooling)",
+    "token_classify": "classifies tokens (/pooling)",
+    "score": "scores pairs of texts (/rerank, /score)",
+}
+_WANTED = {
+    "generate": "does not generate",
+    "embed": "does not embed",
+    "classify": "has no classes",
+    "score": "does not score pairs of texts, for which it would need one label",
+    "pool": "is no pooling model",
+}
 
 
 @dataclass
@@ -118,16 +136,21 @@ class ServerState:
             raise ApiError(404, message, "model", "model_not_found")
         return name
 
-    def check_task(self, task: str | None) -> None:
-        """Raises ApiError 400 if the model cannot do `task`: "generate" or a pooling model's; None: whatever it is."""
+    @cached_property
+    def tasks(self) -> tuple[str, ...]:
+        """What the model can do: "generate" or a pooling model's tasks and "pool"; "score": pairs of texts."""
         config = self.engine.model_config
-        tasks = config.pooling_tasks if config.runner_type == "pooling" else ("generate",)
-        if task is None or task in tasks:
+        if config.runner_type != "pooling":
+            return ("generate", "score")
+        return (*config.pooling_tasks, *(("score",) if score_type(config) else ()), "pool")
+
+    def check_task(self, task: str | None) -> None:
+        """Raises ApiError 400 if the model cannot do `task`; None: whatever it is."""
+        if task is None or task in self.tasks:
             return
-        can = {"generate": "generates and scores", "embed": "embeds (/v1/embeddings)", "classify": "classifies"}
-        does = [can[each] for each in tasks if each in can]
-        wanted = "does not generate" if task == "generate" else f"has no task {task}"
-        raise ApiError(400, f"this server's model {wanted}: it {' and '.join(does)}", "model", "unsupported_task")
+        does = [_DOES[each] for each in self.tasks if each in _DOES]
+        wanted = _WANTED.get(task, f"has no task {task}")
+        raise ApiError(400, f"this server's model {wanted}: it {', '.join(does)}", "model", "unsupported_task")
 
     def stopping_error(self) -> ApiError:
         """503, for requests that come after the server began to stop, or that it cancels."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vllm.entrypoints.score_templates import PairPrompts, pairs_of, score_template
+from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs
+from vllm.entrypoints.score_templates import PairPrompts, ScoreTemplate, pairs_of, score_template
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling_outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
-    PoolingOutput,
     PoolingRequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
@@ -27,14 +27,13 @@ if TYPE_CHECKING:
     from vllm.pooling_params import PoolingTask
     from vllm.v1.engine.llm_engine import LLMEngine
 
-_ONE_SCORE = "score needs a model with one label, or one that embeds"
-
 
 class PairScoring:
-    """Scores of pairs of texts by a model that generates: see score_templates.py."""
+    """Scores of pairs of texts: see score_templates.py for models that generate, pairs.py for pooling models."""
 
     llm_engine: LLMEngine
     score_labels: Callable[..., list[LabelScores]]
+    _pool: Callable[..., list[PoolingRequestOutput]]
 
     def score(
         self,
@@ -48,36 +47,84 @@ class PairScoring:
         tokenization_kwargs: dict[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
-        """How well documents answer queries: the probability of "yes" between the two words that the template asks for.
+        """How well pairs of texts match: of a generating model the probability of "yes" between the two words that the
+        template asks for, of a cross-encoder its score, of embeddings their cosine, of token embeddings MaxSim.
 
         Args:
             data_1: a query, or one for each document.
             data_2: a document or a list of them.
             use_tqdm: as in `generate`.
-            pooling_params, lora_request: None.
-            tokenization_kwargs: {"truncation": True} lets the ends of documents that are too long go.
-            chat_template: a name in score_templates.TEMPLATES, a file of Jinja, or Jinja itself. None: "plain", or with
-                `classifier_from_token` in config.json query and document as they are.
+            pooling_params: of a pooling model; otherwise None.
+            lora_request: None.
+            tokenization_kwargs: {"truncation": True} lets the ends of texts that are too long go, max_length says how
+                long they may be.
+            chat_template: a name in score_templates.TEMPLATES, a file of Jinja, or Jinja itself. None: of a generating
+                model "plain", or with `classifier_from_token` in config.json query and document as they are; of a
+                cross-encoder its tokenizer joins the texts.
 
         Raises:
-            VLLMValidationError: texts that cannot be paired, a prompt that is too long, a template that fails.
+            VLLMValidationError: texts that cannot be paired, a prompt that is too long, a template that fails, a model
+                that scores no pairs.
             ValueError: no such template.
         """
-        check_neutral("pooling_params", pooling_params, "a score is a probability; there is nothing to choose")
         check_neutral("lora_request", lora_request, NO_LORA)
         options = dict(tokenization_kwargs or {})
         truncates = bool(options.pop("truncation", False))
         max_length = options.pop("max_length", None)
         check_neutral("tokenization_kwargs", options or None, "it takes truncation and max_length")
+        raw = self.llm_engine.model_config.hf_config.raw
+        is_plain = chat_template is None and self.llm_engine.model_config.runner_type == "pooling"
+        return self.score_pairs(
+            pairs_of(data_1, data_2, ("data_1", "data_2")),
+            template=None if is_plain else score_template(chat_template, None, raw),
+            truncate_to=(max_length or -1) if truncates else None,
+            pooling_params=pooling_params,
+            use_tqdm=use_tqdm,
+        )
+
+    def score_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        template: ScoreTemplate | None = None,
+        instruction: str | None = None,
+        truncate_to: int | None = None,
+        max_document_tokens: int | None = None,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: Any = True,
+    ) -> list[ScoringRequestOutput]:
+        """As `score`.
+
+        Args:
+            template: how a model is asked; None: as `score` without chat_template.
+            instruction: what the query is for, in templates that ask for it.
+            truncate_to: longest prompt, in tokens; -1: the longest that the model reads; None: longer ones are errors.
+            max_document_tokens: of each document, which loses its end; None: all of it.
+        """
         config, tokenizer = self.llm_engine.model_config, self.llm_engine.tokenizer
         if tokenizer is None:
-            raise VLLMValidationError("LLM.score needs a tokenizer, and skip_tokenizer_init left it out", "data_1")
-        template = score_template(chat_template, None, config.hf_config.raw)
-        pairs = pairs_of(data_1, data_2, ("data_1", "data_2"))
+            raise VLLMValidationError("scores need a tokenizer, and skip_tokenizer_init left it out", "data_1")
+        names = [f"data_2[{index}]" for index in range(len(pairs))]
+        if config.runner_type == "pooling":
+            params = PoolingParams() if pooling_params is None else pooling_params
+            if truncate_to is None:
+                truncate_to = params.truncate_prompt_tokens
+            limits = PairLimits(config.max_model_len, truncate_to, max_document_tokens)
+            pooled = PooledPairs(config, tokenizer, pairs, params, limits, template, instruction, names)
+            prompts, own_params = zip(*pooled.requests, strict=True)
+            outputs = self._pool([{"prompt_token_ids": each.token_ids} for each in prompts], own_params, use_tqdm, True)
+            return [
+                ScoringRequestOutput(str(index), ScoringOutput(score), pooled.token_ids(index, outputs), 0, True)
+                for index, score in enumerate(pooled.scores(outputs))
+            ]
+        check_neutral("pooling_params", pooling_params, "a score is a probability; there is nothing to choose")
+        template = template or score_template(None, None, config.hf_config.raw)
         labels = encode_labels(list(template.labels), tokenizer, config.vocab_size)
         room = LabelScorer(labels, config.max_model_len).max_prompt_len
-        prompts = PairPrompts(template, tokenizer, room, (max_length or room) if truncates else None)
-        ids = prompts.encode(pairs, [f"data_2[{index}]" for index in range(len(pairs))])
+        encoder = PairPrompts(
+            template, tokenizer, room, room if truncate_to == -1 else truncate_to, max_document_tokens, instruction
+        )
+        ids = encoder.encode(pairs, names)
         scores = self.score_labels(
             [{"prompt_token_ids": each} for each in ids], list(template.labels), use_tqdm=use_tqdm
         )
@@ -91,11 +138,6 @@ class PairScoring:
 
 class PoolingOfflineMixin(PairScoring):
     """Each method raises VLLMValidationError where the model cannot do it, and names what it can."""
-
-    def _pool(
-        self, prompts: Any, params: Sequence[PoolingParams] | PoolingParams, use_tqdm: Any, add_special_tokens: bool
-    ) -> list[PoolingRequestOutput]:
-        raise NotImplementedError
 
     @property
     def _tasks(self) -> tuple[str, ...]:
@@ -156,49 +198,6 @@ class PoolingOfflineMixin(PairScoring):
         )
         return [ClassificationRequestOutput.from_base(output) for output in outputs]
 
-    def score(
-        self,
-        data_1: Any,
-        data_2: Any,
-        /,
-        *,
-        use_tqdm: Any = True,
-        pooling_params: PoolingParams | None = None,
-        lora_request: list[LoRARequest] | LoRARequest | None = None,
-        tokenization_kwargs: dict[str, Any] | None = None,
-        chat_template: str | None = None,
-    ) -> list[ScoringRequestOutput]:
-        """How well pairs of texts match: one text with each of several, or as many with as many. A model with one label
-        reads both texts together, one that embeds gives the cosine of their embeddings."""
-        if not self._tasks:
-            return super().score(
-                data_1,
-                data_2,
-                use_tqdm=use_tqdm,
-                pooling_params=pooling_params,
-                lora_request=lora_request,
-                tokenization_kwargs=tokenization_kwargs,
-                chat_template=chat_template,
-            )
-        check_neutral("lora_request", lora_request, NO_LORA)
-        check_neutral("chat_template", chat_template, "pairs are joined by the model's tokenizer")
-        firsts, seconds = ([texts] if isinstance(texts, str) else list(texts) for texts in (data_1, data_2))
-        if len(firsts) == 1:
-            firsts = firsts * len(seconds)
-        if not firsts or len(firsts) != len(seconds):
-            message = f"score takes one text, or as many as the {len(seconds)} others, got {len(firsts)}"
-            raise VLLMValidationError(message, "data_1", len(firsts))
-        if "classify" in self._tasks:
-            return self._score_pairs(firsts, seconds, pooling_params, use_tqdm)
-        outputs = self.encode(
-            firsts + seconds,
-            pooling_params,
-            use_tqdm=use_tqdm,
-            pooling_task="embed",
-            tokenization_kwargs=tokenization_kwargs,
-        )
-        return [_cosine(*pair) for pair in zip(outputs[: len(firsts)], outputs[len(firsts) :], strict=True)]
-
     def reward(
         self,
         prompts: PromptType | Sequence[PromptType],
@@ -238,36 +237,3 @@ class PoolingOfflineMixin(PairScoring):
         if isinstance(given, Sequence):
             return [named(params) for params in given]
         return named(PoolingParams() if given is None else given)
-
-    def _score_pairs(
-        self, firsts: list[str], seconds: list[str], given: PoolingParams | None, use_tqdm: Any
-    ) -> list[ScoringRequestOutput]:
-        tokenizer = self.get_tokenizer()  # type: ignore[attr-defined]
-        base = self._with_task(given, "classify")
-        limit = base.truncate_prompt_tokens
-        if limit == -1:
-            limit = self.model_config.max_model_len  # type: ignore[attr-defined]
-        prompts, params = [], []
-        for first, second in zip(firsts, seconds, strict=True):
-            cut = {} if limit is None else {"truncation": "longest_first", "max_length": limit}
-            encoded = tokenizer(first, second, **cut)
-            own = base.clone()
-            own.truncate_prompt_tokens = None
-            types = encoded.get("token_type_ids") or []
-            if 1 in types:
-                own.extra_kwargs = {"compressed_token_type_ids": types.index(1)}
-            prompts.append({"prompt_token_ids": encoded["input_ids"]})
-            params.append(own)
-        outputs = self._pool(prompts, params, use_tqdm, True)
-        if outputs and outputs[0].outputs.data.numel() != 1:
-            raise VLLMValidationError(f"{_ONE_SCORE}; this one has {outputs[0].outputs.data.numel()} labels", "data_1")
-        return [ScoringRequestOutput.from_base(output) for output in outputs]
-
-
-def _cosine(first: PoolingRequestOutput, second: PoolingRequestOutput) -> ScoringRequestOutput:
-    one, other = first.outputs.data, second.outputs.data
-    score = (one @ other) / (one.norm() * other.norm())
-    ids = first.prompt_token_ids + second.prompt_token_ids
-    return ScoringRequestOutput.from_base(
-        PoolingRequestOutput(f"{first.request_id}_{second.request_id}", PoolingOutput(score), ids, 0, True)
-    )

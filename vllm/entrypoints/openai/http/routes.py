@@ -102,11 +102,18 @@ def post(
     return add
 
 
-def post_by_field(
-    router: APIRouter, path: str, description: str, kinds: Mapping[str, tuple[type[RequestModel], Any, Any, Endpoint]]
-) -> None:
-    """Add an endpoint for bodies of several kinds. `kinds`: for the field that only this kind has, what `post` takes of
-    its own endpoint, and that endpoint."""
+class BodyKind(NamedTuple):
+    """Bodies of one endpoint; see `post`."""
+
+    model: type[RequestModel]
+    answer: Any
+    endpoint: Endpoint
+    chunk: type[ResponseModel] | None = None
+
+
+def post_by_field(router: APIRouter, path: str, description: str, kinds: Mapping[str, tuple[BodyKind, ...]]) -> None:
+    """Add an endpoint for bodies of several kinds. `kinds`: for the field that tells them, what a body with it may be;
+    it is the first whose task the model can, or else the first."""
 
     async def endpoint(request: Request) -> Response:
         state = server_state(request)
@@ -117,15 +124,17 @@ def post_by_field(
             names = " or ".join(kinds)
             problem = f"{' and '.join(given)} exclude each other: give one of them" if given else f"{names} is required"
             raise ApiError(400, problem, given[1] if given else next(iter(kinds)), "missing_field")
-        model, _, _, function = kinds[given[0]]
-        body = parse_body(value, model, args.ignore_unknown_fields)
+        possible = kinds[given[0]]
+        kind = next((each for each in possible if each.model.TASK in state.tasks), possible[0])
+        body = parse_body(value, kind.model, args.ignore_unknown_fields)
         state.check_model(body.model)
-        state.check_task(model.TASK)
-        return await function(request, state, body)
+        state.check_task(kind.model.TASK)
+        return await kind.endpoint(request, state, body)
 
-    schemas = [{"$ref": SCHEMA_REF + kind[0].__name__} for kind in kinds.values()]
-    content = {"text/event-stream": {"schema": _event(*(kind[2] for kind in kinds.values()))}}
-    answer = {"model": Union[tuple(kind[1] for kind in kinds.values())], "content": content}  # noqa: UP007
+    every = list(dict.fromkeys(kind for possible in kinds.values() for kind in possible))
+    schemas = [{"$ref": SCHEMA_REF + kind.model.__name__} for kind in every]
+    content = {"text/event-stream": {"schema": _event(*(kind.chunk for kind in every if kind.chunk is not None))}}
+    answer = {"model": Union[tuple(kind.answer for kind in every)], "content": content}  # noqa: UP007
     answers = {200: answer, **error_answers(*_ERRORS)}
     _add(router, path, endpoint, path.strip("/"), description, {"schema": {"oneOf": schemas}}, answers)
 

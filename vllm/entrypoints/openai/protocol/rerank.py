@@ -16,6 +16,7 @@ Pairs = Annotated[Text | Annotated[list[Text], NOT_EMPTY], UNREAD]
 class PairFields(RequestModel):
     """Fields of both endpoints."""
 
+    TASK: ClassVar[str | None] = "score"
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
         "mm_processor_kwargs": REFUSED_FIELDS["mm_processor_kwargs"],
         "media_io_kwargs": REFUSED_FIELDS["media_io_kwargs"],
@@ -36,7 +37,9 @@ class PairFields(RequestModel):
         "the query and the template are never cut.",
     )
     use_activation: bool | None = Field(
-        None, description="False: scores are log-odds, log(p / (1 - p)), instead of probabilities p."
+        None,
+        description="False: scores are log-odds, log(p / (1 - p)), instead of probabilities p; of a cross-encoder its "
+        "logits.",
     )
     return_readings: bool | None = Field(None, description="Add logprob, logit and rank of both answers to each score.")
     cache_salt: str | None = Field(None, min_length=1, description="Shares cached prefixes with equal salts only.")
@@ -66,6 +69,7 @@ class ScorePairsRequest(PairFields):
     data_2: Pairs | None = Field(None, description="As text_2.")
     queries: Pairs | None = Field(None, description="As text_1, with documents.")
     documents: Pairs | None = Field(None, description="As text_2.")
+    items: Pairs | None = Field(None, description="As documents.")
 
 
 class Answer(ResponseModel):

@@ -18,6 +18,7 @@ from vllm.entrypoints.openai.protocol.generation import (
     ChatCompletionRequest,
     ChatCompletionResponse,
 )
+from vllm.entrypoints.openai.protocol.pooling import PoolingFields
 from vllm.entrypoints.openai.protocol.tokenization import TokenizeRequest
 from vllm.entrypoints.openai.rendering.logprobs import chat_logprobs
 from vllm.entrypoints.openai.serving.beam_search import submit
@@ -42,7 +43,7 @@ async def create_chat_completion(request: Request, state: ServerState, body: Cha
     return await respond(request, answer, bool(body.stream))
 
 
-def render(state: ServerState, body: ChatCompletionRequest | TokenizeRequest) -> dict[str, Any]:
+def render(state: ServerState, body: ChatCompletionRequest | TokenizeRequest | PoolingFields) -> dict[str, Any]:
     """The prompt of the request's conversation; see `render_conversations`."""
     if body.chat_template is not None and not state.args.trust_request_chat_template:
         message = (

@@ -1,101 +1,127 @@
-"""POST /v1/embeddings."""
+"""POST /v1/embeddings, by OpenAI's bodies, and /v2/embed and /v1/embed, by Cohere's."""
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import time
-import uuid
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.errors import json_response
-from vllm.entrypoints.openai.http.routes import post
-from vllm.entrypoints.openai.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
+from vllm.entrypoints.openai.errors import ApiError, json_response
+from vllm.entrypoints.openai.http.routes import OtherBody, post
+from vllm.entrypoints.openai.protocol.pooling import (
+    CohereEmbedRequest,
+    CohereEmbedResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+)
 from vllm.entrypoints.openai.serving.engine_requests import request_id_of, while_connected
+from vllm.entrypoints.openai.serving.item_scores import in_thread_if
+from vllm.entrypoints.openai.serving.pooling import encoded_answer, pool, pool_prompts, text_prompts, usage_of
 from vllm.entrypoints.openai.state import ServerState
-from vllm.exceptions import VLLMValidationError
+from vllm.entrypoints.pooling.utils import encoded
+from vllm.exceptions import VLLMValidationError, shown
 from vllm.pooling_outputs import PoolingRequestOutput
 from vllm.pooling_params import PoolingParams
-from vllm.utils.checks import check_encodable, check_id_sequence, check_vocabulary, wrong_type
+from vllm.transformers_utils.sentence_transformers import named_prompts
 
 router = APIRouter()
+
+# Cohere's purposes, and what models call them.
+_PURPOSES = {
+    "search_query": ("search_query", "query"),
+    "search_document": ("search_document", "document", "passage"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
+_LARGE = 4096
 
 
 async def create_embeddings(request: Request, state: ServerState, body: EmbeddingRequest) -> Response:
     """A vector for each text."""
-    prompts = _prompts(body.input, state.engine.model_config.vocab_size)
-    state.check_count(len(prompts), "input")
-    state.check_capacity(len(prompts))
-    params = PoolingParams(
-        task="embed",
-        dimensions=body.dimensions,
-        truncate_prompt_tokens=body.truncate_prompt_tokens,
-        normalize=body.normalize,
-    )
+    outputs, frame = await pool(request, state, body, "embed", "embd")
+    return await encoded_answer(outputs, frame, body, "embedding", "embedding")
+
+
+async def cohere_embed(request: Request, state: ServerState, body: CohereEmbedRequest) -> Response:
+    """A vector for each text, in Cohere's shape."""
+    texts = body.texts if body.given_field() == "texts" else _joined(body)
+    field = body.given_field()
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise VLLMValidationError(f"{field} must be a list of texts", field)
+    state.check_count(len(texts), field)
     answer_id = request_id_of(request, "embd", body.request_id)
-    outputs = await while_connected(request, _embed(state, prompts, params, answer_id))
-    num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
-    request.state.usage = {"prompt_tokens": num_tokens, "completion_tokens": 0, "total_tokens": num_tokens}
-    data = [
-        {"index": index, "object": "embedding", "embedding": _written(output, body.encoding_format)}
-        for index, output in enumerate(outputs)
-    ]
-    frame = {"id": answer_id, "object": "list", "created": int(time.time()), "model": state.model_names[0]}
-    return json_response({**frame, "data": data, "usage": request.state.usage})
+    prefix = _prefix(state, body.input_type)
+    params = PoolingParams(task="embed", dimensions=body.output_dimension)
+
+    async def run() -> list[PoolingRequestOutput[Any]]:
+        prompts = await in_thread_if(
+            sum(map(len, texts)) > _LARGE,
+            lambda: text_prompts(
+                state,
+                [text and prefix + text for text in texts],
+                field,
+                truncate_to=None if body.truncate == "NONE" else -1,
+                from_end=body.truncate == "START",
+            ),
+        )
+        return await pool_prompts(state, prompts, [params] * len(prompts), answer_id, body.priority or 0)
+
+    outputs = await while_connected(request, run())
+    request.state.usage = usage = usage_of(outputs)
+    is_plain = request.url.path == "/v1/embed" and body.embedding_types is None
+    kinds = body.embedding_types or ["float"]
+    written = {kind: [_written(output, kind) for output in outputs] for kind in dict.fromkeys(kinds)}
+    meta = {
+        "api_version": {"version": "1" if request.url.path == "/v1/embed" else "2"},
+        "billed_units": {"input_tokens": usage["prompt_tokens"], "image_tokens": 0},
+    }
+    answer = {
+        "id": answer_id,
+        "response_type": "embeddings_floats" if is_plain else "embeddings_by_type",
+        "embeddings": written["float"] if is_plain else written,
+        "texts": texts,
+        "meta": meta,
+    }
+    return json_response(answer)
 
 
 for _path in ("/v1/embeddings", "/embeddings"):
     post(router, _path, EmbeddingRequest, EmbeddingResponse)(create_embeddings)
+for _path in ("/v2/embed", "/v1/embed"):
+    post(router, _path, CohereEmbedRequest, CohereEmbedResponse)(cohere_embed)
+_COHERE = OtherBody(("texts", "inputs"), CohereEmbedRequest, CohereEmbedResponse, cohere_embed)
+post(router, "/embed", EmbeddingRequest, EmbeddingResponse, other=_COHERE)(create_embeddings)
 
 
-async def _embed(
-    state: ServerState, prompts: list[Any], params: PoolingParams, request_id: str
-) -> list[PoolingRequestOutput[Any]]:
-    # Clients may give several requests one id.
-    own_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
-
-    async def one(index: int, prompt: Any) -> PoolingRequestOutput[Any]:
-        results = [each async for each in state.engine.encode(prompt, params, f"{own_id}-{index}")]
-        return results[-1]
-
-    tasks = [asyncio.ensure_future(one(index, prompt)) for index, prompt in enumerate(prompts)]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
+def _joined(body: CohereEmbedRequest) -> list[str]:
+    return ["".join(part.text for part in each.content) for each in body.inputs or ()]
 
 
-def _prompts(given: Any, vocab_size: int) -> list[Any]:
-    """Texts, and lists of ids as prompts. VLLMValidationError names what is neither."""
-    if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], int)):
-        given = [given]
-    if not isinstance(given, list):
-        raise wrong_type("input", given, "a text, a list of texts or of token ids")
-    if not given:
-        raise VLLMValidationError("input must not be empty", "input", given)
-    prompts: list[Any] = []
-    for each in given:
-        if isinstance(each, str):
-            if not each:
-                raise VLLMValidationError("input cannot contain an empty string", "input", each)
-            check_encodable("input", each)
-            prompts.append(each)
-            continue
-        if not isinstance(each, list):
-            raise wrong_type("input", each, "a text or a list of token ids")
-        ids = check_id_sequence("input", each)
-        check_vocabulary("input", ids, vocab_size)
-        prompts.append({"prompt_token_ids": ids})
-    return prompts
+def _prefix(state: ServerState, purpose: str | None) -> str:
+    """What the model wants before texts of this purpose. ApiError: it knows none of this name."""
+    if purpose is None:
+        return ""
+    prompts = named_prompts(Path(state.engine.model_config.path))
+    for name in _PURPOSES.get(purpose, (purpose,)):
+        if name in prompts:
+            return prompts[name]
+    if purpose in _PURPOSES and not prompts:
+        return ""
+    known = ", ".join(sorted(prompts)) or ", ".join(_PURPOSES)
+    raise ApiError(
+        400, f"Unsupported input_type {shown(purpose)}: the model knows {known}", "input_type", "invalid_value"
+    )
 
 
-def _written(output: PoolingRequestOutput[Any], form: str | None) -> list[float] | str:
-    values = output.outputs.data.float().numpy()
-    if form != "base64":
-        return values.tolist()
-    return base64.b64encode(np.ascontiguousarray(values, dtype="<f4").tobytes()).decode("ascii")
+def _written(output: PoolingRequestOutput[Any], kind: str) -> Any:
+    tensor = output.outputs.data
+    if kind in ("float", "base64"):
+        return encoded(tensor, kind, "float32", "little")
+    if len(tensor) % 8:
+        message = f"{kind} embeddings need a number of dimensions that is a multiple of 8, got {len(tensor)}"
+        raise ApiError(400, message, "embedding_types", "invalid_value")
+    bits = np.packbits(tensor.numpy() >= 0).astype(np.int64)
+    return (bits if kind == "ubinary" else bits - 128).tolist()

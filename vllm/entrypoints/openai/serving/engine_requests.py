@@ -17,7 +17,7 @@ from vllm.entrypoints.openai.http.streaming import EventStream
 from vllm.entrypoints.openai.rendering.written_json import PartsResponse
 from vllm.entrypoints.openai.state import ServerState
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import SamplingParams
+from vllm.pooling_outputs import PoolingRequestOutput
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.request_stream import RequestStream
 
@@ -43,14 +43,15 @@ class Submission:
         state: ServerState,
         request_id: str,
         prompts: Sequence[ProcessedPrompt],
-        params: Sequence[SamplingParams],
+        params: Sequence[Any],
         priority: int = 0,
     ) -> Submission:
         """Queue all prompts.
 
         Args:
             request_id: of the HTTP request; engine ids extend it, so that clients cannot make them collide.
-            prompts, params: one of each per prompt, from the engine's `process_prompts` and `process_params`.
+            prompts, params: one of each per prompt, from the engine's `process_prompts` and `process_params`:
+                SamplingParams, or PoolingParams for outputs of a pooling model.
 
         Raises:
             ApiError: 429 or 503, no room for them.
@@ -59,7 +60,8 @@ class Submission:
         """
         for own in params:
             state.engine.input_processor.check_request(request_id, own, priority)
-        state.check_capacity(sum(own.num_sequences for own in params))
+        # A pooling request is one sequence.
+        state.check_capacity(sum(getattr(own, "num_sequences", 1) for own in params))
         return await cls.queue_counted(state, request_id, prompts, params, priority)
 
     @classmethod
@@ -68,7 +70,7 @@ class Submission:
         state: ServerState,
         request_id: str,
         prompts: Sequence[ProcessedPrompt],
-        params: Sequence[SamplingParams],
+        params: Sequence[Any],
         priority: int = 0,
     ) -> Submission:
         """`queue` without its checks, for which there is room."""
@@ -145,7 +147,11 @@ def _stopped() -> ApiError:
     return ApiError(503, "the server stopped before the request was done", code="shutting_down", retry_after=10)
 
 
-def _check_errors(output: RequestOutput) -> None:
+def _check_errors(output: RequestOutput | PoolingRequestOutput[Any]) -> None:
+    if isinstance(output, PoolingRequestOutput):
+        if output.error is not None:
+            raise ApiError(500, output.error.message, code="pooling_failed")
+        return
     for completion in output.outputs:
         if completion.error is not None:
             raise ApiError(500, completion.error, code="generation_failed")

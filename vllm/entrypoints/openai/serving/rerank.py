@@ -1,9 +1,10 @@
 """POST /rerank, /v1/rerank and /v2/rerank, and the bodies of /score that name pairs of texts: how well documents answer
-queries, by the two answers that the server's score template asks the model for (score_templates.py)."""
+queries, by the two answers that the server's score template asks a generating model for (score_templates.py), or by a
+pooling model (pairs.py)."""
 
 from __future__ import annotations
 
-import math
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,11 +22,14 @@ from vllm.entrypoints.openai.protocol.rerank import (
 )
 from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, while_connected
 from vllm.entrypoints.openai.serving.item_scores import MAX_TOKENS, in_thread_if
+from vllm.entrypoints.openai.serving.pooling import pool_prompts, usage_of
 from vllm.entrypoints.openai.serving.usage import cached_tokens_shown
 from vllm.entrypoints.openai.state import ServerState
-from vllm.entrypoints.score_templates import PairPrompts, pairs_of
+from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs, order_of
+from vllm.entrypoints.score_templates import PairPrompts, pairs_of, score_template
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import LabelScores, RequestOutput
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.utils.checks import check_integer, wrong_type
 from vllm.v1.engine.input_processor import ProcessedPrompt
@@ -50,7 +54,7 @@ async def rerank(request: Request, state: ServerState, body: RerankRequest) -> R
     scored = await while_connected(request, score_pairs(state, body, pairs, "documents", answer_id))
     request.state.usage = scored.usage
     results = []
-    for index in scored.order()[: body.top_n or None]:
+    for index in order_of(scored.values)[: body.top_n or None]:
         result: dict[str, Any] = {"index": index, "relevance_score": scored.values[index]}
         if body.return_documents is not False:
             result["document"] = {"text": documents[index]}
@@ -66,6 +70,12 @@ async def score_pairs_of_texts(request: Request, state: ServerState, body: Score
     """Score pairs of texts."""
     first = body.given_field()
     second = {"text_1": "text_2", "data_1": "data_2", "queries": "documents"}[first]
+    others = {"text_2", "data_2", "documents", "items"} - {second}
+    if first == "queries" and body.items is not None and body.documents is None:
+        second, others = "items", others - {"items"}
+    for other in sorted(others):
+        if getattr(body, other) is not None:
+            raise ApiError(400, f"{other} does not go with {first}, which {second} does", other, "invalid_value")
     if getattr(body, second) is None:
         raise ApiError(400, f"{second} is required beside {first}", second, "missing_field")
     pairs = pairs_of(getattr(body, first), getattr(body, second), (first, second))
@@ -83,10 +93,15 @@ async def score_pairs_of_texts(request: Request, state: ServerState, body: Score
 
 async def score_pairs(
     state: ServerState, body: PairFields, pairs: Sequence[tuple[str, str]], field: str, request_id: str
-) -> ScoredPairs:
+) -> ScoredPairs | PooledScores:
     """Check everything, queue it and wait for the results. ApiError or VLLMValidationError: a field that cannot be
     honoured, before anything is queued. `field` holds the documents."""
     is_large = sum(len(document) for _, document in pairs) > _LARGE
+    if state.engine.model_config.runner_type == "pooling":
+        # In a thread: transformers' tokenizer is loaded by the first pair.
+        pooled = await asyncio.to_thread(lambda: PooledScores(state, body, pairs, field))
+        await pooled.run(state, request_id, body.priority or 0)
+        return pooled
     scored = await in_thread_if(is_large, lambda: ScoredPairs(state, body, pairs, field))
     prompts, params = zip(*scored.requests(), strict=True)
     submission = await Submission.queue(state, request_id, prompts, params, body.priority or 0)
@@ -145,11 +160,6 @@ class ScoredPairs:
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
-    def order(self) -> list[int]:
-        """Indices by descending score; equals, and scores that are no numbers, as they came."""
-        keys = [-math.inf if math.isnan(value) else value for value in self.values]
-        return sorted(range(len(keys)), key=keys.__getitem__, reverse=True)
-
     def readings(self, index: int) -> dict[str, Any]:
         """The field `readings` of a result, if it was asked for."""
         if not self._gives_readings:
@@ -171,3 +181,52 @@ class ScoredPairs:
         if self._gives_odds:
             return float(scores.logprobs[0] - scores.logprobs[1])
         return float(scores.probabilities[0])
+
+
+class PooledScores:
+    """The same by a pooling model."""
+
+    def __init__(self, state: ServerState, body: PairFields, pairs: Sequence[tuple[str, str]], field: str) -> None:
+        source = state.args.score_template or state.chat_template
+        template = None if source is None else score_template(source)
+        if body.return_readings:
+            message = "return_readings: a pooling model has no answers to read; its score is all there is"
+            raise ApiError(400, message, "return_readings", "unsupported_field")
+        if body.instruction is not None and template is None:
+            message = "instruction needs a --score-template that asks for it"
+            raise ApiError(400, message, "instruction", "unsupported_field")
+        self.values: list[float] = []
+        self.usage: dict[str, Any] = {}
+        limits = PairLimits(
+            state.engine.model_config.max_model_len, body.truncate_prompt_tokens, body.max_tokens_per_doc or None
+        )
+        names = [f"{field}[{index}]" for index in range(len(pairs))]
+        try:
+            self._pairs = PooledPairs(
+                state.engine.model_config,
+                state.tokenizer,
+                pairs,
+                PoolingParams(use_activation=body.use_activation),
+                limits,
+                template,
+                body.instruction,
+                names,
+            )
+        except VLLMValidationError as error:
+            if error.parameter in names:
+                raise ApiError(400, str(error.args[0]), field, "context_length_exceeded") from None
+            raise
+
+    async def run(self, state: ServerState, request_id: str, priority: int) -> None:
+        """Queue the requests, wait, and set scores and usage."""
+        prompts, params = zip(*self._pairs.requests, strict=True)
+        num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        if num_tokens > MAX_TOKENS:
+            message = f"the texts make {num_tokens} tokens, more than the limit of {MAX_TOKENS}; send fewer"
+            raise ApiError(400, message, None, "too_many_tokens")
+        outputs = await pool_prompts(state, prompts, params, request_id, priority)
+        self.values = self._pairs.scores(outputs)
+        self.usage = usage_of(outputs)
+
+    def readings(self, index: int) -> dict[str, Any]:
+        return {}

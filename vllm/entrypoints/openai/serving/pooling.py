@@ -1,0 +1,213 @@
+"""What all endpoints of pooling models share: inputs to prompts, prompts to pooled tensors and usage; POST /pooling."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from vllm.entrypoints.openai.errors import ApiError, json_response
+from vllm.entrypoints.openai.http.routes import post
+from vllm.entrypoints.openai.protocol.pooling import EncodingFields, PoolingFields, PoolingRequest, PoolingResponse
+from vllm.entrypoints.openai.serving.chat import render
+from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, while_connected
+from vllm.entrypoints.openai.serving.item_scores import in_thread_if
+from vllm.entrypoints.openai.state import ServerState
+from vllm.entrypoints.pooling.pairs import keep_tokens
+from vllm.entrypoints.pooling.utils import encode_pooling_bytes, encoded
+from vllm.exceptions import VLLMValidationError
+from vllm.pooling_outputs import PoolingRequestOutput
+from vllm.pooling_params import PoolingParams
+from vllm.utils.checks import check_encodable, check_id_sequence, check_integer, check_vocabulary, wrong_type
+from vllm.v1.engine.input_processor import ProcessedPrompt
+
+router = APIRouter()
+
+# More characters, ids or numbers than this are processed in a thread, to keep the event loop responsive.
+_LARGE = 4096
+_METADATA = "metadata"
+
+
+@post(router, "/pooling", PoolingRequest, PoolingResponse)
+async def pooling(request: Request, state: ServerState, body: PoolingRequest) -> Response:
+    """What the model pools of each text: a vector, or one for each token."""
+    tasks = state.engine.model_config.pooling_tasks
+    if body.task is not None and body.task not in tasks:
+        message = f"the model has the tasks {', '.join(tasks)}, not {body.task}"
+        raise ApiError(400, message, "task", "unsupported_task")
+    outputs, frame = await pool(request, state, body, body.task or tasks[0], "pooling")
+    return await encoded_answer(outputs, frame, body, "pooling", "data")
+
+
+async def pool(
+    request: Request, state: ServerState, body: PoolingFields, task: str, prefix: str
+) -> tuple[list[PoolingRequestOutput[Any]], dict[str, Any]]:
+    """Check everything, queue it and wait for the results; with them, an answer's fields beside `data`.
+
+    Raises:
+        ApiError, VLLMValidationError: a field that cannot be honoured; nothing was queued then.
+    """
+    field = body.given_field()
+    if field == "input":
+        state.check_count(1 if _is_single(body.input) else len(body.input), field)  # type: ignore[arg-type]
+    is_large = field == "messages" or _size(body.input) > _LARGE
+    params = _params(body, task)
+
+    async def run() -> list[PoolingRequestOutput[Any]]:
+        prompts = await in_thread_if(is_large, lambda: _prompts(state, body))
+        return await pool_prompts(state, prompts, [params] * len(prompts), answer_id, body.priority or 0)
+
+    answer_id = request_id_of(request, prefix, body.request_id)
+    outputs = await while_connected(request, run())
+    request.state.usage = usage = usage_of(outputs)
+    frame = {"id": answer_id, "object": "list", "created": int(time.time()), "model": state.model_names[0]}
+    return outputs, {**frame, "usage": usage}
+
+
+async def pool_prompts(
+    state: ServerState,
+    prompts: Sequence[ProcessedPrompt],
+    params: Sequence[PoolingParams],
+    request_id: str,
+    priority: int = 0,
+) -> list[PoolingRequestOutput[Any]]:
+    """The results of checked prompts, in their order; errors as of Submission.queue, and of bad parameters."""
+    process = state.engine.input_processor.process_params
+    checked = [process(own, len(prompt.token_ids)) for own, prompt in zip(params, prompts, strict=True)]
+    submission = await Submission.queue(state, request_id, prompts, checked, priority)
+    outputs: list[Any] = await submission.results()
+    return outputs
+
+
+def usage_of(outputs: Sequence[PoolingRequestOutput[Any]]) -> dict[str, int]:
+    """An answer's `usage`."""
+    num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    return {"prompt_tokens": num_tokens, "completion_tokens": 0, "total_tokens": num_tokens}
+
+
+async def encoded_answer(
+    outputs: Sequence[PoolingRequestOutput[Any]], frame: dict[str, Any], body: EncodingFields, kind: str, key: str
+) -> Response:
+    """The answer with the tensors as the request wants them written, each an object `kind` with them at `key`."""
+    tensors = [output.outputs.data for output in outputs]
+    dtype, order, form = body.embed_dtype or "float32", body.endianness or "little", body.encoding_format
+
+    def answer() -> Response:
+        if form not in ("bytes", "bytes_only"):
+            data = [
+                {"index": index, "object": kind, key: encoded(tensor, form, dtype, order)}
+                for index, tensor in enumerate(tensors)
+            ]
+            return json_response({**frame, "data": data})
+        content, items = encode_pooling_bytes(tensors, dtype, order)
+        headers = {}
+        if form == "bytes":
+            headers[_METADATA] = msgspec.json.encode({**frame, "data": [asdict(item) for item in items]}).decode()
+        return Response(content, headers=headers, media_type="application/octet-stream")
+
+    return await in_thread_if(sum(tensor.numel() for tensor in tensors) > _LARGE, answer)
+
+
+def text_prompts(
+    state: ServerState,
+    texts: Sequence[Any],
+    field: str,
+    *,
+    truncate_to: int | None = None,
+    from_end: bool = False,
+    add_special_tokens: bool = True,
+) -> list[ProcessedPrompt]:
+    """Texts, or lists of token ids, as prompts.
+
+    Args:
+        field: its name in errors.
+        truncate_to: longest prompt, in tokens; -1: the longest that the model reads; None: longer ones are errors.
+        from_end: longer ones keep their end.
+
+    Raises:
+        VLLMValidationError: what is neither, empty or too long.
+        ApiError: there is no tokenizer for texts.
+    """
+    config = state.engine.model_config
+    longest = config.max_model_len
+    if truncate_to is not None and truncate_to != -1:
+        check_integer("truncate_prompt_tokens", truncate_to, 1, longest)
+    limit = longest if truncate_to in (None, -1) else truncate_to
+    if not texts:
+        raise VLLMValidationError(f"{field} must not be empty", field, [])
+    parsed = [_parsed(field, each, config.vocab_size) for each in texts]
+    strings = [text for text, _ in parsed if text is not None]
+    encode = state.tokenizer.encode_batch if strings else None
+    ids_of_texts = iter(encode(strings, add_special_tokens) if encode else ())
+    special = state.engine.tokenizer.all_special_ids if state.engine.tokenizer is not None else ()
+    prompts = []
+    for index, (text, given) in enumerate(parsed):
+        ids = next(ids_of_texts) if text is not None else given
+        if not ids:
+            raise VLLMValidationError(f"{field}[{index}] has no tokens", field, text)
+        if len(ids) > limit:  # type: ignore[operator]
+            if truncate_to is None:
+                raise VLLMValidationError(
+                    f"{field}[{index}] has {len(ids)} tokens: the model's maximum context length is {longest} tokens; "
+                    "truncate_prompt_tokens lets the rest go",
+                    field,
+                    len(ids),
+                )
+            ids = keep_tokens(ids, limit, special, from_end)  # type: ignore[arg-type]
+        prompts.append(ProcessedPrompt(text, ids, None))
+    return prompts
+
+
+def _prompts(state: ServerState, body: PoolingFields) -> list[ProcessedPrompt]:
+    options = {"truncate_to": body.truncate_prompt_tokens, "from_end": body.truncation_side == "left"}
+    if body.messages is None:
+        given: Any = [body.input] if _is_single(body.input) else body.input
+        return text_prompts(state, given, "input", add_special_tokens=body.add_special_tokens is not False, **options)  # type: ignore[arg-type]
+    body.add_generation_prompt = bool(body.add_generation_prompt)
+    text = render(state, body)["prompt"]
+    return text_prompts(state, [text], "messages", add_special_tokens=body.add_special_tokens is True, **options)  # type: ignore[arg-type]
+
+
+def _params(body: PoolingFields, task: str) -> PoolingParams:
+    params = PoolingParams(task=task, use_activation=body.use_activation)  # type: ignore[arg-type]
+    if isinstance(body, EncodingFields):
+        params.dimensions, params.normalize = body.dimensions, body.normalize
+        if None not in (body.normalize, body.use_activation):
+            raise VLLMValidationError("normalize and use_activation are two names of one field", "normalize")
+    return params
+
+
+def _is_single(given: Any) -> bool:
+    """One text, or the ids of one."""
+    if isinstance(given, list):
+        return bool(given) and isinstance(given[0], int)
+    if not isinstance(given, str):
+        raise wrong_type("input", given, "a text, a list of texts or of token ids")
+    return True
+
+
+def _size(given: Any) -> int:
+    return (
+        len(given)
+        if not isinstance(given, list)
+        else sum(_size(each) if isinstance(each, (str, list)) else 1 for each in given)
+    )
+
+
+def _parsed(field: str, given: Any, vocab_size: int) -> tuple[str | None, list[int]]:
+    """(text, None) or (None, ids)."""
+    if isinstance(given, str):
+        if not given:
+            raise VLLMValidationError(f"{field} cannot contain an empty string", field, given)
+        check_encodable(field, given)
+        return given, []
+    if not isinstance(given, list):
+        raise wrong_type(field, given, "a text or a list of token ids")
+    ids = check_id_sequence(field, given)
+    check_vocabulary(field, ids, vocab_size)
+    return None, ids
