@@ -8,10 +8,12 @@ from pathlib import Path
 from vllm.entrypoints.cli.generation import add_server_arguments, check_server_arguments
 from vllm.exceptions import CliError
 from vllm.utils.flag_types import at_least
+from vllm.utils.ray_utils import import_ray_for
 
 
-def add_file_arguments(parser: argparse.ArgumentParser, output: str, picture: str) -> None:
-    """Add FILE, the flags of input and output, of a server and of Ray; `output` and `picture` are helps."""
+def add_file_arguments(parser: argparse.ArgumentParser, output: str, picture: str | None = None) -> None:
+    """Add FILE, the flags of input and output, of a server and of Ray; `output` and `picture` are helps, None: there is
+    none."""
     parser.add_argument("file", metavar="FILE", type=Path, help="the texts: .csv, .parquet, or else JSONL")
     field = "field that holds the text (default: text)"
     parser.add_argument("--text-field", default="text", metavar="NAME", help=field)
@@ -20,9 +22,12 @@ def add_file_arguments(parser: argparse.ArgumentParser, output: str, picture: st
     resume = "keep the rows that --output has and score the other texts"
     existing.add_argument("--resume", action="store_true", help=resume)
     existing.add_argument("--overwrite", action="store_true", help="replace an --output that exists")
-    drawing = parser.add_mutually_exclusive_group()
-    drawing.add_argument("--picture", metavar="FILE", type=Path, help=picture)
-    drawing.add_argument("--no-picture", action="store_true", help="draw none")
+    if picture is None:
+        parser.set_defaults(picture=None, no_picture=True)
+    else:
+        drawing = parser.add_mutually_exclusive_group()
+        drawing.add_argument("--picture", metavar="FILE", type=Path, help=picture)
+        drawing.add_argument("--no-picture", action="store_true", help="draw none")
     parser.add_argument("--limit", metavar="N", type=int, help="score the first N texts only")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors and warnings")
     server = add_server_arguments(parser)
@@ -52,3 +57,14 @@ def check_file_arguments(args: argparse.Namespace) -> None:
                 raise CliError(f"--{name} and --backend ray exclude each other: {reason}")
     if args.limit is not None and args.limit < 1:
         raise CliError(f"--limit must be at least 1, got {args.limit}")
+
+
+def needs_ray(args: argparse.Namespace) -> None:
+    """A CliError if --backend asks for Ray and it, or what it needs, is not installed."""
+    if args.backend is None:
+        return
+    try:
+        import_ray_for(args.ray_address)
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise CliError(f"--backend ray: {error}") from None

@@ -10,13 +10,25 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from vllm.entrypoints.cli import bench, chat, collect_env, complete, completion, decide, score, selftest, serve
+from vllm.entrypoints.cli import (
+    bench,
+    chat,
+    collect_env,
+    complete,
+    completion,
+    decide,
+    embed,
+    rerank,
+    score,
+    selftest,
+    serve,
+)
 from vllm.entrypoints.cli.frame import COMPLETING, EXIT_USAGE, CommandParser, add_commands, be_command
 from vllm.exceptions import CliError, VLLMValidationError
 from vllm.utils.packages import needed_by
 from vllm.version import __version__
 
-_COMMANDS = (serve, chat, complete, score, decide, bench, selftest, collect_env, completion)
+_COMMANDS = (serve, chat, complete, score, decide, rerank, embed, bench, selftest, collect_env, completion)
 
 EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130

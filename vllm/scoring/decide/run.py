@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,31 +15,29 @@ from vllm.decisions.calibration import Calibration
 from vllm.decisions.evaluation import Evaluation
 from vllm.decisions.params import DecisionParams
 from vllm.exceptions import CliError, VLLMValidationError
-from vllm.scoring.batches import BATCH_ROWS, Progress, deciding
+from vllm.scoring.batches import Progress, deciding
 from vllm.scoring.decide.gold import Gold, gold_columns
 from vllm.scoring.decide.records import QuestionSet
 from vllm.scoring.decide.report import DecisionReport, draw_reliability, print_evaluation, print_fit, write_evaluations
 from vllm.scoring.decide.scorers import BatchDecider, ServerDecider, columns_of
 from vllm.scoring.files import Item, TextFile, write_atomically
-from vllm.scoring.rows import RowFile, check_output, meta_path
+from vllm.scoring.rows import RowFile
 from vllm.scoring.run import check_paths, complete, load, picture_path, read_texts
 from vllm.scoring.server import Server
+from vllm.scoring.tables import TableOutput
 
 if TYPE_CHECKING:
     from vllm.scoring.columns import FieldKinds
 
-_FORMATS = ("jsonl", "csv", "parquet")
 # Options of a request, as arguments have them too.
 _OPTIONS = ("read", "permutations", "min_label_mass", "truncate_prompt_tokens")
 
 
 @dataclass(frozen=True)
 class _Outputs:
-    """Files to write; None: not asked for. `rows` is JSONL, and `output` itself unless that is a table."""
+    """Files to write; None: not asked for."""
 
-    output: Path
-    form: str
-    rows: Path
+    table: TableOutput
     evaluation: Path | None
     picture: Path | None
     calibration: Path | None
@@ -53,12 +48,12 @@ def decide_file(args: argparse.Namespace) -> int:
     outputs = _outputs(args)
     asked, params = questions_and_params(args)
     golds = _golds(args, asked)
-    kinds = None if outputs.form == "jsonl" else _field_kinds(outputs.form)
+    kinds = outputs.table.field_kinds()
     texts, made_from = _read(args, golds, kinds)
     made_from |= made_from_questions(args, asked, params)
     with nullcontext() if args.url is None else Server(args) as server:
         made_from |= deciding(args) if server is None else server.deciding()
-        _check_output(outputs, made_from, args)
+        outputs.table.check(made_from, args)
         started = time.perf_counter()
         scorer: BatchDecider | ServerDecider
         if server is None:
@@ -69,14 +64,14 @@ def decide_file(args: argparse.Namespace) -> int:
         report = DecisionReport(asked, golds, texts.name)
         started = time.perf_counter()
         bar = closing(Progress(made_from["num_texts"], shown=not args.quiet))
-        with RowFile(outputs.rows, made_from, args.resume) as rows, bar as progress:
+        with RowFile(outputs.table.rows, made_from, args.resume) as rows, bar as progress:
             complete(texts, rows, scorer, report, progress)
         seconds = time.perf_counter() - started
     if kinds is not None:
-        _make_table(outputs, asked, kinds)
+        outputs.table.finish(columns_of(asked, kinds))
     if not args.quiet:
         report.print_table()
-        print(f"results:    {outputs.output}")
+        print(f"results:    {outputs.table.output}")
         report.print_throughput(seconds, f"; loading took {load_seconds:.2f} s")
     if golds:
         _measure(outputs, golds, report, f"{texts.name}, decided by {scorer.model_name}", args.quiet)
@@ -133,56 +128,20 @@ def _read(args: argparse.Namespace, golds: list[Gold], kinds: FieldKinds | None)
     return found
 
 
-def _field_kinds(form: str) -> FieldKinds:
-    try:
-        from vllm.scoring.columns import FieldKinds
-    except ImportError:
-        raise CliError(f"--output: writing .{form} needs pyarrow (pip install pyarrow)") from None
-    return FieldKinds()
-
-
 def _outputs(args: argparse.Namespace) -> _Outputs:
     output: Path = args.output or Path(f"{args.file.stem}.decisions.jsonl")
-    form = output.suffix.lower().lstrip(".")
-    if form not in _FORMATS:
-        raise CliError(f"--output must end in .{', .'.join(_FORMATS)}, got {output.name}")
-    rows = output if form == "jsonl" else output.with_name(f"{output.name}.rows.jsonl")
     has_gold = args.gold is not None
     outputs = _Outputs(
-        output,
-        form,
-        rows,
+        TableOutput.of(output),
         output.with_suffix(".evaluation.json") if has_gold else None,
         picture_path(args, output) if has_gold else None,
         args.fit_calibration,
     )
-    paths = [("--output", output), ("--output's description", meta_path(rows)), ("--picture", outputs.picture)]
+    paths = [*outputs.table.paths(), ("--picture", outputs.picture)]
     paths += [("--output's evaluation", outputs.evaluation), ("--fit-calibration", outputs.calibration)]
     inputs = (("FILE", args.file), ("--questions", args.questions), ("--calibration", args.calibration))
     check_paths({path.resolve(): flag for flag, path in inputs if path is not None}, paths)
     return outputs
-
-
-def _check_output(outputs: _Outputs, made_from: dict[str, Any], args: argparse.Namespace) -> None:
-    """As `check_output`; of a table the rows are resumed, and a finished one is not."""
-    if outputs.rows != outputs.output and outputs.output.exists() and not args.overwrite:
-        what = "is complete" if args.resume else "exists"
-        raise CliError(f"{outputs.output} {what}; --overwrite replaces it")
-    check_output(outputs.rows, made_from, args.resume, args.overwrite)
-
-
-def _make_table(outputs: _Outputs, asked: QuestionSet, kinds: FieldKinds) -> None:
-    """Turn the rows into the output, whose description stays."""
-    from vllm.scoring.columns import write_table
-
-    def batches() -> Iterator[list[dict[str, Any]]]:
-        with outputs.rows.open(encoding="utf-8", newline="\n") as lines:
-            while batch := [json.loads(line) for line in islice(lines, BATCH_ROWS)]:
-                yield batch
-
-    write_table(batches(), outputs.output, outputs.form, columns_of(asked, kinds))
-    os.replace(meta_path(outputs.rows), meta_path(outputs.output))
-    outputs.rows.unlink()
 
 
 def _measure(outputs: _Outputs, golds: list[Gold], report: DecisionReport, title: str, quiet: bool) -> None:

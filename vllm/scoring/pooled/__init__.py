@@ -1,0 +1,1 @@
+"""`vllm embed` and `vllm rerank`."""
