@@ -31,8 +31,8 @@ ORDER = """
     entrypoints.openai.upstream_server_args entrypoints.openai.server_args
     entrypoints.openai.state entrypoints.openai.rendering entrypoints.openai.http entrypoints.openai.serving
     entrypoints.openai
-    entrypoints.launchers entrypoints.launcher entrypoints.serve.utils entrypoints.utils entrypoints.pooling.utils
-    entrypoints.pooling.embed
+    entrypoints.launchers entrypoints.launcher entrypoints.serve.utils entrypoints.utils
+    entrypoints.pooling.embed entrypoints.pooling.classify entrypoints.pooling.pooling entrypoints.pooling.scoring
     entrypoints.cli entrypoints.common entrypoints.openai.cli_args entrypoints.openai.api_server
 """.split()
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60

@@ -75,7 +75,11 @@ class HFConfig:
 
     @property
     def id2label(self) -> dict[int, str]:
-        """A classifier's labels by their place, named as transformers does."""
+        """A classifier's labels by their place, named as transformers does; of words as a classifier, the words, of
+        which the last one alone is a class where two are weighed against each other."""
+        words = self.raw.get("classifier_from_token")
+        if words:
+            return dict(enumerate(words if self.raw.get("method") == "no_post_processing" else words[-1:]))
         given = {int(index): str(name) for index, name in (self.raw.get("id2label") or {}).items()}
         return given or {index: f"LABEL_{index}" for index in range(self.raw.get("num_labels") or 2)}
 
