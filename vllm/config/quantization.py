@@ -7,10 +7,10 @@ from typing import Any
 STORED = ("auto-round", "awq", "bitsandbytes", "compressed-tensors", "fp8", "gguf", "gptq", "mxfp4", "squeezellm")
 """Formats of checkpoints."""
 
-ON_LOAD = ("int8",)
-"""What is done to any unquantised checkpoint when it is loaded."""
+ON_LOAD = ("int8", "int4", "fp8")
+"""What is done to any unquantised checkpoint when it is loaded; fp8 may be its own format, too."""
 
-QUANTIZATIONS = (None, *ON_LOAD, *STORED)
+QUANTIZATIONS = (None, *ON_LOAD, *(name for name in STORED if name not in ON_LOAD))
 
 # Upstream's names of kernels and writers of a format.
 _ALIASES = {
@@ -26,8 +26,8 @@ _ALIASES = {
     "gpt_oss_mxfp4": "mxfp4",
 }
 _INSTEAD = (
-    "use a GPTQ, AWQ, compressed-tensors, fp8, bitsandbytes or GGUF checkpoint of the model, or quantization='int8' "
-    "with the unquantised one"
+    "use a GPTQ, AWQ, compressed-tensors, fp8, bitsandbytes or GGUF checkpoint of the model, or quantization='int8', "
+    "'int4' or 'fp8' with the unquantised one"
 )
 # Upstream's other names.
 _REFUSED = (

@@ -97,8 +97,8 @@ class EngineArgs(UpstreamArgs):
     )
     quantization: str | None = _arg(
         None,
-        "int8: linear layers and head with 8-bit weights; a checkpoint's own format (gptq, awq ...) is found in its "
-        "config.json",
+        "int8, int4 or fp8: round the weights of linear layers and head; a checkpoint's own format (gptq, awq ...) is "
+        "found in its config.json",
     )
     load_format: str = _arg(
         "auto",

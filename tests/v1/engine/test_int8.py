@@ -59,5 +59,5 @@ def test_architectures(arch: str, size: str, dtype: str, tmp_path: Path) -> None
 
 
 def test_other_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="quantization must be one of None, 'int8', .*'gguf'.*, got 'int4'"):
-        EngineArgs(quantization="int4").create_engine_config()
+    with pytest.raises(ValueError, match="quantization must be one of None, 'int8', .*'gguf'.*, got 'int3'"):
+        EngineArgs(quantization="int3").create_engine_config()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -12,10 +13,12 @@ from torch import Tensor
 
 from vllm.distributed.communicator import Communicator
 from vllm.model_executor.layers.quantization.activations import InputQuantization
+from vllm.model_executor.layers.quantization.on_load import round_to_fp8, round_to_int4
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.int8_linear import int8_linear, pack_int8_linear, take_int8_rows
 from vllm.ops.packed_linear import pack_linear, packed_linear, take_packed_rows
-from vllm.ops.quantized_linear import pack_quantized, quantized_linear, take_quantized_rows
+from vllm.ops.quantized_linear import PackedQuantized, pack_quantized, quantized_linear, take_quantized_rows
+from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.rms_norm import AddedNorm
 
 
@@ -119,12 +122,26 @@ def _runs(weights: Sequence[Tensor | QuantizedWeight]) -> list[list[Any]]:
     return [list(run) for _, run in groupby(weights, kind)]
 
 
+def _pack_rounded(
+    quantize: Callable[[Tensor], QuantizedTensor],
+    weight: Tensor,
+    bias: Tensor | None,
+    float_out: bool = False,
+    gated: bool = False,
+) -> PackedQuantized:
+    return pack_quantized(quantize(weight), bias, float_out, gated)
+
+
 UNQUANTIZED = LinearMethod(pack_linear, packed_linear, take_packed_rows)
 INT8 = LinearMethod(pack_int8_linear, int8_linear, take_int8_rows)
+INT4 = LinearMethod(partial(_pack_rounded, round_to_int4), quantized_linear, take_quantized_rows)
+FP8 = LinearMethod(partial(_pack_rounded, round_to_fp8), quantized_linear, take_quantized_rows)
 QUANTIZED = LinearMethod(pack_quantized, quantized_linear, take_quantized_rows)
 PARTS = LinearMethod(pack_parts, parts_linear, take_parts_rows)
 
+_ON_LOAD = {"int8": INT8, "int4": INT4, "fp8": FP8}
+
 
 def linear_method(quantization: str | None) -> LinearMethod:
-    """The method of a ModelConfig's `quantization`, for weights that do not come quantised."""
-    return INT8 if quantization == "int8" else UNQUANTIZED
+    """The method of a `quantization` that rounds weights when they are loaded; of others, and None, the plain one."""
+    return UNQUANTIZED if quantization is None else _ON_LOAD.get(quantization, UNQUANTIZED)

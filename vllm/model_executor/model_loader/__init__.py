@@ -53,7 +53,8 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
         quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
         if quantization is not None:
             _use_quantization(model, quantization, model_config)
-    method = linear_method(model_config.quantization)
+    # "fp8" is also the name of a checkpoint's own format.
+    method = linear_method(model_config.quantization if quantization is None else None)
     model.weight_updater = WeightUpdater(model, method)
     with torch.inference_mode():
         if model_config.load_format == "dummy":
