@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from models_util import hf_logits, make_hf_model, paged_logits, random_prompts
+from safetensors.torch import load_file
 
 from vllm.model_executor.model_loader import embedded_model_path, get_model, gguf_tokenizer, resolve_model
 from vllm.model_executor.model_loader.gguf import converted_folder
@@ -46,10 +47,12 @@ def to_gguf_name(name: str) -> str:
     return f"{NAMES[stem]}.{kind}"
 
 
-def write_gguf(path: Path, arch: str, hf_model: Any, extra: dict[str, Any] | None = None) -> None:
+def write_gguf(
+    path: Path, arch: str, hf_model: Any, extra: dict[str, Any] | None = None, split_max_tensors: int = 0
+) -> None:
     """An unquantised GGUF file as llama.cpp's converter lays it out, with a toy tokenizer of bytes."""
     config = hf_model.config
-    writer = gguf.GGUFWriter(str(path), arch)
+    writer = gguf.GGUFWriter(str(path), arch, split_max_tensors=split_max_tensors)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -170,12 +173,40 @@ def test_files_that_are_not_usable(tiny: Path, tmp_path: Path, cache: Path) -> N
     check(b"", "bad.gguf is cut short")
     check(b"PK\x03\x04" + data[4:], "bad.gguf is not a GGUF file")
     check(data[:4] + (1).to_bytes(4, "little") + data[8:], "GGUF version must be one of .* got 1")
-    check(data[:1000], "bad.gguf is cut short: its header")
-    check(data[:-1000], "bad.gguf is cut short: tensor")
+    check(data[:1000], "bad.gguf is cut short: expected at least .* bytes for its header, found 1000")
+    sizes = f"expected a file of {len(data)} bytes, found {len(data) - 1000}"
+    check(data[:-1000], f"bad.gguf is cut short: tensor .* ends at byte .*; {sizes}")
     check(data.replace(b"ffn_gate", b"ffn_what"), "llama has no tensor blk.0.ffn_what.weight")
     other = data.replace(b"llama", b"lamma")
     check(other, "general.architecture must be one of arcee, .* got .lamma.")
     check(data.replace(b"llama.block_count", b"llama.block_kount"), "bad.gguf has no llama.block_count")
+
+
+def test_a_model_in_several_files(tiny: Path, tmp_path: Path, cache: Path) -> None:
+    folder = tmp_path / "split"
+    folder.mkdir()
+    write_gguf(folder / "tiny.gguf", "llama", make_hf_model("llama", "small"), split_max_tensors=8)
+    parts = sorted(folder.iterdir())
+    assert [part.name for part in parts] == [f"tiny-0000{n}-of-0000{len(parts)}.gguf" for n in range(1, len(parts) + 1)]
+    whole = load_file(converted_folder(tiny, "float32") / "model.safetensors")
+    for given in (*parts, folder):
+        resolved = resolve_model(str(given), "float32")
+        assert resolved.name == "tiny"
+        own = load_file(resolved.path / "model.safetensors")
+        assert own.keys() == whole.keys() and all(torch.equal(own[name], whole[name]) for name in whole)
+    write_gguf(folder / "other.gguf", "llama", make_hf_model("llama", "small"))
+    with pytest.raises(ValueError, match=f"several .gguf files; name one: other.gguf, {parts[0].name}"):
+        resolve_model(str(folder), "float32")
+    second = parts[1].read_bytes()
+    parts[1].write_bytes(parts[2].read_bytes())
+    with pytest.raises(ValueError, match=f"{parts[1].name} is file 3 of {len(parts)} .*, expected 2 of {len(parts)}"):
+        resolve_model(str(parts[0]), "float32")
+    parts[1].write_bytes(second[:-100])
+    with pytest.raises(ValueError, match=f"{parts[1].name} is cut short: .* {len(second)} bytes, found"):
+        resolve_model(str(parts[0]), "float32")
+    parts[1].unlink()
+    with pytest.raises(ValueError, match=f"is one of {len(parts)} files, of which these are missing: {parts[1].name}"):
+        resolve_model(str(parts[0]), "float32")
 
 
 def test_a_conversion_is_an_ordinary_folder_made_once(tiny: Path, cache: Path) -> None:

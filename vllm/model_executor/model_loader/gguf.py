@@ -21,6 +21,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.gguf import TYPES, tensor_name
 from vllm.model_executor.model_loader.gguf_configs import hf_config, special_ids
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
+from vllm.model_executor.model_loader.gguf_parts import all_parts
 from vllm.model_executor.model_loader.gguf_tokenizer import write_tokenizer
 from vllm.model_executor.model_loader.gguf_weights import Weight, weights
 from vllm.model_executor.model_loader.safetensors_writer import SafetensorsWriter
@@ -37,14 +38,15 @@ _ADDED = ("position_embd", "token_types")
 
 
 def converted_folder(path: Path, dtype: str, use_tqdm: bool = False, keeps_blocks: bool = False) -> Path:
-    """The folder with the .gguf file's weights in `dtype` ("float32", "bfloat16" or "float16"), its configuration and
-    tokenizer; made if missing. With `keeps_blocks`, quantised weights have the file's own bytes (quantization/gguf.py).
-    Concurrent processes each make a copy, of which the first to finish becomes the folder. ValueError for a file that
-    is not GGUF, is cut, or not supported; OSError if the cache cannot be written."""
+    """The folder with the weights of the .gguf file (or of all files that it is a part of) in `dtype` ("float32",
+    "bfloat16" or "float16"), its configuration and tokenizer; made if missing. With `keeps_blocks`, quantised weights
+    have the file's own bytes (quantization/gguf.py). Concurrent processes each make a copy, of which the first to
+    finish becomes the folder. ValueError for a file that is not GGUF, is cut, or not supported; OSError if the cache
+    cannot be written."""
     root = envs.cache_root() / "gguf"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        digest = _remembered_sha256(path, root)
+        digest = _model_sha256(path, root)
         folder = root / f"{digest[:32]}-v{_FORMAT}" / (f"{dtype}-blocks" if keeps_blocks else dtype)
         if not (folder / _WEIGHTS).is_file():
             logger.info("converting %s to %s in %s", path.name, dtype, folder)
@@ -139,8 +141,14 @@ def _copy_tokenizer(siblings: Path, folder: Path) -> bool:
     return False
 
 
+def _model_sha256(path: Path, root: Path) -> str:
+    """The file's hash; of several that a model is split into, the hash of theirs."""
+    digests = [_remembered_sha256(part, root) for part in all_parts(path)]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
 def _remembered_sha256(path: Path, root: Path) -> str:
-    """The file's hash, computed once for each (path, size, modification time)."""
+    """A file's hash, computed once for each (path, size, modification time)."""
     path = path.resolve()
     stat = path.stat()
     identity = [str(path), stat.st_size, stat.st_mtime_ns]

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from vllm.model_executor.model_loader.gguf_parts import all_parts
+
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
@@ -22,18 +24,53 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """Where one tensor is in the file."""
+    """Where one tensor is."""
 
     name: str
     shape: tuple[int, ...]  # rows first, as in torch
     ggml_type: int  # GGML's number of the quantisation
-    start: int  # first byte
+    start: int  # first byte in its file
     num_bytes: int
+    data: np.ndarray  # its file, mapped
 
 
 class GGUFFile:
-    """A GGUF file: `metadata` holds the header's key-value pairs, `tensors` the tensors by name, in file order.
-    ValueError if it is not GGUF, has an unknown version, byte order or quantisation, or is cut."""
+    """A GGUF model: `metadata` holds the header's key-value pairs, `tensors` the tensors by name, in file order; `path`
+    is its file, or any of several that it is split into. ValueError if a file is not GGUF, has an unknown version, byte
+    order or quantisation, is cut, or is missing."""
+
+    def __init__(self, path: Path) -> None:
+        parts = [_Part(each) for each in all_parts(path)]
+        self.path = parts[0].path
+        self.metadata = parts[0].metadata
+        self.tensors: dict[str, GGUFTensor] = {}
+        for number, part in enumerate(parts):
+            part.check_place(number, len(parts))
+            self.tensors |= part.tensors
+        expected = self.metadata.get("split.tensors.count", len(self.tensors))
+        if len(self.tensors) != expected:
+            raise ValueError(f"{self.path.name} has {len(self.tensors)} tensors, expected {expected}")
+
+    def dequantize(self, name: str) -> np.ndarray:
+        """The tensor as float32 of its shape."""
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        tensor = self.tensors[name]
+        data = np.asarray(self.blocks(name))
+        kind = GGMLQuantizationType(tensor.ggml_type)
+        if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
+            data = data.view("<f4" if kind is GGMLQuantizationType.F32 else "<f2")
+        return dequantize(data, kind).reshape(tensor.shape)
+
+    def blocks(self, name: str) -> np.ndarray:
+        """The tensor's bytes, uint8 [rows, bytes of a row], mapped."""
+        tensor = self.tensors[name]
+        return tensor.data[tensor.start : tensor.start + tensor.num_bytes].reshape(math.prod(tensor.shape[:-1]), -1)
+
+
+class _Part:
+    """One file, with its own header and tensors."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,23 +88,14 @@ class GGUFFile:
             self.metadata[key] = cursor.value(cursor.scalar("<I"))
         self.tensors = self._read_tensor_table(cursor, num_tensors)
 
-    def dequantize(self, name: str) -> np.ndarray:
-        """The tensor as float32 of its shape."""
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-
-        tensor = self.tensors[name]
-        rows = math.prod(tensor.shape[:-1])
-        data = np.asarray(self._data[tensor.start : tensor.start + tensor.num_bytes])
-        kind = GGMLQuantizationType(tensor.ggml_type)
-        if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
-            data = data.view("<f4" if kind is GGMLQuantizationType.F32 else "<f2")
-        return dequantize(data.reshape(rows, -1), kind).reshape(tensor.shape)
-
-    def blocks(self, name: str) -> np.ndarray:
-        """The tensor's bytes, uint8 [rows, bytes of a row], mapped."""
-        tensor = self.tensors[name]
-        return self._data[tensor.start : tensor.start + tensor.num_bytes].reshape(math.prod(tensor.shape[:-1]), -1)
+    def check_place(self, number: int, count: int) -> None:
+        """ValueError: the header does not say that this is part `number`, from 0, of `count`."""
+        found = self.metadata.get("split.no", 0), self.metadata.get("split.count", 1) or 1
+        if found != (number, count):
+            raise ValueError(
+                f"{self.path.name} is file {found[0] + 1} of {found[1]} of a model (split.no, split.count), expected "
+                f"{number + 1} of {count}: the files of a split model keep their names, NAME-00001-of-00002.gguf ..."
+            )
 
     def _read_tensor_table(self, cursor: _Cursor, num_tensors: int) -> dict[str, GGUFTensor]:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -86,11 +114,25 @@ class GGUFFile:
                 known = ", ".join(kind.name for kind in GGMLQuantizationType)
                 raise ValueError(f"{self.path.name}: tensor {name} has type {ggml_type}; known types: {known}")
             block, block_bytes = sizes[ggml_type]
+            if not shape or shape[-1] % block:
+                kind = GGMLQuantizationType(ggml_type).name
+                raise ValueError(
+                    f"{self.path.name}: tensor {name} of type {kind} has shape {shape}, expected rows of whole blocks "
+                    f"of {block} values"
+                )
             num_bytes = math.prod(shape) // block * block_bytes
-            if base + offset + num_bytes > len(self._data):
-                raise ValueError(f"{self.path.name} is cut short: tensor {name} ends beyond the end of the file")
-            tensors[name] = GGUFTensor(name, shape, ggml_type, base + offset, num_bytes)
+            tensors[name] = GGUFTensor(name, shape, ggml_type, base + offset, num_bytes, self._data)
+        self._check_size(tensors)
         return tensors
+
+    def _check_size(self, tensors: dict[str, GGUFTensor]) -> None:
+        ends = {name: tensor.start + tensor.num_bytes for name, tensor in tensors.items()}
+        cut = next((name for name, end in ends.items() if end > len(self._data)), None)
+        if cut is not None:
+            raise ValueError(
+                f"{self.path.name} is cut short: tensor {cut} ends at byte {ends[cut]}; expected a file of "
+                f"{max(ends.values())} bytes, found {len(self._data)}"
+            )
 
 
 class _Cursor:
@@ -104,7 +146,9 @@ class _Cursor:
     def take(self, count: int) -> bytes:
         end = self.position + count
         if end > len(self._data):
-            raise ValueError(f"{self._name} is cut short: its header ends beyond the end of the file")
+            raise ValueError(
+                f"{self._name} is cut short: expected at least {end} bytes for its header, found {len(self._data)}"
+            )
         taken = self._data[self.position : end]
         self.position = end
         return bytes(taken)

@@ -12,6 +12,7 @@ from typing import Any
 from vllm.logger import init_logger, warn_once
 from vllm.model_executor.layers.quantization.settings import resolve_quantization
 from vllm.model_executor.model_loader.gguf import converted_folder
+from vllm.model_executor.model_loader.gguf_parts import first_parts, model_stem
 from vllm.model_executor.model_loader.weight_files import shard_files, stored_dtype
 from vllm.model_executor.models.registry import (
     TRANSFORMERS,
@@ -91,7 +92,7 @@ def resolve_model(
     """Find a model, converting or downloading it first if need be, and read its configuration.
 
     Args:
-        model: folder, .gguf file or hub name; None = the embedded model.
+        model: folder, .gguf file (of a split model any part) or hub name; None = the embedded model.
         requested_dtype: "auto", "float32", "bfloat16" or "float16". "auto" is the checkpoint's own; for GGUF it is
             bfloat16 where the device multiplies that fast, else float32. A GPU without bfloat16 gets float16 for it.
         device: "cpu" or "cuda".
@@ -122,7 +123,7 @@ def resolve_model(
         if stored is None and requested_dtype == "auto" and needs_weights:
             stored = stored_dtype(shard_files(folder))
         dtype = _dtype_on(device, stored or "float32", requested_dtype)
-    name = model if model is not None and source.is_dir() and not Path(model).is_dir() else source.stem
+    name = model if model is not None and source.is_dir() and not Path(model).is_dir() else model_stem(source)
     return ResolvedModel(name, folder, config, dtype, resolve_quantization(quantization, folder, config.raw))
 
 
@@ -137,7 +138,7 @@ def _locate(model: str | None, revision: str | None, download_dir: str | None, h
     if path.is_file():
         return path
     if path.is_dir():
-        files = sorted(path.glob("*.gguf"))
+        files = first_parts(list(path.glob("*.gguf")))
         if (path / "config.json").is_file() or not files:
             return path
         if len(files) > 1:
