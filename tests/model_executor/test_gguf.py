@@ -322,6 +322,7 @@ def _load(resolved: Any) -> torch.nn.Module:
         dtype=resolved.dtype,
         quantization=None,
         load_format="auto",
+        runner_type="generate",
         model_impl="auto",
         max_model_len=256,
     )
