@@ -92,12 +92,20 @@ def test_a_template_that_cannot_ask_is_refused(tokenizers):
 
 @pytest.mark.parametrize("kind", ["bytes", "metaspace"])
 @pytest.mark.parametrize("template", [None, CHATML, STRICT])
-def test_tokens_are_those_of_the_whole_text(tokenizers, kind, template):
+@pytest.mark.parametrize("input", ["the stop\n", "the stop in the thin " * 9])
+def test_tokens_are_those_of_the_whole_text(tokenizers, monkeypatch, kind, template, input):
     tokenizer = tokenizers[kind]
-    frame = frame_of(tokenizer, "the stop\n", template)
+    frame = frame_of(tokenizer, input, template)
     questions = ["Which?\nA. the", "the other"]
     whole = [tokenizer.encode(frame.head + each + frame.tail, add_special_tokens=False) for each in questions]
+    texts = []
+    encode_batch = Tokenizer.encode_batch
+    monkeypatch.setattr(
+        Tokenizer, "encode_batch", lambda self, own, **how: texts.extend(own) or encode_batch(self, own, **how)
+    )
     assert frame.encode(tokenizer, questions) == whole
+    # A long input is encoded once, though a tokenizer that puts a space before every text joins it to the question.
+    assert len(texts) == 2 and max(map(len, texts)) < 150
 
 
 def spelled(tokenizer, tail, kind, count=2):

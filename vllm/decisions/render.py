@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from vllm.tokenizers.tokenizer import Tokenizer
 # Stands for the question while a template is run; no template treats it like anything but a word.
 _PLACE = "QUESTIONxPLACExHERE"
 _CONTENT_FORMATS = ("auto", "openai")
+_MARGIN = 32  # characters
 _THINKS = re.compile(r"<(think|thinking|thought|reason|reasoning)>\s*$")
 
 
@@ -35,16 +36,29 @@ class Frame:
     has_template: bool
 
     def encode(self, tokenizer: Tokenizer, questions: Sequence[str]) -> list[list[int]]:
-        """Each prompt's ids. The head is encoded once where its tokens do not depend on what follows."""
+        """Each prompt's ids. What of the head does not depend on the question is encoded once."""
         first = [] if self.has_template else _leading_ids(tokenizer)
         rests = [question + self.tail for question in questions]
-        head = tokenizer.encode(self.head, add_special_tokens=False)
         whole = tokenizer.encode(self.head + rests[0], add_special_tokens=False)
-        ids = tokenizer.encode_batch(rests, add_special_tokens=False)
-        if whole != head + ids[0]:
-            ids = tokenizer.encode_batch([self.head + rest for rest in rests], add_special_tokens=False)
-            head = []
+        for end, start in self._cuts():
+            head = tokenizer.encode(self.head[:end], add_special_tokens=False)
+            between = self.head[start:]
+            if head + tokenizer.encode(between + rests[0], add_special_tokens=False) == whole:
+                break
+        else:
+            head, between = [], self.head
+        ids = tokenizer.encode_batch([between + rest for rest in rests], add_special_tokens=False)
         return [[*first, *head, *own] for own in ids]
+
+    def _cuts(self) -> Iterator[tuple[int, int]]:
+        """Where the head may be cut between tokens: (end of the first part, start of the second)."""
+        yield len(self.head), len(self.head)
+        # A question may change how the head's last white space is spelled, but not a word this far before it.
+        space = self.head.rfind(" ", 0, len(self.head) - _MARGIN)
+        if space > 0:
+            yield space, space
+            # A tokenizer that puts a space before every text adds this one.
+            yield space, space + 1
 
 
 def make_frame(
