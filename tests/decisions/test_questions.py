@@ -35,10 +35,12 @@ def test_text_and_boolean_of_one_spelling_are_two_choices():
     assert question.options[2].description == "neither" and question.name is None
 
 
-def test_texts_that_would_read_the_same_are_refused():
-    choices = [{"value": True}, {"value": "true"}, {"value": '"true"'}]
-    with pytest.raises(VLLMValidationError, match="cannot tell apart"):
-        parse_questions({"type": "choice", "instructions": "", "choices": choices})
+def test_values_that_differ_are_never_shown_alike():
+    choices = [{"value": True}, {"value": "true"}, {"value": '"true"'}, {"value": 'say "true"'}]
+    (question,) = parse_questions({"type": "choice", "instructions": "", "choices": choices})
+    assert [option.text for option in question.options] == ["true", '"true"', r'"\"true\""', 'say "true"']
+    (question,) = parse_questions({"type": "choice", "instructions": "", "choices": choices[1:]})
+    assert [option.text for option in question.options] == ["true", '"true"', 'say "true"']
 
 
 def test_levels_may_have_equal_labels():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,18 +82,17 @@ def choice_options(place: str, values: Sequence[str | bool], descriptions: Seque
                 f"{place}[{first}] and {place}[{index}] have the same value {value!r}", place, value
             )
     booleans = {str(value).lower() for value in values if isinstance(value, bool)}
+    # Beside the boolean of the same text, a text is shown in quotes, and so is then what has quotes of its own.
+    has_twins = not booleans.isdisjoint(value for value in values if isinstance(value, str))
     options = []
     for value, description in zip(values, descriptions, strict=True):
         if isinstance(value, bool):
             text = str(value).lower()
+        elif has_twins and (value in booleans or value.startswith('"')):
+            text = json.dumps(value, ensure_ascii=False)
         else:
-            # Beside the boolean of the same text, a text shows its quotes.
-            text = f'"{value}"' if value in booleans else value
+            text = value
         options.append(Option(value, text, description))
-    texts = [option.text for option in options]
-    if len(set(texts)) < len(texts):
-        twice = next(text for text in texts if texts.count(text) > 1)
-        raise VLLMValidationError(f"{place} has values that prompts cannot tell apart: {twice}", place, twice)
     return tuple(options)
 
 
