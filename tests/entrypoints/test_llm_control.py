@@ -120,7 +120,8 @@ def test_calls_of_workers(llm):
 def test_an_engine_has_what_the_llm_has(llm):
     engine = llm.llm_engine
     assert engine.apply_model(lambda model: type(model).__name__) == ["LlamaForCausalLM"]
-    assert [metric.name for metric in engine.get_metrics()] == [metric.name for metric in llm.get_metrics()]
+    with pytest.raises(ValueError, match="disable_log_stats=False"):
+        llm.get_metrics()
     assert engine.do_log_stats() is None
     engine.abort_request(["unknown"], internal=True)
     with pytest.raises(VLLMValidationError, match="add_lora is not supported: .*merge"):
@@ -138,14 +139,24 @@ def test_bad_extensions(folder, extension, problem):
         make_tiny_llm(folder, worker_extension_cls=extension)
 
 
-def test_a_profile_is_a_trace_file(folder, tmp_path):
-    llm = make_tiny_llm(folder, profiler_config={"profiler": "torch", "torch_profiler_dir": str(tmp_path)})
+def test_a_profile_is_a_trace_file_and_metrics_are_kept(folder, tmp_path):
+    profiler = {"profiler": "torch", "torch_profiler_dir": str(tmp_path)}
+    llm = make_tiny_llm(folder, profiler_config=profiler, disable_log_stats=False)
     llm.start_profile("mine")
     llm.generate("ab", GREEDY)
     llm.stop_profile()
     (trace,) = tmp_path.iterdir()
     assert trace.name.startswith("mine-rank0")
     assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+
+    output = llm.generate(["ab", "cde"], SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
+    metrics = {metric.name: metric for metric in llm.get_metrics() if "finished_reason" not in metric.labels}
+    num_prompt_tokens = sum(len(each.prompt_token_ids) for each in output)
+    generated, prompts = metrics["vllm:generation_tokens"], metrics["vllm:request_prompt_tokens"]
+    assert generated.value == GREEDY.max_tokens + 6 and prompts.count == 3
+    assert prompts.sum == num_prompt_tokens + 2 and metrics["vllm:num_requests_running"].value == 0
+    assert generated.labels == {"model_name": str(folder), "engine": "0"}
+    assert metrics["vllm:cache_config_info"].labels["block_size"] == "16"
 
 
 def test_a_profile_needs_a_folder(llm, monkeypatch):

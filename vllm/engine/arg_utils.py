@@ -180,6 +180,7 @@ class EngineArgs(UpstreamArgs):
     profiler_config: dict[str, Any] | ProfilerConfig | None = _arg(
         None, 'as {"profiler": "torch", "torch_profiler_dir": FOLDER}: where LLM.start_profile writes traces'
     )
+    disable_log_stats: bool = _arg(False, "offline: keep no metrics, LLM's default; a server always keeps them")
     use_tqdm_on_load: bool = _arg(True, "show a progress bar when loading takes longer than a moment")
     max_num_queued_reqs: int | None = _arg(None, "the server's --max-num-queued-reqs", flag=False)
     shutdown_timeout: int = _arg(0, "the server's --shutdown-timeout", flag=False)

@@ -302,7 +302,6 @@ class UpstreamArgs:
     enable_mfu_metrics: bool = _refused(False, _METRICS)
     enable_logging_iteration_details: bool = _refused(False, _METRICS)
 
-    disable_log_stats: bool = _unused(False, _STATISTICS)
     aggregate_engine_logging: bool = _unused(False, _STATISTICS)
     kv_cache_metrics_sample: float = _unused(0.01, _STATISTICS)
     jit_monitor_mode: str = _unused("warn", _STATISTICS)

@@ -51,6 +51,7 @@ class LLM(EngineControl, PoolingOfflineMixin):
         if unknown:
             raise TypeError(f"LLM() got an unexpected argument {unknown[0]!r}; known: {', '.join(sorted(known))}")
         self._chat_template = load_chat_template(chat_template)
+        kwargs.setdefault("disable_log_stats", True)
         self._start(EngineArgs(model=None if model is None else str(model), **kwargs))
 
     @classmethod

@@ -72,7 +72,7 @@ class EngineControl:
         return self.llm_engine.is_sleeping()
 
     def get_metrics(self) -> list[Metric]:
-        """The process's metrics, by Prometheus' names: those of the engine that are kept."""
+        """See LLMEngine.get_metrics: `LLM(disable_log_stats=False)` keeps them."""
         return self.llm_engine.get_metrics()
 
     def start_profile(

@@ -27,10 +27,12 @@ from vllm.v1.engine.upstream_calls import (
     check_profile_limits,
 )
 from vllm.v1.executor.select import Executor
-from vllm.v1.metrics.reader import Metric, get_metrics_snapshot
+from vllm.v1.metrics.reader import Metric
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from vllm.v1.engine.offline_metrics import OfflineMetrics
 
 
 class LLMEngine:
@@ -50,8 +52,8 @@ class LLMEngine:
         *,
         use_tqdm: bool = False,
     ) -> None:
-        """Load the model. The engine logs no statistics by itself, and reports no usage; loggers, another executor than
-        the configuration's, and a core in another process, are refused."""
+        """Load the model. Nothing is logged by itself, and no usage reported; loggers, another executor than the
+        configuration's, and a core in another process, are refused. `log_stats`: keep metrics, for get_metrics."""
         check_neutral("stat_loggers", stat_loggers, "read get_metrics, or the server's /metrics")
         check_neutral("multiprocess_mode", multiprocess_mode, "AsyncLLM runs the core in its own process")
         check_executor_class(vllm_config, executor_class)
@@ -60,9 +62,15 @@ class LLMEngine:
         self.tokenizer = load_tokenizer(self.model_config)
         self.input_processor = InputProcessor(config, self.tokenizer)
         self.tracer = make_tracer(config)
+        self._metrics: OfflineMetrics | None = None
         self.output_processor: Any = PoolingOutputProcessor()
         if self.model_config.runner_type != "pooling":
-            self.output_processor = OutputProcessor(self.tokenizer, tracer=self.tracer)
+            if log_stats:
+                from vllm.v1.engine.offline_metrics import OfflineMetrics
+
+                self._metrics = OfflineMetrics(config)
+            counts = None if self._metrics is None else self._metrics.counts
+            self.output_processor = OutputProcessor(self.tokenizer, counts, self.tracer)
         self.engine_core: Any = make_core(config, use_tqdm)
 
     @classmethod
@@ -74,7 +82,7 @@ class LLMEngine:
         disable_log_stats: bool = False,
     ) -> LLMEngine:
         """An engine of a finished configuration."""
-        return cls(vllm_config, stat_loggers=stat_loggers)
+        return cls(vllm_config, log_stats=not disable_log_stats, stat_loggers=stat_loggers)
 
     @classmethod
     def from_engine_args(
@@ -95,7 +103,8 @@ class LLMEngine:
                 "or in a job (vllm score --backend ray --replicas N)"
             )
         config = engine_args.create_engine_config(usage_context or UsageContext.LLM_CLASS)
-        return cls(config, stat_loggers=stat_loggers, use_tqdm=use_tqdm)
+        log_stats = not engine_args.disable_log_stats
+        return cls(config, log_stats=log_stats, stat_loggers=stat_loggers, use_tqdm=use_tqdm)
 
     def add_request(
         self,
@@ -239,8 +248,14 @@ class LLMEngine:
         return self.collective_rpc(partial(_call_with_model, func))
 
     def get_metrics(self) -> list[Metric]:
-        """The process's metrics, by Prometheus' names: those of the engine that are kept."""
-        return get_metrics_snapshot()
+        """What docs/metrics.md lists of the engine, by Prometheus' names, as of now.
+
+        Raises:
+            ValueError: none are kept: disable_log_stats, LLM's default, or a pooling model.
+        """
+        if self._metrics is None:
+            raise ValueError("no metrics are kept: give disable_log_stats=False (a pooling model keeps none)")
+        return self._metrics.collect(self.engine_core, self.output_processor.num_unfinished_sequences)
 
     def do_log_stats(self) -> None:
         """Nothing: the engine logs no statistics by itself."""

@@ -60,8 +60,13 @@ def get_metrics_snapshot(registry: CollectorRegistry | None = None) -> list[Metr
         import prometheus_client
 
         registry = prometheus_client.REGISTRY
+    return snapshot(registry.collect())
+
+
+def snapshot(families: Iterable[Any]) -> list[Metric]:
+    """The metrics of prometheus_client's families whose names begin with "vllm:"."""
     found: list[Metric] = []
-    for family in registry.collect():
+    for family in families:
         if not family.name.startswith(_PREFIX):
             continue
         if family.type == "counter":

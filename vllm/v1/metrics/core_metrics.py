@@ -1,0 +1,81 @@
+"""What an engine core counts, as Prometheus' families of metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from vllm.config import CacheConfig
+
+
+class CoreState(Protocol):
+    """A core and its requests, as of its last step."""
+
+    @property
+    def is_dead(self) -> bool: ...
+
+    @property
+    def stats(self) -> Mapping[str, Any]: ...
+
+    @property
+    def num_unfinished_sequences(self) -> int: ...
+
+
+_CORE_COUNTERS = (
+    ("prefix_cache_queries", "num_prefix_queried_tokens", "Prompt tokens looked up in the prefix cache"),
+    ("prefix_cache_hits", "num_prefix_hit_tokens", "Prompt tokens found in the prefix cache"),
+    ("num_preemptions", "num_preemptions", "Times that a running request lost its place and was to start again"),
+    ("kv_blocks_swapped_out", "num_swapped_out_blocks", "KV blocks copied to the host's memory as they made room"),
+    ("kv_blocks_swapped_in", "num_swapped_in_blocks", "KV blocks copied back, instead of computed again"),
+    ("readings_seconds", "readings_seconds", "Seconds spent reading logits for logprobs, in the device's time"),
+)
+_COLLECTIVE_COUNTERS = (
+    ("tp_collective_bytes", "collective_bytes", "Bytes that tensor-parallel rank 0 has handed over, by collective"),
+    ("tp_collective_calls", "collective_calls", "Collectives that tensor-parallel rank 0 took part in"),
+)
+_COLLECTIVES = ("all_reduce", "all_gather", "gather", "broadcast")
+
+
+def add(families: dict[str, Metric], metrics: Iterable[Metric], labels: dict[str, str]) -> None:
+    """Add the samples of `metrics`, with `labels`, to the families of the same names."""
+    for metric in metrics:
+        family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+        for sample in metric.samples:
+            # The time of creation is that of the process.
+            if not sample.name.endswith("_created"):
+                family.samples.append(sample._replace(labels={**labels, **sample.labels}))
+
+
+def core_metrics(engine: CoreState) -> Iterator[Metric]:
+    """What the core counts, and what is in it."""
+    # A dead core holds nothing, whatever its last counts.
+    now = {} if engine.is_dead else engine.stats
+    running = now.get("num_running", 0)
+    # The core's counts lack the requests that came since the last step.
+    waiting = max(now.get("num_waiting", 0), engine.num_unfinished_sequences - running)
+    for name, value, help_text in (
+        ("num_requests_running", running, "Sequences in the batch, as of the last step"),
+        ("num_requests_waiting", waiting, "Sequences that wait for a place in the batch"),
+        ("kv_cache_usage_perc", now.get("kv_cache_usage", 0.0), "Share of the KV cache in use; 1 is all of it"),
+        ("cpu_cache_usage_perc", now.get("host_cache_usage", 0.0), "Share of the swap space in use; 1 is all"),
+    ):
+        yield GaugeMetricFamily(f"vllm:{name}", help_text, value)
+    for name, source, help_text in _CORE_COUNTERS:
+        yield CounterMetricFamily(f"vllm:{name}", help_text, engine.stats.get(source, 0))
+    for name, source, help_text in _COLLECTIVE_COUNTERS:
+        family = CounterMetricFamily(f"vllm:{name}", help_text, labels=["collective"])
+        for collective, value in {**dict.fromkeys(_COLLECTIVES, 0), **engine.stats.get(source, {})}.items():
+            family.add_metric([collective], value)
+        yield family
+
+
+def cache_info(num_blocks: int, config: CacheConfig) -> Metric:
+    """The cache's settings, as labels."""
+    names = ("block_size", "enable_prefix_caching", "gpu_memory_utilization", "swap_space")
+    values = {**{name: getattr(config, name) for name in names}, "num_gpu_blocks": num_blocks}
+    gauge = GaugeMetricFamily("vllm:cache_config_info", "The KV cache; always 1", labels=tuple(values))
+    gauge.add_metric(tuple(map(str, values.values())), 1)
+    return gauge
