@@ -16,10 +16,11 @@ ROOT = Path(__file__).parents[1]
 # From the bottom up. A module imports what stands before it, and its own entry; the first prefix that matches a module
 # from the end of the list is its entry.
 ORDER = """
-    env_table envs version logger exceptions utils logprobs sequence lora structured_params beam_search sampling_limits
-    sampling_params pooling_params tasks inputs pooling_outputs outputs transformers_utils multimodal plugins platforms
-    usage config tracing tokenizers transformers_utils.tokenizer transformers_utils.tokenizers reasoning tool_parsers
-    ops v1.core.kv_cache_utils distributed attention model_executor assets forward_context
+    scalar_type env_table envs version logger exceptions utils logprobs sequence lora structured_params beam_search
+    sampling_limits sampling_params pooling_params tasks inputs pooling_outputs outputs transformers_utils
+    multimodal plugins platforms usage config tracing tokenizers transformers_utils.tokenizer
+    transformers_utils.tokenizers reasoning tool_parsers ops v1.core.kv_cache_utils distributed attention
+    model_executor assets forward_context _custom_ops
     v1 v1.attention v1.kv_cache_interface v1.watermarking v1.request v1.outputs v1.messages v1.core v1.sample
     v1.worker v1.executor
     engine.upstream_args engine.arg_utils
@@ -35,6 +36,7 @@ ORDER = """
     entrypoints.launchers entrypoints.launcher entrypoints.serve.utils entrypoints.utils
     entrypoints.pooling.embed entrypoints.pooling.classify entrypoints.pooling.pooling entrypoints.pooling.scoring
     entrypoints.cli entrypoints.common entrypoints.openai.cli_args entrypoints.openai.api_server
+    collect_env
 """.split()
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
 

@@ -55,6 +55,18 @@ class VLLMValidationError(VLLMClientError, ValueError):
         return f"{base} (parameter={self.parameter}, value={shown(self.value)})"
 
 
+class ChatTemplateResolutionError(VLLMValidationError):
+    """Upstream's name for a missing chat template; ours is VLLMValidationError."""
+
+
+class RetryableRequestError(VLLMServerError, RuntimeError):
+    """Upstream's name for a request that may be sent again; the server answers 429 or 503 with Retry-After."""
+
+
+class QueueOverflowError(RetryableRequestError):
+    """Upstream's name for a full queue; see RetryableRequestError."""
+
+
 class EngineDeadError(VLLMServerError, RuntimeError):
     """The engine stopped for good after a fault of its own; the message holds the cause."""
 

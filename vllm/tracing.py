@@ -248,3 +248,14 @@ def _is_installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
+
+
+def instrument(
+    obj: Any = None,
+    *,
+    span_name: str = "",
+    attributes: Mapping[str, str] | None = None,
+    record_exception: bool = True,
+) -> Any:
+    """A decorator that leaves a function as it is: spans are of requests alone."""
+    return (lambda function: function) if obj is None else obj

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import field
+
 import pytest
 
 import vllm.config as config
 from vllm.config.unserved import UnservedConfig, as_config, check_neutral
+from vllm.config.utils import config as dataclass_of
+from vllm.config.utils import get_attr_docs, get_field, hash_factors
 from vllm.exceptions import VLLMValidationError
 
 KINDS = [kind for kind in vars(config).values() if isinstance(kind, type) and issubclass(kind, UnservedConfig)]
@@ -117,3 +121,21 @@ def test_the_current_configuration():
     with config.set_current_vllm_config(marker):  # type: ignore[arg-type]
         assert config.get_current_vllm_config() is marker
     assert config.get_current_vllm_config_or_none() is None
+
+
+def test_fields_of_callers_configurations():
+    @dataclass_of
+    class Mine:
+        size: int = 3
+        """How large it is."""
+        names: list[str] = field(default_factory=list)
+        needed: int = field(kw_only=True)
+
+    assert Mine(needed=1).size == get_field(Mine, "size").default == 3
+    assert get_field(Mine, "names").default_factory is list
+    assert get_attr_docs(Mine) == {"size": "How large it is."}
+    with pytest.raises(ValueError, match="no default"):
+        get_field(Mine, "needed")
+    with pytest.raises(ValueError, match="no field 'other'"):
+        get_field(Mine, "other")
+    assert hash_factors({"a": 1, "b": 2}) == hash_factors({"b": 2, "a": 1}) != hash_factors({"a": 2, "b": 1})

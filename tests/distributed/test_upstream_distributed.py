@@ -11,7 +11,7 @@ import torch.distributed as dist
 import vllm.distributed as distributed
 from vllm.distributed import parallel_state
 from vllm.distributed.communicator import ALONE, Communicator
-from vllm.distributed.utils import StatelessProcessGroup, divide, split_tensor_along_last_dim
+from vllm.distributed.utils import StatelessProcessGroup, divide, get_pp_indices, split_tensor_along_last_dim
 from vllm.utils.network_utils import get_open_port
 
 
@@ -120,3 +120,15 @@ def test_the_global_group_comes_and_goes():
         distributed.cleanup_dist_env_and_memory()
     assert not dist.is_initialized()
     assert distributed.get_tp_group() is ALONE
+
+
+def test_layers_are_shared_out():
+    assert [get_pp_indices(10, rank, 4) for rank in range(4)] == [(0, 2), (2, 5), (5, 8), (8, 10)]
+    assert get_pp_indices(3, 0, 1) == (0, 3)
+
+
+def test_a_group_of_one_has_all():
+    tensor = torch.arange(4.0)
+    assert torch.equal(distributed.tensor_model_parallel_reduce_scatter(tensor), tensor)
+    assert distributed.broadcast_tensor_dict({"a": 1}) == {"a": 1}
+    assert distributed.get_ep_group().world_size == distributed.get_eplb_group().world_size == 1

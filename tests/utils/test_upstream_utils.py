@@ -230,3 +230,34 @@ def test_bytes_are_in_their_order():
         tensor2binary(torch.ones(1), "int4", "big")
     with pytest.raises(ValueError, match="endianness"):
         binary2tensor(b"", (-1,), "float32", "middle")
+
+
+def test_what_is_made_when_it_is_looked_at():
+    made = []
+    lazy = collection_utils.LazyDict({"a": lambda: made.append("a") or 1, "b": lambda: 2})
+    assert len(lazy) == 2 and not made
+    assert lazy["a"] == lazy["a"] == 1 and made == ["a"] and list(lazy) == ["a", "b"]
+    names: dict[str, object] = {}
+    names["fractions"] = module = import_utils.LazyLoader("fractions", names, "fractions")
+    assert str(module.Fraction(1, 2)) == "1/2" and names["fractions"] is not module
+    missing = import_utils.PlaceholderModule("nowhere").placeholder_attr("thing")
+    with pytest.raises(ModuleNotFoundError, match="nowhere.thing is not installed"):
+        missing()
+
+
+def test_an_operation_is_registered():
+    from vllm.utils.torch_utils import direct_register_custom_op
+
+    def add_one_in_a_test(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    direct_register_custom_op("add_one_in_a_test", add_one_in_a_test, fake_impl=torch.empty_like)
+    assert torch.ops.vllm.add_one_in_a_test(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_listeners_find_a_port():
+    context = zmq.Context()
+    listener, port = network_utils.make_zmq_listener(context, "127.0.0.1", 0, zmq.ROUTER)
+    assert 0 < port < 65536
+    listener.close()
+    context.term()

@@ -1,6 +1,20 @@
 """The engine's configuration: one frozen dataclass a concern, derived values as properties; and, for callers that build
 them, configurations of what it does not do (`unserved`)."""
 
+from vllm.config.absent import (
+    AuxOutputConfig,
+    DiffusionConfig,
+    EncoderCacheManagerConfig,
+    EngramConfig,
+    FaultToleranceConfig,
+    HiSparseConfig,
+    LoggingConfig,
+    MambaConfig,
+    SpeechToTextConfig,
+    SpeechToTextParams,
+    WatchdogConfig,
+    WatermarkConfig,
+)
 from vllm.config.attention import AttentionConfig
 from vllm.config.cache import CacheConfig
 from vllm.config.compilation import CompilationConfig, CompilationMode, CUDAGraphMode, PassConfig
@@ -34,6 +48,18 @@ from vllm.config.vllm import VllmConfig
 from vllm.config.weight_transfer import WeightTransferConfig
 
 __all__ = [
+    "AuxOutputConfig",
+    "DiffusionConfig",
+    "EncoderCacheManagerConfig",
+    "EngramConfig",
+    "FaultToleranceConfig",
+    "HiSparseConfig",
+    "LoggingConfig",
+    "MambaConfig",
+    "SpeechToTextConfig",
+    "SpeechToTextParams",
+    "WatchdogConfig",
+    "WatermarkConfig",
     "ATTENTION_BACKENDS",
     "AttentionConfig",
     "CUDAGraphMode",

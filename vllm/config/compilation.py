@@ -50,6 +50,25 @@ class CUDAGraphMode(enum.Enum):
         return self.has_mode(CUDAGraphMode.FULL)
 
 
+class DynamicShapesType(str, enum.Enum):
+    """What torch's compiler assumes of sizes that change."""
+
+    BACKED = "backed"
+    UNBACKED = "unbacked"
+    BACKED_SIZE_OBLIVIOUS = "backed_size_oblivious"
+
+
+@dataclass
+class DynamicShapesConfig(UnservedConfig):
+    """How sizes that change are compiled."""
+
+    instead: ClassVar[str] = "nothing is compiled: layers call fused kernels themselves"
+
+    type: DynamicShapesType = DynamicShapesType.BACKED
+    evaluate_guards: bool = False
+    assume_32_bit_indexing: bool = False
+
+
 @dataclass
 class PassConfig(UnservedConfig):
     """Which passes rewrite the compiled model."""

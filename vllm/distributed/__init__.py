@@ -1,9 +1,11 @@
 """Groups of ranks and the collectives between them."""
 
 from vllm.distributed.communication_op import (
+    broadcast_tensor_dict,
     tensor_model_parallel_all_gather,
     tensor_model_parallel_all_reduce,
     tensor_model_parallel_gather,
+    tensor_model_parallel_reduce_scatter,
 )
 from vllm.distributed.parallel_state import (
     cleanup_dist_env_and_memory,
@@ -11,6 +13,8 @@ from vllm.distributed.parallel_state import (
     destroy_model_parallel,
     ensure_model_parallel_initialized,
     get_dp_group,
+    get_ep_group,
+    get_eplb_group,
     get_pp_group,
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
@@ -23,6 +27,10 @@ from vllm.distributed.parallel_state import (
 from vllm.distributed.utils import StatelessProcessGroup, divide, split_tensor_along_last_dim
 
 __all__ = [
+    "broadcast_tensor_dict",
+    "get_ep_group",
+    "get_eplb_group",
+    "tensor_model_parallel_reduce_scatter",
     "StatelessProcessGroup",
     "cleanup_dist_env_and_memory",
     "destroy_distributed_environment",

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from vllm.distributed.communicator import ALONE, Communicator
+from vllm.utils.unserved import refuse
 
 _tp_group: ContextVar[Communicator] = ContextVar("tp_group", default=ALONE)
 
@@ -163,3 +165,32 @@ def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def get_ep_group() -> Communicator:
+    """The ranks that share experts: each has all of them."""
+    return ALONE
+
+
+def get_eplb_group() -> Communicator:
+    """The ranks that balance experts: there is nothing to balance."""
+    return ALONE
+
+
+def graph_capture(device: torch.device) -> NoReturn:
+    """
+    Raises:
+        NotImplementedError: always.
+    """
+    refuse(
+        "graph_capture",
+        "the engine captures its own; torch.cuda.graph captures others",
+    )
+
+
+def in_the_same_node_as(pg: Any, source_rank: int = 0) -> NoReturn:
+    """
+    Raises:
+        NotImplementedError: always.
+    """
+    refuse("in_the_same_node_as", "ask every rank for its host's name, by torch.distributed.all_gather_object")

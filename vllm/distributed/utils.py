@@ -7,10 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+
+from vllm.utils.unserved import refuse
 
 
 def ensure_divisibility(numerator: int, denominator: int) -> None:
@@ -177,3 +179,25 @@ class StatelessProcessGroup:
         key = self._next(name)
         self.store.set(key, pickle.dumps(obj))  # type: ignore[arg-type]
         self._sent.append((time.monotonic(), key))
+
+
+def get_pp_indices(num_hidden_layers: int, pp_rank: int, pp_size: int) -> tuple[int, int]:
+    """The first of a rank's layers, and the one after its last: equal parts, what is left over to the ranks before the
+    last one, from behind."""
+    each, left = divmod(num_hidden_layers, pp_size)
+    counts = [each] * pp_size
+    for index in range(left):
+        counts[-index - 2] += 1
+    start = sum(counts[:pp_rank])
+    return start, start + counts[pp_rank]
+
+
+def stateless_init_torch_distributed_process_group(*args: Any, **kwargs: Any) -> NoReturn:
+    """
+    Raises:
+        NotImplementedError: always.
+    """
+    refuse(
+        "stateless_init_torch_distributed_process_group",
+        "StatelessProcessGroup hands values over without torch.distributed's global state",
+    )

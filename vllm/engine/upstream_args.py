@@ -160,7 +160,7 @@ class UpstreamArgs:
     enable_fault_tolerance: bool = _refused(False, _REPLICAS)
     fault_tolerance_config: dict[str, Any] | None = _refused(None, _REPLICAS)
 
-    enable_expert_parallel: bool = _refused(False, _EXPERTS)
+    enable_expert_parallel: bool = _unused(False, "every rank computes its part of all experts")
     enable_ep_weight_filter: bool = _refused(False, _EXPERTS)
     enable_elastic_ep: bool = _refused(False, _EXPERTS)
     elastic_ep_max_dp_size: int | None = _refused(None, _EXPERTS)

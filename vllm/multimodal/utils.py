@@ -44,3 +44,19 @@ def fetch_video(video_url: str, video_io_kwargs: dict[str, Any] | None = None) -
         NotImplementedError: always.
     """
     refuse_media("fetch_video")
+
+
+def encode_audio_url(*args: Any, **kwargs: Any) -> str:
+    """
+    Raises:
+        NotImplementedError: always.
+    """
+    refuse_media("encode_audio_url")
+
+
+def encode_video_url(*args: Any, **kwargs: Any) -> str:
+    """
+    Raises:
+        NotImplementedError: always.
+    """
+    refuse_media("encode_video_url")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -145,3 +146,29 @@ __all__ = [
     "parse_chat_messages_async",
     "validate_chat_template",
 ]
+
+
+class ChatCompletionContentPartImageParam(TypedDict):
+    """A part of a message that no model here takes."""
+
+    type: Literal["image_url"]
+    image_url: dict[str, str]
+
+
+def has_non_text_content(messages: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a message holds a part that is no text."""
+    parts = (part for each in messages if isinstance(each.get("content"), list) for part in each["content"])
+    return any(isinstance(part, Mapping) and part.get("type") not in _TEXT_PARTS for part in parts)
+
+
+def parse_chat_message_content(message: Mapping[str, Any], *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+    """The message as it is rendered.
+
+    Raises:
+        VLLMValidationError: it is none, or holds what is no text.
+    """
+    conversation, *_ = parse_chat_messages([dict(message)], None)
+    return conversation
+
+
+_TEXT_PARTS = (None, "text", "input_text", "output_text", "refusal", "thinking")

@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.chat_utils import ChatTemplateContentFormat, ChatTemplateContentFormatOption
+from vllm.renderers.unserved import HfRenderer as HfRenderer
 
 # Arguments of apply_chat_template itself: no variables of a template.
 _OWN_ARGUMENTS = frozenset({"chat_template", "tokenize", "conversation", "tools", "add_generation_prompt"})

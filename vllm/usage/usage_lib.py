@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 
 class UsageContext(str, Enum):
@@ -23,3 +24,13 @@ def is_usage_stats_enabled() -> bool:
 
 def set_runtime_usage_data(key: str, value: str | int | bool) -> None:
     """Nothing: none are collected."""
+
+
+class UsageMessage:
+    """What upstream reports of an engine. Nothing is."""
+
+    def report_usage(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing."""
+
+
+usage_message = UsageMessage()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, cast
 
 from typing_extensions import TypeIs
@@ -74,3 +74,26 @@ def swap_dict_values(obj: dict[_K, _V], key1: _K, key2: _K) -> None:
         obj[key1] = second
     if first is not missing:
         obj[key2] = first
+
+
+class LazyDict(Mapping[str, T]):
+    """A mapping whose values are made when they are first looked at, by functions without arguments."""
+
+    def __init__(self, factory: dict[str, Callable[[], T]]) -> None:
+        self._factory = factory
+        self._made: dict[str, T] = {}
+
+    def __getitem__(self, key: str) -> T:
+        if key not in self._made:
+            self._made[key] = self._factory[key]()
+        return self._made[key]
+
+    def __setitem__(self, key: str, value: Callable[[], T]) -> None:
+        self._factory[key] = value
+        self._made.pop(key, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._factory)
+
+    def __len__(self) -> int:
+        return len(self._factory)

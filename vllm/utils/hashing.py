@@ -29,3 +29,27 @@ def safe_hash(data: bytes, usedforsecurity: bool = True) -> Any:
         return hashlib.md5(data, usedforsecurity=usedforsecurity)
     except ValueError:
         return hashlib.sha256(data)
+
+
+def sha256_cbor(input: Any) -> bytes:
+    """SHA-256 of the value in canonical CBOR, 32 bytes. Needs the package cbor2."""
+    import cbor2
+
+    return hashlib.sha256(cbor2.dumps(input, canonical=True)).digest()
+
+
+def xxhash(input: Any) -> bytes:
+    """XXH3 of the pickled value, 16 bytes. Needs the package xxhash."""
+    import xxhash as library
+
+    digest: bytes = library.xxh3_128_digest(pickle.dumps(input, protocol=pickle.HIGHEST_PROTOCOL))
+    return digest
+
+
+def xxhash_cbor(input: Any) -> bytes:
+    """XXH3 of the value in canonical CBOR, 16 bytes. Needs the packages cbor2 and xxhash."""
+    import cbor2
+    import xxhash as library
+
+    digest: bytes = library.xxh3_128_digest(cbor2.dumps(input, canonical=True))
+    return digest

@@ -71,3 +71,45 @@ def is_numba_available() -> bool:
 def has_deep_gemm() -> bool:
     """Whether deep_gemm can be imported; nothing here uses it."""
     return _has_module("deep_gemm")
+
+
+class LazyLoader(ModuleType):
+    """A module that is imported when something of it is used.
+
+    Args:
+        local_name: what it is called in `parent_module_globals`, where the module takes its place.
+        name: of the module.
+    """
+
+    def __init__(self, local_name: str, parent_module_globals: dict[str, Any], name: str) -> None:
+        super().__init__(str(name))
+        self._place = parent_module_globals, local_name
+
+    def _load(self) -> ModuleType:
+        found = importlib.import_module(self.__name__)
+        names, local_name = self._place
+        names[local_name] = found
+        return found
+
+    def __getattr__(self, item: str) -> Any:
+        return getattr(self._load(), item)
+
+    def __dir__(self) -> list[str]:
+        return dir(self._load())
+
+
+class PlaceholderModule:
+    """Stands for a package that could not be imported: what uses it raises the import's error."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def placeholder_attr(self, attr_path: str) -> PlaceholderModule:
+        """What stands for something of it."""
+        return PlaceholderModule(f"{self._name}.{attr_path}")
+
+    def __getattr__(self, key: str) -> Any:
+        raise ModuleNotFoundError(f"{self._name} is not installed, and {key} of it was used")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise ModuleNotFoundError(f"{self._name} is not installed, and was called")

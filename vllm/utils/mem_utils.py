@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 from vllm.utils.mem_constants import GiB_bytes, KiB_bytes, MiB_bytes
+from vllm.utils.unserved import Unserved, refuse
 
 
 def format_kib(b: int) -> str:
@@ -45,3 +46,17 @@ class DeviceMemoryProfiler:
         self.final_memory = self.current_memory_usage()
         self.consumed_memory = self.final_memory - self.initial_memory
         gc.collect()
+
+
+class MemorySnapshot(Unserved):
+    """A GPU's memory at one moment."""
+
+    instead: ClassVar[str] = "torch.cuda.mem_get_info measures it; docs/memory.md says how the engine shares it out"
+
+
+def memory_profiling(*args: Any, **kwargs: Any) -> NoReturn:
+    """
+    Raises:
+        NotImplementedError: always.
+    """
+    refuse("memory_profiling", "torch.cuda.memory_stats measures it; docs/memory.md says how the engine shares it out")

@@ -215,3 +215,23 @@ def zmq_socket_ctx(
         yield make_zmq_socket(context, path, socket_type, bind, identity, router_handover=router_handover)
     finally:
         context.destroy(linger=linger)
+
+
+def make_zmq_listener(ctx: Any, host: str, port: int, socket_type: int) -> tuple[Any, int]:
+    """A bound ZeroMQ socket, and its port; 0 lets the system choose."""
+    import zmq
+
+    listener = ctx.socket(socket_type)
+    listener.bind(f"tcp://{host}:{port or '*'}")
+    address = listener.getsockopt_string(zmq.LAST_ENDPOINT)
+    return listener, int(address.rpartition(":")[2])
+
+
+def find_process_using_port(port: int) -> Any:
+    """The process, as psutil has it, that listens on the port; None: none that is to be seen. Needs psutil."""
+    import psutil
+
+    for connection in psutil.net_connections():
+        if connection.laddr and connection.laddr.port == port and connection.pid:
+            return psutil.Process(connection.pid)
+    return None

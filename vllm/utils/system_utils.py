@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from vllm import envs
 from vllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -66,3 +69,23 @@ def set_ulimit(target_soft_limit: int = 65535) -> None:
     wanted = target_soft_limit if hard == resource.RLIM_INFINITY else min(target_soft_limit, hard)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def get_mp_context() -> Any:
+    """multiprocessing, starting processes as VLLM_WORKER_MULTIPROC_METHOD says."""
+    return multiprocessing.get_context(envs.VLLM_WORKER_MULTIPROC_METHOD)
+
+
+def kill_process_tree(pid: int) -> None:
+    """Kill a process and its descendants. Needs psutil."""
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for each in [*process.children(recursive=True), process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+
+
+def decorate_logs(process_name: str | None = None) -> None:
+    """Nothing: lines of the log name their process already."""

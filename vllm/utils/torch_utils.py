@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,3 +137,32 @@ def current_stream() -> torch.cuda.Stream:
         RuntimeError: there is no CUDA device.
     """
     return torch.cuda.current_stream()
+
+
+def direct_register_custom_op(
+    op_name: str,
+    op_func: Callable[..., Any],
+    mutates_args: list[str] | None = None,
+    fake_impl: Callable[..., Any] | None = None,
+    target_lib: torch.library.Library | None = None,
+    dispatch_key: str = "CPU",
+    tags: tuple[torch.Tag, ...] = (),
+) -> None:
+    """Register a function as torch.ops.vllm.<op_name>, or in another library.
+
+    Args:
+        mutates_args: the arguments that it changes.
+        fake_impl: its results' shapes and dtypes, for torch.compile.
+        dispatch_key: the device that it is for.
+    """
+    library = target_lib or _library()
+    schema = torch.library.infer_schema(op_func, mutates_args=mutates_args or [])
+    library.define(op_name + schema, tags=tags)
+    library.impl(op_name, op_func, dispatch_key=dispatch_key)
+    if fake_impl is not None:
+        library._register_fake(op_name, fake_impl)
+
+
+@functools.cache
+def _library() -> torch.library.Library:
+    return torch.library.Library("vllm", "FRAGMENT")

@@ -28,3 +28,19 @@ def packed_nccl_broadcast_producer(
         NotImplementedError: always.
     """
     refuse_transfer("packed_nccl_broadcast_producer")
+
+
+def packed_nccl_broadcast_consumer(
+    iterator: Iterator[tuple[str, Any]],
+    group: Any,
+    src: int,
+    post_unpack_func: Callable[[list[tuple[str, Tensor]]], None],
+    buffer_size_bytes: int = DEFAULT_PACKED_BUFFER_SIZE_BYTES,
+    num_buffers: int = DEFAULT_PACKED_NUM_BUFFERS,
+) -> NoReturn:
+    """Receive what the producer sends.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    refuse_transfer("packed_nccl_broadcast_consumer")

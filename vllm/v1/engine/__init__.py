@@ -3,6 +3,7 @@
 import enum
 from typing import Literal
 
+from vllm.v1.engine.unserved import EngineCoreEvent, EngineCoreOutputs, EngineCoreRequestType
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 
 PauseMode = Literal["abort", "wait", "keep"]
@@ -24,4 +25,13 @@ class FinishReason(enum.IntEnum):
         return FINISH_REASON_STRINGS[self.value]
 
 
-__all__ = ["EngineCoreOutput", "EngineCoreRequest", "FINISH_REASON_STRINGS", "FinishReason", "PauseMode"]
+__all__ = [
+    "EngineCoreEvent",
+    "EngineCoreOutput",
+    "EngineCoreOutputs",
+    "EngineCoreRequest",
+    "EngineCoreRequestType",
+    "FINISH_REASON_STRINGS",
+    "FinishReason",
+    "PauseMode",
+]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from vllm.utils.unserved import Unserved
 
-_READ = "the engine feeds no loggers: read LLM.get_metrics, AsyncLLM's server at /metrics, or RequestOutput.metrics"
+_READ = "the engine feeds no loggers: read LLM.get_metrics, the server's /metrics, or RequestOutput.metrics"
 
 
 class StatLoggerBase(ABC):

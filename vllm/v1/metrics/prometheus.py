@@ -15,6 +15,7 @@ from vllm.v1.metrics.core_metrics import add, cache_info, core_metrics
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
+
 class EngineCollector(Collector):
     """The metrics of an engine and its processes, as of the last steps whose outputs have come: it never waits."""
 

@@ -9,12 +9,20 @@ from vllm.entrypoints.openai.protocol import (
     ChatCompletionResponse,
     ChatMessage,
 )
+from vllm.entrypoints.openai.protocol.tools import (
+    ChatCompletionNamedToolChoiceParam,
+    ChatCompletionToolsParam,
+    FunctionDefinition,
+)
 
 ChatCompletionResponseChoice = ChatChoice
 ChatCompletionResponseStreamChoice = ChatChunkChoice
 ChatCompletionStreamResponse = ChatCompletionChunk
 
 __all__ = [
+    "ChatCompletionNamedToolChoiceParam",
+    "ChatCompletionToolsParam",
+    "FunctionDefinition",
     "BatchChatCompletionRequest",
     "ChatCompletionRequest",
     "ChatCompletionResponse",

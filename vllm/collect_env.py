@@ -1,0 +1,12 @@
+"""python -m vllm.collect_env: what `vllm collect-env` prints."""
+
+from vllm.entrypoints.cli.main import main as run_command
+
+
+def main() -> None:
+    """Print it."""
+    run_command(["collect-env"])
+
+
+if __name__ == "__main__":
+    main()

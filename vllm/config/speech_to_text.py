@@ -1,0 +1,5 @@
+"""Speech, at upstream's path."""
+
+from vllm.config.absent import SpeechToTextConfig, SpeechToTextParams
+
+__all__ = ["SpeechToTextConfig", "SpeechToTextParams"]

@@ -1,0 +1,13 @@
+"""Completions, as upstream's class."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from vllm.utils.unserved import Unserved
+
+
+class OpenAIServingCompletion(Unserved):
+    """Completions."""
+
+    instead: ClassVar[str] = "endpoints are functions over the engine; build_app makes the application"

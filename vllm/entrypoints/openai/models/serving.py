@@ -1,0 +1,13 @@
+"""The models that a server has, as upstream's class."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from vllm.utils.unserved import Unserved
+
+
+class OpenAIServingModels(Unserved):
+    """The models that a server has."""
+
+    instead: ClassVar[str] = "endpoints are functions over the engine; build_app makes the application"

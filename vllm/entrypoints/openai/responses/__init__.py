@@ -1,0 +1,1 @@
+"""The Responses API: it is not served."""

@@ -1,0 +1,1 @@
+"""Tokens drafted ahead: none are."""
