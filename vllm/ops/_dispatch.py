@@ -97,6 +97,15 @@ def implementation(tensor: Tensor) -> Implementation:
     return _forced or _of_device(tensor.device.type)
 
 
+def compiles_while_running(device: torch.device) -> bool:
+    """Whether kernels for this device are compiled at their first launch."""
+    if _of_device(device.type) != "triton":
+        return False
+    import triton
+
+    return not triton.knobs.runtime.interpret
+
+
 def dispatched(reference: Callable[P, R]) -> Callable[P, R]:
     """The operation of a PyTorch reference whose first argument is a tensor on its device. It runs the C++ operator, or
     the function of the Triton module that has the name of the reference's module, with the same name and arguments."""

@@ -155,14 +155,28 @@ def test_one_replay_does_it_all_for_plain_rows(make_llm):
     # With it, all but the last token of a prompt that comes again may be there, and its step is a replay, too.
     llm = make_llm(enable_prefix_caching=False)
     recorder = runner_of(llm)._graph_recorder
-    assert recorder.num_recorded == len(ladder(7)) == 4
-    results(llm, KINDS["few ids"], 3)
-    assert recorder.num_recorded == 4 + 3  # the batch sizes 3, 2 and 1, of which 3 is padded
-    before = recorder.num_replays
-    again = results(llm, KINDS["few ids"], 3)
-    assert recorder.num_recorded == 7
-    num_decodes = max(len(tokens) for tokens, _, _ in again) - 1
-    assert recorder.num_replays - before == 2 * num_decodes
+    # The model at each size, and the usual widths: tokens alone, few ids, few of the most likely tokens.
+    at_start = len(ladder(7)) * 4
+    assert recorder.num_recorded == at_start
+    for name, num_later in (("few ids", 0), ("more ids", 3)):
+        results(llm, KINDS[name], 3)
+        assert recorder.num_recorded == at_start + num_later  # the batch sizes 3, 2 and 1, of which 3 is padded
+        before = recorder.num_replays
+        again = results(llm, KINDS[name], 3)
+        assert recorder.num_recorded == at_start + num_later
+        num_decodes = max(len(tokens) for tokens, _, _ in again) - 1
+        assert recorder.num_replays - before == 2 * num_decodes
+
+
+def test_the_graphs_that_were_not_used_for_longest_go(make_llm):
+    llm, eager = make_llm(), make_llm.eager()
+    graphs = runner_of(llm)._greedy_graphs
+    few = sum(graph.num_bytes for graph in graphs._graphs.values()) // 3
+    graphs._max_bytes = few
+    for name in ("more ids", "few ids", "many ids", "more ids"):
+        assert results(llm, KINDS[name], 3) == results(eager, KINDS[name], 3)
+        assert sum(graph.num_bytes for graph in graphs._graphs.values()) <= few
+    assert all(widths.num_token_ids == 32 or widths.num_topk == 32 for _, widths in list(graphs._graphs)[-3:])
 
 
 def test_padding_writes_to_its_own_block_alone(make_llm):
@@ -187,12 +201,12 @@ def test_padding_writes_to_its_own_block_alone(make_llm):
 def test_lists_that_move_to_a_wider_table(make_llm):
     llm, eager = make_llm(), make_llm.eager()
     recorder = runner_of(llm)._graph_recorder
-    for count in (3, 20, 3, 100, 3):
+    # Few are recorded at the start; 200 are not replayed, but move the table that recordings read from.
+    for count, num_recorded in ((3, 0), (20, 2), (3, 0), (100, 2), (200, 0), (3, 2), (100, 2), (3, 0)):
         before = recorder.num_recorded
         kinds = [{"logprob_token_ids": ids(count)[::-1]}]
         assert results(llm, kinds, 2) == results(eager, kinds, 2)
-        # Each time the lists had been moved, or were by these: what was recorded reads the old table.
-        assert recorder.num_recorded == before + 2
+        assert recorder.num_recorded == before + num_recorded
 
 
 def test_longer_contexts_are_not_replayed(make_llm):

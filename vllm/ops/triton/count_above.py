@@ -24,13 +24,17 @@ def count_above(logits: Tensor, values: Tensor, num_values: Tensor | None) -> Te
     vocab_size = logits.shape[1]
     rows = logits, logits.stride(0), vocab_size
     thresholds = values, values.stride(0), num_columns
-    constants = dict(HAS_COUNTS=num_values is not None, BLOCK=_BLOCK, GROUP=_GROUP)
+    valid = counts if num_values is None else num_values, int(num_values is not None)
     grid = num_rows, triton.cdiv(vocab_size, _BLOCK)
-    _count_above_kernel[grid](*rows, *thresholds, counts if num_values is None else num_values, counts, **constants)
+    _count_above_kernel[grid](*rows, *thresholds, *valid, counts, BLOCK=_BLOCK, GROUP=_GROUP)
     return counts
 
 
-@triton.jit
+# Columns differ from step to step, and values may be columns of a wider table.
+@triton.jit(
+    do_not_specialize=["values_stride", "num_columns", "has_counts"],
+    do_not_specialize_on_alignment=["values_ptr", "num_values_ptr"],
+)
 def _count_above_kernel(
     logits_ptr,  # [R, V]
     logits_stride,
@@ -38,9 +42,9 @@ def _count_above_kernel(
     values_ptr,  # float32 [R, W]
     values_stride,
     num_columns,
-    num_values_ptr,  # int32 [R], read if HAS_COUNTS
+    num_values_ptr,  # int32 [R], read if has_counts
+    has_counts,
     counts_ptr,  # int32 [R, W], zeros
-    HAS_COUNTS: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
@@ -49,9 +53,7 @@ def _count_above_kernel(
     x = tl.load(logits_ptr + row * logits_stride + column, mask=column < vocab_size, other=float("-inf"))
     x = x.to(tl.float32)
     highest = tl.max(x, axis=0)
-    num_valid = num_columns
-    if HAS_COUNTS:
-        num_valid = tl.load(num_values_ptr + row)
+    num_valid = tl.load(num_values_ptr + row, mask=has_counts > 0, other=num_columns)
     for first in range(0, num_valid, GROUP):
         wanted = first + tl.arange(0, GROUP)
         valid = wanted < num_valid

@@ -27,7 +27,7 @@ def fill_logprob_token_ids(
     return counts
 
 
-@triton.jit(do_not_specialize=["first_column", "width"])
+@triton.jit(do_not_specialize=["columns_stride", "first_column", "width", "token_ids_stride"])
 def _fill_logprob_token_ids_kernel(
     columns_ptr,  # int32 [L, width]
     columns_stride,

@@ -119,7 +119,7 @@ def _product(
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_columns"], do_not_specialize_on_alignment=["ids_ptr"])
 def _chosen_logits_kernel(
     hidden_ptr,  # [R, H]
     hidden_stride,
@@ -158,7 +158,7 @@ def _chosen_logits_kernel(
         tl.store(chosen_ptr + column.to(tl.int64) * num_rows + rows, own, mask=rows < num_stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_columns"], do_not_specialize_on_alignment=["ids_ptr"])
 def _linear_readings_kernel(
     hidden_ptr,  # [R, H]
     hidden_stride,

@@ -92,7 +92,7 @@ def _readable(part: Tensor | int | None) -> Tensor | None:
     return part.contiguous()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _quantized_linear_kernel(
     x_ptr,  # [T, K]
     num_rows,

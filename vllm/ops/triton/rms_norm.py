@@ -41,7 +41,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x_ptr,  # [T, heads, H]
     token_stride,

@@ -28,7 +28,7 @@ def rotary_embedding_(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Te
     _rotary_kernel[grid](*angles, *queries, *keys, HEADS=_HEADS, BLOCK=triton.next_power_of_2(half))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr"])
 def _rotary_kernel(
     positions_ptr,  # int [T]
     cos_sin_ptr,  # float32 [max positions, 2 * half]

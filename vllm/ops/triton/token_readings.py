@@ -107,10 +107,11 @@ def _launch(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None, wit
     width = next(width for width in _WIDTHS if width >= num_columns)
     is_aligned = logits.stride(0) * logits.element_size() % 16 == 0
     rows = logits, logits.stride(0), vocab_size
-    ids = token_ids, token_ids.stride(0), num_columns, argmax if num_token_ids is None else num_token_ids
+    counts = argmax if num_token_ids is None else num_token_ids
+    ids = token_ids, token_ids.stride(0), num_columns, counts, int(num_token_ids is not None)
     chunks = parts, _arrivals(num_rows, device), num_chunks
     outputs = chosen, ranks, statistics, argmax
-    reads = dict(HAS_COUNTS=num_token_ids is not None, HAS_ENTROPY=with_entropy, WIDTH=width)
+    reads = dict(HAS_ENTROPY=with_entropy, WIDTH=width)
     sizes = dict(CHUNK=_CHUNK, TILE=_TILE, RUN=_RUN_BYTES // logits.element_size())
     merge = dict(ALL_CHUNKS=triton.next_power_of_2(num_chunks), MERGED_CHUNKS=32 * _MERGED // max(32, width))
     registers = _REGISTERS if is_aligned and width <= 32 and not with_entropy else _MANY_REGISTERS
@@ -141,7 +142,11 @@ def _arrivals(num_rows: int, device: torch.device) -> Tensor:
     return counters[start : start + num_rows]
 
 
-@triton.jit
+# The ids may be columns of a wider table, and what is requested differs from step to step.
+@triton.jit(
+    do_not_specialize=["token_ids_stride", "num_columns", "has_counts"],
+    do_not_specialize_on_alignment=["token_ids_ptr", "num_token_ids_ptr"],
+)
 def _token_readings_kernel(
     logits_ptr,  # [R, V]
     logits_stride,
@@ -149,7 +154,8 @@ def _token_readings_kernel(
     token_ids_ptr,  # int32 [R, W]
     token_ids_stride,
     num_columns,
-    num_token_ids_ptr,  # int32 [R], read if HAS_COUNTS
+    num_token_ids_ptr,  # int32 [R], read if has_counts
+    has_counts,
     parts_ptr,  # int32 [R, chunks, 4 + W]
     arrivals_ptr,  # int32 [R], zeros
     num_chunks,
@@ -157,7 +163,6 @@ def _token_readings_kernel(
     ranks_ptr,  # int32 [R, W]
     statistics_ptr,  # float32 [2, R]: lse, maximum; [3, R] with the entropy if HAS_ENTROPY
     argmax_ptr,  # int32 [R]
-    HAS_COUNTS: tl.constexpr,
     HAS_ENTROPY: tl.constexpr,
     WIDTH: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -180,9 +185,7 @@ def _token_readings_kernel(
     coming = tl.load(row_ptr + first + place_in_tile, mask=first + place_in_tile < vocab_size, other=float("-inf"))
 
     if WIDTH > 0:
-        num_valid = num_columns
-        if HAS_COUNTS:
-            num_valid = tl.load(num_token_ids_ptr + row)
+        num_valid = tl.load(num_token_ids_ptr + row, mask=has_counts > 0, other=num_columns)
         place = tl.arange(0, WIDTH)
         valid = place < tl.minimum(num_valid, num_columns)
         ids = tl.load(token_ids_ptr + row * token_ids_stride + place, mask=valid, other=0)

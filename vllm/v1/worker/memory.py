@@ -182,22 +182,25 @@ def run_largest_steps(runner: GPUModelRunner, config: VllmConfig) -> None:
     custom, runner.sampler.custom = runner.sampler.custom, None
     try:
         with runner.scratch_cache():
-            _run_requests(runner, config, [min(share, longest) for share in shares], 0)
-            _run_requests(runner, config, [longest] * num_requests, longest - 1)
+            params = [_demanding_params(config)] * num_requests
+            run_requests(runner, config, [min(share, longest) for share in shares], 0, params)
+            run_requests(runner, config, [longest] * num_requests, longest - 1, params)
     finally:
         runner.sampler.custom = custom
 
 
-def _run_requests(runner: GPUModelRunner, config: VllmConfig, lengths: list[int], computed: int) -> None:
-    """A step of requests whose prompts have these lengths, of which `computed` tokens each are done."""
-    params = _demanding_params(config)
+def run_requests(
+    runner: GPUModelRunner, config: VllmConfig, lengths: list[int], computed: int, params: list[SamplingParams]
+) -> None:
+    """In a `scratch_cache`, a step of requests whose prompts have these lengths, of which `computed` tokens each are
+    done, and whose results are discarded."""
     new: list[NewRequestData] = []
-    for index, length in enumerate(lengths):
+    for index, (length, own) in enumerate(zip(lengths, params, strict=True)):
         # All write to the scratch cache's only block.
         blocks = [0] * -(-length // config.cache_config.block_size)
-        first_row = 0 if not computed and length > 1 else None
+        first_row = 0 if own.reads_prompt and not computed and length > 1 else None
         others = [blocks] * len(runner.other_block_tables)
-        request = f"largest-step-{index}", [0] * length, length, params, blocks, computed, first_row, others
+        request = f"warm-up-{index}", [0] * length, length, own, blocks, computed, first_row, others
         new.append(NewRequestData(*request))
     counts = {each.req_id: each.num_prompt_tokens - computed for each in new}
     # Backwards, so that low slots are free first again.

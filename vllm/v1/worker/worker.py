@@ -19,6 +19,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.weight_update import move_weights
 from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.model_loader.weight_files import iterate_tensors, shard_files
+from vllm.ops._dispatch import compiles_while_running
 from vllm.plugins import load_general_plugins
 from vllm.utils.host_memory import return_freed_memory
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -27,6 +28,7 @@ from vllm.v1.worker import memory
 from vllm.v1.worker.gpu.kv_swap import STAGING_BYTES
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.pool.decoder_runner import PoolingModelRunner
+from vllm.v1.worker.warm_up import warm_up
 
 logger = init_logger(__name__)
 
@@ -114,6 +116,8 @@ class Worker:
         """Allocate the KV cache and the host blocks of its offload."""
         logger.info("KV cache: %d blocks of %d tokens", num_blocks, self.config.cache_config.block_size)
         self._num_blocks = (num_blocks, num_host_blocks)
+        if compiles_while_running(self.device):
+            warm_up(self.model_runner, self.config)
         self.model_runner.initialize_kv_cache(num_blocks, num_host_blocks)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:

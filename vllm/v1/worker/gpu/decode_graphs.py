@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,6 +35,11 @@ _MAX_ROWS = 512
 _NUM_TOPK = (0, 8, 32)
 _NUM_TOKEN_IDS = (0, 8, 32, 128)
 
+# Of all greedy graphs, beside the memory that they share.
+_GREEDY_BYTES = 128 * 2**20
+# What CUDA keeps of a graph of some 20 kernels: an estimate, the driver does not tell.
+_NODE_BYTES = 128 * 2**10
+
 _Sampled = tuple[Tensor, Tensor, LogprobsTensors | None]  # token ids int32 [B], health float32 [B], readings
 
 
@@ -46,12 +52,11 @@ def ladder(max_rows: int) -> list[int]:
 class DecodeStep:
     """A captured step of B = `size` requests, one token each."""
 
-    def __init__(self, size: int, block_table: Tensor) -> None:
+    def __init__(self, size: int, device: torch.device) -> None:
         self.size = size
         # Positions, KV cache slots, the requests' slots, token ids, lengths; rows begin at multiples of 16 bytes.
-        self.inputs = block_table.new_zeros((5, -(-size // 4) * 4))
-        self.block_table = block_table  # int32 [B, most blocks of a request]
-        self.query_start_loc = torch.arange(size + 1, dtype=torch.int32, device=block_table.device)
+        self.inputs = torch.zeros((5, -(-size // 4) * 4), dtype=torch.int32, device=device)
+        self.query_start_loc = torch.arange(size + 1, dtype=torch.int32, device=device)
         self.hidden: Tensor  # [B, H], final hidden states
         self.slots: Tensor  # int64 [B], by row; one past the last slot for padding rows
         self.replay: Callable[[], None]
@@ -67,29 +72,31 @@ class DecodeGraphs:
         model: Any,
         kv_caches: KVCaches,
         states: RequestStates,
-        block_tables: BlockTables,
+        block_tables: Sequence[BlockTables],
         sizes: list[int],
         scratch_block: int,
         max_seq_len: int,
     ) -> None:
-        """Graphs keep the addresses of `kv_caches`; batch `sizes` are ascending; no request has `scratch_block`;
-        contexts longer than `max_seq_len` are not replayed."""
+        """Graphs keep the addresses of `kv_caches` and of the KV groups' `block_tables`; batch `sizes` are ascending; no
+        request has `scratch_block`; contexts longer than `max_seq_len` are not replayed."""
         self._model = model
         self._kv_caches = kv_caches
         self._states = states
         self._sizes = sizes
-        self._scratch_block = scratch_block
+        self._block_tables = block_tables
+        for table in block_tables:
+            table.set_row(states.max_num_reqs, [scratch_block])
+            table.apply_staged_writes()
         self._max_seq_len = max_seq_len
-        scratch_slot = scratch_block * block_tables.block_size
+        self._block_size = block_tables[0].block_size
+        scratch_slot = scratch_block * self._block_size
         self._padding = np.array([0, scratch_slot, states.max_num_reqs, 0, 1], dtype=np.int32)[:, None]
-        shape = (sizes[-1], block_tables.table.shape[1])
-        self._block_table = torch.full(shape, scratch_block, dtype=torch.int32, device=states.device)
         self._steps: dict[int, DecodeStep] = {}
 
     def record(self, recorder: GraphRecorder) -> None:
         start = time.monotonic()
         for size in reversed(self._sizes):
-            step = DecodeStep(size, self._block_table[:size])
+            step = DecodeStep(size, self._states.device)
             upload_into(step.inputs, np.repeat(self._padding, step.inputs.shape[1], axis=1))
             (step.hidden, step.slots), step.replay = recorder.record(partial(self._run, step))
             self._steps[size] = step
@@ -101,12 +108,26 @@ class DecodeGraphs:
         if self._states.last_sampled is not None:
             token_ids = self._states.known(token_ids, slots)
         lengths = seq_lens, 1, self._max_seq_len
-        attn = AttentionMetadata(slot_mapping, step.block_table, step.query_start_loc, *lengths)
+        tables = [table.tensor.index_select(0, slots) for table in self._block_tables]
+        attn = AttentionMetadata(slot_mapping, tables[0], step.query_start_loc, *lengths)
+        attn.groups = tuple(
+            replace(attn, block_table=table, slot_mapping=self._slot_mapping(table, positions)) for table in tables[1:]
+        )
         return self._model(token_ids, positions, self._kv_caches, attn), slots
+
+    def _slot_mapping(self, table: Tensor, positions: Tensor) -> Tensor:
+        """int64 [B], the KV cache slots of each row's token."""
+        blocks = table.gather(1, (positions // self._block_size)[:, None])[:, 0].to(torch.int64)
+        return blocks * self._block_size + positions % self._block_size
 
     def takes(self, batch: InputBatch) -> bool:
         """Whether `batch` is such a step."""
         return batch.is_decode and len(batch.req_ids) <= self._sizes[-1] and batch.max_seq_len <= self._max_seq_len
+
+    @property
+    def steps(self) -> list[DecodeStep]:
+        """The largest first."""
+        return list(self._steps.values())
 
     def step_for(self, batch: InputBatch) -> DecodeStep:
         return self._steps[self._sizes[bisect.bisect_left(self._sizes, len(batch.req_ids))]]
@@ -119,10 +140,6 @@ class DecodeGraphs:
         inputs[:2, :num_rows] = batch.positions_np, batch.slot_mapping_np
         inputs[2:, :num_rows] = batch.idx_mapping_np, batch.input_ids_np, batch.seq_lens_np
         upload_into(step.inputs, inputs)
-        num_blocks = batch.block_table_np.shape[1]
-        blocks = np.full((step.size, num_blocks), self._scratch_block, dtype=np.int32)
-        blocks[:num_rows] = batch.block_table_np
-        upload_into(step.block_table[:, :num_blocks], blocks)
         step.replay()
         return step.hidden[:num_rows]
 
@@ -135,16 +152,45 @@ class Widths(NamedTuple):
     num_token_ids: int
 
 
-class GreedyGraphs:
-    """One graph for each batch size and width, captured at its first use."""
+_USUAL_WIDTHS = (Widths(False, 0, 0), Widths(True, 0, _NUM_TOKEN_IDS[1]), Widths(True, _NUM_TOPK[1], 0))
 
-    def __init__(self, model: Any, sampler: Sampler, states: RequestStates, recorder: GraphRecorder) -> None:
+
+class _Graph(NamedTuple):
+    sampled: _Sampled
+    replay: Callable[[], None]
+    num_bytes: int
+
+
+class GreedyGraphs:
+    """One graph for each batch size and width: the usual widths are captured at the start, others at their first use.
+    Of those that take more than `max_bytes` together, the ones that were not used for longest go."""
+
+    def __init__(
+        self,
+        model: Any,
+        sampler: Sampler,
+        states: RequestStates,
+        recorder: GraphRecorder,
+        max_bytes: int = _GREEDY_BYTES,
+    ) -> None:
         self._model = model
         self._sampler = sampler
         self._states = states
         self._recorder = recorder
-        self._graphs: dict[tuple[int, Widths], tuple[_Sampled, Callable[[], None]]] = {}
-        self._lists: Tensor | None = None
+        self._max_bytes = max_bytes
+        self._graphs: dict[tuple[int, Widths], _Graph] = {}  # the latest used last
+        # Graphs read from fixed addresses: lists that are replayed do not move to a wider table.
+        sampler.token_ids.token_ids.ensure_width(_NUM_TOKEN_IDS[-1])
+        self._lists = sampler.token_ids.token_ids.tensor
+
+    def record(self, steps: Iterable[DecodeStep]) -> None:
+        """Capture the usual widths of these steps."""
+        vocab_size = self._sampler.states.vocab_size
+        for step in steps:
+            # What capturing it left where its results go is no slot.
+            step.replay()
+            for widths in _USUAL_WIDTHS:
+                self._graph(step, widths._replace(num_topk=min(widths.num_topk, vocab_size)))
 
     def widths(self, slots: np.ndarray) -> Widths | None:
         """What these slots (int64 [R]) read, rounded up; None: the step cannot be replayed."""
@@ -162,14 +208,12 @@ class GreedyGraphs:
         """Sample what `step` has just computed for `slots`, and keep the tokens on the device for the next step. The
         results are valid until the next step."""
         if self._lists is not self._sampler.token_ids.token_ids.tensor:
-            # The lists have moved to a wider table, and graphs read from fixed addresses.
+            # Longer ones than are replayed have come.
             self._lists = self._sampler.token_ids.token_ids.tensor
             self._graphs = {key: graph for key, graph in self._graphs.items() if not key[1].num_token_ids}
-        key = step.size, widths
-        if key not in self._graphs:
-            self._graphs[key] = self._recorder.record(lambda: self._run(step, widths))
-        (token_ids, health, readings), replay = self._graphs[key]
-        replay()
+        graph = self._graph(step, widths)
+        graph.replay()
+        token_ids, health, readings = graph.sampled
         num_rows = len(slots)
         output = SamplerOutput(token_ids[:num_rows], health[:num_rows])
         if readings is not None:
@@ -177,6 +221,21 @@ class GreedyGraphs:
             rows = range(num_rows) if reads.all() else np.where(reads, np.arange(num_rows), -1).tolist()
             output.logprobs.append((rows, readings.moved(lambda tensor: tensor[:num_rows])))
         return output
+
+    def _graph(self, step: DecodeStep, widths: Widths) -> _Graph:
+        key = step.size, widths
+        graph = self._graphs.pop(key, None)
+        if graph is None:
+            sampled, replay = self._recorder.record(lambda: self._run(step, widths))
+            graph = _Graph(sampled, replay, _NODE_BYTES + _num_bytes(sampled))
+            # Nothing runs at this time: recording has waited for the device.
+            total = graph.num_bytes + sum(other.num_bytes for other in self._graphs.values())
+            for oldest in list(self._graphs):
+                if total <= self._max_bytes:
+                    break
+                total -= self._graphs.pop(oldest).num_bytes
+        self._graphs[key] = graph
+        return graph
 
     def _run(self, step: DecodeStep, widths: Widths) -> _Sampled:
         logits, sampler = self._model.compute_logits(step.hidden), self._sampler
@@ -192,6 +251,14 @@ class GreedyGraphs:
         if self._states.last_sampled is not None:
             self._states.keep_sampled(step.slots, token_ids)
         return token_ids, health, readings
+
+
+def _num_bytes(sampled: _Sampled) -> int:
+    """Of the results, which a graph keeps; what it computes on the way lies in memory that all graphs share."""
+    tensors: list[Tensor] = list(sampled[:2])
+    if sampled[2] is not None:
+        sampled[2].moved(lambda tensor: tensors.append(tensor) or tensor)
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _round_up(value: int, steps: Sequence[int]) -> int | None:

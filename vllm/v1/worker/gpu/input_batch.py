@@ -42,7 +42,7 @@ class InputBatch:
     input_ids_np: np.ndarray  # int32 [T], UNKNOWN where only the device has the token
     max_query_len: int
     max_seq_len: int
-    block_table_np: np.ndarray  # int32 [R, blocks of the longest request]
+    block_tables: Sequence[BlockTables]  # of every KV group
     sampling_rows_np: np.ndarray  # int64 [L], batch row of each logits row
     silent_rows_np: np.ndarray  # int64, batch rows that are complete, too, but need no logits
     hidden_rows_np: np.ndarray  # int64 [M], increasing: tokens whose final hidden state is needed
@@ -50,8 +50,7 @@ class InputBatch:
     prompts: PromptBatch | None = None  # None: no request reads its prompt
     # Tokens whose keys and values are written a second time, and the KV cache slots for that, both int64 [S].
     shared_np: tuple[np.ndarray, np.ndarray] | None = None
-    # Of the other KV groups, from the second on: slots and block table, as slot_mapping_np and block_table_np.
-    other_groups_np: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    other_slot_mappings_np: list[np.ndarray] = field(default_factory=list)  # of the KV groups from the second on
 
     @property
     def is_decode(self) -> bool:
@@ -70,31 +69,26 @@ class InputBatch:
         return self.query_start_loc_np[:-1] - self.num_computed_np
 
     def to_device(self, states: RequestStates) -> ModelInputs:
-        wide = [self.positions_np, self.slot_mapping_np, self.hidden_rows_np]
-        narrow = [self.input_ids_np, self.query_start_loc_np, self.seq_lens_np, self.block_table_np]
+        wide = [self.positions_np, self.idx_mapping_np, self.hidden_rows_np, self.slot_mapping_np]
+        wide += self.other_slot_mappings_np
+        narrow = [self.input_ids_np, self.query_start_loc_np, self.seq_lens_np]
         is_unknown = states.last_sampled is not None and (self.input_ids_np == UNKNOWN).any()
         if is_unknown:
             wide.append(self.token_slots_np)
         tensors = upload_all(wide + narrow, states.device)
-        positions, slot_mapping, hidden_rows, *token_slots = tensors[: len(wide)]
-        input_ids, query_start_loc, seq_lens, block_table = tensors[len(wide) :]
+        positions, slots, hidden_rows, *slot_mappings = tensors[: len(wide)]
+        input_ids, query_start_loc, seq_lens = tensors[len(wide) :]
+        if is_unknown:
+            input_ids = states.known(input_ids, slot_mappings.pop())
+        tables = [table.rows(slots, self.max_seq_len) for table in self.block_tables]
         lengths = seq_lens, self.max_query_len, self.max_seq_len
-        attn = AttentionMetadata(slot_mapping, block_table, query_start_loc, *lengths)
+        attn = AttentionMetadata(slot_mappings[0], tables[0], query_start_loc, *lengths)
         if self.shared_np is not None:
             tokens, other_slots = upload_all(list(self.shared_np), states.device)
             attn.shared = tokens, other_slots
-        if self.other_groups_np:
-            attn.groups = tuple(self._of_group(attn, *arrays, states) for arrays in self.other_groups_np)
-        if is_unknown:
-            input_ids = states.known(input_ids, *token_slots)
+        others = zip(slot_mappings[1:], tables[1:], strict=True)
+        attn.groups = tuple(replace(attn, slot_mapping=mapping, block_table=table) for mapping, table in others)
         return ModelInputs(input_ids, positions, attn, hidden_rows)
-
-    @staticmethod
-    def _of_group(
-        attn: AttentionMetadata, slot_mapping: np.ndarray, block_table: np.ndarray, states: RequestStates
-    ) -> AttentionMetadata:
-        slots, table = upload_all([slot_mapping, block_table], states.device)
-        return replace(attn, slot_mapping=slots, block_table=table)
 
 
 class ModelInputs(NamedTuple):
@@ -139,13 +133,13 @@ def build_input_batch(
         input_ids_np=states.token_ids[token_slots, positions],
         max_query_len=int(counts.max(initial=0)),
         max_seq_len=max_seq_len,
-        block_table_np=block_tables.gather(slots, max_seq_len),
+        block_tables=(block_tables, *other_tables),
         sampling_rows_np=sampling_rows,
         silent_rows_np=np.flatnonzero(complete & ~reads_next),
         hidden_rows_np=query_start_loc[1:][sampling_rows].astype(np.int64) - 1,
     )
     for table in other_tables:
-        batch.other_groups_np.append((table.slot_mapping(token_slots, positions), table.gather(slots, max_seq_len)))
+        batch.other_slot_mappings_np.append(table.slot_mapping(token_slots, positions))
     if not prompt_logprobs.is_idle:
         _add_prompts(batch, prompt_logprobs, block_tables)
     if step.shared_tokens:

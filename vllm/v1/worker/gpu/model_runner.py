@@ -123,7 +123,7 @@ class GPUModelRunner:
         max_num_reqs = config.scheduler_config.max_num_seqs
         max_model_len = model_config.max_model_len
         self.states = RequestStates(max_num_reqs, max_model_len, device, config.scheduler_config.async_scheduling)
-        self.block_tables = BlockTables(max_num_reqs, max_model_len, self.block_size)
+        self.block_tables = BlockTables(max_num_reqs, max_model_len, self.block_size, device)
         vocab = vocab_of(model_config.vocab_size, self.group)
         self.sampler = Sampler(config, device, vocab)
         self.prompt_logprobs = PromptLogprobsState(max_num_reqs, model_config.vocab_size, vocab)
@@ -137,14 +137,12 @@ class GPUModelRunner:
             layer.kv_group = kv_group
         # Of the KV groups from the second on.
         self.other_block_tables = [
-            BlockTables(max_num_reqs, max_model_len, self.block_size) for _ in self.kv_layout.windows[1:]
+            BlockTables(max_num_reqs, max_model_len, self.block_size, device) for _ in self.kv_layout.windows[1:]
         ]
         self.kv_caches: KVCaches = []
         # Collectives cannot be recorded.
         records = self.records_steps and self.group.world_size == 1 and not model_config.enforce_eager
-        # A graph's inputs are those of one KV group.
-        captures = records and self._backend.can_be_captured and not self.other_block_tables
-        self._graph_recorder = graph_recorder(device) if captures else None
+        self._graph_recorder = graph_recorder(device) if records and self._backend.can_be_captured else None
         self._records_kernels = records and device.type == "cpu"
         self._recorded_decode: RecordedDecode | DecodeGraphs | None = None
         self._greedy_graphs: GreedyGraphs | None = None
@@ -190,10 +188,12 @@ class GPUModelRunner:
         max_model_len = self.model_config.max_model_len
         limit = min(self.model_config.max_seq_len_to_capture or max_model_len, max_model_len)
         sizes = ladder(self._max_decode_rows)
-        graphs = DecodeGraphs(self.model, self.kv_caches, self.states, self.block_tables, sizes, scratch_block, limit)
+        tables = self.block_tables, *self.other_block_tables
+        graphs = DecodeGraphs(self.model, self.kv_caches, self.states, tables, sizes, scratch_block, limit)
         graphs.record(recorder)
         self._recorded_decode = graphs
         self._greedy_graphs = GreedyGraphs(self.model, self.sampler, self.states, recorder)
+        self._greedy_graphs.record(graphs.steps)
 
     def _make_kv_caches(self, num_blocks: int) -> KVCaches:
         """One pair a layer; layers that lie in the same cache have the same pair."""
@@ -336,4 +336,6 @@ class GPUModelRunner:
         for req_id, added in cached.other_new_block_ids.items():
             for table, ids in zip(self.other_block_tables, added, strict=True):
                 table.append(self.states.req_id_to_slot[req_id], ids)
+        for table in (self.block_tables, *self.other_block_tables):
+            table.apply_staged_writes()
         self.sampler.apply_staged_writes()

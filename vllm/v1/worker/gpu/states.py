@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vllm.v1.worker.gpu.buffer_utils import upload
+from vllm.v1.worker.gpu.buffer_utils import upload, upload_all
 
 UNKNOWN = -1
 """Placeholder id of a token that a step in flight samples."""
@@ -117,12 +118,18 @@ class RequestStates:
 
 
 class BlockTables:
-    """The KV block ids of each slot's request, in order: int32 [S, B] on the host."""
+    """The KV block ids of each slot's request, in order, and in the last row those of padding: int32 [S + 1, B], in
+    `table` on the host and in `tensor` on the device. On CPU both are the same memory. On CUDA `apply_staged_writes`
+    uploads the blocks that were added since the last call."""
 
-    def __init__(self, max_num_reqs: int, max_model_len: int, block_size: int) -> None:
+    def __init__(self, max_num_reqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
         self.block_size = block_size
-        self.table = np.zeros((max_num_reqs, -(-(max_model_len + 1) // block_size)), dtype=np.int32)  # [S, B]
-        self.num_blocks = np.zeros(max_num_reqs, dtype=np.int32)  # [S]
+        shape = (max_num_reqs + 1, -(-(max_model_len + 1) // block_size))
+        host = torch.zeros(shape, dtype=torch.int32)
+        self.table: np.ndarray = host.numpy()  # [S + 1, B]
+        self.num_blocks = np.zeros(max_num_reqs + 1, dtype=np.int32)  # [S + 1]
+        self.tensor = host if device.type == "cpu" else torch.zeros(shape, dtype=torch.int32, device=device)
+        self._staged: list[tuple[int, list[int]]] = []  # place in the flat table, block ids; no place twice
 
     def set_row(self, slot: int, block_ids: list[int]) -> None:
         self.num_blocks[slot] = 0
@@ -130,13 +137,24 @@ class BlockTables:
 
     def append(self, slot: int, block_ids: list[int]) -> None:
         """Add blocks at the end of the slot's row."""
-        start = self.num_blocks[slot]
+        start = int(self.num_blocks[slot])
         self.table[slot, start : start + len(block_ids)] = block_ids
         self.num_blocks[slot] = start + len(block_ids)
+        if self.tensor.device.type != "cpu" and block_ids:
+            self._staged.append((slot * self.table.shape[1] + start, block_ids))
 
-    def gather(self, slots: np.ndarray, max_seq_len: int) -> np.ndarray:
-        """int32 [R, ceil(max_seq_len / block_size)]: the rows of `slots`, as wide as the longest one needs."""
-        return self.table[slots, : -(-max_seq_len // self.block_size)]
+    def apply_staged_writes(self) -> None:
+        """Make added blocks visible on the device; once a step, in which a slot's row is set at most once."""
+        if not self._staged:
+            return
+        places = np.concatenate([np.arange(start, start + len(ids), dtype=np.int64) for start, ids in self._staged])
+        block_ids = np.fromiter(chain.from_iterable(ids for _, ids in self._staged), np.int32, len(places))
+        self._staged.clear()
+        self.tensor.view(-1).index_copy_(0, *upload_all([places, block_ids], self.tensor.device))
+
+    def rows(self, slots: Tensor, max_seq_len: int) -> Tensor:
+        """int32 [R, ceil(max_seq_len / block_size)]: the rows of `slots`, int64 [R], as wide as the longest needs."""
+        return self.tensor[:, : -(-max_seq_len // self.block_size)].index_select(0, slots)
 
     def slot_mapping(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """int64 [T]: the KV cache slot of each token, given its request's slot and its position (both [T])."""

@@ -7,9 +7,55 @@ import torch
 from torch import Tensor
 
 from vllm.sampling_params import SamplingParams
-from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload
+from vllm.v1.worker.gpu.buffer_utils import StagedTensor, upload, upload_all
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 from vllm.v1.worker.gpu.states import RequestStates
+
+
+class TokenHistory:
+    """The token ids of the slots that use penalties, on the device. A step uploads those that are not there yet, of
+    which the last may be known to the device alone. It grows by powers of two, and no slot's memory is given back."""
+
+    def __init__(self, max_num_reqs: int, device: torch.device) -> None:
+        self._table = torch.zeros((0, 0), dtype=torch.int32, device=device)
+        self._row_of_slot = np.full(max_num_reqs, -1, dtype=np.int64)  # [S]
+        self._num_rows = 0
+        # Of which request, by its number, how many tokens a slot's row holds.
+        self._owners = np.zeros(max_num_reqs, dtype=np.int64)  # [S]
+        self._num_tokens = np.zeros(max_num_reqs, dtype=np.int32)  # [S]
+
+    def rows(self, slots: np.ndarray, states: RequestStates) -> Tensor:
+        """int32 [R, max total_len among `slots` (int64 [R], distinct)]; beyond a row's own length undefined ids."""
+        lengths = states.total_len[slots]
+        width = int(lengths.max(initial=0))
+        self._make_room(slots, width)
+        starts = np.where(self._owners[slots] == states.owners[slots], self._num_tokens[slots], 0)
+        self._owners[slots], self._num_tokens[slots] = states.owners[slots], lengths
+        counts = lengths - starts
+        if counts.any():
+            token_slots = np.repeat(slots, counts)
+            positions = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - starts, counts)
+            places = self._row_of_slot[token_slots] * self._table.shape[1] + positions
+            arrays = [places, token_slots, states.token_ids[token_slots, positions]]
+            where, owners, token_ids = upload_all(arrays, self._table.device)
+            if states.last_sampled is not None:
+                token_ids = states.known(token_ids, owners)
+            self._table.view(-1).index_copy_(0, where, token_ids)
+        return self._table[:, :width].index_select(0, upload(self._row_of_slot[slots], self._table.device))
+
+    def _make_room(self, slots: np.ndarray, width: int) -> None:
+        new = slots[self._row_of_slot[slots] < 0]
+        self._row_of_slot[new] = np.arange(self._num_rows, self._num_rows + len(new))
+        self._num_rows += len(new)
+        rows, columns = self._table.shape
+        if self._num_rows > rows or width > columns:
+            wider = self._table.new_zeros(max(rows, _power_of_two(self._num_rows)), max(columns, _power_of_two(width)))
+            wider[:rows, :columns] = self._table
+            self._table = wider
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << (value - 1).bit_length()
 
 
 class PenaltiesState:
@@ -22,6 +68,8 @@ class PenaltiesState:
         self.repetition = StagedTensor(max_num_reqs, torch.float32, device, fill=1.0)
         self.frequency = StagedTensor(max_num_reqs, torch.float32, device)
         self.presence = StagedTensor(max_num_reqs, torch.float32, device)
+        # On the CPU the request's own token ids are there.
+        self._history = None if device.type == "cpu" else TokenHistory(max_num_reqs, device)
 
     def add_request(self, slot: int, params: SamplingParams) -> None:
         self.repetition.stage(slot, params.repetition_penalty)
@@ -39,7 +87,8 @@ class PenaltiesState:
     def apply(self, logits: Tensor, slots: np.ndarray, states: RequestStates) -> None:
         device = logits.device
         index = upload(slots, device)
-        columns = self._vocab.columns(states.token_ids_tensor(slots).to(torch.int64))  # [R, W]
+        token_ids = states.token_ids_tensor(slots) if self._history is None else self._history.rows(slots, states)
+        columns = self._vocab.columns(token_ids.to(torch.int64))  # [R, W]
         position = torch.arange(columns.shape[1], device=device)
         known = position < upload(states.total_len[slots], device)[:, None]  # the rest is padding, or stale
         generated = known & (position >= upload(states.prompt_len[slots], device)[:, None])
