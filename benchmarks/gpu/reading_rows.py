@@ -21,7 +21,9 @@ _MIB = 2**20
 def make_cases(setting: Setting) -> dict[str, Case]:
     """The reading kernel by dtype, then prompt readings."""
     cases: dict[str, Case] = {f"readings {name}": lambda name=name: _readings(setting, name) for name in _DTYPES}
-    return {**cases, "prompt readings": lambda: _prompt_readings(setting)}
+    cases["prompt readings"] = lambda: _prompt_readings(setting)
+    cases["prompt against output"] = lambda: _prompt_against_output(setting)
+    return cases
 
 
 @torch.inference_mode()
@@ -134,6 +136,31 @@ def _prompt_readings(setting: Setting) -> dict[str, Any]:
                 at_least=False,
             ),
         ],
+    }
+
+
+@torch.inference_mode()
+def _prompt_against_output(setting: Setting) -> dict[str, Any]:
+    """The same positions, read as a prompt's and as generated ones: by two kernels, whose sums have other orders."""
+    from vllm.ops.float_linear import float_linear
+    from vllm.ops.linear_readings import linear_readings
+
+    sizes, shape, generator = setting.sizes, setting.sizes.shape, setting.generator()
+    hidden, weight = (
+        torch.randn(rows, shape.hidden_size, device=setting.device, generator=generator)
+        for rows in (sizes.reading_rows, shape.vocab_size)
+    )
+    hidden, weight = hidden.bfloat16(), (weight * shape.hidden_size**-0.5).bfloat16()
+    size = (sizes.reading_rows, sizes.num_ids)
+    ids = torch.randint(shape.vocab_size, size, device=setting.device, generator=generator, dtype=torch.int32)
+    with force("triton"):
+        prompt, output = linear_readings(hidden, weight, ids), token_readings(float_linear(hidden, weight), ids)
+    difference = (prompt.logits - prompt.lse[:, None]) - (output.logits - output.lse[:, None])
+    work = f"{sizes.num_ids} ids at {sizes.reading_rows} positions as a prompt's and as an output's: greatest difference"
+    value = difference.abs().max().item()
+    return {
+        "same_ranks": (prompt.ranks == output.ranks).double().mean().item(),
+        "rows": [make_row("prompt_against_output", work, 1e6 * value, 10.0, "1e-6 nats", at_least=False)],
     }
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from backends import backends, run, strided
+from layouts import ON_CUDA
+from pretend_cuda import pretending
 from torch import Tensor
 
+from vllm.ops._dispatch import force
+from vllm.ops.float_linear import float_linear
 from vllm.ops.linear_readings import linear_readings
-from vllm.ops.token_readings import Readings
+from vllm.ops.token_readings import Readings, token_readings
 
 BACKENDS = backends("linear_readings")
 
@@ -141,3 +147,22 @@ def test_wrong_arguments_are_named(
 ) -> None:
     with pytest.raises(ValueError, match=f"^{field}"):
         linear_readings(hidden, weight, ids, counts)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_CUDA)])
+def test_a_position_reads_alike_as_a_prompts_and_as_an_outputs(device: str, dtype: torch.dtype) -> None:
+    """Of a prompt's no logits are kept; an output's are in memory, in float32. Both sum the same products."""
+    torch.manual_seed(0)
+    hidden, weight = matrices(40, 513, 256, dtype)
+    ids = ids_for(40, 513, 20)
+    is_there = device == "cpu" or torch.cuda.is_available()
+    with torch.inference_mode(), nullcontext() if is_there else pretending(interpreted=True), force("triton"):
+        there = [part.to(device) for part in (hidden, weight, ids)]
+        prompt, output = linear_readings(*there), token_readings(float_linear(*there[:2]), there[2])
+        logprobs = [(each.logits - each.lse[:, None]).cpu() for each in (prompt, output)]
+        ranks = [each.ranks.cpu() for each in (prompt, output)]
+    # Float32 sums in two orders, of 256 products that sum to about 1.
+    torch.testing.assert_close(*logprobs, rtol=0, atol=1e-5)
+    # Where 16 bits would make many logits equal.
+    assert (ranks[0] == ranks[1]).double().mean() > 0.99
