@@ -69,10 +69,18 @@ def make_batch(
         seq_lens=torch.tensor([tokens for _, tokens in lengths], dtype=torch.int32, device=device),
         max_query_len=int(queries.max()),
         max_seq_len=max(tokens for _, tokens in lengths),
+        **_decodes(lengths),
     )
     return PagedBatch(
         q.to(dtype), tuple(lengths), torch.cat(slots), metadata, sum(counts), block_size, shape.head_dim**-0.5
     )
+
+
+def _decodes(lengths: Sequence[tuple[int, int]]) -> dict[str, int]:
+    """What a step's metadata says of sequences with one query, where these come first."""
+    ones = [tokens for count, tokens in lengths if count == 1]
+    come_first = all(count == 1 for count, _ in lengths[: len(ones)])
+    return {"num_decodes": len(ones), "max_decode_len": max(ones, default=0)} if come_first else {}
 
 
 def empty_caches(backend: Any, batch: PagedBatch, shape: ModelShape) -> tuple[Tensor, Tensor]:

@@ -33,17 +33,17 @@ class Batch:
     keys: list[Tensor]
     values: list[Tensor]
 
-    def run(self, backend: str, out: Tensor | None = None, max_query_len: int | None = None) -> Tensor:
+    def run(self, backend: str, out: Tensor | None = None, *decodes: int) -> Tensor:
         caches = self.k_cache, self.v_cache
         if backend == "triton":
             caches = tuple(rows.contiguous() for rows in cache_rows(*caches, self.q.shape[2]))
-        return self.run_over(caches, backend, out, max_query_len)
+        return self.run_over(caches, backend, out, *decodes)
 
     def run_over(
-        self, caches: tuple[Tensor, Tensor], backend: str, out: Tensor | None = None, max_query_len: int | None = None
+        self, caches: tuple[Tensor, Tensor], backend: str, out: Tensor | None = None, *decodes: int
     ) -> Tensor:
         """The same with the cache in another layout."""
-        arguments = (self.block_table, self.query_start_loc, self.seq_lens, self.scale, out, max_query_len)
+        arguments = (self.block_table, self.query_start_loc, self.seq_lens, self.scale, out, *decodes)
         return run(backend, paged_attention, self.q, *caches, *arguments)
 
     def part(self, row: int, first: int = 0, last: int | None = None) -> Batch:

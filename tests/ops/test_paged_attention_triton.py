@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from test_paged_attention import RAGGED, check, make_batch
+from triton.runtime.interpreter import InterpretedFunction
 
 from vllm.ops.kv_cache import cache_rows
-from vllm.ops.triton import paged_attention as kernels
 from vllm.ops.triton import paged_decode
 
 # Contexts of one and of several splits, with whole and partial tiles, decoded and prefilled.
@@ -75,11 +76,36 @@ def test_a_prefilled_row_does_not_depend_on_how_its_prompt_was_cut() -> None:
     assert torch.equal(torch.cat(pieces), whole)
 
 
-def test_decode_alone_is_told_by_the_longest_query(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = make_batch([(1, 40), (1, 16), (0, 9), (1, 3)], torch.float32)
-    expected = batch.run("triton")
-    monkeypatch.setattr(kernels, "_prefill", lambda inputs: pytest.fail("nothing to prefill"))
-    assert torch.equal(batch.run("triton", max_query_len=1), expected)
+@pytest.mark.parametrize(
+    ("lengths", "launched"),
+    [
+        ([(1, 40), (1, 16), (1, 3)], ["_decode_kernel"]),
+        ([(3, 40), (0, 700), (70, 70)], ["_prefill_kernel"]),
+        ([(1, 40), (1, 16), (33, 40), (0, 9), (90, 700)], ["_decode_kernel", "_prefill_kernel"]),
+        ([(1, 700), (1, 16), (3, 9)], ["_decode_kernel", "_merge_splits_kernel", "_prefill_kernel"]),
+    ],
+    ids=["decodes", "prompts", "both", "long decodes"],
+)
+def test_only_what_there_is_is_launched(
+    lengths: list[tuple[int, int]], launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = make_batch(lengths, torch.float32)
+    expected, names, sizes = batch.run("triton"), [], []
+    launch = InterpretedFunction.run
+
+    def counting(self: InterpretedFunction, *args: object, grid: tuple[int, ...], **kwargs: object) -> None:
+        names.append(self.__name__)
+        sizes.append(math.prod(grid))
+        launch(self, *args, grid=grid, **kwargs)
+
+    monkeypatch.setattr(InterpretedFunction, "run", counting)
+    decodes = [context for queries, context in lengths if queries == 1]
+    assert torch.equal(batch.run("triton", None, len(decodes), max(decodes, default=0)), expected)
+    assert names == launched
+    told, names[:], sizes[:] = sum(sizes), [], []
+    assert torch.equal(batch.run("triton"), expected)
+    # Rows of the one kind take no program of the other kind's kernel.
+    assert told < sum(sizes) and len(names) == 3 if max(context for _, context in lengths) > 512 else 2
 
 
 @pytest.mark.parametrize("backend", ["reference", "triton"])

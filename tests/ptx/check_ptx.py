@@ -155,7 +155,8 @@ def _attention_calls(dtype: torch.dtype, count: int) -> Iterator[tuple[str, Call
     )
     for head_dim, lengths in every[:count]:
         queries = [each for each, _ in lengths]
-        longest = max(queries)
+        # Of mixed requests the one kind's rows are not told from the other's.
+        told = (None, None) if 1 in queries and max(queries) > 1 else (queries.count(1), lengths[0][1])
         q = torch.randn(sum(queries), 4, head_dim).to(dtype)
         num_blocks = [-(-context // 16) for _, context in lengths]
         keys, values = (torch.randn(kv_rows_shape(sum(num_blocks), 16, 2, head_dim)).to(dtype) for _ in range(2))
@@ -165,8 +166,8 @@ def _attention_calls(dtype: torch.dtype, count: int) -> Iterator[tuple[str, Call
         seq_lens = torch.tensor([context for _, context in lengths], dtype=torch.int32)
         yield (
             f"paged_attention {head_dim} {lengths}",
-            lambda q=q, k=keys, v=values, t=table, s=starts, n=seq_lens, m=longest: paged_attention(
-                q, k, v, t, s, n, 0.125, max_query_len=m
+            lambda q=q, k=keys, v=values, t=table, s=starts, n=seq_lens, d=told: paged_attention(
+                q, k, v, t, s, n, 0.125, None, *d
             ),
         )
 

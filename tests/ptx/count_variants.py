@@ -91,7 +91,7 @@ def _requests(random_: random.Random, count: int, vocab_size: int) -> tuple[list
 
 
 def main() -> None:
-    """Print the number of variants at the start, and those that came later."""
+    """Print the variants of the start, and those that came later."""
     from tiny_llm import make_tiny_llm, make_tiny_model
 
     pretend_capability(90)
@@ -111,7 +111,7 @@ def main() -> None:
         for count in (1, 2, 5, 19, 8, 3):
             prompts, params = _requests(random_, count, vocab_size)
             llm.generate(prompts, params, use_tqdm=False)
-    print(json.dumps({"at_start": len(at_start), "later": sorted(variants.seen - at_start)}))
+    print(json.dumps({"at_start": sorted(at_start), "later": sorted(variants.seen - at_start)}))
 
 
 if __name__ == "__main__":

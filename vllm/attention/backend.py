@@ -30,6 +30,10 @@ class AttentionMetadata:
     seq_lens: Tensor  # int32 [R], tokens with KV after this step
     max_query_len: int
     max_seq_len: int
+    # The first requests, which have one query each, where no other one has just one, and the longest of their
+    # sequences; None: not known.
+    num_decodes: int | None = None
+    max_decode_len: int | None = None
     # Tokens whose keys and values another request has at the same positions, and its slots for them, both int64 [S].
     shared: tuple[Tensor, Tensor] | None = None
     # The same step for the layers of the other KV groups, from the second on; they differ in blocks and slots alone.
@@ -40,7 +44,7 @@ class AttentionBackend(ABC):
     """One for an engine, called by every layer. `name` is its value of `attention_backend`.
 
     A step with it can be captured in a CUDA graph if `can_be_captured`: the launches of `attend` depend on shapes,
-    max_query_len and max_seq_len alone, and it does nothing on the host that a replay would miss.
+    num_decodes and the greatest lengths alone, and it does nothing on the host that a replay would miss.
     """
 
     name: ClassVar[str]
@@ -104,7 +108,8 @@ def _attend_paged(q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options
         attn.query_start_loc,
         attn.seq_lens,
         options.scale,
-        max_query_len=attn.max_query_len,
+        num_decodes=attn.num_decodes,
+        max_decode_len=attn.max_decode_len,
         window=options.window,
         softcap=options.softcap,
         alibi_slopes=options.alibi_slopes,

@@ -22,7 +22,8 @@ def paged_attention(
     seq_lens: Tensor,
     scale: float,
     out: Tensor | None = None,
-    max_query_len: int | None = None,
+    num_decodes: int | None = None,
+    max_decode_len: int | None = None,
     window: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
@@ -44,21 +45,23 @@ def paged_attention(
         seq_lens: int32 [R], tokens of each sequence, this step's included.
         scale: factor on the scores, positive.
         out: contiguous [T, Hq, D] of q's dtype to write into; allocated when None.
-        max_query_len: the most queries of a row, None = unknown; with 1, CUDA omits the prefill's launch.
+        num_decodes: the first rows, which have one query each, where no other row has just one; None = unknown. On CUDA
+            these rows and the others are then launched for themselves, or not at all where there are none.
+        max_decode_len: the longest sequence of those rows, None = unknown; launches for longer ones are omitted.
         window: tokens that a query sees, itself included, at least 1; None = all before it.
         softcap: bound of the scores, positive; None = none.
         alibi_slopes, sinks: contiguous float32 [Hq]; None = none.
 
     Returns:
         [T, Hq, D], summed in float32. A row's values do not depend on the other rows of the batch. On CUDA nothing
-        waits for the device, and the launches depend on shapes and max_query_len alone.
+        waits for the device, and the launches depend on shapes, num_decodes and max_decode_len alone.
     """
     if out is None:
         out = q.new_empty(q.shape)
     arguments = q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, out
     which, options = implementation(q), (window, softcap, alibi_slopes, sinks)
     if which == "triton" and q.shape[-1] <= _MOST_TRITON_DIMS:
-        return triton_function("paged_attention", __name__)(*arguments, max_query_len, *options)
+        return triton_function("paged_attention", __name__)(*arguments, num_decodes, max_decode_len, *options)
     if which == "cpp":
         torch.ops.vllm_cpu.paged_attention(*arguments, window or 0, softcap or 0.0, alibi_slopes, sinks)
     else:

@@ -48,7 +48,8 @@ def paged_attention(
     seq_lens: Tensor,
     scale: float,
     out: Tensor,
-    max_query_len: int | None,
+    num_decodes: int | None,
+    max_decode_len: int | None,
     window: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
@@ -58,13 +59,16 @@ def paged_attention(
         keys, values = cache_rows(k_cache, v_cache, q.shape[-1])
         requests = block_table, query_start_loc, seq_lens
         inputs = Inputs(q, keys, values, *requests, scale, out, window, softcap, alibi_slopes, sinks)
-        decode(inputs)
-        if max_query_len != 1:
-            _prefill(inputs)
+        if num_decodes != 0:
+            decode(inputs.of_rows(0, num_decodes), max_decode_len)
+        first = num_decodes or 0
+        if first < len(seq_lens):
+            _prefill(inputs.of_rows(first), first)
     return out
 
 
-def _prefill(inputs: Inputs) -> None:
+def _prefill(inputs: Inputs, first_token: int) -> None:
+    """Attend for the requests with several queries, of which the first is query `first_token`."""
     q, kv_heads, requests = inputs.q, inputs.keys.shape[1], len(inputs.seq_lens)
     group = q.shape[1] // kv_heads
     tile = _prefill_tile(padded(q.shape[2]), q.element_size(), shared_kib(q.device))
@@ -73,7 +77,8 @@ def _prefill(inputs: Inputs) -> None:
         tile = tile._replace(rows=max(tile.rows // 2, 16), keys=max(tile.keys // 2, 16))
     rows = max(tile.rows, triton.next_power_of_2(group))
     launch = {"ROWS": rows, "KEYS": tile.keys, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    grid = kv_heads, len(q) // (rows // group) + requests
+    tokens = rows // group
+    grid = kv_heads, len(q) // tokens - first_token // tokens + requests
     _prefill_kernel[grid](*inputs.arguments(), requests, **inputs.constants(), **launch)
 
 
@@ -129,7 +134,8 @@ def _prefill_kernel(
     TOKENS: tl.constexpr = ROWS // GROUP
     kv_head = tl.program_id(0)
     num_heads = tl.num_programs(0) * GROUP
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    # The first request need not begin at the first token.
+    tile = tl.num_programs(1) - 1 - tl.program_id(1) + tl.load(query_start_loc_ptr) // TOKENS
     request = _request_of_tile(tile, query_start_loc_ptr, requests, TOKENS)
     first_token = tl.load(query_start_loc_ptr + request)
     num_tokens = tl.load(query_start_loc_ptr + request + 1) - first_token

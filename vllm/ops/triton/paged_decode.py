@@ -28,8 +28,8 @@ _DECODE_PROGRAMS = 4096
 _MERGED_SPLITS = 8
 
 
-def decode(inputs: Inputs) -> None:
-    """Attend for the requests with one query."""
+def decode(inputs: Inputs, max_seq_len: int | None) -> None:
+    """Attend for the requests with one query, none of which is longer than `max_seq_len`, if that is known."""
     q, keys = inputs.q, inputs.keys
     num_heads, head_dim = q.shape[1:]
     requests, kv_heads = len(inputs.seq_lens), keys.shape[1]
@@ -37,6 +37,8 @@ def decode(inputs: Inputs) -> None:
     tile = _decode_tile(dims, q.element_size(), num_heads // kv_heads, shared_kib(q.device))
     max_splits = max(8, min(64, _SPLITS_OF_ALL_HEADS // kv_heads))
     longest = inputs.block_table.shape[1] * keys.shape[2]
+    if max_seq_len is not None:
+        longest = min(longest, max_seq_len)
     if inputs.window is not None:
         longest = min(longest, inputs.window + tile.keys)
     splits = max(1, min(max_splits, triton.cdiv(longest, _SPLIT_TOKENS)))

@@ -53,6 +53,12 @@ class Inputs(NamedTuple):
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
 
+    def of_rows(self, first: int, last: int | None = None) -> Inputs:
+        """The same with some of the requests."""
+        starts = self.query_start_loc[first : None if last is None else last + 1]
+        requests = {"block_table": self.block_table[first:last], "seq_lens": self.seq_lens[first:last]}
+        return self._replace(**requests, query_start_loc=starts)
+
     def arguments(self) -> tuple:
         """In the kernels' order."""
         caches = self.keys, *self.keys.stride(), self.values, *self.values.stride()[:3]

@@ -107,7 +107,7 @@ class DecodeGraphs:
         token_ids, seq_lens = step.inputs[3:, : step.size]
         if self._states.last_sampled is not None:
             token_ids = self._states.known(token_ids, slots)
-        lengths = seq_lens, 1, self._max_seq_len
+        lengths = seq_lens, 1, self._max_seq_len, step.size, self._max_seq_len
         tables = [table.tensor.index_select(0, slots) for table in self._block_tables]
         attn = AttentionMetadata(slot_mapping, tables[0], step.query_start_loc, *lengths)
         attn.groups = tuple(

@@ -42,6 +42,7 @@ class InputBatch:
     input_ids_np: np.ndarray  # int32 [T], UNKNOWN where only the device has the token
     max_query_len: int
     max_seq_len: int
+    num_decodes: int  # the first requests, which compute one token each; the others compute more
     block_tables: Sequence[BlockTables]  # of every KV group
     sampling_rows_np: np.ndarray  # int64 [L], batch row of each logits row
     silent_rows_np: np.ndarray  # int64, batch rows that are complete, too, but need no logits
@@ -81,7 +82,8 @@ class InputBatch:
         if is_unknown:
             input_ids = states.known(input_ids, slot_mappings.pop())
         tables = [table.rows(slots, self.max_seq_len) for table in self.block_tables]
-        lengths = seq_lens, self.max_query_len, self.max_seq_len
+        max_decode_len = int(self.seq_lens_np[: self.num_decodes].max(initial=0))
+        lengths = seq_lens, self.max_query_len, self.max_seq_len, self.num_decodes, max_decode_len
         attn = AttentionMetadata(slot_mappings[0], tables[0], query_start_loc, *lengths)
         if self.shared_np is not None:
             tokens, other_slots = upload_all(list(self.shared_np), states.device)
@@ -109,8 +111,13 @@ def build_input_batch(
 ) -> InputBatch:
     """Gather a step's inputs from the slots, vectorised over the step: nothing is built row by row."""
     req_ids = list(step.num_scheduled_tokens)
-    slots = np.fromiter(map(states.req_id_to_slot.__getitem__, req_ids), dtype=np.int64, count=len(req_ids))
     counts = np.fromiter(step.num_scheduled_tokens.values(), dtype=np.int32, count=len(req_ids))
+    num_decodes = int((counts == 1).sum())
+    if 0 < num_decodes < len(req_ids):
+        # These come first: attention runs them apart from the others.
+        order = np.argsort(counts > 1, kind="stable")
+        req_ids, counts = [req_ids[row] for row in order.tolist()], counts[order]
+    slots = np.fromiter(map(states.req_id_to_slot.__getitem__, req_ids), dtype=np.int64, count=len(req_ids))
     query_start_loc = np.zeros(len(slots) + 1, dtype=np.int32)
     np.cumsum(counts, out=query_start_loc[1:])
     computed = states.num_computed_tokens[slots]
@@ -133,6 +140,7 @@ def build_input_batch(
         input_ids_np=states.token_ids[token_slots, positions],
         max_query_len=int(counts.max(initial=0)),
         max_seq_len=max_seq_len,
+        num_decodes=num_decodes,
         block_tables=(block_tables, *other_tables),
         sampling_rows_np=sampling_rows,
         silent_rows_np=np.flatnonzero(complete & ~reads_next),

@@ -1,0 +1,35 @@
+"""No kernel is compiled while requests wait: the start has asked for every variant."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def variants() -> dict[str, list[list[str]]]:
+    # In a process of its own: here Triton interprets.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(FOLDER.parents[1]), str(FOLDER.parent / "support")])
+    command = [sys.executable, FOLDER / "count_variants.py", "0"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_batches_of_any_shape_find_their_kernels_compiled(variants: dict[str, list[list[str]]]) -> None:
+    assert variants["later"] == []
+
+
+def test_the_start_compiles_few(variants: dict[str, list[list[str]]]) -> None:
+    """Each takes 0.5 to 3 s of a first start."""
+    counts = {name: sum(kernel == name for kernel, _ in variants["at_start"]) for name, _ in variants["at_start"]}
+    assert counts.pop("_token_readings_kernel") <= 12
+    assert max(counts.values()) <= 4, counts
