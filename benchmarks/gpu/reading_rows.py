@@ -156,7 +156,9 @@ def _prompt_against_output(setting: Setting) -> dict[str, Any]:
     with force("triton"):
         prompt, output = linear_readings(hidden, weight, ids), token_readings(float_linear(hidden, weight), ids)
     difference = (prompt.logits - prompt.lse[:, None]) - (output.logits - output.lse[:, None])
-    work = f"{sizes.num_ids} ids at {sizes.reading_rows} positions as a prompt's and as an output's: greatest difference"
+    work = (
+        f"{sizes.num_ids} ids at {sizes.reading_rows} positions as a prompt's and as an output's: greatest difference"
+    )
     value = difference.abs().max().item()
     return {
         "same_ranks": (prompt.ranks == output.ranks).double().mean().item(),

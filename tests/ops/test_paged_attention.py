@@ -39,9 +39,7 @@ class Batch:
             caches = tuple(rows.contiguous() for rows in cache_rows(*caches, self.q.shape[2]))
         return self.run_over(caches, backend, out, *decodes)
 
-    def run_over(
-        self, caches: tuple[Tensor, Tensor], backend: str, out: Tensor | None = None, *decodes: int
-    ) -> Tensor:
+    def run_over(self, caches: tuple[Tensor, Tensor], backend: str, out: Tensor | None = None, *decodes: int) -> Tensor:
         """The same with the cache in another layout."""
         arguments = (self.block_table, self.query_start_loc, self.seq_lens, self.scale, out, *decodes)
         return run(backend, paged_attention, self.q, *caches, *arguments)

@@ -1,4 +1,4 @@
-"""Serve requests on a pretended GPU; print which variants of Triton's kernels are asked for once the engine has started.
+"""Serve requests on a pretended GPU; print which variants of Triton's kernels are asked for at the start, and later.
 
 Run as a program: Triton must not interpret here, and needs no device. Wrappers launch as ever, but nothing is compiled
 or run: what a launch would compile is noted, and the reference computes.
@@ -6,6 +6,7 @@ or run: what a launch would compile is noted, and the reference computes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
@@ -31,27 +32,24 @@ _KINDS: list[dict[str, Any]] = [
     {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05},
     {"temperature": 0.7, "top_k": 5, "top_p": 0.9},
     {"repetition_penalty": 1.2, "logit_bias": {9: 1.0}},
-    {"bad_words": ["a"], "min_tokens": 2},
+    {"presence_penalty": 0.5, "min_tokens": 1},
 ]
 
 
-class Variants:
-    """What launches ask for: a kernel's name and what is compiled for it."""
-
-    def __init__(self) -> None:
-        self.seen: set[tuple[str, str]] = set()
-
-    def note(self, kernel: JITFunction, key: Any, *args: Any, **kwargs: Any) -> None:
-        """Stands for the compilation."""
-        self.seen.add((kernel.__name__, str(key)))
-
-    def launch(self, kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        """Stands for the launch."""
-        _RUN(kernel, *args, grid=grid, warmup=True, **kwargs)
-
-
 _RUN = JITFunction.run
+_seen: set[tuple[str, str]] = set()
+"""A kernel's name, and what is compiled for a launch."""
 _LEAVE_OUT = pretend_cuda._leave_out
+
+
+def _note(kernel: JITFunction, key: Any, *args: Any, **kwargs: Any) -> None:
+    """Stands for the compilation."""
+    _seen.add((kernel.__name__, str(key)))
+
+
+def _launch(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    """Stands for the launch."""
+    _RUN(kernel, *args, grid=grid, warmup=True, **kwargs)
 
 
 def _launch_and_leave_out(
@@ -74,12 +72,16 @@ def _requests(random_: random.Random, count: int, vocab_size: int) -> tuple[list
     """A batch of any shape: short and long prompts, and every kind of sampling and reading."""
     prompts, params = [], []
     for _ in range(count):
-        prompts.append({"prompt_token_ids": random_.choices(range(3, vocab_size), k=random_.choice((1, 2, 7, 16, 33)))})
+        prompts.append(
+            {"prompt_token_ids": random_.choices(range(3, vocab_size), k=random_.choice((1, 2, 7, 16, 33, 530)))}
+        )
         fields = {"temperature": 0, "ignore_eos": True, "max_tokens": random_.randint(1, 5), **random_.choice(_KINDS)}
         if random_.random() < 0.6:
             fields["logprobs"] = random_.choice((0, 1, 3, 20, 33, 70, -1))
         if random_.random() < 0.5:
-            fields["logprob_token_ids"] = random_.sample(range(vocab_size), random_.choice((1, 2, 16, 17, 64, 129, 200)))
+            fields["logprob_token_ids"] = random_.sample(
+                range(vocab_size), random_.choice((1, 2, 16, 17, 64, 129, 200))
+            )
         if random_.random() < 0.3:
             fields["logprob_entropy"] = "logprobs" in fields or "logprob_token_ids" in fields
         if random_.random() < 0.2:
@@ -92,26 +94,30 @@ def _requests(random_: random.Random, count: int, vocab_size: int) -> tuple[list
 
 def main() -> None:
     """Print the variants of the start, and those that came later."""
-    from tiny_llm import make_tiny_llm, make_tiny_model
+    from models_util import make_random_model
+    from tiny_llm import make_tiny_llm
 
     pretend_capability(90)
-    variants, random_ = Variants(), random.Random(int(sys.argv[1]))
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        mock.patch.object(pretend_cuda, "_leave_out", _launch_and_leave_out),
-        mock.patch.object(JITFunction, "_do_compile", variants.note),
-        mock.patch.object(JITFunction, "run", variants.launch),
-        pretend_cuda.pretending(),
-    ):
-        path = make_tiny_model(Path(folder), max_position_embeddings=256)
+    random_ = random.Random(int(sys.argv[1]))
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        # Rows of an odd vocabulary are aligned each in its way; contexts of 512 and more are split.
+        path, _ = make_random_model("qwen3", "small", Path(folder), vocab_size=203, max_position_embeddings=640)
+        for context in (
+            mock.patch.object(pretend_cuda, "_leave_out", _launch_and_leave_out),
+            mock.patch.object(JITFunction, "_do_compile", _note),
+            mock.patch.object(JITFunction, "run", _launch),
+            pretend_cuda.pretending(),
+        ):
+            stack.enter_context(context)
         fields = {"device": "cuda", "dtype": "bfloat16", "max_num_seqs": 20, "max_logprob_token_ids": -1}
-        llm = make_tiny_llm(path, max_num_batched_tokens=64, **fields)
-        at_start = set(variants.seen)
+        fields |= {"skip_tokenizer_init": True, "max_model_len": 640, "max_num_batched_tokens": 64}
+        llm = make_tiny_llm(path, **fields)
+        at_start = set(_seen)
         vocab_size = llm.llm_engine.vllm_config.model_config.vocab_size
         for count in (1, 2, 5, 19, 8, 3):
             prompts, params = _requests(random_, count, vocab_size)
             llm.generate(prompts, params, use_tqdm=False)
-    print(json.dumps({"at_start": sorted(at_start), "later": sorted(variants.seen - at_start)}))
+    print(json.dumps({"at_start": sorted(at_start), "later": sorted(_seen - at_start)}))
 
 
 if __name__ == "__main__":

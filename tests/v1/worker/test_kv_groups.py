@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
+import torch
 from models_util import make_random_model
+from pretend_cuda import pretending
 
 from vllm import LLM, SamplingParams
 
@@ -79,3 +82,16 @@ def test_ranks_async_scheduling_and_swapping_change_nothing(folder, expected, op
         check(llm, expected)
     if "swap_space" in options:
         assert llm.llm_engine.engine_core.scheduler.kv.stats.num_swapped_in_blocks > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="pretended where there is no device")
+def test_decode_steps_of_several_groups_are_replayed(folder, expected):
+    with pretending():
+        llm = make_llm(folder, device="cuda", max_num_seqs=4, gpu_memory_utilization=0.3)
+        steps = llm.llm_engine.engine_core.executor.worker.model_runner._recorded_decode
+        num_replays = Counter()
+        for step in steps.steps:
+            step.replay = lambda size=step.size, replay=step.replay: (num_replays.update([size]), replay())
+        check(llm, expected)
+    # Of 12 prompts, 4 at a time, 40 tokens each; the first ones come from the prompts' steps.
+    assert num_replays.total() > 80

@@ -91,7 +91,7 @@ def test_block_tables_on_the_device_are_those_of_the_host():
                     tables.append(slot, added)
             tables.apply_staged_writes()
             slots = rng.permutation(4)
-            rows = tables.rows(upload(slots, device), 96)
+            rows = tables.rows(upload(slots, device), 96).cpu()
             for row, slot in enumerate(slots):
                 count = tables.num_blocks[slot]
                 assert rows[row, :count].tolist() == tables.table[slot, :count].tolist()

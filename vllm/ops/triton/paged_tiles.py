@@ -56,8 +56,8 @@ class Inputs(NamedTuple):
     def of_rows(self, first: int, last: int | None = None) -> Inputs:
         """The same with some of the requests."""
         starts = self.query_start_loc[first : None if last is None else last + 1]
-        requests = {"block_table": self.block_table[first:last], "seq_lens": self.seq_lens[first:last]}
-        return self._replace(**requests, query_start_loc=starts)
+        tables, lengths = self.block_table[first:last], self.seq_lens[first:last]
+        return self._replace(block_table=tables, seq_lens=lengths, query_start_loc=starts)
 
     def arguments(self) -> tuple:
         """In the kernels' order."""

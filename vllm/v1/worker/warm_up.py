@@ -39,16 +39,18 @@ def warm_up(runner: GPUModelRunner, config: VllmConfig) -> None:
     longest = config.model_config.max_model_len
     # Custom processors must see users' requests only.
     custom, runner.sampler.custom = runner.sampler.custom, None
-    plain = SamplingParams(temperature=0, max_tokens=1)
+    plain, drawn = (SamplingParams(max_tokens=1, **fields) for fields in ({"temperature": 0.0}, _DRAWN))
     try:
         with runner.scratch_cache():
             for length, computed in ((1, 0), (2, 0), (_MANY_TOKENS, 0), (longest, longest - 1)):
                 length = min(length, longest)
                 run_requests(runner, config, [length], min(computed, length - 1), [plain])
             for params in _sampling_kinds(config.model_config.vocab_size):
-                # Behind another row, the row that is read is aligned otherwise if the vocabulary is odd.
-                for batch in ([params], [plain, params])[: runner.states.max_num_reqs]:
-                    run_requests(runner, config, [1] * len(batch), 0, batch)
+                # Behind another row of logits, or of the copies that are processed, a row is aligned otherwise if the
+                # vocabulary is odd.
+                for batch in ([params], [plain, params], [drawn, params]):
+                    if len(batch) <= runner.states.max_num_reqs:
+                        run_requests(runner, config, [1] * len(batch), 0, batch)
             for params in _prompt_kinds(config.model_config.vocab_size):
                 run_requests(runner, config, [min(3, longest)], 0, [params])
     finally:

@@ -77,7 +77,7 @@ class DecodeGraphs:
         scratch_block: int,
         max_seq_len: int,
     ) -> None:
-        """Graphs keep the addresses of `kv_caches` and of the KV groups' `block_tables`; batch `sizes` are ascending; no
+        """Graphs keep the addresses of `kv_caches` and `block_tables`, one a KV group; batch `sizes` are ascending; no
         request has `scratch_block`; contexts longer than `max_seq_len` are not replayed."""
         self._model = model
         self._kv_caches = kv_caches
@@ -255,10 +255,9 @@ class GreedyGraphs:
 
 def _num_bytes(sampled: _Sampled) -> int:
     """Of the results, which a graph keeps; what it computes on the way lies in memory that all graphs share."""
-    tensors: list[Tensor] = list(sampled[:2])
-    if sampled[2] is not None:
-        sampled[2].moved(lambda tensor: tensors.append(tensor) or tensor)
-    return sum(tensor.nbytes for tensor in tensors)
+    token_ids, health, readings = sampled
+    of_readings = [] if readings is None else [each for each in readings if isinstance(each, Tensor)]
+    return sum(tensor.nbytes for tensor in (token_ids, health, *of_readings))
 
 
 def _round_up(value: int, steps: Sequence[int]) -> int | None:
