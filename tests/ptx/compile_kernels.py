@@ -106,7 +106,7 @@ def _attention_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: in
     if dtype != torch.float32:
         of_heads = torch.empty(heads), torch.empty(heads)
         for window in (128, None):
-            arguments = _int32(2, 64), _int32(3), _int32(2), 0.125, None, None, window, 30.0, *of_heads
+            arguments = _int32(2, 64), _int32(3), _int32(2), 0.125, None, None, None, window, 30.0, *of_heads
             yield lambda arguments=arguments: paged_attention(q, *caches, *arguments)
     if dtype != torch.float32 and head_dim == 128:
         table = torch.empty(64, head_dim)
