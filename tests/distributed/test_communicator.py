@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -121,3 +123,36 @@ def test_the_vocabulary_is_cut_into_nearly_equal_ranges(vocab_size: int, world_s
     ranges = split_vocab(vocab_size, world_size)
     assert [token_id for own in ranges for token_id in own] == list(range(vocab_size))
     assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
+
+
+class Nccl:
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = {}
+
+    def name(self) -> str:
+        return "nccl"
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 2
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def collective(*args: Any) -> SimpleNamespace:
+            self.options[name] = args[-1]
+            return SimpleNamespace(wait=lambda: None)
+
+        return collective
+
+
+def test_on_a_device_collectives_run_on_the_current_stream() -> None:
+    """A graph that is captured there holds them, and no other stream is waited for."""
+    nccl = Nccl()
+    group = Communicator(nccl)
+    for call in (group.all_reduce, group.all_gather, group.gather, group.broadcast):
+        call(torch.zeros(3))
+    assert sorted(nccl.options) == ["_allgather_base", "allreduce", "broadcast", "gather"]
+    assert not any(options.asyncOp for options in nccl.options.values())

@@ -39,6 +39,3 @@ class VllmConfig:
 
     def __post_init__(self) -> None:
         self.parallel_config.check_divides(self.model_config.hf_config)
-        num_ranks = self.parallel_config.tensor_parallel_size
-        if self.scheduler_config.async_scheduling and num_ranks > 1:
-            raise ValueError(f"async_scheduling=True needs tensor_parallel_size=1, got {num_ranks}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
+from torch._C import _distributed_c10d
 
 
 class PeerLostError(RuntimeError):
@@ -141,22 +141,44 @@ class Communicator:
         finally:
             self.is_waiting = False
 
+    @property
+    def _runs_on_device(self) -> bool:
+        return self._group.name() == "nccl"
+
+    def _options(self, kind: Callable[[], Any]) -> Any:
+        """On a device a collective runs on the current stream: no events to wait for another one, and a graph that is
+        captured there holds it."""
+        options = kind()
+        if self._runs_on_device:
+            options.asyncOp = False
+        return options
+
+    def count_again(self, num_calls: Mapping[str, int], num_bytes: Mapping[str, int]) -> None:
+        """Count collectives that a graph repeats."""
+        self.num_calls.update(num_calls)
+        self.num_bytes.update(num_bytes)
+
     # On contiguous tensors; for subclasses to override.
 
     def _all_reduce(self, tensor: Tensor) -> None:
-        self._group.allreduce([tensor]).wait()
+        self._group.allreduce([tensor], self._options(_distributed_c10d.AllreduceOptions)).wait()
 
     def _all_gather(self, gathered: Tensor, tensor: Tensor) -> None:
-        self._group.allgather([list(gathered.unbind(0))], [tensor]).wait()
+        options = self._options(_distributed_c10d.AllgatherOptions)
+        if self._runs_on_device:
+            # Without a copy of each part.
+            self._group._allgather_base(gathered, tensor, options).wait()
+        else:
+            self._group.allgather([list(gathered.unbind(0))], [tensor], options).wait()
 
     def _gather(self, gathered: Tensor | None, tensor: Tensor, dst: int) -> None:
-        options = dist.GatherOptions()
+        options = self._options(_distributed_c10d.GatherOptions)
         options.rootRank = dst
         parts = [] if gathered is None else [list(gathered.unbind(0))]
         self._group.gather(parts, [tensor], options).wait()
 
     def _broadcast(self, tensor: Tensor, src: int) -> None:
-        options = dist.BroadcastOptions()
+        options = self._options(_distributed_c10d.BroadcastOptions)
         options.rootRank, options.rootTensor = src, 0
         self._group.broadcast([tensor], options).wait()
 

@@ -375,7 +375,7 @@ class EngineArgs(UpstreamArgs):
     def _resolve_async_scheduling(self, device: str) -> bool:
         if self.async_scheduling is not None:
             return self.async_scheduling
-        return device == "cuda" and self.tensor_parallel_size == 1
+        return device == "cuda"
 
     def _check_supported(self) -> None:
         self._check_quantization()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from pretend_cuda import pretending
+from thread_ranks import make_thread_llm
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import SamplingParams
+from vllm.distributed.communicator import Communicator
 from vllm.engine.arg_utils import EngineArgs
 from vllm.ops._dispatch import cpu_ops
+from vllm.v1.worker.gpu.cuda import GraphRecorder
 from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, ladder
 
 pytestmark = pytest.mark.skipif(cpu_ops() is None, reason="rows are computed alike by the C++ operators alone")
@@ -90,7 +94,7 @@ def make_llm(folder, monkeypatch):
 
     def make(**fields):
         with monkeypatch.context() as patch:
-            patch.setattr(f"{RUNNER}.graph_recorder", lambda device: Replays())
+            patch.setattr(f"{RUNNER}.graph_recorder", lambda device, group: Replays())
             patch.setattr(f"{RUNNER}.host_copies", lambda device, group: LazyCopies())
             return make_tiny_llm(folder, **{**FIELDS, "async_scheduling": True, **fields})
 
@@ -212,9 +216,10 @@ def test_lists_that_move_to_a_wider_table(make_llm):
 def test_longer_contexts_are_not_replayed(make_llm):
     llm, eager = make_llm(max_seq_len_to_capture=12), make_llm.eager()
     recorder = runner_of(llm)._graph_recorder
+    before = recorder.num_replays
     assert results(llm, [{"max_tokens": 20}], 1) == results(eager, [{"max_tokens": 20}], 1)
     # The prompt's 5 tokens are one step; those with 6 to 12 tokens of context are replayed.
-    assert recorder.num_replays == 2 * 7
+    assert recorder.num_replays - before == 2 * 7
 
 
 def test_captured_logits_go_by_the_sampler(make_llm):
@@ -227,6 +232,32 @@ def test_captured_logits_go_by_the_sampler(make_llm):
             results(each, [{}], 3)
         captured.append(capture.get_captured_logits())
     assert len(captured[0]) and torch.equal(*captured)
+
+
+def test_ranks_record_and_replay_alike(folder, monkeypatch):
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    eager = make_thread_llm(folder, 2, **FIELDS, enforce_eager=True)
+    monkeypatch.setattr(f"{RUNNER}.graph_recorder", lambda device, group: Replays())
+    llm = make_thread_llm(folder, 2, **FIELDS)
+    recorders = [each.model_runner._graph_recorder for each in llm.llm_engine.engine_core.executor.workers]
+    for name in ("tokens alone", "few ids", "drawn"):
+        assert results(llm, KINDS[name], 3) == results(eager, KINDS[name], 3)
+    first, second = ((each.num_recorded, each.num_replays) for each in recorders)
+    assert first == second and first[1] > 40
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="pretended where there is no device")
+def test_collectives_of_replays_are_counted():
+    """A rank that does nothing but replay is not one that stands still."""
+    with pretending():
+        group = Communicator()
+        _, replay = GraphRecorder(torch.device("cuda", 0), group).record(
+            lambda: group.count_again({"all_reduce": 2}, {"all_reduce": 64})
+        )
+        before = group.total_calls
+        replay()
+        replay()
+        assert group.total_calls == before + 4 and group.num_bytes["all_reduce"] == 32 * group.total_calls
 
 
 def test_the_ladder():

@@ -71,10 +71,11 @@ def test_few_blocks_and_cached_prefixes_change_nothing(folder, expected):
     "options",
     [
         {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 2, "async_scheduling": True},
         {"async_scheduling": True},
         {"num_gpu_blocks_override": 30, "max_num_batched_tokens": 32, "swap_space": 0.01},
     ],
-    ids=["two ranks", "async", "swap"],
+    ids=["two ranks", "two ranks ahead", "async", "swap"],
 )
 def test_ranks_async_scheduling_and_swapping_change_nothing(folder, expected, options):
     llm = make_llm(folder, **options)

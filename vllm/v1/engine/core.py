@@ -106,7 +106,7 @@ class EngineCore:
     def _begin_step(self) -> tuple[StepInFlight, PendingStep]:
         scheduler_output = self.scheduler.schedule()
         try:
-            pending = self.executor.worker.begin_step(scheduler_output)
+            pending = self.executor.begin_step(scheduler_output)
         except BaseException:
             self.scheduler.discard_step(scheduler_output)
             raise

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from multiprocessing import Pipe
 from typing import Any
@@ -24,7 +25,7 @@ from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator, make
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.worker_monitor import WorkerHandle, WorkerMonitor
 from vllm.v1.executor.worker_proc import CALL, STEP, STOP, WorkerStart
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput, PendingStep
 from vllm.v1.worker.worker import Worker, call_worker, make_worker, worker_device
 
 _NUM_THREADS = torch.get_num_threads()  # before any engine reduced it
@@ -116,13 +117,24 @@ class MultiprocExecutor:
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step on every rank; returns rank 0's output. EngineDeadError: a rank failed, now or before."""
+        with self._failing_together("execute_model", sendable(scheduler_output)):
+            return self.worker.execute_model(scheduler_output)
+
+    def begin_step(self, scheduler_output: SchedulerOutput) -> PendingStep:
+        """Begin a step on every rank; its result is rank 0's output. Results are taken in the order of steps, and may
+        be taken after the next step has begun. Either raises EngineDeadError: a rank failed, now or before."""
+        with self._failing_together("begin_kept_step", sendable(scheduler_output)):
+            return _StepOfRanks(self.worker.begin_step(scheduler_output), self._failing_together)
+
+    @contextlib.contextmanager
+    def _failing_together(self, method: str, *args: Any) -> Iterator[None]:
+        """Let the other ranks do their part of what rank 0 does in the context."""
         self._monitor.check()
         try:
-            self._monitor.send(STEP, pickle.dumps(("execute_model", (sendable(scheduler_output),), {})))
-            output = self.worker.execute_model(scheduler_output)
+            self._monitor.send(STEP, pickle.dumps((method, args, {})))
+            yield
             # What an aborted collective gave means nothing.
             self._monitor.check()
-            return output
         except BaseException as error:
             dead = self._monitor.fail(error)
             if isinstance(error, Exception):
@@ -174,6 +186,17 @@ class MultiprocExecutor:
             LocalWorker(WorkerStart(config, rank, world_size, store, self.host, os.getpid(), links[rank]))
             for rank in range(1, world_size)
         ]
+
+
+class _StepOfRanks:
+    """A PendingStep of every rank."""
+
+    def __init__(self, own: PendingStep, failing_together: Callable[[str], AbstractContextManager[None]]) -> None:
+        self._own, self._failing_together = own, failing_together
+
+    def result(self) -> ModelRunnerOutput:
+        with self._failing_together("end_kept_step"):
+            return self._own.result()
 
 
 class _OnRankZero:

@@ -8,7 +8,7 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput, PendingStep
 from vllm.v1.worker.worker import Worker, call_worker, make_worker
 
 
@@ -33,6 +33,11 @@ class UniProcExecutor:
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         return self.worker.execute_model(scheduler_output)
+
+    def begin_step(self, scheduler_output: SchedulerOutput) -> PendingStep:
+        """Begin a step on every rank; results are taken in the order of steps, and may be taken after the next step has
+        begun."""
+        return self.worker.begin_step(scheduler_output)
 
     def collective_rpc(self, method: str | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
         return [call_worker(self.worker, method, args, kwargs or {})]

@@ -45,6 +45,8 @@ def warm_up(runner: GPUModelRunner, config: VllmConfig) -> None:
             for length, computed in ((1, 0), (2, 0), (_MANY_TOKENS, 0), (longest, longest - 1)):
                 length = min(length, longest)
                 run_requests(runner, config, [length], min(computed, length - 1), [plain])
+            if not runner.records_steps:
+                return  # it samples nothing
             for params in _sampling_kinds(config.model_config.vocab_size):
                 # Behind another row of logits, or of the copies that are processed, a row is aligned otherwise if the
                 # vocabulary is odd.

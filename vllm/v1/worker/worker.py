@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class Worker:
         self._num_blocks = (0, 0)
         self._asleep: set[str] = set()  # of "weights", "kv_cache"
         self._num_reloads = 0
+        self._kept_steps: deque[PendingStep] = deque()
         self._profiler: Any = None
         self._profile_prefix = ""
 
@@ -126,6 +128,14 @@ class Worker:
     def begin_step(self, scheduler_output: SchedulerOutput) -> PendingStep:
         """Dispatch a step; its results may still be on the device."""
         return self.model_runner.execute_model(scheduler_output)
+
+    def begin_kept_step(self, scheduler_output: SchedulerOutput) -> None:
+        """As begin_step; the worker keeps the step for end_kept_step."""
+        self._kept_steps.append(self.begin_step(scheduler_output))
+
+    def end_kept_step(self) -> None:
+        """Wait for the first step that is kept, and take its tokens."""
+        self._kept_steps.popleft().result()
 
     @property
     def can_schedule_ahead(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -57,8 +57,9 @@ class HostCopies:
 class GraphRecorder:
     """Captures graphs that share their memory: only one may run at a time."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, group: Communicator = ALONE) -> None:
+        """`group` counts the collectives of replays, too: its ranks record and replay alike."""
+        self._device, self._group = device, group
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -72,11 +73,26 @@ class GraphRecorder:
         with torch.cuda.stream(self._stream), _no_garbage_collection():
             # Other threads may use the device meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            num_calls, num_bytes = self._group.num_calls.copy(), self._group.num_bytes.copy()
             try:
                 result = function()
             finally:
                 graph.capture_end()
-        return result, graph.replay
+        return result, self._counting(
+            graph.replay, self._group.num_calls - num_calls, self._group.num_bytes - num_bytes
+        )
+
+    def _counting(
+        self, replay: Callable[[], None], num_calls: Mapping[str, int], num_bytes: Mapping[str, int]
+    ) -> Callable[[], None]:
+        if not num_calls:
+            return replay
+
+        def counted() -> None:
+            self._group.count_again(num_calls, num_bytes)
+            replay()
+
+        return counted
 
 
 def host_copies(device: torch.device, group: Communicator = ALONE) -> HostCopies | None:
@@ -84,9 +100,9 @@ def host_copies(device: torch.device, group: Communicator = ALONE) -> HostCopies
     return HostCopies(device, group) if device.type == "cuda" else None
 
 
-def graph_recorder(device: torch.device) -> GraphRecorder | None:
+def graph_recorder(device: torch.device, group: Communicator = ALONE) -> GraphRecorder | None:
     """None on the CPU, which has no graphs."""
-    return GraphRecorder(device) if device.type == "cuda" else None
+    return GraphRecorder(device, group) if device.type == "cuda" else None
 
 
 @contextlib.contextmanager

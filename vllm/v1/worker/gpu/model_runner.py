@@ -140,10 +140,11 @@ class GPUModelRunner:
             BlockTables(max_num_reqs, max_model_len, self.block_size, device) for _ in self.kv_layout.windows[1:]
         ]
         self.kv_caches: KVCaches = []
-        # Collectives cannot be recorded.
-        records = self.records_steps and self.group.world_size == 1 and not model_config.enforce_eager
-        self._graph_recorder = graph_recorder(device) if records and self._backend.can_be_captured else None
-        self._records_kernels = records and device.type == "cpu"
+        records = self.records_steps and not model_config.enforce_eager
+        captures = records and self._backend.can_be_captured
+        self._graph_recorder = graph_recorder(device, self.group) if captures else None
+        # On the CPU collectives cannot be recorded.
+        self._records_kernels = records and self.group.world_size == 1 and device.type == "cpu"
         self._recorded_decode: RecordedDecode | DecodeGraphs | None = None
         self._greedy_graphs: GreedyGraphs | None = None
         self._packing_version = 0
