@@ -44,9 +44,9 @@ def test_force_rejects_what_is_no_implementation() -> None:
 @pytest.fixture
 def fresh_choice():
     """The choice of backends is made once a process; here it is made anew, and again afterwards."""
-    _dispatch._of_device.cache_clear()
+    _dispatch.of_device.cache_clear()
     yield
-    _dispatch._of_device.cache_clear()
+    _dispatch.of_device.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh_choice")
@@ -76,22 +76,22 @@ class TestTritonsCompiler:
 
     def test_without_one(self) -> None:
         with pytest.raises(RuntimeError, match="a C compiler.*VLLM_USE_TRITON=0"):
-            _dispatch._of_device("cuda")
+            _dispatch.of_device("cuda")
 
     def test_it_may_be_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CC", "no-such-compiler -O1")
         with pytest.raises(RuntimeError, match="no-such-compiler"):
-            _dispatch._of_device("cuda")
+            _dispatch.of_device("cuda")
 
     def test_without_pythons_header(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(_dispatch.shutil, "which", lambda name: name)
         monkeypatch.setattr(_dispatch.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
         with pytest.raises(RuntimeError, match=r"Python\.h.*python3-dev"):
-            _dispatch._of_device("cuda")
+            _dispatch.of_device("cuda")
 
     def test_pytorch_needs_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("VLLM_USE_TRITON", "0")
-        assert _dispatch._of_device("cuda") == "reference"
+        assert _dispatch.of_device("cuda") == "reference"
 
 
 def test_triton_is_imported_only_when_it_runs() -> None:

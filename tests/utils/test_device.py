@@ -152,5 +152,5 @@ def test_without_triton(monkeypatch):
     monkeypatch.setattr(_dispatch, "find_spec", lambda name: None)
     monkeypatch.setattr(_dispatch.logger, "warning", lambda text, *args: said.append(text % args))
     monkeypatch.setattr(_dispatch.envs, "ops_reference", lambda: False)
-    assert [_dispatch._of_device.__wrapped__("cuda") for _ in range(2)] == ["reference", "reference"]
+    assert [_dispatch.of_device.__wrapped__("cuda") for _ in range(2)] == ["reference", "reference"]
     assert len(said) == 1 and "Triton is not installed" in said[0]

@@ -53,7 +53,8 @@ def cpu_ops() -> Any | None:
 
 
 @cache
-def _of_device(device_type: str) -> Implementation:
+def of_device(device_type: str) -> Implementation:
+    """The implementation that operations on tensors of such a device run, unless another one is forced."""
     # Called hundreds of times a step, so the environment is read once.
     if envs.ops_reference():
         return "reference"
@@ -94,16 +95,7 @@ def _check_triton_compiles() -> None:
 
 def implementation(tensor: Tensor) -> Implementation:
     """The implementation that an operation on `tensor` should run. A caller without it runs its reference."""
-    return _forced or _of_device(tensor.device.type)
-
-
-def compiles_while_running(device: torch.device) -> bool:
-    """Whether kernels for this device are compiled at their first launch."""
-    if _of_device(device.type) != "triton":
-        return False
-    import triton
-
-    return not triton.knobs.runtime.interpret
+    return _forced or of_device(tensor.device.type)
 
 
 def dispatched(reference: Callable[P, R]) -> Callable[P, R]:

@@ -20,7 +20,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.weight_update import move_weights
 from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.model_loader.weight_files import iterate_tensors, shard_files
-from vllm.ops._dispatch import compiles_while_running
+from vllm.ops.gpu_kernels import compiles_while_running
 from vllm.plugins import load_general_plugins
 from vllm.utils.host_memory import return_freed_memory
 from vllm.v1.core.sched.output import SchedulerOutput
