@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import make_architecture
+from architectures import ARCHITECTURES, fill_weights, make_architecture
 from models_util import hf_logits, load_model, paged_logits, random_prompts
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vllm.model_executor.model_loader import resolve_model
 from vllm.model_executor.models.registry import resolve_model_class
 from vllm.transformers_utils.config import load_hf_config
 
@@ -227,6 +228,40 @@ def test_chatglm(architecture: str, tmp_path: Path) -> None:
     check(tmp_path, model)
     resolved = resolve_model_class([architecture]).resolve_config(load_hf_config(tmp_path))
     assert (resolved.num_key_value_heads, resolved.head_dim, resolved.max_context_len) == (2, 8, 128)
+
+
+def make_reader_of_images(folder: Path) -> Any:
+    """A Gemma 3 that reads images, too, whose text_config leaves much out."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = ARCHITECTURES["gemma3"][1] | {"vocab_size": 131}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 8, "patch_size": 4}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=1, attn_implementation="eager")
+    model = Gemma3ForConditionalGeneration(config).eval()
+    fill_weights(model, 0)
+    model.save_pretrained(folder)
+    path = folder / "config.json"
+    whole = json.loads(path.read_text())
+    # As published: sizes are defaults, and rope_scaling stands for what layers without a window have.
+    sparse = {name: whole["text_config"][name] for name in text} | {"model_type": "gemma3_text"}
+    path.write_text(json.dumps(whole | {"text_config": sparse}))
+    return model
+
+
+def test_the_text_decoder_of_a_model_that_reads_images(tmp_path: Path) -> None:
+    model = make_reader_of_images(tmp_path)
+    check(tmp_path, model)
+    resolved = resolve_model(str(tmp_path))
+    assert resolved.hf_config.architectures == ("Gemma3ForCausalLM",) and resolved.hf_config.max_context_len == 131072
+    ours, _ = load_model(tmp_path, max_model_len=64, model_impl="transformers")
+    assert type(ours).__name__ == "TransformersForCausalLM"
+
+    def rename(name: str, tensor: Tensor, _: Weights) -> Weights:
+        return {name.replace("model.language_model.", "language_model.model.").removeprefix("model."): tensor}
+
+    publish(tmp_path, model, rename)
+    check(tmp_path, model)
 
 
 def test_a_fused_weight_of_another_shape_is_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from survey_architectures import load  # noqa: E402
 
 from vllm import ModelRegistry  # noqa: E402
+from vllm.transformers_utils.text_part import WITH_TEXT_PART  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- made by tests/support/models_table.py -->", "<!-- made: end -->"
@@ -23,11 +24,15 @@ def table() -> list[str]:
     """The rows: every architecture that has a model here or a class in transformers."""
     found = load()
     rows = ["| architecture | runs | |", "|---|---|---|"]
-    for name in sorted({*ModelRegistry.get_supported_archs(), *found}, key=lambda each: (each.lower(), each)):
+    for name in sorted(
+        {*ModelRegistry.get_supported_archs(), *found, *WITH_TEXT_PART}, key=lambda each: (each.lower(), each)
+    ):
         status, reason = found.get(name, ("untried", ""))
         if name in ModelRegistry.get_supported_archs():
             also = "`transformers` too" if status == "runs" else ""
             rows.append(f"| {name} | `vllm` | {also} |")
+        elif name in WITH_TEXT_PART:
+            rows.append(f"| {name} | `vllm` | its text decoder alone |")
         elif status == "runs":
             rows.append(f"| {name} | `transformers` | |")
         else:

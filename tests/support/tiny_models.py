@@ -62,6 +62,19 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
     "gptj": {"rotary_dim": 8},
     "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}},
+    },
+    "dbrx": {
+        "d_model": 64,
+        "n_heads": 4,
+        "n_layers": NUM_LAYERS,
+        "max_seq_len": MAX_POSITIONS,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 3.0},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "longcat_flash": {"num_layers": 2, "num_hidden_layers": 4, "zero_expert_num": 1},
     "gemma3n_text": {
         "hidden_size_per_layer_input": 8,

@@ -10,6 +10,7 @@ from typing import Any
 from vllm.transformers_utils.hf_configs import get_config as get_config
 from vllm.transformers_utils.hf_configs import get_hf_text_config as get_hf_text_config
 from vllm.transformers_utils.hf_configs import try_get_generation_config as try_get_generation_config
+from vllm.transformers_utils.text_part import text_part
 
 _DEFAULT_ROPE_THETA = 10000.0
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -106,7 +107,8 @@ _CLASSIFIER = "ForSequenceClassification"
 
 
 def read_config(folder: Path, overrides: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The contents of a folder's config.json, with `overrides`, and of its generation_config.json, {} without one.
+    """The contents of a folder's config.json, with `overrides`, and of its generation_config.json, {} without one. Of a
+    model with other inputs than text, they are those of its text decoder; see `text_part`.
 
     Raises:
         ValueError: no config.json, or one of them is not JSON.
@@ -114,6 +116,7 @@ def read_config(folder: Path, overrides: dict[str, Any] | None = None) -> tuple[
     raw = _read_json(folder, "config.json")
     if raw is None:
         raise ValueError(f"{folder.name} has no config.json, so it is not a Hugging Face model folder")
+    raw = text_part(raw)
     _apply_overrides(raw, overrides or {})
     _read_as_generating(raw)
     generation = _read_json(folder, "generation_config.json") or {}

@@ -36,6 +36,9 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": _quick_gelu,
     "silu": F.silu,
     "swish": F.silu,
+    "mish": F.mish,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
 }
 ACTIVATION_NAMES = frozenset(_ACTIVATIONS) | {"xielu"}
 # Exact in every order.

@@ -5,7 +5,11 @@ from __future__ import annotations
 from vllm.model_executor.models.checkpoint_names import CheckpointNames
 from vllm.model_executor.models.config_reader import ConfigReader
 from vllm.model_executor.models.decoder import DecoderForCausalLM
-from vllm.model_executor.models.spec import DecoderSpec
+from vllm.model_executor.models.spec import DecoderSpec, RotarySpec
+from vllm.transformers_utils.config import RopeConfig
+
+_LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_ROPE = RopeConfig("llama3", 12000000.0, _LLAMA3)
 
 
 class ApertusForCausalLM(DecoderForCausalLM):
@@ -18,8 +22,10 @@ class ApertusForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
-        reader.need("rope_parameters", "rope_scaling")
         norm = reader.norm(eps=1e-5)
         qk_norm = norm if reader.boolean("qk_norm", default=True) else None
-        attention = reader.attention(qk_norm=qk_norm, rotary=reader.rotary(reader.head_dim, theta=12000000.0))
+        rotary = RotarySpec(reader.head_dim, _ROPE)
+        if reader.get("rope_parameters", "rope_scaling", "rope_theta") is not None:
+            rotary = reader.rotary(reader.head_dim, theta=12000000.0)
+        attention = reader.attention(qk_norm=qk_norm, rotary=rotary)
         return reader.decoder(attention, reader.mlp("xielu", bias=False, gated=False), norm)

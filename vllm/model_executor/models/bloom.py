@@ -42,4 +42,5 @@ class BloomForCausalLM(DecoderForCausalLM):
             # ALiBi has no limit; trained were sequences of this length.
             max_positions=reader.integer("seq_length", default=2048),
             embedding_norm=norm,
+            residual_of_norm=reader.boolean("apply_residual_connection_post_layernorm", default=False),
         )

@@ -104,6 +104,10 @@ class ConfigReader:
     def head_dim(self) -> int:
         return self.integer("head_dim", "kv_channels", default=self.hidden_size // self.num_heads)
 
+    def head_dim_or(self, default: int) -> int:
+        """`head_dim`, or `default` where the file does not name it."""
+        return default if "head_dim" not in self._raw else self.head_dim
+
     def norm(self, kind: Literal["rms", "layer"] = "rms", eps: float | None = None, **fields: Any) -> NormSpec:
         """A norm with the config's epsilon, `eps` if it has none."""
         names = _RMS_EPS if kind == "rms" else _LAYER_EPS

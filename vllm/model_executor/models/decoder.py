@@ -36,6 +36,7 @@ from vllm.model_executor.models.spec import AttentionSpec, DecoderSpec, MlpSpec,
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.rotary import rotary_embedding_
 from vllm.transformers_utils.config import HFConfig
+from vllm.transformers_utils.text_part import MARK, text_tensor_name
 
 
 class RotaryTables:
@@ -208,6 +209,7 @@ class DecoderLayer(nn.Module):
         self.self_attn = DecoderAttention(spec.layers[index], spec.hidden_size, tables)
         self.mlp = DecoderMLP(spec.mlp_of(index), spec.hidden_size)
         self.block, self.residual_scale = spec.block, spec.residual_scale
+        self.residual_of_norm = spec.residual_of_norm
         self.input_layernorm: Norm | None = None
         self.post_attention_layernorm: Norm | None = None
         self.attention_output_norm: Norm | None = None
@@ -240,12 +242,16 @@ class DecoderLayer(nn.Module):
             return self._parallel(positions, stream, pending, kv_cache, attn, rows)
         norms = (None, None) if self.block == "post" else (self.input_layernorm, self.post_attention_layernorm)
         stream, x, norm = enter(norms[0], stream, pending)
+        if self.residual_of_norm:
+            stream = x
         out = self.self_attn(positions, x, kv_cache, attn, rows, norm)
         if rows is not None:
             stream = stream.index_select(0, rows)
             given = None if given is None else given.index_select(0, rows)
         stream, out = self._leave(stream, out, self.attention_output_norm, self.input_layernorm)
         stream, x, norm = enter(norms[1], stream, out)
+        if self.residual_of_norm:
+            stream = x
         stream, out = self._leave(stream, self.mlp(x, norm), self.mlp_output_norm, self.post_attention_layernorm)
         if out is None or (given is None and self.layer_scalar is None):
             return stream, out
@@ -456,6 +462,7 @@ class DecoderForCausalLM(CausalLM):
     def __init__(self, config: HFConfig, max_model_len: int) -> None:
         super().__init__()
         self.spec = spec = self.spec_of(config)
+        self._is_text_part = MARK in config.raw
         if spec.positions is not None and max_model_len > spec.max_positions:
             limit = f"max_position_embeddings={spec.max_positions}"
             raise ValueError(
@@ -469,5 +476,6 @@ class DecoderForCausalLM(CausalLM):
         )
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Our names and tensors of a checkpoint's one."""
-        return self.names.read(name, tensor, self.spec)
+        """Our names and tensors of a checkpoint's one: none for those of a whole model's other parts."""
+        own = text_tensor_name(name) if self._is_text_part else name
+        return iter(()) if own is None else self.names.read(own, tensor, self.spec)

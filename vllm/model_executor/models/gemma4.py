@@ -23,6 +23,7 @@ _ROPES = {
 class Gemma4ForCausalLM(DecoderForCausalLM):
     names = NAMES
     per_layer_size: ClassVar[int] = 256
+    default_window: ClassVar[int] = 512
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
@@ -43,7 +44,7 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
     @classmethod
     def layers(cls, reader: ConfigReader, kinds: Sequence[str], sources: Sequence[int | None]) -> list[AttentionSpec]:
         """The attention of each layer."""
-        norm, window = reader.norm(), reader.integer("sliding_window", default=512)
+        norm, window = reader.norm(), reader.integer("sliding_window", default=cls.default_window)
         base = reader.attention(
             rotary=False,
             head_dim=reader.integer("head_dim", default=256),
@@ -97,3 +98,4 @@ class Gemma4UnifiedForCausalLM(Gemma4ForCausalLM):
     """Without inputs of the layers' own."""
 
     per_layer_size = 0
+    default_window = 1024

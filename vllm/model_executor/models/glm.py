@@ -16,9 +16,10 @@ class GlmForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
-        rotary = reader.rotary(reader.head_dim, partial=0.5, interleaved=True)
+        head_dim = reader.head_dim_or(128)
+        rotary = reader.rotary(head_dim, partial=0.5, interleaved=True)
         bias = reader.boolean("attention_bias", default=True)
-        attention = reader.attention(bias=False, qkv_bias=bias, rotary=rotary)
+        attention = reader.attention(head_dim=head_dim, bias=False, qkv_bias=bias, rotary=rotary)
         return reader.decoder(attention, reader.mlp(bias=False), reader.norm(eps=1.5625e-7))
 
 

@@ -10,5 +10,7 @@ from vllm.model_executor.models.spec import DecoderSpec
 class HeliumForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
-        rotary = reader.rotary(reader.head_dim, theta=100000.0, interleaved=True)
-        return reader.decoder(reader.attention(o_bias=False, rotary=rotary), reader.mlp(), reader.norm(eps=1e-8))
+        head_dim = reader.head_dim_or(128)
+        rotary = reader.rotary(head_dim, theta=100000.0, interleaved=True)
+        attention = reader.attention(head_dim=head_dim, o_bias=False, rotary=rotary)
+        return reader.decoder(attention, reader.mlp(), reader.norm(eps=1e-8))

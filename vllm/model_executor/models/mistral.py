@@ -13,10 +13,12 @@ from vllm.model_executor.models.spec import DecoderSpec
 class MistralForCausalLM(DecoderForCausalLM):
     default_window: ClassVar[int | None] = 4096
     default_eps: ClassVar[float] = 1e-6
+    default_head_dim: ClassVar[int | None] = None
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
-        attention = reader.windowed(reader.attention(bias=False), cls.default_window)
+        head_dim = None if cls.default_head_dim is None else reader.head_dim_or(cls.default_head_dim)
+        attention = reader.windowed(reader.attention(head_dim=head_dim, bias=False), cls.default_window)
         return reader.decoder(attention, reader.mlp(bias=False), reader.norm(eps=cls.default_eps))
 
 
@@ -29,6 +31,7 @@ class Ministral3ForCausalLM(MistralForCausalLM):
 
     default_window = None
     default_eps = 1e-5
+    default_head_dim = 128
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:

@@ -11,6 +11,7 @@ class SeedOssForCausalLM(DecoderForCausalLM):
     @classmethod
     def describe(cls, reader: ConfigReader) -> DecoderSpec:
         attention = reader.attention(
+            head_dim=reader.head_dim_or(128),
             bias=False,
             qkv_bias=reader.boolean("attention_bias", default=True),
             o_bias=reader.boolean("attention_out_bias", default=False),

@@ -135,6 +135,7 @@ class DecoderSpec:
         embedding_scale, residual_scale, logits_scale: factors on embeddings, on what a block adds to the residual
             stream, and on logits.
         logits_softcap: c of c * tanh(logit / c).
+        residual_of_norm: what attention and MLP give is added to what they take, the norm's result.
         per_layer_input: None = none.
         layer_scale: each block's result is multiplied by a number that the checkpoint has.
     """
@@ -159,6 +160,7 @@ class DecoderSpec:
     mlps: tuple[MlpSpec, ...] = ()
     per_layer_input: PerLayerInputSpec | None = None
     layer_scale: bool = False
+    residual_of_norm: bool = False
 
     def mlp_of(self, layer: int) -> MlpSpec:
         """The MLP of a layer, by its index."""

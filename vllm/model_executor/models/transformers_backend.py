@@ -31,6 +31,7 @@ from vllm.model_executor.models.transformers_layers import (
 )
 from vllm.model_executor.models.transformers_weights import CheckpointNames
 from vllm.transformers_utils.auto_config import load_auto_config
+from vllm.transformers_utils.text_part import MARK, text_tensor_name
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -54,6 +55,7 @@ class TransformersForCausalLM(UpdatableModel):
         auto = load_auto_config(config.raw, folder, model_config.trust_remote_code)
         hf, self.plan = build(auto, config.raw, folder, model_config.trust_remote_code)
         self._names = CheckpointNames(hf)
+        self._is_text_part = MARK in config.raw
         persistent = set(hf.state_dict())
         # The tied weights that are held twice, by their sources' names.
         self._copied: dict[str, str] = {}
@@ -131,6 +133,9 @@ class TransformersForCausalLM(UpdatableModel):
 
     def convert_checkpoint(self, tensors: Iterable[tuple[str, Value]]) -> Iterator[tuple[str, Value]]:
         """The tensors of a checkpoint as this model's slots take them; buffers are filled here."""
+        if self._is_text_part:
+            named = ((text_tensor_name(name), tensor) for name, tensor in tensors)
+            tensors = ((name, tensor) for name, tensor in named if name is not None)
         for name, tensor in self._names.convert(tensors):
             if name in self._kept and isinstance(tensor, Tensor):
                 self._kept[name].copy_(tensor)

@@ -96,7 +96,12 @@ def build(
     if problem is not None:
         raise refusal(model_class, problem)
     register_functions()
-    plan = _plan(_construct(model_class, auto, PROBED), auto)
+    try:
+        model = _construct(model_class, auto, PROBED)
+    except Exception as error:  # its code may do anything
+        reason = f"transformers cannot build it from this config.json ({type(error).__name__}: {error})"
+        raise refusal(model_class, reason) from error
+    plan = _plan(model, auto)
     if attention == PROBED:
         return None, plan
     return _construct(model_class, auto, attention), plan
@@ -138,6 +143,9 @@ def _unsupported(model_class: type[Any], auto: Any) -> str | None:
         return "it is an encoder-decoder, whose cross-attention is not implemented"
     if getattr(model_class, "_is_stateful", False):
         return "it has a recurrent state (state-space or linear attention), which is not implemented"
+    parts = getattr(auto, "sub_configs", None) or ()
+    if "text_config" in parts:
+        return f"it is made of several models ({', '.join(sorted(parts))}), which is not implemented"
     kinds = set(getattr(auto, "layer_types", None) or ()) - _LAYER_KINDS
     if kinds:
         return f"its layers of the kind {', '.join(sorted(map(str, kinds)))} are not implemented"
@@ -212,7 +220,8 @@ def _plan(model: Any, auto: Any) -> ModelPlan:
     except ValueError as error:
         raise refusal(type(model), error) from error
     except Exception as error:  # its code may do anything
-        reason = f"it cannot be run without data ({type(error).__name__}: {error})"
+        what = str(error).split("\n")[0].split(". ")[0]
+        reason = f"its code looks at values of tensors, or fails, where it is run without data ({what})"
         raise refusal(type(model), reason) from error
     return ModelPlan(calls, name, hidden_size, head.out_features)
 

@@ -1,0 +1,100 @@
+"""The text decoder of a model that reads images or sound, too: it runs alone, as the architecture of its kind."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from vllm.logger import init_logger, warn_once
+
+logger = init_logger(__name__)
+
+MARK = "_text_part_of"
+"""The option that `text_part` adds: the whole model's architecture."""
+
+_GEMMA_3 = {
+    "model_type": "gemma3_text",
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+_GEMMA_3N = {
+    "model_type": "gemma3n_text",
+    "vocab_size": 262400,
+    "hidden_size": 2048,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 35,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+}
+_GEMMA_4 = _GEMMA_3 | {
+    "model_type": "gemma4_text",
+    "vocab_size": 262144,
+    "num_hidden_layers": 30,
+    "sliding_window": 512,
+}
+_MISTRAL_3 = {
+    "model_type": "mistral",
+    "vocab_size": 131072,
+    "hidden_size": 5120,
+    "intermediate_size": 32768,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e9,
+    "sliding_window": None,
+}
+# By architecture, what its text_config leaves out.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "Gemma3ForConditionalGeneration": _GEMMA_3,
+    "Gemma3nForConditionalGeneration": _GEMMA_3N,
+    "Gemma4ForConditionalGeneration": _GEMMA_4,
+    "Gemma4UnifiedForConditionalGeneration": _GEMMA_4
+    | {"model_type": "gemma4_unified_text", "max_position_embeddings": 262144, "sliding_window": 1024},
+    "Mistral3ForConditionalGeneration": _MISTRAL_3,
+}
+WITH_TEXT_PART = frozenset(_DEFAULTS)
+"""The architectures whose text decoder runs here."""
+
+_ARCHITECTURES = {
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gemma3n_text": "Gemma3nForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+}
+# Of the whole model's options, those of its text decoder, if that does not have them itself.
+_INHERITED = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
+
+
+def text_part(raw: dict[str, Any]) -> dict[str, Any]:
+    """The text decoder's config.json for that of a whole model, which is otherwise returned as it is."""
+    whole = next((name for name in raw.get("architectures") or () if name in WITH_TEXT_PART), None)
+    text = raw.get("text_config")
+    if whole is None or not isinstance(text, dict):
+        return raw
+    own = _DEFAULTS[whole] | text
+    architecture = _ARCHITECTURES.get(own["model_type"])
+    if architecture is None:
+        return raw
+    for name in _INHERITED:
+        if own.get(name) is None and raw.get(name) is not None:
+            own[name] = raw[name]
+    warn_once(logger, f"{whole}: its text decoder runs alone, as {architecture}; it takes neither images nor sound")
+    return own | {"architectures": [architecture], MARK: whole}
+
+
+def text_tensor_name(name: str) -> str | None:
+    """The text decoder's name of a whole model's tensor; None for the other parts' tensors."""
+    own = re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", name).replace("model.lm_head.", "lm_head.")
+    return own if own != name or own.startswith("lm_head.") else None
