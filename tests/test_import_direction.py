@@ -19,8 +19,8 @@ ORDER = """
     scalar_type env_table envs version logger exceptions utils logprobs sequence lora structured_params beam_search
     sampling_limits sampling_params pooling_params tasks inputs pooling_outputs outputs transformers_utils
     multimodal plugins platforms usage config tracing tokenizers transformers_utils.tokenizer
-    transformers_utils.tokenizers reasoning tool_parsers ops v1.core.kv_cache_utils distributed attention
-    model_executor assets forward_context _custom_ops
+    transformers_utils.tokenizers reasoning tool_parsers triton_utils device_allocator ops v1.core.kv_cache_utils
+    distributed attention model_executor assets forward_context _custom_ops
     v1 v1.attention v1.kv_cache_interface v1.watermarking v1.request v1.outputs v1.messages v1.core v1.sample
     v1.worker v1.executor
     engine.upstream_args engine.arg_utils
@@ -29,7 +29,7 @@ ORDER = """
     v1.engine v1.metrics engine
     entrypoints scoring batch selftest
     renderers entrypoints.chat_utils
-    entrypoints.openai.errors entrypoints.openai.protocol entrypoints.serve
+    entrypoints.logger entrypoints.openai.errors entrypoints.openai.protocol entrypoints.serve
     entrypoints.openai.upstream_server_args entrypoints.openai.server_args
     entrypoints.openai.state entrypoints.openai.rendering entrypoints.openai.http entrypoints.openai.serving
     entrypoints.openai

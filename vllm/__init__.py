@@ -34,6 +34,7 @@ _EXPORTS = {
     "ScoringOutput": "vllm.outputs",
     "ScoringRequestOutput": "vllm.outputs",
     "ModelRegistry": "vllm.model_executor.models",
+    "initialize_ray_cluster": "vllm.v1.executor.ray_utils",
 }
 
 __all__ = ["__version__", "__version_tuple__", *_EXPORTS]
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.executor.ray_utils import initialize_ray_cluster
 
 
 def __getattr__(name: str) -> Any:

@@ -30,6 +30,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def described() -> str:
+    """What the command prints."""
+    return "\n".join(_lines(collect()))
+
+
 def collect() -> dict[str, Any]:
     """Versions (None: not installed), CPU, CUDA devices, and the VLLM_ environment variables, secrets hidden."""
     import torch

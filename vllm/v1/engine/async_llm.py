@@ -12,6 +12,7 @@ from vllm.config import VllmConfig
 from vllm.decisions.params import DecisionParams
 from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.types import Decision
+from vllm.engine.arg_utils import AsyncEngineArgs as AsyncEngineArgs
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import EngineDeadError, GenerationError, VLLMValidationError
 from vllm.outputs import RequestOutput

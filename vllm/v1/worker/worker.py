@@ -43,6 +43,9 @@ class Worker:
 
     def __init__(self, config: VllmConfig, group: Communicator = ALONE) -> None:
         self.config = self.vllm_config = config
+        # Extensions of callers read these.
+        self.model_config, self.parallel_config = config.model_config, config.parallel_config
+        self.cache_config, self.scheduler_config = config.cache_config, config.scheduler_config
         self.group = group
         self.rank = self.local_rank = group.rank
         self.device = worker_device(config, group.rank)

@@ -1,0 +1,13 @@
+"""What an adapter's adapter_config.json says."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from vllm.utils.unserved import Unserved
+
+
+class PEFTHelper(Unserved):
+    """Of one adapter."""
+
+    instead: ClassVar[str] = "adapters are not served: merge them into the weights (peft: merge_and_unload)"

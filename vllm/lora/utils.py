@@ -1,0 +1,11 @@
+"""Where an adapter lies."""
+
+from __future__ import annotations
+
+import os
+
+
+def get_adapter_absolute_path(lora_path: str) -> str:
+    """A folder's absolute path, `~` and relative paths resolved; a name of the hub as it is: nothing is downloaded."""
+    path = os.path.expanduser(lora_path)
+    return os.path.abspath(path) if os.path.exists(path) else lora_path
