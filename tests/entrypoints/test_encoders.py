@@ -209,3 +209,22 @@ def test_settings_that_are_not_read_are_said(tmp_path, caplog):
     (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
     with pytest.raises(ValueError, match="do_lower_case is not supported"):
         LLM(str(folder), dtype="float32", skip_tokenizer_init=True)
+
+
+def test_long_texts_are_cut_by_tokenization_kwargs(minilm):
+    """As benchmarks of others ask for it."""
+    llm = LLM(str(minilm), max_model_len=32)
+    long = "hello " * 60
+    with pytest.raises(VLLMValidationError, match="maximum context length"):
+        llm.embed(long, use_tqdm=False)
+    for options, length in (
+        ({"truncate_prompt_tokens": -1}, 32),
+        ({"truncate_prompt_tokens": 9}, 9),
+        ({"truncation": True}, 32),
+        ({"truncation": True, "max_length": 9}, 9),
+    ):
+        (output,) = llm.encode(long, pooling_task="embed", tokenization_kwargs=options, use_tqdm=False)
+        assert len(output.prompt_token_ids) == length
+        assert len(llm.score("hello", long, tokenization_kwargs=options, use_tqdm=False)) == 1
+    with pytest.raises(VLLMValidationError, match="truncation must be"):
+        llm.embed(long, tokenization_kwargs={"truncation": "only_second"}, use_tqdm=False)

@@ -18,7 +18,7 @@ from vllm.pooling_outputs import (
 from vllm.pooling_params import PoolingParams
 from vllm.utils.checks import check_neutral
 from vllm.v1.engine.label_scoring import LabelScorer, encode_labels
-from vllm.v1.engine.upstream_calls import NO_LORA, adds_special_tokens
+from vllm.v1.engine.upstream_calls import NO_LORA, cut_to, pooling_text_options
 
 if TYPE_CHECKING:
     from vllm.inputs import DataPrompt, PromptType
@@ -56,8 +56,8 @@ class PairScoring:
             use_tqdm: as in `generate`.
             pooling_params: of a pooling model; otherwise None.
             lora_request: None.
-            tokenization_kwargs: {"truncation": True} lets the ends of texts that are too long go, max_length says how
-                long they may be.
+            tokenization_kwargs: {"truncation": True} or {"truncate_prompt_tokens": -1} lets the ends of texts that are
+                too long go; max_length or that number says how long they may be.
             chat_template: a name in score_templates.TEMPLATES, a file of Jinja, or Jinja itself. None: of a generating
                 model "plain", or with `classifier_from_token` in config.json query and document as they are; of a
                 cross-encoder its tokenizer joins the texts.
@@ -68,16 +68,14 @@ class PairScoring:
             ValueError: no such template.
         """
         check_neutral("lora_request", lora_request, NO_LORA)
-        options = dict(tokenization_kwargs or {})
-        truncates = bool(options.pop("truncation", False))
-        max_length = options.pop("max_length", None)
-        check_neutral("tokenization_kwargs", options or None, "it takes truncation and max_length")
+        has_special_tokens, limit = pooling_text_options(tokenization_kwargs)
+        check_neutral("add_special_tokens=False", not has_special_tokens, "pairs are joined by special tokens")
         raw = self.llm_engine.model_config.hf_config.raw
         is_plain = chat_template is None and self.llm_engine.model_config.runner_type == "pooling"
         return self.score_pairs(
             pairs_of(data_1, data_2, ("data_1", "data_2")),
             template=None if is_plain else score_template(chat_template, None, raw),
-            truncate_to=(max_length or -1) if truncates else None,
+            truncate_to=limit,
             pooling_params=pooling_params,
             use_tqdm=use_tqdm,
         )
@@ -153,10 +151,14 @@ class PoolingOfflineMixin(PairScoring):
         pooling_task: PoolingTask | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[PoolingRequestOutput]:
-        """What the model pools of each prompt: a float32 tensor, [size] or, for token_embed, [tokens, size]."""
+        """What the model pools of each prompt: a float32 tensor, [size] or, for token_embed, [tokens, size].
+        `tokenization_kwargs`: see pooling_text_options."""
         check_neutral("lora_request", lora_request, NO_LORA)
+        has_special_tokens, limit = pooling_text_options(tokenization_kwargs)
         params = self._with_task(pooling_params, pooling_task)
-        return self._pool(prompts, params, use_tqdm, adds_special_tokens(tokenization_kwargs))
+        if limit is not None:
+            params = [cut_to(each, limit) for each in params] if isinstance(params, list) else cut_to(params, limit)
+        return self._pool(prompts, params, use_tqdm, has_special_tokens)
 
     def embed(
         self,

@@ -30,7 +30,13 @@ from vllm.v1.engine.output_processor import id_in_use_error
 from vllm.v1.engine.replica import Replica
 from vllm.v1.engine.replica_router import ReplicaRouter
 from vllm.v1.engine.request_stream import RequestStream
-from vllm.v1.engine.upstream_calls import NO_LORA, adds_special_tokens, check_executor_class
+from vllm.v1.engine.upstream_calls import (
+    NO_LORA,
+    adds_special_tokens,
+    check_executor_class,
+    cut_to,
+    pooling_text_options,
+)
 from vllm.v1.messages import EngineCoreOutput
 
 _LONG_TEXT = 4096  # characters; more are tokenised in a thread, so that the loop goes on meanwhile
@@ -260,9 +266,12 @@ class AsyncLLM(AsyncEngineControl):
         if isinstance(prompt, ProcessedPrompt):
             processed = prompt
         else:
-            (processed,) = await self.process_prompts(
-                [prompt], [params], add_special_tokens=adds_special_tokens(tokenization_kwargs)
-            )
+            if isinstance(params, PoolingParams):
+                has_special_tokens, limit = pooling_text_options(tokenization_kwargs)
+                params = params if limit is None else cut_to(params, limit)
+            else:
+                has_special_tokens = adds_special_tokens(tokenization_kwargs)
+            (processed,) = await self.process_prompts([prompt], [params], add_special_tokens=has_special_tokens)
         checked = self.input_processor.process_params(params, len(processed.token_ids))
         with continued(self.tracer, trace_headers):
             return await self.add_checked(request_id, processed, checked, priority)
