@@ -258,6 +258,39 @@ def test_the_code_of_a_decision_is_the_request(seen, server):
     assert json.loads(run_code([sys.executable, "-c", found["code"]["python"]]))["answers"] == given
 
 
+def test_documents_are_shown_by_their_scores(seen, server):
+    found = scenario(seen, "rerank", server)
+    (body,) = found["log"]["bodies"]
+    assert (found["sample"], found["hidden"]) == (3, [True] * 4)
+    assert body["documents"] == ["the stop", "<i>on</i> the roof \U0001f600", "no"], "empty lines are none"
+    answer = post(server, "v1/rerank", body)
+    assert found["usage"] == f"{answer['usage']['prompt_tokens']} prompt tokens"
+    for row, result in zip(found["rows"], answer["results"], strict=True):
+        assert (row["text"], row["elements"]) == (body["documents"][result["index"]], 0), "texts stay texts"
+        assert row["value"] == pytest.approx(result["relevance_score"], abs=1e-6)
+        assert row["drawn"] == pytest.approx(result["relevance_score"], abs=0.01)
+        score, line = map(number, row["cells"])
+        assert score == pytest.approx(result["relevance_score"], abs=0.000051)
+        assert line == result["index"] + 1
+
+
+def test_only_what_the_model_can_is_offered(seen, server):
+    modes = scenario(seen, "rerank", server)["modes"]
+    assert (modes["embed"]["shown"], modes["embed"]["runs"]) == (["rerank"], True)
+    assert (modes["token_classify"]["shown"], modes["token_classify"]["runs"]) == ([], False)
+    assert "no view" in modes["token_classify"]["alert"]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_the_code_of_a_ranking_is_the_request(seen, server):
+    pytest.importorskip("openai")
+    found = scenario(seen, "rerank", server)
+    results = post(server, "v1/rerank", found["log"]["bodies"][0])["results"]
+    assert json.loads(run_code(["bash", "-c", found["code"]["curl"] + " --silent"]))["results"] == results
+    printed = run_code([sys.executable, "-c", found["code"]["python"]]).splitlines()
+    assert printed == [f"{each['relevance_score']} {each['document']['text']}" for each in results]
+
+
 def test_the_ids_of_a_typed_text(seen, server):
     found = scenario(seen, "ids", server)
     body = {"prompt": found["text"], "add_special_tokens": False, "return_token_strs": True}
@@ -274,6 +307,7 @@ def test_an_error_stands_where_it_belongs(seen, server):
     assert "labels[0] ' positive' is 9 tokens" in found["labels"]["text"]
     assert (found["labels"]["focused"], found["labels"]["invalid"]) == ("label-input", "true")
     assert "max_tokens" in found["maxTokens"]["text"] and "-3" in found["maxTokens"]["text"]
+    assert "documents must not be empty" in found["documents"]["text"]
     assert (found["maxTokens"]["focused"], found["maxTokens"]["invalid"]) == ("max-tokens", "true")
     assert found["inside"]["text"] == "the model <i>failed</i>"
     ((text, num_elements, label),) = found["kept"]

@@ -44,6 +44,29 @@ const focused = (page) => page.evaluate(() => document.activeElement.id);
 const status = (page, pattern) =>
   page.waitForFunction((source) => new RegExp(source).test(document.getElementById("status").textContent), pattern);
 
+/** The modes that the page offers for a model of these tasks, which one is chosen, and whether it can be run. */
+async function offered(page, tasks) {
+  await page.evaluate((given) => {
+    const { fetch } = window;
+    window.fetch = async (...request) => {
+      const answer = await fetch(...request);
+      if (!String(request[0]).endsWith("v1/models")) return answer;
+      const list = await answer.json();
+      list.data[0].tasks = given;
+      window.fetch = fetch;
+      return new Response(JSON.stringify(list), { status: 200 });
+    };
+  }, tasks);
+  await page.click("#key-panel summary");
+  await page.press("#api-key", "Enter");
+  await page.waitForFunction(() => !document.getElementById("key-panel").open);
+  await frame(page);
+  const shown = await page.$$eval("input[name=mode]", (radios) =>
+    radios.filter((radio) => !radio.parentElement.hidden).map((radio) => radio.value),
+  );
+  return { shown, runs: await page.isEnabled("#run"), alert: await page.textContent("#alert") };
+}
+
 /** Fills the form by keys alone, beginning in the prompt. */
 async function typeRequest(page, { prompt, labels, maxTokens }) {
   await page.focus("#prompt");
@@ -77,6 +100,8 @@ const DECISION = {
     { type: "score", name: "much", instructions: "How much?", levels: [{ label: "no" }, { label: "a bit" }] },
   ],
 };
+
+const RANKING = { query: "Where is <b>it</b>?", documents: ["the stop", "<i>on</i> the roof \u{1f600}", "no"] };
 
 // Answers are replaced by replacing fetch(): after page.route(), the next request of an open page may still pass.
 
@@ -138,6 +163,40 @@ const scenarios = {
     await page.fill("#system", "Be brief.");
     await submit(page);
     return { bars: await visibleBars(page) };
+  },
+
+  async rerank(page) {
+    await page.check("input[name=mode][value=rerank]", { force: true });
+    const sample = (await page.inputValue("#documents")).split("\n").length;
+    await page.fill("#prompt", RANKING.query);
+    await page.fill("#documents", `${RANKING.documents.join("\n")}\n\n`);
+    await submit(page);
+    await page.waitForTimeout(300); // bars glide
+    const rows = await page.$$eval("#ranking tbody tr", (nodes) =>
+      nodes.map((row) => {
+        const meter = row.querySelector("[role=meter]");
+        return {
+          text: row.querySelector("th").textContent,
+          elements: row.querySelector("th").childElementCount,
+          value: Number(meter.getAttribute("aria-valuenow")),
+          drawn: meter.firstElementChild.getBoundingClientRect().width / meter.getBoundingClientRect().width,
+          cells: [...row.querySelectorAll("td.num")].map((cell) => cell.innerText),
+        };
+      }),
+    );
+    const hidden = [];
+    for (const id of ["labels-card", "text-card", "answers-card", "sampling"]) hidden.push(await page.isHidden(`#${id}`));
+    const code = {};
+    for (const language of ["curl", "python"]) {
+      await page.check(`input[name=language][value=${language}]`, { force: true });
+      code[language] = await page.textContent("#code");
+    }
+    const usage = await page.textContent("#ranking-usage");
+    const modes = {};
+    for (const tasks of [["embed", "score", "pool"], ["token_classify", "pool"]]) {
+      modes[tasks[0]] = await offered(page, tasks);
+    }
+    return { sample, rows, hidden, code, usage, modes };
   },
 
   async decision(page) {
@@ -339,6 +398,9 @@ const scenarios = {
     await page.check("input[name=mode][value=decision]", { force: true });
     await page.fill("#questions", JSON.stringify([{ ...DECISION.questions[1], choices: [{ value: "one" }] }]));
     seen.questions = await failure("questions");
+    await page.check("input[name=mode][value=rerank]", { force: true });
+    await page.fill("#documents", "\n");
+    seen.documents = await failure("documents");
     return seen;
   },
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from prometheus_client import generate_latest
+from pydantic import Field
 from starlette.responses import Response
 
 from vllm.entrypoints.openai.errors import json_response
@@ -29,6 +30,9 @@ class ModelCard(ResponseModel):
     root: str
     parent: None = None
     max_model_len: int
+    tasks: list[str] = Field(
+        description='"generate", or a pooling model\'s ("embed", "classify" ...) and "pool"; "score" is of pairs'
+    )
 
 
 class ModelList(ResponseModel):
@@ -112,4 +116,5 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
         "root": name,
         "parent": None,
         "max_model_len": state.engine.model_config.max_model_len,
+        "tasks": state.tasks,
     }

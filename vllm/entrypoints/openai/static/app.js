@@ -10,6 +10,7 @@ import { count, plural, seconds, visible } from "./format.js";
 import { IdsPanel } from "./ids.js";
 import { LabelEditor } from "./labels.js";
 import { Numbers } from "./numbers.js";
+import { Documents, Ranking } from "./rerank.js";
 import { curlOf, pythonOf, requestOf, streamed } from "./request.js";
 import { Timeline } from "./timeline.js";
 import { TokenList } from "./tokens.js";
@@ -27,6 +28,11 @@ const tokens = new TokenList(select);
 const ids = new IdsPanel();
 const questions = new Questions();
 const answers = new Answers();
+const documents = new Documents();
+const ranking = new Ranking();
+
+// What a model must be able to do for a mode, as /v1/models says it.
+const TASKS = { completion: "generate", chat: "generate", decision: "generate", rerank: "score" };
 
 const chosen = (name) => document.querySelector(`input[name=${name}]:checked`).value;
 
@@ -36,6 +42,7 @@ function currentRequest() {
   return requestOf({
     mode,
     questions: mode === "decision" ? questions.value : null,
+    documents: documents.value,
     model: byId("model").value,
     system: byId("system").value,
     prompt: byId("prompt").value,
@@ -57,19 +64,22 @@ async function run() {
   usage = "";
   tokens.clear();
   answers.clear();
+  ranking.clear();
   draw();
   byId("stop").disabled = false;
   say("Running …");
-  const isDecision = chosen("mode") === "decision";
+  const mode = chosen("mode");
+  const isWhole = mode === "decision" || mode === "rerank";
   try {
     const { path, body } = currentRequest();
-    if (isDecision) answers.draw(body.questions, await postJson(path, body, own.signal));
+    if (mode === "decision") answers.draw(body.questions, await postJson(path, body, own.signal));
+    else if (mode === "rerank") ranking.draw(body.documents, await postJson(path, body, own.signal));
     else await stream(path, body, own.signal);
     say("Done");
   } catch (error) {
     if (running !== own) return; // another run has begun
     if (error.name === "AbortError") {
-      say(isDecision ? "Stopped" : `Stopped after ${plural(answer.tokens.length, "token")}`);
+      say(isWhole ? "Stopped" : `Stopped after ${plural(answer.tokens.length, "token")}`);
     } else {
       say("Failed");
       complain(error);
@@ -126,6 +136,7 @@ const draw = perFrame(() => {
   showEmpty("text-empty", answer.tokens.length, "Every token appears here as it comes, with its rank and logprob.");
   showEmpty("labels-empty", answer.readings.length, "The labels' probabilities appear here, position by position.");
   showEmpty("answers-empty", byId("answers").children.length, "Each question's options appear here.");
+  showEmpty("ranking-empty", byId("ranking").children.length, "The documents appear here, the best first.");
   byId("labels-body").hidden = answer.readings.length === 0;
   if (answer.readings.length) drawReadings();
 });
@@ -154,7 +165,7 @@ function positionText() {
 
 function drawCode() {
   const write = chosen("language") === "curl" ? curlOf : pythonOf;
-  const isStream = byId("code-stream").checked && chosen("mode") !== "decision";
+  const isStream = byId("code-stream").checked && !["decision", "rerank"].includes(chosen("mode"));
   let request;
   try {
     request = currentRequest();
@@ -166,16 +177,28 @@ function drawCode() {
 
 function drawMode() {
   const mode = chosen("mode");
-  const isDecision = mode === "decision";
   byId("system-field").hidden = mode !== "chat";
-  byId("prompt-label").textContent = { completion: "Prompt", chat: "User message", decision: "Input" }[mode];
+  const names = { completion: "Prompt", chat: "User message", decision: "Input", rerank: "Query" };
+  byId("prompt-label").textContent = names[mode];
   for (const id of ["labels-field", "sampling", "labels-card", "text-card", "code-stream-field"]) {
-    byId(id).hidden = isDecision;
+    byId(id).hidden = mode === "decision" || mode === "rerank";
   }
-  for (const id of ["questions-field", "answers-card"]) byId(id).hidden = !isDecision;
+  for (const id of ["questions-field", "answers-card"]) byId(id).hidden = mode !== "decision";
+  for (const id of ["documents-field", "ranking-card"]) byId(id).hidden = mode !== "rerank";
 }
 
 // ---- The server
+
+/** Leaves out the modes that the model cannot do. */
+function offer(tasks) {
+  const radios = [...document.getElementsByName("mode")];
+  for (const radio of radios) radio.parentElement.hidden = !tasks.includes(TASKS[radio.value]);
+  const possible = radios.filter((radio) => !radio.parentElement.hidden);
+  byId("run").disabled = possible.length === 0;
+  if (!possible.length) complain(new Error("This page has no view of what the model does; see docs."));
+  else if (!possible.some((radio) => radio.checked)) possible[0].checked = true;
+  drawMode();
+}
 
 async function meetServer() {
   const state = byId("server-state");
@@ -186,6 +209,7 @@ async function meetServer() {
     state.textContent = `${data[0].id} · ${count(data[0].max_model_len)} tokens of context`;
     byId("key-panel").open = false;
     clearComplaints();
+    offer(data[0].tasks);
     drawCode();
     labels.resolve();
     const { version } = await getJson("version");

@@ -12,6 +12,8 @@ const CONTROLS = {
   temperature: "temperature",
   input: "prompt",
   questions: "questions",
+  query: "prompt",
+  documents: "documents",
 };
 
 const noteOf = (control) => byId(`${control}-error`);

@@ -3,12 +3,17 @@
 import { TOP } from "./answer.js";
 
 /** A route and the body for it, from {mode, model, system, prompt, labels, maxTokens, temperature}, of a decision
- *  {mode, model, prompt, questions}; numbers that are NaN are left out, so that the server's defaults hold. */
+ *  {mode, model, prompt, questions}, of a ranking {mode, model, prompt, documents}; numbers that are NaN are left out,
+ *  so that the server's defaults hold. */
 export function requestOf(form) {
   const body = { model: form.model };
   if (form.mode === "decision") {
     Object.assign(body, { input: form.prompt, questions: form.questions, diagnostics: true });
     return { path: "v1/decisions", body };
+  }
+  if (form.mode === "rerank") {
+    Object.assign(body, { query: form.prompt, documents: form.documents });
+    return { path: "v1/rerank", body };
   }
   const chat = form.mode === "chat";
   if (chat) {
@@ -42,8 +47,13 @@ export function curlOf({ path, body }, base, { stream, needsKey }) {
 /** A program for OpenAI's SDK. */
 export function pythonOf({ path, body }, base, { stream, needsKey }) {
   const { labels, diagnostics, ...own } = stream ? streamed(body) : body;
-  const call = path.split("/").slice(1).join(".");
-  const fields = Object.entries(own).map(([name, value]) => `    ${name}=${python(value, 1)},`);
+  const [, ...names] = path.split("/");
+  const isRanking = "documents" in body;
+  // The SDK has no method of its own for rankings.
+  const call = isRanking ? "post" : `${names.join(".")}.create`;
+  const fields = isRanking
+    ? ['    "/rerank",', "    cast_to=object,", `    body=${python(own, 1)},`]
+    : Object.entries(own).map(([name, value]) => `    ${name}=${python(value, 1)},`);
   if (labels) fields.push(`    extra_body={"labels": ${python(labels, 1)}},`);
   if (diagnostics) fields.push('    extra_body={"diagnostics": True},');
   const chat = "messages" in body;
@@ -53,12 +63,18 @@ export function pythonOf({ path, body }, base, { stream, needsKey }) {
     "from openai import OpenAI",
     "",
     `client = OpenAI(base_url=${pythonString(base + "v1")}, api_key=${key})`,
-    `${stream ? "stream" : "answer"} = client.${call}.create(`,
+    `${stream ? "stream" : "answer"} = client.${call}(`,
     ...fields,
     ")",
-    ...(diagnostics ? ["print(answer.to_json())"] : stream ? readStream(chat, labels) : readAnswer(chat, labels)),
+    ...readWhole(body) ?? (stream ? readStream(chat, labels) : readAnswer(chat, labels)),
     "",
   ].join("\n");
+}
+
+/** For answers that are shown as they are; null: for others. */
+function readWhole({ documents, diagnostics }) {
+  if (documents) return ['for result in answer["results"]:', '    print(result["relevance_score"], result["document"]["text"])'];
+  return diagnostics ? ["print(answer.to_json())"] : null;
 }
 
 function readAnswer(chat, labels) {
