@@ -41,18 +41,22 @@ def make_step(swap_out=(), swap_in=(), block_copies=()) -> SchedulerOutput:
     return SchedulerOutput([], CachedRequestData(), {}, 0, [], [], list(swap_out), list(block_copies), list(swap_in))
 
 
-@pytest.mark.parametrize("piece_bytes", [2**30, 3 * 2 * 2 * 24 * 4], ids=["one piece", "pieces"])
+# Of the first layer's heads, and of the second's.
+SIZES = (12, 12, 18, 18)
+
+
+@pytest.mark.parametrize("piece_bytes", [2**30, 3 * 2 * sum(SIZES) * 4], ids=["one piece", "pieces"])
 @pytest.mark.parametrize("staging_bytes", [2**26, 1], ids=["one turn", "turns"])
 def test_copies_against_a_model(monkeypatch, device, piece_bytes, staging_bytes):
     monkeypatch.setattr(kv_swap, "_PIECE_BYTES", piece_bytes)
     monkeypatch.setattr(kv_swap, "STAGING_BYTES", staging_bytes)
     num_blocks, num_host_blocks = 7, 5
     generator = torch.Generator().manual_seed(0)
-    expected = [torch.randn(num_blocks, 2, 12, generator=generator) for _ in range(4)]
+    expected = [torch.randn(num_blocks, 2, size, generator=generator) for size in SIZES]
     # A copy also on the CPU.
     tensors = [own.to(device, copy=True) for own in expected]
     swap = KVSwap([tuple(tensors[:2]), tuple(tensors[2:])], num_host_blocks)
-    host = [torch.zeros(num_host_blocks, 2, 12) for _ in tensors]
+    host = [torch.zeros(num_host_blocks, 2, size) for size in SIZES]
     rng = random.Random(0)
     known: set[int] = set()
     for _ in range(30):
@@ -80,7 +84,7 @@ def test_copies_against_a_model(monkeypatch, device, piece_bytes, staging_bytes)
         # The step's own writes.
         block = rng.randrange(num_blocks)
         for own, tensor in zip(expected, tensors, strict=True):
-            own[block] = torch.randn(2, 12, generator=generator)
+            own[block] = torch.randn(own.shape[1:], generator=generator)
             tensor[block] = own[block].to(device)
 
 

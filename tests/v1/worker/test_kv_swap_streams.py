@@ -53,11 +53,11 @@ class Queued(TorchDispatchMode):
             result = source.new_empty((len(index), *source.shape[1:]))
             self.stream.queue.append(lambda: torch.index_select(*args, out=result))
             return result
-        if func in (aten.stack.out, aten.cat.out, aten.copy_.default, aten.index_copy_.default, aten.fill_.Scalar):
+        if func in (aten.cat.out, aten.copy_.default, aten.index_copy_.default, aten.fill_.Scalar):
             self.stream.queue.append(lambda: func(*args, **kwargs))
             return kwargs.get("out", args[0])
-        views = (aten.slice.Tensor, aten.select.int, aten.view.default, aten.new_empty.default, aten.lift_fresh.default)
-        assert func in views, func
+        views = (aten.slice.Tensor, aten.select.int, aten.view.default, aten.split_with_sizes.default)
+        assert func in (*views, aten.new_empty.default, aten.lift_fresh.default), func
         return func(*args, **kwargs)
 
     @contextlib.contextmanager

@@ -26,35 +26,34 @@ _PIECE_BYTES = 2**30
 
 class KVSwap:
     """This rank's host blocks, the copies to and from them, and those from one block of the device to another. A host
-    block is one piece of memory, [2 * layers, E], where E is the size of a block's keys or values in one layer. On CUDA
-    these are gathered on the device, so that a block is one transfer. Transfers run on a stream of their own: the
+    block is one piece of memory, [E], where E is the size of a block's keys and values in all layers. On CUDA these are
+    gathered on the device, so that a block is one transfer. Transfers run on a stream of their own: the
     step's kernels do not wait for blocks that are swapped out."""
 
     def __init__(self, kv_caches: KVCaches, num_host_blocks: int) -> None:
         """Allocates the host blocks (0: no step may swap), pinned for CUDA. ValueError: there is no such memory."""
-        # 2 * layers of [B, E]; layers that share a cache have it once.
+        # 2 * layers of [B, size of a block's keys or values]; layers that share a cache have it once.
         own = {cache.data_ptr(): cache for pair in kv_caches for cache in pair}
         self._caches = [cache.view(len(cache), -1) for cache in own.values()]
         first = self._caches[0]
         self._device = first.device
         self._stream: torch.cuda.Stream | None = None
-        self._pieces: list[Tensor] = []  # [blocks of the piece, 2 * layers, E]
+        self._pieces: list[Tensor] = []  # [blocks of the piece, E]
+        self._sizes = [cache.shape[1] for cache in self._caches]
         if not num_host_blocks:
             return
-        if any(cache.shape[1] != first.shape[1] for cache in self._caches):
-            raise ValueError("swap_space must be 0 for models whose layers have key/value heads of several sizes")
-        shape = (len(self._caches), first.shape[1])
-        block_bytes = shape[0] * shape[1] * first.element_size()
+        size = sum(self._sizes)
+        block_bytes = size * first.element_size()
         on_cuda = self._device.type == "cuda"
         self._blocks_a_piece = max(_PIECE_BYTES // block_bytes, 1)
         self._blocks_a_turn = min(max(STAGING_BYTES // block_bytes, 1), num_host_blocks)
-        self._staging = torch.empty((self._blocks_a_turn, *shape), dtype=first.dtype, device=self._device)
+        self._staging = torch.empty((self._blocks_a_turn, size), dtype=first.dtype, device=self._device)
         started = time.perf_counter()
         gib = num_host_blocks * block_bytes / 2**30
         try:
             for begin in range(0, num_host_blocks, self._blocks_a_piece):
                 count = min(self._blocks_a_piece, num_host_blocks - begin)
-                self._pieces.append(torch.empty((count, *shape), dtype=first.dtype, pin_memory=on_cuda))
+                self._pieces.append(torch.empty((count, size), dtype=first.dtype, pin_memory=on_cuda))
         except RuntimeError as error:
             raise ValueError(f"swap_space: the host does not give {gib:.2f} GiB, lower it: {error}") from error
         if on_cuda:
@@ -83,7 +82,7 @@ class KVSwap:
             device_blocks = self._ids([device_block for device_block, _ in turn])
             staged = self._staging[: len(turn)]
             self._await_copies()
-            torch.stack([cache.index_select(0, device_blocks) for cache in self._caches], dim=1, out=staged)
+            torch.cat([cache.index_select(0, device_blocks) for cache in self._caches], dim=1, out=staged)
             with self._copying():
                 for row, (_, host_block) in enumerate(turn):
                     self._host_block(host_block).copy_(staged[row], non_blocking=True)
@@ -96,8 +95,8 @@ class KVSwap:
                 for row, (host_block, _) in enumerate(turn):
                     staged[row].copy_(self._host_block(host_block), non_blocking=True)
             self._await_copies()
-            for index, cache in enumerate(self._caches):
-                cache.index_copy_(0, device_blocks, staged[:, index])
+            for cache, values in zip(self._caches, staged.split(self._sizes, dim=1), strict=True):
+                cache.index_copy_(0, device_blocks, values)
 
     def _turns(self, pairs: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
         for begin in range(0, len(pairs), self._blocks_a_turn):
