@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from thread_ranks import ThreadRanks
 
+from vllm.distributed import one_shot
 from vllm.distributed.communicator import Communicator, PeerLostError, split_vocab
+from vllm.distributed.process_group import DeviceCommunicator
 from vllm.distributed.shared_memory import SharedMemoryCommunicator, make_links
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8)
@@ -156,3 +160,69 @@ def test_on_a_device_collectives_run_on_the_current_stream() -> None:
         call(torch.zeros(3))
     assert sorted(nccl.options) == ["_allgather_base", "allreduce", "broadcast", "gather"]
     assert not any(options.asyncOp for options in nccl.options.values())
+
+
+class SharedMemory:
+    """Stands for Torch's symmetric memory, of ranks that are threads: what one_shot.py uses of it."""
+
+    def __init__(self, world_size: int, broken_rank: int | None = None) -> None:
+        self._buffers: dict[int, torch.Tensor] = {}
+        self._barrier = threading.Barrier(world_size, timeout=60)
+        self._broken_rank = broken_rank
+        self._rank = threading.local()
+
+    def set_group_info(self, name: str, rank: int, world_size: int, store: Any) -> None:
+        self._rank.value = rank
+
+    def empty_strided_p2p(self, size: Any, stride: Any, dtype: Any, device: Any, name: str) -> torch.Tensor:
+        if self._rank.value == self._broken_rank:
+            raise RuntimeError("no peer access")
+        return torch.empty_strided(size, stride, dtype=dtype)
+
+    def rendezvous(self, buffer: torch.Tensor, name: str) -> None:
+        self._buffers[self._rank.value] = buffer
+
+    def one_shot_all_reduce_out(self, own: torch.Tensor, op: str, name: str, out: torch.Tensor) -> torch.Tensor:
+        self._barrier.wait()
+        parts = [buffer[: own.nbytes].view(own.dtype) for _, buffer in sorted(self._buffers.items())]
+        out.copy_(torch.stack(parts).sum(0))
+        self._barrier.wait()
+        return out
+
+
+@pytest.mark.parametrize("broken_rank", [None, 1])
+def test_small_sums_of_devices_take_one_kernel(monkeypatch: pytest.MonkeyPatch, broken_rank: int | None) -> None:
+    memory, store = SharedMemory(2, broken_rank), dist.HashStore()
+    monkeypatch.setattr(one_shot, "_symmetric_memory", lambda: memory)
+    monkeypatch.setattr(torch.ops, "symm_mem", memory)
+    ranks = ThreadRanks(2)
+
+    def make(rank: int) -> one_shot.OneShotAllReduce | None:
+        return one_shot.make_one_shot(store, rank, 2, torch.device("cpu"), ranks.groups[rank].all_gather)
+
+    made = ranks.run(make)
+    if broken_rank is not None:
+        assert made == [None, None], "all ranks or none"
+        ranks.close()
+        return
+    for dtype in (torch.float32, torch.bfloat16):
+        tensors = [values(rank, 4096, dtype).view(64, 64) for rank in range(2)]
+        whole = torch.stack(tensors).sum(0)
+        ranks.run(lambda rank, tensors=tensors: made[rank](tensors[rank]))
+        assert all(torch.equal(tensor, whole) for tensor in tensors)
+    takes = made[0].takes
+    assert takes(torch.zeros(131072)) and takes(torch.zeros(8, dtype=torch.bfloat16))
+    too_large, odd, integers = torch.zeros(131076), torch.zeros(3), torch.zeros(8, dtype=torch.int32)
+    assert not any(map(takes, (too_large, odd, integers, torch.zeros(0))))
+    ranks.close()
+
+
+def test_what_small_sums_do_not_take_goes_to_nccl() -> None:
+    nccl, summed = Nccl(), []
+    group = DeviceCommunicator(nccl)
+    kernel = {"takes": lambda _, tensor: len(tensor) < 9, "__call__": lambda _, tensor: summed.append(tensor)}
+    group.one_shot = type("OneShot", (), kernel)()
+    group.all_reduce(torch.zeros(8))
+    assert len(summed) == 1 and not nccl.options
+    group.all_reduce(torch.zeros(9))
+    assert len(summed) == 1 and list(nccl.options) == ["allreduce"]

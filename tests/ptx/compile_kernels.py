@@ -56,9 +56,11 @@ def _calls(capability: int) -> Iterator[Callable[[], Any]]:
         x, weight = torch.empty(8, 4096, dtype=dtype), torch.empty(4096, dtype=dtype)
         yield lambda x=x, weight=weight: fused_add_rms_norm_(x, x.clone(), weight, 1e-5)
     # These are left to PyTorch on Turing.
-    hidden, head = torch.empty(300, 1024, dtype=half), torch.empty(49152, 1024, dtype=half)
     if capability >= 80:
-        yield lambda: linear_readings(hidden, head, _int32(300, 5))
+        # A small and a large hidden size.
+        for size in (1024, 4096) if capability == 90 else (1024,):
+            hidden, head = torch.empty(300, size, dtype=half), torch.empty(49152, size, dtype=half)
+            yield lambda hidden=hidden, head=head: linear_readings(hidden, head, _int32(300, 5))
         yield from _quantized_calls(half)
     # An odd vocabulary: rows that are not aligned.
     logits = torch.empty(4, 50257, dtype=half)

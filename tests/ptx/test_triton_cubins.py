@@ -65,6 +65,20 @@ def test_shared_memory_is_within_limits(reports: list[dict[str, int | str]]) -> 
     assert [each for each in reports if int(each["shared_bytes"]) > MAX_SHARED_BYTES[int(each["capability"])]] == []
 
 
+def programs_of_a_processor(report: dict[str, int | str]) -> int:
+    """By its 64 Ki registers, of which a warp takes multiples of 256, and its shared memory, 1 KiB of each program being
+    the system's."""
+    registers = -(-int(report["registers"]) * 32 // 256) * 256 * int(report["num_warps"])
+    return min(65536 // registers, 228 * 1024 // (int(report["shared_bytes"]) + 1024))
+
+
+def test_products_share_a_processor_where_their_tiles_are_soon_done(reports: list[dict[str, int | str]]) -> None:
+    """On Hopper: of small hidden sizes two programs, so that one's reduction and the other's product overlap; of large
+    ones one with twice the columns."""
+    hopper = [each for each in reports if (each["kernel"], each["capability"]) == ("_linear_readings_kernel", 90)]
+    assert sorted((each["num_warps"], programs_of_a_processor(each)) for each in hopper) == [(4, 2), (8, 1)]
+
+
 @pytest.mark.parametrize("capability", [75, 80, 90, 100])
 def test_every_kernel_is_compiled(reports: list[dict[str, int | str]], capability: int) -> None:
     here = Counter(report["kernel"] for report in reports if report["capability"] == capability)

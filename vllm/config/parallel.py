@@ -23,7 +23,7 @@ class ParallelConfig:
         distributed_executor_backend: "uni": a worker in the engine's process; "mp": a process for each further rank;
             "ray": a Ray actor for each, on any machine of a cluster; "external_launcher": torchrun started a process
             for each, and each of them makes an engine; None: "uni" or "mp", whichever fits.
-        disable_custom_all_reduce: ranks of one machine's CPU are connected by gloo, not by shared memory.
+        disable_custom_all_reduce: ranks of one machine are connected by gloo (CPU) or NCCL alone, not by shared memory.
         data_parallel_size: replicas behind one server, each an engine core with a KV cache of its own.
         data_parallel_rank: which of them this configuration is for, in [0, data_parallel_size).
         worker_extension_cls: a class, or its path, whose methods workers get.

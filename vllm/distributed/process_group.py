@@ -7,9 +7,11 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from vllm import envs
 from vllm.distributed.communicator import Communicator
+from vllm.distributed.one_shot import OneShotAllReduce, make_one_shot
 
 JOIN_TIMEOUT = timedelta(minutes=5)
 # A rank may wait for as long as another one computes; the executor's watchdog decides whether one hangs.
@@ -28,15 +30,40 @@ def connect_store(host: str, port: int, world_size: int) -> dist.TCPStore:
     return dist.TCPStore(host, port, world_size, is_master=False, wait_for_workers=False, timeout=JOIN_TIMEOUT)
 
 
-def join_group(store: dist.Store, rank: int, world_size: int, device: torch.device, address: str) -> Communicator:
+class DeviceCommunicator(Communicator):
+    """Over NCCL; small sums of devices that share memory take one kernel."""
+
+    def __init__(self, group: dist.ProcessGroupNCCL) -> None:
+        super().__init__(group)
+        self.one_shot: OneShotAllReduce | None = None
+
+    def _all_reduce(self, tensor: Tensor) -> None:
+        if self.one_shot is not None and self.one_shot.takes(tensor):
+            self.one_shot(tensor)
+        else:
+            super()._all_reduce(tensor)
+
+
+def join_group(
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    address: str,
+    has_custom_all_reduce: bool = True,
+) -> Communicator:
     """Join the other ranks; returns when all of them have joined. RuntimeError if a rank did not join in time. `store`
     is shared by all ranks and used for nothing else; `device` is that of the rank's tensors: gloo connects CPUs, NCCL
-    CUDA devices; `address` is this machine's, where gloo listens."""
+    CUDA devices, which, with `has_custom_all_reduce`, add small tensors up through shared memory; `address` is this
+    machine's, where gloo listens."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=envs.worker_timeout_seconds() + _NCCL_GRACE_SECONDS)
-        return Communicator(dist.ProcessGroupNCCL(store, rank, world_size, options))
+        devices = DeviceCommunicator(dist.ProcessGroupNCCL(store, rank, world_size, options))
+        if has_custom_all_reduce:
+            devices.one_shot = make_one_shot(store, rank, world_size, device, devices.all_gather)
+        return devices
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = JOIN_TIMEOUT

@@ -139,7 +139,7 @@ class EngineArgs(UpstreamArgs):
     max_seq_len_to_capture: int | None = _arg(
         None, "on cuda: decode steps with longer contexts are not replayed from CUDA graphs; when left out, all are"
     )
-    disable_custom_all_reduce: bool = _arg(False, "on CPU: ranks add up by gloo, not through shared memory")
+    disable_custom_all_reduce: bool = _arg(False, "ranks add up by gloo (CPU) or NCCL, not through shared memory")
     max_model_len: int | None = _arg(
         None, "longest prompt plus output, in tokens; the model's own when left out or -1 (auto)"
     )

@@ -18,8 +18,9 @@ from torch import Tensor
 
 _ROWS = 128
 _DEPTH = 64
-_NUM_WARPS = 8
 _NUM_STAGES = 3
+# Up to this size a Hopper's processor has two programs, of which one multiplies while the other reduces its tile.
+_SMALL_HIDDEN_SIZE = 2048
 # Hidden states that the L2 cache holds; with more, the partial results would also be large.
 _MAX_ROWS = 8192
 
@@ -42,19 +43,22 @@ def linear_readings(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token
     return chosen, ranks, lse, argmax, highest
 
 
-def _tile_columns(is_even: bool) -> int:
-    """256 keep a Hopper's matrix units busy; other GPUs lack the registers, as Hopper does for the masks of a hidden
-    size that is no multiple of the loop's step."""
-    if triton.knobs.runtime.interpret or not is_even:
-        return 128
-    return 256 if triton.runtime.driver.active.get_current_target().arch // 10 == 9 else 128
+def _tile(hidden_size: int) -> tuple[int, int]:
+    """Columns of a tile, and warps of a program. 256 columns keep a Hopper's matrix units busy, and take all registers
+    of a processor; 128 with 4 warps take half of them. Other GPUs lack the registers for 256, as Hopper does for the
+    masks of a hidden size that is no multiple of the loop's step."""
+    if triton.knobs.runtime.interpret or hidden_size % _DEPTH:
+        return 128, 8
+    if triton.runtime.driver.active.get_current_target().arch // 10 != 9:
+        return 128, 8
+    return (128, 4) if hidden_size <= _SMALL_HIDDEN_SIZE else (256, 8)
 
 
 def _read_rows(hidden: Tensor, weight: Tensor, token_ids: Tensor) -> Result:
     num_rows, hidden_size = hidden.shape
     vocab_size, num_columns = len(weight), token_ids.shape[1]
     is_even = hidden_size % _DEPTH == 0
-    tile_columns = _tile_columns(is_even)
+    tile_columns, num_warps = _tile(hidden_size)
     num_tiles = triton.cdiv(vocab_size, tile_columns)
     num_row_tiles = triton.cdiv(num_rows, _ROWS)
     device = hidden.device
@@ -68,7 +72,7 @@ def _read_rows(hidden: Tensor, weight: Tensor, token_ids: Tensor) -> Result:
     # The interpreter computes with NumPy, which has no bfloat16.
     widen = triton.knobs.runtime.interpret and hidden.dtype == torch.bfloat16
     tile = dict(ROWS=_ROWS, COLUMNS=tile_columns, DEPTH=_DEPTH, IS_EVEN=is_even, WIDEN=widen)
-    constants = dict(**tile, num_warps=_NUM_WARPS, num_stages=_NUM_STAGES)
+    constants = dict(**tile, num_warps=num_warps, num_stages=_NUM_STAGES)
     product = (hidden, hidden.stride(0), num_rows, weight, weight.stride(0), vocab_size, hidden_size)
     if chosen.numel():
         grid = (num_row_tiles, triton.cdiv(num_columns, tile_columns // _ROWS))

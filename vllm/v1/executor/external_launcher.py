@@ -47,7 +47,8 @@ def _join(config: VllmConfig) -> Communicator:
         raise ValueError(f"tensor_parallel_size={size} must divide the number of processes, WORLD_SIZE={world_size}")
     own = rank % size
     store = dist.PrefixStore(f"vllm/{number}/{rank // size}", _store(rank, world_size))
-    return join_group(store, own, size, worker_device(config, own), os.environ["MASTER_ADDR"])
+    custom = not config.parallel_config.disable_custom_all_reduce
+    return join_group(store, own, size, worker_device(config, own), os.environ["MASTER_ADDR"], custom)
 
 
 def _store(rank: int, world_size: int) -> dist.Store:

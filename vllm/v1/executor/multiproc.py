@@ -99,7 +99,8 @@ class MultiprocExecutor:
                 self.group = SharedMemoryCommunicator(self._links)
             else:
                 self._monitor.replies()  # their HELLO
-                self.group = join_group(store, 0, world_size, worker_device(config, 0), self.host)
+                custom = not config.parallel_config.disable_custom_all_reduce
+                self.group = join_group(store, 0, world_size, worker_device(config, 0), self.host, custom)
             self._monitor.group = self.group
             self.worker = make_worker(config, self.group)
             self.collective_rpc("load_model", (use_tqdm,))

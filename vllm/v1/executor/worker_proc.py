@@ -103,7 +103,8 @@ class WorkerProcess:
             self._send(HELLO)
             device = worker_device(start.config, start.rank)
             store = connect_store(*start.store, start.world_size)
-            self._group = join_group(store, start.rank, start.world_size, device, start.address)
+            custom = not start.config.parallel_config.disable_custom_all_reduce
+            self._group = join_group(store, start.rank, start.world_size, device, start.address, custom)
         return make_worker(start.config, self._group)
 
     def _obey(self, worker: Worker, message: bytes) -> None:
