@@ -66,8 +66,8 @@ def test_shared_memory_is_within_limits(reports: list[dict[str, int | str]]) -> 
 
 
 def programs_of_a_processor(report: dict[str, int | str]) -> int:
-    """By its 64 Ki registers, of which a warp takes multiples of 256, and its shared memory, 1 KiB of each program being
-    the system's."""
+    """By its 64 Ki registers, of which a warp takes multiples of 256, and its 228 KiB of shared memory, of which the
+    system takes 1 KiB a program."""
     registers = -(-int(report["registers"]) * 32 // 256) * 256 * int(report["num_warps"])
     return min(65536 // registers, 228 * 1024 // (int(report["shared_bytes"]) + 1024))
 

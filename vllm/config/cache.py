@@ -17,6 +17,7 @@ class CacheConfig:
         block_size: tokens a block.
         enable_prefix_caching: keep full blocks of finished requests and share them by content.
         num_blocks: blocks in the pool; None = sized from memory when the engine starts.
+        caches_hidden_states: whether blocks of prompts that are read keep their tokens' final hidden states, too.
         shares_parts_of_blocks: whether a cached prefix may end inside a block, of which its new owner gets a copy.
         max_idle_tokens: tokens whose keys and values are kept for requests to come before memory that was not used yet
             is; None = as many as the pool holds. It is the memory in use that this bounds, not the pool.
@@ -31,6 +32,7 @@ class CacheConfig:
     block_size: int = 16
     enable_prefix_caching: bool = True
     num_blocks: int | None = None
+    caches_hidden_states: bool = True
     shares_parts_of_blocks: bool = True
     max_idle_tokens: int | None = None
     gpu_memory_utilization: float = 0.9

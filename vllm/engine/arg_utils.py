@@ -168,6 +168,11 @@ class EngineArgs(UpstreamArgs):
     block_size: int | None = _arg(16, "tokens a KV block")
     num_gpu_blocks_override: int | None = _arg(None, "KV blocks in the pool, instead of sizing it from memory")
     enable_prefix_caching: bool | None = _arg(True, "share KV blocks between prompts that begin alike")
+    cache_hidden_states: bool | None = _arg(
+        None,
+        "keep the final hidden states of prompts that are read beside their KV blocks, so that what begins alike is read "
+        "without being computed again, for 3 to 6 percent of the KV cache; by default on the CPU",
+    )
     distributed_executor_backend: Literal["uni", "mp", "ray", "external_launcher"] | None = _arg(
         None,
         "uni: one device, in the engine's process; mp: a process for each further one; ray: an actor for each, on any "
@@ -269,6 +274,7 @@ class EngineArgs(UpstreamArgs):
             block_size=self.block_size,  # type: ignore[arg-type]  # None is the default here
             enable_prefix_caching=self.enable_prefix_caching,  # type: ignore[arg-type]
             num_blocks=self.num_gpu_blocks_override,
+            caches_hidden_states=device == "cpu" if self.cache_hidden_states is None else self.cache_hidden_states,
             # A GPU computes the tokens that this saves in less time than the launches of the copies take.
             shares_parts_of_blocks=device == "cpu",
             max_idle_tokens=self._max_idle_tokens(device, scheduler_config, max_model_len),

@@ -33,7 +33,7 @@ def tiny(folder):
 
 @pytest.fixture(scope="module")
 def tiny_on_device(folder, device):
-    return make_tiny_llm(folder, device=device)
+    return make_tiny_llm(folder, device=device, cache_hidden_states=True)
 
 
 def generate(llm, prompts, params):
@@ -178,6 +178,20 @@ def test_without_a_prefix_cache(folder, tiny_on_device, device):
     for output, other in zip(generate(llm, prompts, params), generate(tiny_on_device, prompts, params), strict=True):
         assert_same_prompts(output.prompt_logprobs, other.prompt_logprobs, device)
         assert output.num_cached_tokens == 0
+
+
+def test_without_hidden_states_beside_the_cache(folder, tiny_on_device, device):
+    """Positions that are read are computed each time, what is before them is not."""
+    llm = make_tiny_llm(folder, device=device, cache_hidden_states=False)
+    tiny_on_device.reset_prefix_cache()
+    (prompt,) = random_prompts(VOCAB_SIZE, (70,), seed=2)
+    for start, num_cached in ((0, 0), (0, 0), (50, 50 if device == "cpu" else 48)):
+        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1, prompt_logprob_start=start)
+        (output,), (other,) = (generate(each, [prompt], params) for each in (llm, tiny_on_device))
+        assert output.num_cached_tokens == num_cached
+        assert_same_prompts(output.prompt_logprobs[start + 1 :], other.prompt_logprobs[start + 1 :], device)
+    own = llm.llm_engine.engine_core.executor.worker
+    assert own.model_runner._hidden_cache is None and worker.memory.hidden_block_bytes(own.config) == 0
 
 
 class TestMemory:

@@ -134,7 +134,7 @@ class GroupedKVCacheManager(KVCacheManager):
         groups = [[NO_BLOCK] * (count - len(row)) + blocks for row, blocks in zip(keys, groups, strict=True)]
         self._blocks[request.request_id], *self._others[request.request_id] = groups
         self._num_released[request.request_id] = [count - len(row) for row in keys]
-        request.hidden_from = request.next_prompt_row
+        request.hidden_from = request.next_prompt_row if self._caches_hidden else None
         self._num_registered[request.request_id] = count
         if self.enable_caching and request.num_preemptions == 0:
             self.stats.num_prefix_queried_tokens += request.num_tokens

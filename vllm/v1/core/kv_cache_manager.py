@@ -49,6 +49,7 @@ class KVCacheManager:
             raise ValueError("num_blocks must be set before the scheduler is built")
         self.block_size = config.block_size
         self.enable_caching = config.enable_prefix_caching
+        self._caches_hidden = config.caches_hidden_states
         self.host = OffloadPool(config.num_host_blocks) if self.enable_caching and config.num_host_blocks else None
         max_evictable = None
         if config.max_idle_tokens is not None:
@@ -153,7 +154,7 @@ class KVCacheManager:
             start = num_cached * self.block_size
             shared = SharedTokens(prefix.shared_with, request.request_id, start, prefix.num_tokens - start)
             self._step.shared_tokens.append(shared)
-        request.hidden_from = request.next_prompt_row
+        request.hidden_from = request.next_prompt_row if self._caches_hidden else None
         self._num_registered[request.request_id] = num_cached
         # After a preemption the prefix is the request's own work, not a cache hit.
         if self.enable_caching and request.num_preemptions == 0:

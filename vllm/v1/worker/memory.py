@@ -129,7 +129,8 @@ def kv_block_bytes(config: VllmConfig, caches: list[KVCacheSpec]) -> int:
 
 def hidden_block_bytes(config: VllmConfig) -> int:
     """Bytes of a block's final hidden states, kept beside keys and values for prompt readings."""
-    if not config.cache_config.enable_prefix_caching:
+    cache = config.cache_config
+    if not (cache.enable_prefix_caching and cache.caches_hidden_states):
         return 0
     width = config.model_config.hf_config.hidden_size
     return width * config.cache_config.block_size * getattr(torch, config.model_config.dtype).itemsize

@@ -152,7 +152,8 @@ class GPUModelRunner:
         self.kv_swap: KVSwap | None = None
         # [blocks * block size, H], final hidden states of cached prompts; allocated at the first prompt readings.
         self._hidden_cache: Tensor | None = None
-        self._keeps_hidden = config.cache_config.enable_prefix_caching
+        cache = config.cache_config
+        self._keeps_hidden = cache.enable_prefix_caching and cache.caches_hidden_states
 
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocate the paged KV cache of every layer and the host blocks, untouched unless pinned. On CUDA, capture
