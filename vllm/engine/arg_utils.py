@@ -170,8 +170,8 @@ class EngineArgs(UpstreamArgs):
     enable_prefix_caching: bool | None = _arg(True, "share KV blocks between prompts that begin alike")
     cache_hidden_states: bool | None = _arg(
         None,
-        "keep the final hidden states of prompts that are read beside their KV blocks, so that what begins alike is read "
-        "without being computed again, for 3 to 6 percent of the KV cache; by default on the CPU",
+        "keep the final hidden states of prompts that are read beside their KV blocks, so that what begins alike "
+        "is read without being computed again, for 3 to 6 percent of the KV cache; by default on the CPU",
     )
     distributed_executor_backend: Literal["uni", "mp", "ray", "external_launcher"] | None = _arg(
         None,
