@@ -169,9 +169,7 @@ class EngineArgs(UpstreamArgs):
     num_gpu_blocks_override: int | None = _arg(None, "KV blocks in the pool, instead of sizing it from memory")
     enable_prefix_caching: bool | None = _arg(True, "share KV blocks between prompts that begin alike")
     cache_hidden_states: bool | None = _arg(
-        None,
-        "keep the final hidden states of prompts that are read beside their KV blocks, so that what begins alike "
-        "is read without being computed again, for 3 to 6 percent of the KV cache; by default on the CPU",
+        None, "read prompts that begin alike without computing them again, for 3 to 6 percent of the KV cache (CPU: on)"
     )
     distributed_executor_backend: Literal["uni", "mp", "ray", "external_launcher"] | None = _arg(
         None,
@@ -367,7 +365,7 @@ class EngineArgs(UpstreamArgs):
             max_num_batched_tokens=budget,
             enable_chunked_prefill=self.enable_chunked_prefill,  # type: ignore[arg-type]
             policy=self.scheduling_policy,
-            async_scheduling=self._resolve_async_scheduling(device),
+            async_scheduling=device == "cuda" if self.async_scheduling is None else self.async_scheduling,
         )
 
     def _max_seq_len_to_capture(self) -> int | None:
@@ -377,11 +375,6 @@ class EngineArgs(UpstreamArgs):
                 f"max_context_len_to_capture={older} and max_seq_len_to_capture={newer} are one setting: give one"
             )
         return older if newer is None else newer
-
-    def _resolve_async_scheduling(self, device: str) -> bool:
-        if self.async_scheduling is not None:
-            return self.async_scheduling
-        return device == "cuda"
 
     def _check_supported(self) -> None:
         self._check_quantization()
