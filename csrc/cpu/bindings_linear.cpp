@@ -250,7 +250,7 @@ Tensor linear_int8(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t 
   return multiply(VLLM_KERNEL(linear_int8), args, x, weight, std::nullopt, bias, {residual, norm_weight, eps});
 }
 
-// See kernels/linear_quantized.cpp. With `out` [rows, all columns] the product's columns are written into it from column
+// See kernels/linear_quantized.cpp; with `half`, bfloat16 takes float16 sums where the level has them. With `out` [rows, all columns] the product's columns are written into it from column
 // `first` on, and it is returned.
 Tensor linear_quantized(Tensor x, Tensor panels, Tensor description, std::optional<Tensor> table,
                         std::optional<Tensor> order, std::optional<Tensor> sparse_starts,
@@ -258,7 +258,7 @@ Tensor linear_quantized(Tensor x, Tensor panels, Tensor description, std::option
                         std::optional<Tensor> sparse_values, std::optional<Tensor> bias, int64_t columns,
                         bool float_out, bool gated, std::optional<Tensor> residual,
                         std::optional<Tensor> norm_weight, double eps, std::optional<Tensor> out, int64_t first,
-                        bool int8) {
+                        bool int8, bool half) {
   check_shape(x, "x", {-1, -1});
   check_last_contiguous(x, "x");
   const QuantizedParts parts{panels,        description,    table,         order,
@@ -282,7 +282,10 @@ Tensor linear_quantized(Tensor x, Tensor panels, Tensor description, std::option
   Tensor result = out.has_value() ? *out : new_product(args, x);
   args.out = static_cast<char*>(result.data_ptr()) + first * result.element_size();
   if (args.rows > 0) {
-    const auto kernel = int8 ? VLLM_KERNEL(linear_quantized_int8) : VLLM_KERNEL(linear_quantized);
+    half = half && args.dtype == DType::bf16;
+    const auto kernel = int8   ? VLLM_KERNEL(linear_quantized_int8)
+                        : half ? VLLM_KERNEL(linear_quantized_half)
+                               : VLLM_KERNEL(linear_quantized);
     launch([args, kernel] { kernel(args); }, x, panels, table, order, sparse_starts,
            sparse_places, sparse_values, bias, residual, norm_weight, result);
   }
@@ -330,7 +333,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
       "linear_quantized(Tensor x, Tensor panels, Tensor description, Tensor? table, Tensor? order, "
       "Tensor? sparse_starts, Tensor? sparse_columns, Tensor? sparse_places, Tensor? sparse_values, Tensor? bias, "
       "int columns, bool float_out, bool gated, Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0, "
-      "Tensor(b!)? out=None, int first=0, bool int8=False) -> Tensor");
+      "Tensor(b!)? out=None, int first=0, bool int8=False, bool half=False) -> Tensor");
   m.def(
       "quantized_rows(Tensor rows, Tensor panels, Tensor description, Tensor? table, Tensor? order, "
       "Tensor? sparse_starts, Tensor? sparse_columns, Tensor? sparse_places, Tensor? sparse_values, int columns, "

@@ -222,6 +222,7 @@ struct TopPArgs {
   void linear(const LinearArgs& args);                \
   void linear_int8(const LinearArgs& args);           \
   void linear_quantized(const LinearArgs& args);      \
+  void linear_quantized_half(const LinearArgs& args); \
   void linear_quantized_int8(const LinearArgs& args); \
   void quantized_rows(const QuantizedRowsArgs& args); \
   void token_readings(const TokenReadingsArgs& args); \
@@ -239,6 +240,7 @@ namespace avx512_fp16 {
 void pack_linear(const PackLinearArgs& args);
 void panel_rows(const PanelRowsArgs& args);
 void linear(const LinearArgs& args);
+void linear_quantized_half(const LinearArgs& args);
 }  // namespace avx512_fp16
 }  // namespace vllm_cpu
 #endif

@@ -165,12 +165,12 @@ def _layout(weight: Tensor, float_out: bool) -> Layout:
         return "plain"
     if weight.dtype != torch.bfloat16:
         return "packed_f32"
-    layout = _bf16_layout(float_out)
+    layout = bf16_layout(float_out)
     return "packed_f32" if layout == "packed_bf16_dot" and weight.shape[1] % 2 else layout
 
 
-def _bf16_layout(float_out: bool) -> Layout:
-    """What VLLM_CPU_GEMM names, else what the CPU multiplies fastest, of the layouts that can be used."""
+def bf16_layout(float_out: bool) -> Layout:
+    """What VLLM_CPU_GEMM names, else what the CPU multiplies fastest, of the layouts that can be used of bfloat16."""
     check_cpu_gemm()
     ops = cpu_ops()
     assert ops is not None
@@ -186,6 +186,14 @@ def _bf16_layout(float_out: bool) -> Layout:
         (ISA_LEVELS[ops.set_isa(-1)] == "avx512_fp16", "packed_fp16"),
     )
     return next((layout for suits, layout in fastest if suits and layout in usable), "packed_f32")
+
+
+def sums_in_float16(float_out: bool) -> bool:
+    """Whether our own kernel multiplies bfloat16 best as "packed_fp16", and neither VLLM_CPU_GEMM nor `float_out` (see
+    pack_linear) rules that out."""
+    layout, ops = bf16_layout(float_out), cpu_ops()
+    has_float16 = ops is not None and ISA_LEVELS[ops.set_isa(-1)] == "avx512_fp16"
+    return layout == "packed_fp16" or (layout == "onednn" and has_float16)
 
 
 def interleave_gate(stacked: Tensor) -> Tensor:

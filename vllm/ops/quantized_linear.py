@@ -1,7 +1,8 @@
 """Matrix products with weights that stay as their quantised format stores them: see QuantizedTensor.
 
 Weights are widened to float32 as they are multiplied, sums are in float32, and x is in the model's dtype: a product is
-that of the dequantised weight.
+that of the dequantised weight. On CPUs with float16 arithmetic bfloat16 x takes it, as with unquantised weights: see
+csrc/cpu/kernels/linear_quantized_half.cpp.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from vllm import envs
 from vllm.ops._dispatch import implementation, triton_function
 from vllm.ops.code_planes import join_planes, split_planes
-from vllm.ops.packed_linear import interleave_gate
+from vllm.ops.packed_linear import bf16_layout, interleave_gate, sums_in_float16
 from vllm.ops.quantized_panels import QuantizedPanels, fits_panels, pack_panels
 from vllm.ops.quantized_tensor import QuantizedTensor, SparseRows, can_concatenate, concatenate
 from vllm.ops.rms_norm import AddedNorm
@@ -26,6 +27,7 @@ __all__ = [
     "QuantizedTensor",
     "SparseRows",
     "concatenate",
+    "keeps_up",
     "pack_quantized",
     "quantized_embedding",
     "quantized_linear",
@@ -74,6 +76,7 @@ class PackedQuantized:
         bias: [N] in the dtype of the activations, or None.
         shape, gated: as in PackedLinear.
         int8: x is rounded to 8 bits where the weight's codes are integers, see VLLM_CPU_INT8_ACTIVATIONS.
+        half: products with bfloat16 are summed in float16 up to 64 at a time, see pack_linear.
     """
 
     parts: tuple[PlainPart | QuantizedPanels, ...]
@@ -81,6 +84,7 @@ class PackedQuantized:
     shape: tuple[int, int]
     gated: bool = False
     int8: bool = False
+    half: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -95,9 +99,8 @@ def pack_quantized(
     gated: bool = False,
 ) -> PackedQuantized:
     """Take a weight [N, K] and a bias [N] over, without changing a value. Several weights are stacked in order; they
-    need not have one format. `float_out` makes no difference; for `gated` see pack_linear. ValueError: the weights
-    have different widths."""
-    del float_out
+    need not have one format. For `float_out` and `gated` see pack_linear. ValueError: the weights have different
+    widths."""
     weights = [weight] if isinstance(weight, QuantizedTensor) else list(weight)
     if len({each.shape[1] for each in weights}) != 1:
         raise ValueError(f"weights of one product must have one width, got {[each.shape for each in weights]}")
@@ -111,7 +114,8 @@ def pack_quantized(
         # Rows that are filled in are not read.
         weights = [weights[0].take_rows(interleave_gate(torch.arange(shape[0])))]
         bias = None if bias is None else interleave_gate(bias)
-    return PackedQuantized(tuple(map(pack_panels, weights)), bias, shape, is_gated, envs.cpu_int8_activations())
+    panels = tuple(map(pack_panels, weights))
+    return PackedQuantized(panels, bias, shape, is_gated, envs.cpu_int8_activations(), sums_in_float16(float_out))
 
 
 def quantized_linear(
@@ -127,6 +131,14 @@ def quantized_linear(
     if isinstance(packed.parts[0], QuantizedPanels):
         return _by_panels(x, packed, float_out, norm)
     return _by_rows(x if norm is None else norm(x), packed, float_out)
+
+
+def keeps_up(dtype: torch.dtype) -> bool:
+    """Whether products of many rows in `dtype` take about as long as with plain weights on the CPU: not without our
+    kernels, nor where plain bfloat16 weights have instructions of their own."""
+    if implementation(torch.empty(0, device="cpu")) != "cpp":
+        return False
+    return dtype != torch.bfloat16 or bf16_layout(float_out=False) in ("packed_f32", "packed_fp16")
 
 
 def take_quantized_rows(packed: PackedQuantized, rows: Tensor) -> PackedQuantized:
@@ -156,6 +168,7 @@ def _by_panels(x: Tensor, packed: PackedQuantized, float_out: bool, norm: AddedN
         return multiply(
             *(x, *part.arguments(), packed.bias, columns, float_out, packed.gated, *(norm or ())),
             int8=packed.int8 and part.has_integers,
+            half=packed.half,
         )
     if norm is not None:
         x = norm(x)
@@ -166,7 +179,7 @@ def _by_panels(x: Tensor, packed: PackedQuantized, float_out: bool, norm: AddedN
         rows = part.shape[0]
         bias = None if packed.bias is None else packed.bias[first : first + rows]
         int8 = packed.int8 and part.has_integers
-        multiply(x, *part.arguments(), bias, rows, float_out, False, None, None, 0.0, out, first, int8)
+        multiply(x, *part.arguments(), bias, rows, float_out, False, None, None, 0.0, out, first, int8, packed.half)
         first += rows
     return out
 

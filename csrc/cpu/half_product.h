@@ -1,0 +1,187 @@
+// Products of bfloat16 in float16 arithmetic, for the level that has it.
+//
+// Include only from kernels/*.cpp.
+#pragma once
+
+#include "gemm.h"
+
+#if defined(__AVX512FP16__)
+namespace vllm_cpu {
+namespace VLLM_ISA {
+
+// Products of bfloat16 in float16 arithmetic, which runs at twice the rate of float32. Rows of x and columns of W are
+// scaled by powers of two into float16's range, where bfloat16's 8 bits are exact over 18 binades and more. Chains of
+// kRun multiply-adds are summed pairwise, in float16 up to kHalfSum values of k and in float32 beyond: 40 % of the error
+// that rounding the result to bfloat16 makes anyway. Nothing can overflow: 2^5 * 2^5 * 64 = 2^16, and each factor is
+// below its power.
+struct HalfProduct {
+  using Row = BF16;
+  // A value twice: broadcasting 32 bits is free, 16 bits are not.
+  using Element = uint32_t;
+  static constexpr int kMaxRows = 13;
+  static constexpr int64_t kPanelsAtATime = 8;
+  static constexpr int kHalfSum = 64;
+  static constexpr int kRowExponent = 4;
+  // Rows of a panel to fetch ahead: what the hardware fetches by itself stops at each page.
+  static constexpr int kRowsAhead = 48;
+
+  static constexpr int panels_at_once(int rows) { return rows <= 2 ? 8 : rows <= 6 ? 4 : 2; }
+
+  static int64_t panel_size(const LinearArgs& a) { return a.inner * kPanel * sizeof(_Float16); }
+
+  // The last kRun hold the inverse of the row's scale (see pack_values).
+  static int64_t packed_row(const LinearArgs& a) { return filled_up(a.inner) + kRun; }
+
+  static void pack_row(const LinearArgs& a, const BF16* x, int64_t r, int64_t rows, uint32_t* out) {
+    pack_values(x, a.inner, r, rows, out);
+  }
+
+  template <int R, int P>
+  static void multiply(const LinearArgs& a, const uint32_t* x, int64_t row, int64_t panel, Ahead ahead) {
+    const int64_t size = a.inner * kPanel;
+    const _Float16* weight = static_cast<const _Float16*>(a.weight) + panel * size;
+    const auto rows_from = [=](int64_t k) VLLM_INLINE { return weight + k * kPanel; };
+    multiply_panels<R, P, false>(a, x, a.inner, rows_from, size, a.scales + panel * kPanel, kPanel, row, panel, ahead);
+  }
+
+  static int64_t filled_up(int64_t inner) { return (inner + kRun - 1) / kRun * kRun; }
+
+  // A row of x as [ceil(inner / kRun)][rows][kRun], as FloatProduct, then the inverse scales as floats [rows].
+  static void pack_values(const BF16* x, int64_t inner, int64_t r, int64_t rows, uint32_t* out) {
+    const int exponent = kRowExponent - largest_exponent(x, inner);
+    const Vec scale = scale_by_power_of_two(set1(1.0f), set1(static_cast<float>(exponent)));
+    const Vec inverse = scale_by_power_of_two(set1(1.0f), set1(static_cast<float>(-exponent)));
+    store_n(reinterpret_cast<float*>(out) + filled_up(inner) * rows + r, inverse, 1);
+    for (int64_t k = 0; k < inner; k += kRun) {
+      const Vec values = load_n(x + k, static_cast<int>(least(kRun, inner - k))) * scale;
+      const __m512i halves = _mm512_cvtepu16_epi32(_mm512_cvtps_ph(values.v, _MM_FROUND_TO_NEAREST_INT));
+      _mm512_storeu_si512(out + k * rows + r * kRun, _mm512_or_si512(halves, _mm512_slli_epi32(halves, 16)));
+    }
+  }
+
+  // R packed rows of `inner` values times P panels, into args.out. rows_from(k), for multiples k of kHalfSum, are the first
+  // panel's rows from k on, up to kHalfSum of them; the next panel's are `stride` values further. Columns c and c + 16
+  // stand side by side in `kSideBySide` panels. `scales` are the first panel's, the next one's `scales_stride` further.
+  template <int R, int P, bool kSideBySide, typename Rows>
+  static void multiply_panels(const LinearArgs& a, const uint32_t* x, int64_t inner, const Rows& rows_from,
+                              int64_t stride, const float* scales, int64_t scales_stride, int64_t row, int64_t panel,
+                              Ahead ahead) {
+    // In the first-level cache: registers hold the float16 sums.
+    alignas(64) float totals[R][P][kPanel] = {};
+    int64_t k = 0;
+    for (; k + kHalfSum <= inner; k += kHalfSum) {
+      if constexpr (kSideBySide) {
+        add_chunk<R, P>(x + k * R, rows_from(k), stride, &ahead, totals);
+      } else {
+        __m512h sums[R][P];
+        add_products<R, P, kHalfSum>(x + k * R, rows_from(k), stride, kRun, ahead, sums);
+        add_to_totals<R, P, kSideBySide>(sums, totals);
+      }
+    }
+    if (k < inner) {
+      const _Float16* rows = rows_from(k);
+      for (const int64_t first = k; k < inner; k += kRun) {
+        __m512h sums[R][P];
+        add_products<R, P, kRun>(x + k * R, rows + (k - first) * kPanel, stride, least(kRun, inner - k), ahead, sums);
+        add_to_totals<R, P, kSideBySide>(sums, totals);
+      }
+    }
+    const float* inverse = reinterpret_cast<const float*>(x) + filled_up(inner) * R;
+    for (int r = 0; r < R; ++r) {
+      for (int p = 0; p < P; ++p) {
+        const float* own = scales + p * scales_stride;
+        const Vec scale = set1(inverse[r]);
+        write_sums<BF16>(a, load(totals[r][p]) * (scale * load(own)),
+                         load(totals[r][p] + 16) * (scale * load(own + 16)), row + r, panel + p, 0);
+      }
+    }
+  }
+
+ private:
+  // Of the largest finite magnitude in x: 2^e <= |x| < 2^(e + 1); within what both scales can hold.
+  static int largest_exponent(const BF16* x, int64_t size) {
+    __m512i largest = _mm512_setzero_si512();
+    for (int64_t k = 0; k < size; k += 32) {
+      const int64_t left = size - k;
+      const __mmask32 lanes = left >= 32 ? ~0u : (1u << left) - 1u;
+      const __m512i bits = _mm512_maskz_loadu_epi16(lanes, x + k);
+      largest = _mm512_max_epu16(largest, _mm512_and_si512(bits, _mm512_set1_epi16(0x7fff)));
+    }
+    const __m512i even = _mm512_and_si512(largest, _mm512_set1_epi32(0xffff));
+    const __m512i words = _mm512_max_epu32(_mm512_srli_epi32(largest, 16), even);
+    const int biased = static_cast<int>(_mm512_reduce_max_epu32(words) >> 7);
+    // Of infinities and NaN any scale will do.
+    if (biased == 255) return 0;
+    const int exponent = biased - 127;
+    return exponent < -120 ? -120 : exponent;
+  }
+
+  // kHalfSum values of k. A function of its own: inlined beside what widens codes, sums do not stay in registers.
+  template <int R, int P>
+  [[gnu::noinline]] static void add_chunk(const uint32_t* x, const _Float16* panel, int64_t panel_size, Ahead* ahead,
+                                          float (&totals)[R][P][kPanel]) {
+    __m512h sums[R][P];
+    add_products<R, P, kHalfSum>(x, panel, panel_size, kRun, *ahead, sums);
+    add_to_totals<R, P, true>(sums, totals);
+  }
+
+  // sums = R rows of packed x times P panels over N values of k, or over the first `run` of them if N is kRun.
+  template <int R, int P, int N>
+  static inline void add_products(const uint32_t* x, const _Float16* panel, int64_t panel_size, int64_t run,
+                                  Ahead& ahead, __m512h (&sums)[R][P]) {
+    if constexpr (N == kRun) {
+      ahead();
+      add_product<R, P, true>(x, panel, panel_size, sums);
+#pragma GCC unroll 1
+      for (int64_t k = 1; k < run; ++k) add_product<R, P, false>(x + k, panel + k * kPanel, panel_size, sums);
+    } else {
+      __m512h before[R][P];
+      add_products<R, P, N / 2>(x, panel, panel_size, run, ahead, before);
+      add_products<R, P, N / 2>(x + N / 2 * R, panel + N / 2 * kPanel, panel_size, run, ahead, sums);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) sums[r][p] = _mm512_add_ph(before[r][p], sums[r][p]);
+      }
+    }
+  }
+
+  template <int R, int P, bool kFirst>
+  static inline void add_product(const uint32_t* x, const _Float16* row, int64_t panel_size, __m512h (&sums)[R][P]) {
+    __m512h weights[P];
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+      __builtin_prefetch(row + p * panel_size + kRowsAhead * kPanel);
+      weights[p] = _mm512_loadu_ph(row + p * panel_size);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const __m512h value = _mm512_castsi512_ph(_mm512_set1_epi32(static_cast<int>(x[r * kRun])));
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) {
+        sums[r][p] = kFirst ? _mm512_mul_ph(value, weights[p]) : _mm512_fmadd_ph(value, weights[p], sums[r][p]);
+      }
+    }
+  }
+
+  template <int R, int P, bool kSideBySide>
+  static inline void add_to_totals(const __m512h (&sums)[R][P], float (&totals)[R][P][kPanel]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) {
+        const __m512i bits = _mm512_castph_si512(sums[r][p]);
+        const __m256i first = kSideBySide ? _mm512_cvtepi32_epi16(bits) : _mm512_castsi512_si256(bits);
+        const __m256i second =
+            kSideBySide ? _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)) : _mm512_extracti64x4_epi64(bits, 1);
+        const Vec low{_mm512_cvtph_ps(first)}, high{_mm512_cvtph_ps(second)};
+        store(totals[r][p], load(totals[r][p]) + low);
+        store(totals[r][p] + 16, load(totals[r][p] + 16) + high);
+      }
+    }
+  }
+};
+
+}  // namespace VLLM_ISA
+}  // namespace vllm_cpu
+#endif
