@@ -106,6 +106,12 @@ def cpu_int8_activations() -> bool:
     return _one_of("VLLM_CPU_INT8_ACTIVATIONS", ("0", "1")) == "1"
 
 
+def gguf_dequantize() -> bool:
+    """VLLM_GGUF_DEQUANTIZE=1: the weights of a GGUF file are de-quantised when it is loaded, unless quantization="gguf"
+    asks for its blocks."""
+    return _one_of("VLLM_GGUF_DEQUANTIZE", ("0", "1")) == "1"
+
+
 def quantized_activations() -> bool:
     """VLLM_QUANTIZED_ACTIVATIONS=1: activations are rounded as a compressed-tensors checkpoint says."""
     return _one_of("VLLM_QUANTIZED_ACTIVATIONS", ("0", "1")) == "1"

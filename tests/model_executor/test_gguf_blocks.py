@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from layouts import needs_kernels
 from test_gguf import to_gguf_name
 from thread_ranks import make_thread_llm
 from tiny_llm import make_tiny_llm
@@ -15,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from vllm import SamplingParams
 from vllm.model_executor.layers.quantization.gguf import TYPES, read_blocks, tensor_name
+from vllm.model_executor.model_loader import resolve_model
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 
@@ -134,7 +136,7 @@ def test_readings_of_every_type(kind: str, tmp_path: Path) -> None:
     assert_reads(generate(llm), model)
 
 
-def test_types_mixed_in_one_layer(tmp_path: Path) -> None:
+def test_types_mixed_in_one_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Q4_K_M mixes them: queries, keys and values are one product here."""
     kinds = {
         "v_proj": "Q6_K",
@@ -153,6 +155,7 @@ def test_types_mixed_in_one_layer(tmp_path: Path) -> None:
         (alone,) = llm.generate({"prompt_token_ids": prompt}, PARAMS, use_tqdm=False)
         assert alone.outputs[0].token_ids == output.outputs[0].token_ids
     # The same numbers as the de-quantised weights give.
+    monkeypatch.setenv("VLLM_GGUF_DEQUANTIZE", "1")
     plain = generate(make_tiny_llm(path))
     for own, other in zip(together, plain, strict=True):
         np.testing.assert_allclose(own.prompt_logprobs.logprobs, other.prompt_logprobs.logprobs, atol=1e-3)
@@ -165,6 +168,22 @@ def test_two_ranks(tmp_path: Path) -> None:
     for name, types in (("mixed.gguf", kinds), ("rows.gguf", {"": "Q4_K"})):
         model = write(tmp_path / name, types)
         assert_reads(generate(make_thread_llm(tmp_path / name, 2, **fields)), model)
+
+
+@needs_kernels
+def test_which_files_keep_their_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "m.gguf", {"": "Q4_0"})
+
+    def kept(**fields: Any) -> bool:
+        resolved = resolve_model(str(tmp_path / "m.gguf"), "float32", **fields)
+        assert (resolved.quantization == "gguf") == resolved.path.name.endswith("-blocks")
+        return resolved.quantization == "gguf"
+
+    assert kept() and kept(quantization="gguf")
+    assert not kept(quantization="int8") and not kept(needs_weights=False) and not kept(device="cuda")
+    assert kept(device="cuda", quantization="gguf")
+    monkeypatch.setenv("VLLM_GGUF_DEQUANTIZE", "1")
+    assert not kept() and kept(quantization="gguf")
 
 
 def test_it_is_for_gguf_files_and_keeps_its_weights(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def _whole_slots(module: nn.Module) -> dict[str, WeightSlot]:
 
 def checkpoint_parts(model: nn.Module, name: str, value: Value) -> Iterable[tuple[str, Value]]:
     """The model's own names and tensors of a checkpoint's: none for what it computes itself, several for fused ones.
-    ValueError: a quantised weight that the model would change."""
+    ValueError: quantised experts, of which the model has none."""
     if name.endswith(IGNORED_SUFFIX):
         return ()
     read = getattr(model, "checkpoint_tensors", None)
@@ -53,14 +53,15 @@ def checkpoint_parts(model: nn.Module, name: str, value: Value) -> Iterable[tupl
 
 def _quantized_parts(
     read: Callable[[str, Tensor], Iterable[tuple[str, Tensor]]], name: str, value: QuantizedWeight
-) -> list[tuple[str, QuantizedWeight]]:
-    """What is done to a tensor's rows, done to those of a quantised one: to their numbers."""
+) -> list[tuple[str, Value]]:
+    """What is done to a tensor's rows, done to those of a quantised one: to their numbers. Where more is done than
+    ordering rows, it is done to the de-quantised values."""
     parts = list(read(name, torch.arange(value.shape[0])))
     if not parts:
         return []
     taken = torch.cat([rows.flatten() for _, rows in parts])
     if taken.dtype != torch.int64 or not torch.equal(taken.sort()[0], torch.arange(value.shape[0])):
-        raise ValueError(f"{value.source}: this model computes with changed values of it, which must not be quantised")
+        return list(read(name, value.tensor.dequantize()))
     return [(part, value.take_rows(rows.flatten())) for part, rows in parts]
 
 
@@ -188,13 +189,19 @@ class UpdatableModel(nn.Module):
 
 def move_weights(model: nn.Module, device: torch.device) -> None:
     """Move all of a model's tensors, packed ones too, whatever refers to them."""
-    moved: set[int] = set()
+    for tensor in held_tensors(model):
+        tensor.data = tensor.data.to(device)
+
+
+def held_tensors(model: nn.Module) -> Iterator[Tensor]:
+    """All of a model's tensors, packed ones too, each once."""
+    seen: set[int] = set()
     for module in model.modules():
         for value in (*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values()):
             for tensor in _tensors_of(value):
-                if id(tensor) not in moved:
-                    moved.add(id(tensor))
-                    tensor.data = tensor.data.to(device)
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield tensor
 
 
 def _tensors_of(value: Any) -> Iterator[Tensor]:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from vllm import envs
 from vllm.logger import init_logger, warn_once
 from vllm.model_executor.layers.quantization.settings import resolve_quantization
 from vllm.model_executor.model_loader.gguf import converted_folder
@@ -21,6 +24,7 @@ from vllm.model_executor.models.registry import (
     model_entry,
     pooling_kind,
 )
+from vllm.ops.quantized_linear import keeps_up
 from vllm.transformers_utils.config import HFConfig, parse_hf_config, read_config
 from vllm.transformers_utils.hub import download
 from vllm.transformers_utils.sentence_transformers import sentence_length
@@ -113,8 +117,9 @@ def resolve_model(
     source = _locate(model, revision, download_dir, hf_token)
     if source.is_file():
         dtype = _dtype_on(device, _fast_dtype(device), requested_dtype)
+        keeps_blocks = needs_weights and _keeps_blocks(quantization, device, dtype)
         with needed_by("a .gguf file"):
-            folder = converted_folder(source, dtype, use_tqdm, keeps_blocks=quantization == "gguf")
+            folder = converted_folder(source, dtype, use_tqdm, keeps_blocks)
         config = _load_config(folder, hf_overrides, model_impl, trust_remote_code)
     else:
         folder = source
@@ -160,6 +165,14 @@ def _load_config(folder: Path, overrides: dict[str, Any] | None, model_impl: str
     from vllm.model_executor.models.transformers_build import load_transformers_config
 
     return load_transformers_config(raw, folder, generation, trust_remote_code)
+
+
+def _keeps_blocks(quantization: str | None, device: str, dtype: str) -> bool:
+    """Whether a GGUF file's quantised weights stay as they are. Unless that is asked for, only where products with them
+    take about as long as with plain ones, or less."""
+    if quantization is not None or envs.gguf_dequantize():
+        return quantization == "gguf"
+    return device == "cpu" and keeps_up(getattr(torch, dtype))
 
 
 def _fast_dtype(device: str) -> str:

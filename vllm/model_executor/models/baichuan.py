@@ -19,7 +19,7 @@ _VOCAB_WITH_UNIT_ROWS = 125696
 def unit_rows(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
     """The head's rows, scaled to length one, where the vocabulary is that of Baichuan 2."""
     if name == "lm_head.weight" and spec.vocab_size == _VOCAB_WITH_UNIT_ROWS:
-        tensor = F.normalize(tensor.float()).to(tensor.dtype)
+        tensor = F.normalize(tensor.float(), dim=-1).to(tensor.dtype)
     yield name, tensor
 
 

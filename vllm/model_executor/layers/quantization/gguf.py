@@ -195,6 +195,8 @@ class GGUFConfig(StoredConfig):
     """See the module."""
 
     names = tuple(_BY_NAME)
+    # As files in float16, or of types that are de-quantised.
+    may_be_plain = True
 
     def get_name(self) -> str:
         return "gguf"

@@ -100,10 +100,12 @@ class StoredConfig(QuantizationConfig):
     Attributes:
         names: of tensors within modules that only quantised modules have.
         shared_names: of such that quantised modules may have, and others, too.
+        may_be_plain: whether a checkpoint may have no quantised module.
     """
 
     names: ClassVar[tuple[str, ...]]
     shared_names: ClassVar[tuple[str, ...]] = ()
+    may_be_plain: ClassVar[bool] = False
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
         return list(FLOATS)
@@ -137,7 +139,7 @@ def read_quantized(
         ValueError: a module lacks a tensor, or one is not what the format says.
     """
     expected = _quantized_modules(files, config)
-    if not expected:
+    if not expected and not config.may_be_plain:
         raise ValueError(
             f"{', '.join(sorted(set(files.values())))} has no quantised weight, but its quantization_config is of "
             f"method {config.get_name()!r}, whose weights have tensors {', '.join(config.names[:3])}"
