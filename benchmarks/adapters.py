@@ -34,6 +34,7 @@ class Adapter(Protocol):
 def prepare_process(options: EngineOptions) -> None:
     """Pin this process and set the environment variables that the engine's imports read, unless they are set."""
     os.sched_setaffinity(0, options.cores)
+    os.environ.update(options.environment)
     os.environ.setdefault("OMP_NUM_THREADS", str(len(options.cores)))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if options.kind == "ours":

@@ -29,7 +29,7 @@ def main() -> None:
     adapter = make_adapter(options)
     hello: dict[str, Any] = {"score": adapter.score_text(), "version": adapter.version, "notes": adapter.notes}
     if options.kind == "ours":
-        hello["shape"] = _model_shape(adapter)
+        hello |= {"shape": _model_shape(adapter), "weight_mib": _weight_mib(adapter)}
     _say(answers, hello)
     for line in sys.stdin:
         try:
@@ -66,6 +66,14 @@ def _model_shape(adapter: Any) -> dict[str, int]:
         "num_hidden_layers hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size"
     )
     return {name: int(getattr(config, name)) for name in names.split()}
+
+
+def _weight_mib(adapter: Any) -> float:
+    """Of all tensors that the model's modules hold, each once."""
+    from vllm.model_executor.layers.weight_update import held_tensors
+
+    (sizes,) = adapter.llm.apply_model(lambda model: {each.data_ptr(): each.nbytes for each in held_tensors(model)})
+    return round(sum(sizes.values()) / 2**20, 1)
 
 
 if __name__ == "__main__":

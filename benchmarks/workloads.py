@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 WORK_ROWS = (
     "score",
@@ -38,6 +38,7 @@ class EngineOptions:
         dtype: of weights and activations; llama.cpp uses its file's.
         cores: processors to pin to, one thread each.
         quantization, enforce_eager, model_impl: our settings of these names.
+        environment: variables to set.
         checkout: of ours, another folder to import it from.
     """
 
@@ -48,6 +49,7 @@ class EngineOptions:
     quantization: str | None = None
     enforce_eager: bool = False
     model_impl: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
     checkout: str | None = None
 
 
@@ -85,7 +87,8 @@ class Workload:
 
 
 def make_workload(row: str, repeat: int, scale: float = 1.0) -> Workload:
-    """The work of a row of WORK_ROWS. Each repeat (-1: the warm-up) has other prompts, so that no cache helps.
+    """The work of a row of WORK_ROWS, or of decode16. Each repeat (-1: the warm-up) has other prompts, so that no cache
+    helps.
 
     `decode64` and `decode64_ids` have prompts of the same lengths in the same repeat, to be compared pair by pair.
     `scale` is a factor on the numbers of prompts and tokens.
@@ -102,9 +105,10 @@ def make_workload(row: str, repeat: int, scale: float = 1.0) -> Workload:
         state = _ids(rng, _scaled(1000, scale))
         prompts = [state + _ids(rng, rng.randint(30, 40)) for _ in range(_scaled(64, scale))]
         return Workload(prompts, 1, "req/s", shared=len(state), read_ids=LABEL_IDS)
-    if row in ("decode64", "decode64_ids"):
+    if row in ("decode16", "decode64", "decode64_ids"):
         lengths = random.Random(f"decode64 lengths/{repeat}")
-        prompts = [_ids(rng, lengths.randint(12, 20)) for _ in range(_scaled(64, scale))]
+        count = 16 if row == "decode16" else 64
+        prompts = [_ids(rng, lengths.randint(12, 20)) for _ in range(_scaled(count, scale))]
         ids = READ_IDS if row == "decode64_ids" else ()
         return Workload(prompts, _scaled(64, scale), "tok/s", read_ids=ids)
     if row == "decode1":
