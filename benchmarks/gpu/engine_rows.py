@@ -30,6 +30,8 @@ def make_cases(setting: Setting) -> dict[str, Case]:
         f"logits {name}": lambda name=name, shape=shape: _compare_logits(setting, name, shape)
         for name, shape in setting.sizes.models.items()
     }
+    cases["kernels at the start"] = lambda: _late_compilations(setting, models)
+    cases["decode host time"] = lambda: _host_share(setting, models)
     cases["decode with ids"] = lambda: _cost_of_ids(setting, models)
     for batch in setting.sizes.batches:
         cases[f"decode {batch}"] = lambda batch=batch: _against_transformers(setting, models, batch)
@@ -78,6 +80,60 @@ def _generate(llm: LLM, prompts: list[list[int]], max_tokens: int, **fields: Any
     seconds = time.perf_counter() - began
     assert all(len(output.outputs[0].token_ids) == max_tokens for output in outputs)
     return seconds
+
+
+def _late_compilations(setting: Setting, models: _Models) -> dict[str, Any]:
+    """What Triton compiles for batches of many shapes, once the engine has started."""
+    import triton
+
+    llm, sizes, compiled = models.engine(), setting.sizes, []
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1, "top_p": 0.9, "seed": 1},
+        {"temperature": 1, "top_k": 5, "logprobs": 3, "seed": 2},
+        {"temperature": 0, "logprob_token_ids": list(range(sizes.num_ids)), "logprobs": 0, "logprob_entropy": True},
+        {"temperature": 0, "prompt_logprobs": 0},
+        {"temperature": 0, "repetition_penalty": 1.2, "logprobs": 40},
+    ]
+    names = triton.knobs.runtime
+    before, names.jit_post_compile_hook = names.jit_post_compile_hook, lambda **fields: compiled.append(fields["repr"])
+    try:
+        for count in (1, 2, 5, max(sizes.batches)):
+            params = [SamplingParams(max_tokens=3, detokenize=False, **kinds[row % len(kinds)]) for row in range(count)]
+            llm.generate(models.prompts(count), params, use_tqdm=False)
+    finally:
+        names.jit_post_compile_hook = before
+    work = "kernels that Triton compiles for batches of many shapes, after the start"
+    rows = [make_row("late_compilations", work, float(len(compiled)), 0.0, "kernels", at_least=False)]
+    return {"compiled": compiled, "rows": rows}
+
+
+def _host_share(setting: Setting, models: _Models) -> dict[str, Any]:
+    """The time in which a decode step is dispatched, of the time that steps take."""
+    llm, sizes, batch = models.engine(), setting.sizes, min(setting.sizes.batches)
+    worker = llm.llm_engine.engine_core.executor.worker
+    spent, begin = [], worker.begin_step
+
+    def timed(step: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return begin(step)
+        finally:
+            spent.append(time.perf_counter() - began)
+
+    _generate(llm, models.prompts(batch), sizes.max_tokens)
+    prompts = _generate(llm, models.prompts(batch), 1)
+    worker.begin_step = timed
+    try:
+        seconds = _generate(llm, models.prompts(batch), sizes.max_tokens)
+    finally:
+        worker.begin_step = begin
+    if not spent:
+        return {"not_here": "steps do not run ahead on this device"}
+    step = (seconds - prompts) / (sizes.max_tokens - 1)
+    work = f"{batch} sequences: a decode step's dispatch on the host, of the step's time"
+    rows = [make_row("decode_host_share", work, statistics.median(spent) / step, 0.6, "of a step", at_least=False)]
+    return {"host_seconds": statistics.median(spent), "step_seconds": step, "rows": rows}
 
 
 def _cost_of_ids(setting: Setting, models: _Models) -> dict[str, Any]:

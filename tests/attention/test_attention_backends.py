@@ -10,6 +10,7 @@ import attention_stand_ins as stand_ins
 import pytest
 import torch
 from models_util import make_random_model, random_prompts
+from torch.nn import attention
 
 from vllm import LLM, EngineArgs, SamplingParams
 from vllm.attention import flashinfer, varlen
@@ -201,12 +202,22 @@ def test_selection(monkeypatch):
         return select_backend(name, device, torch.bfloat16, 64, 256).name
 
     monkeypatch.setattr(varlen, "find_varlen_attn", lambda: stand_ins.varlen_attn)
-    monkeypatch.setattr(varlen, "activate_newer", lambda device: None)
+    active: list[str] = []
+    monkeypatch.setattr(
+        attention, "current_flash_attention_impl", lambda: active[-1] if active else None, raising=False
+    )
+    monkeypatch.setattr(attention, "activate_flash_attention_impl", active.append, raising=False)
+    monkeypatch.setattr(attention, "restore_flash_attention_impl", active.clear, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(varlen, "_is_installed", lambda module: module == "flash_attn_interface")
     monkeypatch.setattr(VarlenAttention, "trial", lambda *arguments: None)
-    assert [select("auto"), select("varlen"), select("paged")] == ["varlen", "varlen", "paged"]
+    assert select("paged") == "paged" and not active
+    assert [select("auto"), select("varlen")] == ["varlen", "varlen"] and active == ["FA3"]
+    active.clear()
     assert [select("auto", "cpu"), select("paged", "cpu")] == ["paged", "paged"]
     monkeypatch.setattr(VarlenAttention, "trial", lambda *arguments: "a trial call failed: no such kernel")
-    assert select("auto") == "paged"
+    # What does not work does not stay.
+    assert select("auto") == "paged" and not active
     with pytest.raises(ValueError, match="attention_backend='varlen' cannot be used: a trial call failed: no such ker"):
         select("varlen")
 

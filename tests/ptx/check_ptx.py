@@ -107,7 +107,7 @@ def _layer_calls(dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
 
 
 def _linear_readings_calls() -> Iterator[tuple[str, Call]]:
-    for rows, vocab_size, hidden_size in ((3, 300, 96), (2, 140, 40)):
+    for rows, vocab_size, hidden_size in ((3, 300, 128), (2, 140, 40)):
         hidden = torch.randn(rows, hidden_size).bfloat16()
         weight = (torch.randn(vocab_size, hidden_size) * hidden_size**-0.5).bfloat16()
         ids = _ids(rows, 4, vocab_size)

@@ -16,12 +16,12 @@ logger = init_logger(__name__)
 def select_backend(
     name: str, device: torch.device | str, dtype: torch.dtype, head_dim: int, block_size: int
 ) -> AttentionBackend:
-    """The backend of an `attention_backend`: "auto" (varlen on a CUDA device where a trial call of it works, else
-    paged), "paged", "varlen" or "flashinfer". `dtype` is that of activations and cache, `block_size` the tokens of a KV
-    block. ValueError if the backend named cannot be used here, with the reason."""
+    """The backend of an `attention_backend`: "auto" (varlen on a CUDA device where a trial call of it works, with the
+    newest FlashAttention that is installed for it; else paged), "paged", "varlen" or "flashinfer". `dtype` is that of
+    activations and cache, `block_size` the tokens of a KV block. ValueError if the backend named cannot be used here,
+    with the reason."""
     device = torch.device(device)
-    if name == "varlen":
-        varlen.activate_newer(device)
+    activated = name in ("auto", "varlen") and varlen.activate_newer(device)
     if name != "auto":
         check_backend(name, device, dtype, head_dim)
     if name == "flashinfer":
@@ -32,6 +32,8 @@ def select_backend(
             return backend
         if name == "varlen":
             raise _unusable(name, reason)
+        if activated:
+            varlen.deactivate()
         logger.debug("Attention runs on our own kernels, not on varlen_attn: %s", reason)
     return PagedAttention(device)
 

@@ -17,7 +17,10 @@ from torch.nn import attention
 
 from vllm.attention.backend import AttentionMetadata, KVCache, TokenMajorBackend
 from vllm.attention.options import AttentionOptions
+from vllm.logger import init_logger
 from vllm.ops.paged_attention import paged_attention_reference
+
+logger = init_logger(__name__)
 
 # FlashAttention 2 reads pages in whole tiles of keys.
 _FA2_PAGE_TOKENS = 256
@@ -90,16 +93,29 @@ def unreadable_pages(block_size: int) -> str | None:
     )
 
 
-def activate_newer(device: torch.device) -> None:
+def activate_newer(device: torch.device) -> bool:
     """Activate, for the whole process, the FlashAttention for this device that is newer than torch's own, if it is
-    installed and none has been activated."""
+    installed and none has been activated. Returns whether it has."""
     if device.type != "cuda" or _active() is not None:
-        return
+        return False
     activate = getattr(attention, "activate_flash_attention_impl", None)
     major = torch.cuda.get_device_capability(device)[0]
     for name, (module, needed) in _NEWER.items():
         if activate is not None and major == needed and _is_installed(module):
-            activate(name)
+            try:
+                activate(name)
+            except Exception as error:  # another build than torch expects
+                logger.warning("%s is installed and cannot be used: %s", name, error)
+                return False
+            return True
+    return False
+
+
+def deactivate() -> None:
+    """Undo `activate_newer`."""
+    restore = getattr(attention, "restore_flash_attention_impl", None)
+    if restore is not None:
+        restore()
 
 
 def _active() -> str | None:
