@@ -18,6 +18,7 @@ from torch import Tensor
 from vllm.model_executor.model_loader import resolve_model
 from vllm.model_executor.models.registry import resolve_model_class
 from vllm.transformers_utils.config import load_hf_config
+from vllm.transformers_utils.text_part import text_part
 
 Weights = dict[str, Tensor]
 
@@ -254,6 +255,9 @@ def test_the_text_decoder_of_a_model_that_reads_images(tmp_path: Path) -> None:
     check(tmp_path, model)
     resolved = resolve_model(str(tmp_path))
     assert resolved.hf_config.architectures == ("Gemma3ForCausalLM",) and resolved.hf_config.max_context_len == 131072
+    overrides = {"text_config": {"sliding_window": 5}, "rms_norm_eps": 0.25}
+    raw = resolve_model(str(tmp_path), hf_overrides=overrides).hf_config.raw
+    assert (raw["sliding_window"], raw["rms_norm_eps"]) == (5, 0.25)
     ours, _ = load_model(tmp_path, max_model_len=64, model_impl="transformers")
     assert type(ours).__name__ == "TransformersForCausalLM"
 
@@ -262,6 +266,15 @@ def test_the_text_decoder_of_a_model_that_reads_images(tmp_path: Path) -> None:
 
     publish(tmp_path, model, rename)
     check(tmp_path, model)
+
+
+def test_a_text_decoder_has_the_head_of_the_whole_model() -> None:
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"tie_word_embeddings": False}}
+    assert text_part(whole)["architectures"] == ["MistralForCausalLM"]
+    assert text_part(whole)["tie_word_embeddings"] is False
+    assert text_part(whole | {"tie_word_embeddings": True})["tie_word_embeddings"] is True
+    whole["text_config"] = {"model_type": "nobodys"}
+    assert text_part(whole) is whole
 
 
 def test_a_fused_weight_of_another_shape_is_named(tmp_path: Path) -> None:

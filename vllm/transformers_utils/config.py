@@ -10,7 +10,7 @@ from typing import Any
 from vllm.transformers_utils.hf_configs import get_config as get_config
 from vllm.transformers_utils.hf_configs import get_hf_text_config as get_hf_text_config
 from vllm.transformers_utils.hf_configs import try_get_generation_config as try_get_generation_config
-from vllm.transformers_utils.text_part import text_part
+from vllm.transformers_utils.text_part import MARK, text_part
 
 _DEFAULT_ROPE_THETA = 10000.0
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -116,8 +116,10 @@ def read_config(folder: Path, overrides: dict[str, Any] | None = None) -> tuple[
     raw = _read_json(folder, "config.json")
     if raw is None:
         raise ValueError(f"{folder.name} has no config.json, so it is not a Hugging Face model folder")
-    raw = text_part(raw)
-    _apply_overrides(raw, overrides or {})
+    raw, overrides = text_part(raw), dict(overrides or {})
+    if MARK in raw:
+        overrides |= overrides.pop("text_config", None) or {}
+    _apply_overrides(raw, overrides)
     _read_as_generating(raw)
     generation = _read_json(folder, "generation_config.json") or {}
     return raw, generation

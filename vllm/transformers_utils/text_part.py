@@ -74,7 +74,9 @@ _ARCHITECTURES = {
     "ministral3": "Ministral3ForCausalLM",
 }
 # Of the whole model's options, those of its text decoder, if that does not have them itself.
-_INHERITED = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
+_INHERITED = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")
+# The head is the whole model's.
+_OF_WHOLE = "tie_word_embeddings"
 
 
 def text_part(raw: dict[str, Any]) -> dict[str, Any]:
@@ -90,6 +92,8 @@ def text_part(raw: dict[str, Any]) -> dict[str, Any]:
     for name in _INHERITED:
         if own.get(name) is None and raw.get(name) is not None:
             own[name] = raw[name]
+    if raw.get(_OF_WHOLE) is not None:
+        own[_OF_WHOLE] = raw[_OF_WHOLE]
     warn_once(logger, f"{whole}: its text decoder runs alone, as {architecture}; it takes neither images nor sound")
     return own | {"architectures": [architecture], MARK: whole}
 
