@@ -31,6 +31,7 @@ ORDER = """
     renderers entrypoints.chat_utils
     entrypoints.logger entrypoints.openai.errors entrypoints.openai.protocol entrypoints.serve
     entrypoints.openai.upstream_server_args entrypoints.openai.server_args
+    entrypoints.openai.http_metrics
     entrypoints.openai.state entrypoints.openai.rendering entrypoints.openai.http entrypoints.openai.serving
     entrypoints.openai
     entrypoints.launchers entrypoints.launcher entrypoints.serve.utils entrypoints.utils

@@ -228,3 +228,20 @@ def test_long_texts_are_cut_by_tokenization_kwargs(minilm):
         assert len(llm.score("hello", long, tokenization_kwargs=options, use_tqdm=False)) == 1
     with pytest.raises(VLLMValidationError, match="truncation must be"):
         llm.embed(long, tokenization_kwargs={"truncation": "only_second"}, use_tqdm=False)
+
+
+def test_late_interaction_is_the_sum_of_best_products(minilm):
+    llm = LLM(str(minilm), pooler_config={"task": "token_embed"})
+    tokenizer, model = (
+        transformers.AutoTokenizer.from_pretrained(minilm),
+        transformers.AutoModel.from_pretrained(minilm),
+    )
+    query, documents = TEXTS[0], TEXTS[1:3]
+
+    @torch.no_grad()
+    def vectors(text):
+        return torch.nn.functional.normalize(model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0], dim=-1)
+
+    expected = [(vectors(query) @ vectors(document).T).amax(-1).sum().item() for document in documents]
+    scores = llm.score(query, documents, use_tqdm=False)
+    assert [each.outputs.score for each in scores] == pytest.approx(expected, rel=1e-5)

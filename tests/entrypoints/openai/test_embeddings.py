@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 
 import numpy as np
 import pytest
@@ -81,6 +82,7 @@ def refused(server, body, path="/v1/embeddings"):
         ({"input": [""]}, "input"),
         ({"input": [7.5]}, "input"),
         ({"input": [10**6]}, "input"),
+        ({"input": [5, -1]}, "input"),
         ({"input": None}, "input"),
         ({"input": ["a"] * 9}, "input"),
         ({"dimensions": 0}, "dimensions"),
@@ -226,6 +228,26 @@ def test_scores_are_cosines(server, expected):
     assert (
         refused(server, {"text_1": "a", "text_2": "b", "use_activation": False}, "/score")["param"] == "use_activation"
     )
+
+
+def test_requests_are_counted_by_endpoint(server):
+    def counts(name):
+        text = server.request("GET", "/metrics").text
+        found = re.findall(
+            rf'^{name}{{handler="([^"]*)",method="POST"(?:,status="(\w+)")?}} (\S+)$', text, re.MULTILINE
+        )
+        return {(handler, status): float(value) for handler, status, value in found}
+
+    before = counts("http_requests_total"), counts("vllm:http_prompt_tokens_total")
+    usage = server.post("/v1/embeddings", input=TEXTS)["usage"]
+    refused(server, {"input": []})
+    assert server.request("POST", "/nowhere/7", json={}).status_code == 404
+    after = counts("http_requests_total"), counts("vllm:http_prompt_tokens_total")
+    for key in (("/v1/embeddings", "2xx"), ("/v1/embeddings", "4xx"), ("none", "4xx")):
+        assert after[0][key] == before[0].get(key, 0) + 1
+    key = ("/v1/embeddings", "")
+    assert after[1][key] == before[1].get(key, 0) + usage["prompt_tokens"]
+    assert counts("http_request_duration_seconds_count")[key] == sum(after[0][key[0], each] for each in ("2xx", "4xx"))
 
 
 def test_vectors_of_tokens(server):

@@ -14,6 +14,7 @@ from fastapi import Request
 
 from vllm.decisions.calibration import Calibration
 from vllm.entrypoints.openai.errors import ApiError
+from vllm.entrypoints.openai.http_metrics import HttpMetrics
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.pooling.pairs import score_type
 from vllm.entrypoints.score_templates import ScoreTemplate, score_template
@@ -52,6 +53,7 @@ class ServerState:
         draining: it is stopping and accepts no new work.
         in_flight: tasks of the requests to the engine's endpoints that are being answered.
         calibration: of decisions, from the arguments' file; None = none.
+        http_metrics: of its requests by endpoint.
 
     Raises:
         VLLMValidationError: a file of a calibration that cannot be used.
@@ -64,6 +66,7 @@ class ServerState:
     draining: bool = False
     in_flight: set[asyncio.Task[Any]] = field(default_factory=set)
     calibration: Calibration | None = field(init=False, default=None)
+    http_metrics: HttpMetrics = field(default_factory=HttpMetrics)
 
     def __post_init__(self) -> None:
         if self.args.calibration is not None:

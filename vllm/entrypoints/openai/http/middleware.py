@@ -85,6 +85,8 @@ class RequestTracker:
             await self._app(scope, context.receive, context.send)
         finally:
             del scope["state"]["context"]  # a reference cycle, which may hold a large body
+            if route_of(scope) not in _QUIET_PATHS:
+                self._state.http_metrics.count(scope, context.record())
             if self._log is not None and route_of(scope) not in self._unlogged:
                 level = logging.DEBUG if route_of(scope) in _QUIET_PATHS else logging.INFO
                 if self._log.isEnabledFor(level):

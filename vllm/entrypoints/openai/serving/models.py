@@ -104,6 +104,7 @@ async def metrics(request: Request) -> Response:
     """The engine's metrics for Prometheus."""
     state = server_state(request)
     registry = make_registry(state.engine, state.model_names[0])
+    registry.register(state.http_metrics)
     return Response(generate_latest(registry), headers={"Content-Type": METRICS_CONTENT_TYPE})
 
 

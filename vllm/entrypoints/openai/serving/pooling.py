@@ -20,10 +20,10 @@ from vllm.entrypoints.openai.serving.item_scores import in_thread_if
 from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.pooling.pairs import keep_tokens
 from vllm.entrypoints.pooling.utils import encode_pooling_bytes, encoded
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMValidationError, shown
 from vllm.pooling_outputs import PoolingRequestOutput
 from vllm.pooling_params import PoolingParams
-from vllm.utils.checks import check_encodable, check_id_sequence, check_integer, check_vocabulary, wrong_type
+from vllm.utils.checks import check_encodable, check_integer, check_token_id, wrong_type
 from vllm.v1.engine.input_processor import ProcessedPrompt
 
 router = APIRouter()
@@ -208,6 +208,9 @@ def _parsed(field: str, given: Any, vocab_size: int) -> tuple[str | None, list[i
         return given, []
     if not isinstance(given, list):
         raise wrong_type(field, given, "a text or a list of token ids")
-    ids = check_id_sequence(field, given)
-    check_vocabulary(field, ids, vocab_size)
+    ids = [check_token_id(field, each) for each in given]
+    worst = next((each for each in ids if not 0 <= each < vocab_size), None)
+    if worst is not None:
+        message = f"{field} must be in [0, {vocab_size}): {shown(worst)} is out of vocabulary"
+        raise VLLMValidationError(message, field, worst)
     return None, ids
