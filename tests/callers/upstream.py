@@ -20,7 +20,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from upstream_tables import ABSENT, DROPPED_FLAGS, FILES, MODELS, SKIPS
+from upstream_tables import ABSENT, DROPPED_FLAGS, FILES, MODELS, POOLING_MODELS, SKIPS
 
 HERE = Path(__file__).parent
 SUPPORT = HERE.parent / "support"
@@ -74,22 +74,29 @@ def main() -> None:
 def prepare(tests: Path, work: Path) -> None:
     """Copy the tests to work/tests, with the model's folder for models' names and our shared fixtures."""
     sys.path[:0] = [str(SUPPORT), str(HERE / "upstream_support"), str(ROOT)]
+    from pooling_models import make_pooling_models
     from word_model import make_word_model
 
     model = make_word_model(work / "tiny", (file.read_text() for file in sorted(tests.rglob("*.py"))))
+    pooling = make_pooling_models(work)
+    places = {**dict.fromkeys(MODELS, model), **{name: pooling[kind] for name, kind in POOLING_MODELS.items()}}
     copy = work / "tests"
     shutil.copytree(tests, copy, ignore=shutil.ignore_patterns("__pycache__", "kernels", "compile", "distributed"))
     (work / "pytest.ini").write_text(_INI)
-    names = sorted(MODELS, key=len, reverse=True)
+    names = sorted(places, key=len, reverse=True)
     for file in copy.rglob("*.py"):
         text = old = file.read_text()
         for name in names:
             for quote in "\"'":
-                text = text.replace(f"{quote}{name}{quote}", f"{quote}{model}{quote}")
+                text = text.replace(f"{quote}{name}{quote}", f"{quote}{places[name]}{quote}")
         if text != old:
             file.write_text(text)
     shutil.copy(HERE / "upstream_support" / "absent.py", work)
-    for name, source in (("conftest.py", "fixtures.py"), ("utils.py", "servers.py")):
+    for name, source in (
+        ("conftest.py", "fixtures.py"),
+        ("utils.py", "servers.py"),
+        ("models/utils.py", "model_helpers.py"),
+    ):
         shutil.copy(HERE / "upstream_support" / source, copy / name)
 
 

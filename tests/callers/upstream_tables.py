@@ -20,6 +20,7 @@ FILES = (
     "entrypoints/openai/decisions",
     "entrypoints/generate",
     "entrypoints/serve/tokenize",
+    "entrypoints/pooling",
     "tokenizers_",
 )
 """What runs when no file is named, in this order: files, folders and patterns."""
@@ -57,6 +58,18 @@ MODELS = (
 )
 """Language models whose place the tiny one takes."""
 
+POOLING_MODELS = {
+    "intfloat/multilingual-e5-small": "embed",
+    "intfloat/e5-small": "embed",
+    "BAAI/bge-base-en-v1.5": "embed",
+    "Snowflake/snowflake-arctic-embed-m-v1.5": "embed",
+    "sentence-transformers/all-MiniLM-L12-v2": "embed",
+    "BAAI/bge-reranker-base": "cross",
+    "cross-encoder/ms-marco-MiniLM-L-6-v2": "cross",
+    "jason9693/Qwen2.5-1.5B-apeach": "classes",
+}
+"""Pooling models, and which of pooling_models.py takes their place."""
+
 WORDS = "a certain model's words"
 TEMPLATE = "a certain model's template"
 MULTIMODAL = "images, audio or video"
@@ -81,6 +94,36 @@ SKIPS = (
     ("mm_", MULTIMODAL),
     ("multimodal", MULTIMODAL),
     ("_vlm", MULTIMODAL),
+    ("_vision", MULTIMODAL),
+    ("late_interaction", HUB),
+    ("/reward/", HUB),
+    ("pooling/token_classify", HUB),
+    ("mteb", HUB),
+    ("jina_ranking", HUB),
+    ("late_chunk", "late chunking"),
+    ("test_late_chunking.py", "late chunking"),
+    ("long_text", "texts longer than the model, in chunks"),
+    ("test_factories.py", INTERNAL),
+    ("io_processor", INTERNAL),
+    ("pooling/embed/test_protocol.py", INTERNAL),
+    ("pooling/test_utils.py", INTERNAL),
+    ("pooling/scoring/test_utils.py", INTERNAL),
+    ("pooling_not_supported", ERRORS),
+    ("bigger_truncation_size", ERRORS),
+    ("classify/test_online.py::test_score", "404 of a route that the model cannot serve: a 400 here, which says why"),
+    ("classify/test_online.py::test_rerank", "404 of a route that the model cannot serve: a 400 here, which says why"),
+    ("classify/test_online.py::test_basic", WORDS),
+    ("classify/test_online.py::test_chat_request", TEMPLATE),
+    ("classify/test_online.py::test_invocations_chat_request", TEMPLATE),
+    ("pooling/embed/test_online.py::test_basic", WORDS),
+    ("pooling/embed/test_online.py::test_completion_request", WORDS),
+    ("pooling/embed/test_online.py::test_padding", "batches without padding"),
+    ("cross_encoder_online.py::test_basic", WORDS),
+    ("cross_encoder_online.py::test_rerank_api_t", WORDS),
+    (
+        "pooling/token_embed/test_online.py::test_embeddings_without_chunking",
+        "vectors of tokens by /v1/embeddings: /pooling has them",
+    ),
     ("image", MULTIMODAL),
     ("audio", MULTIMODAL),
     ("video", MULTIMODAL),

@@ -121,7 +121,19 @@ class VllmRunner:
 class HfRunner:
     """The same calls by transformers, in the dtype asked for."""
 
-    def __init__(self, model_name: str, dtype: str = "auto", **fields: Any) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        dtype: str = "auto",
+        is_sentence_transformer: bool = False,
+        is_cross_encoder: bool = False,
+        **fields: Any,
+    ) -> None:
+        if is_sentence_transformer or is_cross_encoder:
+            library = pytest.importorskip("sentence_transformers")
+            kind = library.SentenceTransformer if is_sentence_transformer else library.CrossEncoder
+            self.model = kind(model_name, device="cpu")
+            return
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         kind = getattr(torch, _DTYPES.get(dtype, dtype), torch.float32)
@@ -133,6 +145,12 @@ class HfRunner:
 
     def __exit__(self, *error: object) -> None:
         del self.model
+
+    def encode(self, prompts: list[str], **fields: Any) -> Any:
+        return self.model.encode(prompts)
+
+    def predict(self, pairs: list[list[str]], **fields: Any) -> torch.Tensor:
+        return torch.as_tensor(self.model.predict(pairs))
 
     def _ids(self, prompt: Any) -> torch.Tensor:
         ids = self.tokenizer(prompt).input_ids if isinstance(prompt, str) else prompt

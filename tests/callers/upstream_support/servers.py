@@ -46,7 +46,7 @@ class RemoteOpenAIServer:
         self._server.close()
 
     def url_for(self, *parts: str) -> str:
-        return "/".join([self.url_root, *parts])
+        return "/".join([self.url_root, *(part.lstrip("/") for part in parts)])
 
     def get_client(self, **fields: Any) -> openai.OpenAI:
         return openai.OpenAI(**self._client(fields))
