@@ -20,7 +20,13 @@ FILES = (
     "entrypoints/openai/decisions",
     "entrypoints/generate",
     "entrypoints/serve/tokenize",
-    "entrypoints/pooling",
+    "entrypoints/pooling/basic",
+    "entrypoints/pooling/classify/test_o*line.py",
+    "entrypoints/pooling/embed/test_o*line.py",
+    "entrypoints/pooling/embed/test_online_dimensions.py",
+    "entrypoints/pooling/embed/test_cohere_o*.py",
+    "entrypoints/pooling/scoring/test_*_encoder_o*line.py",
+    "entrypoints/pooling/token_embed/test_online.py",
     "tokenizers_",
 )
 """What runs when no file is named, in this order: files, folders and patterns."""
@@ -66,6 +72,7 @@ POOLING_MODELS = {
     "sentence-transformers/all-MiniLM-L12-v2": "embed",
     "BAAI/bge-reranker-base": "cross",
     "cross-encoder/ms-marco-MiniLM-L-6-v2": "cross",
+    "tomaarsen/Qwen3-Reranker-0.6B-seq-cls": "cross",
     "jason9693/Qwen2.5-1.5B-apeach": "classes",
 }
 """Pooling models, and which of pooling_models.py takes their place."""
@@ -109,6 +116,18 @@ SKIPS = (
     ("pooling/test_utils.py", INTERNAL),
     ("pooling/scoring/test_utils.py", INTERNAL),
     ("pooling_not_supported", ERRORS),
+    ("pooling/embed/test_offline.py::test_unsupported_tasks", ERRORS),
+    ("pooling/classify/test_offline.py::test_unsupported_tasks", ERRORS),
+    ("pooling/classify/test_offline.py::test_score_api", ERRORS),
+    ("api_max_model_len", ERRORS),
+    ("pooling/embed/test_offline.py::test_", WORDS),
+    ("pooling/classify/test_offline.py::test_", WORDS),
+    ("pooling/embed/test_online.py::test_chat_request", TEMPLATE),
+    ("bi_encoder_online.py::test_pooling_embed", WORDS),
+    (
+        "test_matryoshka[model_info0",
+        "lengths of embeddings are refused where config.json names others, not where it names none",
+    ),
     ("bigger_truncation_size", ERRORS),
     ("classify/test_online.py::test_score", "404 of a route that the model cannot serve: a 400 here, which says why"),
     ("classify/test_online.py::test_rerank", "404 of a route that the model cannot serve: a 400 here, which says why"),

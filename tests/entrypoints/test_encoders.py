@@ -245,3 +245,11 @@ def test_late_interaction_is_the_sum_of_best_products(minilm):
     expected = [(vectors(query) @ vectors(document).T).amax(-1).sum().item() for document in documents]
     scores = llm.score(query, documents, use_tqdm=False)
     assert [each.outputs.score for each in scores] == pytest.approx(expected, rel=1e-5)
+
+
+def test_lengths_that_a_model_was_trained_for(minilm):
+    llm = LLM(str(minilm), hf_overrides={"matryoshka_dimensions": [64, 128]})
+    (output,) = llm.embed("hello", pooling_params=PoolingParams(dimensions=64), use_tqdm=False)
+    assert len(output.outputs.embedding) == 64
+    with pytest.raises(VLLMValidationError, match="must be one of 64, 128"):
+        llm.embed("hello", pooling_params=PoolingParams(dimensions=32), use_tqdm=False)
