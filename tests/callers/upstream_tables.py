@@ -164,6 +164,7 @@ SKIPS = (
     ("test_single_chat_session", WORDS),
     ("test_single_read_answers", WORDS),
     ("test_strategies.py", INTERNAL),
+    ("test_generative_scoring.py", INTERNAL),
     ("test_question_types.py", INTERNAL),
     ("test_joint_e2e.py", DIFFUSION),
     ("test_complex_message_content", WORDS),

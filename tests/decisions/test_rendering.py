@@ -115,6 +115,16 @@ def spelled(tokenizer, tail, kind, count=2):
     return LabelSpeller(tokenizer, tail).labels_for(question)
 
 
+def test_values_are_read_after_a_cue(tokenizers):
+    for template in (None, CHATML):
+        frame = make_frame(parse_input("a"), "Q?", tokenizers["bytes"], template, None, "Label:")
+        assert frame.tail.endswith("Label:") and "Answer:" not in frame.tail
+        (label, _) = LabelSpeller(tokenizers["bytes"], frame.tail).value_labels(
+            parse_questions({"type": "predicate", "instructions": ""})[0], ""
+        )
+        assert tokenizers["bytes"].decode(label.token_ids) == " true"
+
+
 def test_labels_of_one_token_are_taken_where_there_are_some(tokenizers):
     labels = spelled(tokenizers["metaspace"], " [/INST]", "choice", 3)
     assert [label.text for label in labels] == ["A", "B", "C"]

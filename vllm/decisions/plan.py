@@ -11,7 +11,7 @@ from vllm.decisions.answers import answer, diagnose, order_reading
 from vllm.decisions.conversation import Turn, parse_input, without_beginning
 from vllm.decisions.labels import LabelSpeller
 from vllm.decisions.params import DecisionParams
-from vllm.decisions.prompts import question_text
+from vllm.decisions.prompts import VALUE_CUE, question_text
 from vllm.decisions.questions import parse_questions
 from vllm.decisions.render import make_frame
 from vllm.decisions.types import Decision, DecisionUsage
@@ -110,7 +110,8 @@ class DecisionPlan:
     def _write(self, turns: list[Turn]) -> tuple[list[_Reading], list[list[int]]]:
         params, tokenizer = self._params, self._tokenizer
         probe = question_text(self.questions[0], (), range(len(self.questions[0].options)))
-        frame = make_frame(turns, probe, tokenizer, params.chat_template, params.chat_template_kwargs)
+        cue = VALUE_CUE if params.read == "values" else ""
+        frame = make_frame(turns, probe, tokenizer, params.chat_template, params.chat_template_kwargs, cue)
         readings = list(self._read_all(LabelSpeller(tokenizer, frame.tail)))
         num_tokens = sum(len(label.token_ids) for each in readings for label in each.labels)
         if num_tokens > MAX_READINGS:

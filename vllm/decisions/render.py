@@ -67,12 +67,14 @@ def make_frame(
     tokenizer: Tokenizer,
     chat_template: str | None,
     template_kwargs: Mapping[str, Any] | None,
+    cue: str = "",
 ) -> Frame:
     """The frame of an input.
 
     Args:
         question: any of the questions; the frame is tried on it.
         chat_template: in place of the tokenizer's.
+        cue: the beginning of the answer.
 
     Raises:
         VLLMValidationError: template_kwargs that cannot be, or a template that takes no conversation at all.
@@ -80,7 +82,7 @@ def make_frame(
     template = chat_template or tokenizer.chat_template
     if template is None:
         text = transcript(turns)
-        return Frame(f"{text}\n\n" if text else "", f"\n{ANSWER_CUE}", False)
+        return Frame(f"{text}\n\n" if text else "", f"\n{cue or ANSWER_CUE}", False)
     options: dict[str, Any] = {
         "chat_template": chat_template,
         "chat_template_kwargs": {"enable_thinking": False, **(template_kwargs or {})},
@@ -107,7 +109,7 @@ def make_frame(
         head, *tails = marked.split(place)
         is_whole = all(each in _squeezed(head) for each in wanted)
         if is_whole and len(tails) == 1 and _squeezed(head + question + tails[0]) == _squeezed(written):
-            return Frame(head, _without_thinking(tails[0], template_kwargs), True)
+            return Frame(head, _without_thinking(tails[0], template_kwargs) + cue, True)
     if problem is None:
         message = "the chat template does not write a user's message as it is, so that no question can be asked by it"
         problem = VLLMValidationError(message, "chat_template")
