@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from bounds import ModelShape
 
+from gpu import all_reduce
 from gpu.model_folder import load_in_transformers, write_config
 from gpu.setting import Case, Setting, make_row
 from gpu.timing import synchronize
@@ -32,6 +33,7 @@ def make_cases(setting: Setting) -> dict[str, Case]:
     }
     cases["kernels at the start"] = lambda: _late_compilations(setting, models)
     cases["decode host time"] = lambda: _host_share(setting, models)
+    cases["all reduce"] = lambda: _all_reduce(setting)
     cases["decode with ids"] = lambda: _cost_of_ids(setting, models)
     for batch in setting.sizes.batches:
         cases[f"decode {batch}"] = lambda batch=batch: _against_transformers(setting, models, batch)
@@ -106,6 +108,14 @@ def _late_compilations(setting: Setting, models: _Models) -> dict[str, Any]:
     work = "kernels that Triton compiles for batches of many shapes, after the start"
     rows = [make_row("late_compilations", work, float(len(compiled)), 0.0, "kernels", at_least=False)]
     return {"compiled": compiled, "rows": rows}
+
+
+def _all_reduce(setting: Setting) -> dict[str, Any]:
+    if setting.device.type != "cuda" or torch.cuda.device_count() < 2:
+        return {"not_here": "there are no two devices"}
+    seconds = all_reduce.measure("cuda")
+    work = f"a sum of 64 KiB over two devices, launch included; NCCL alone: {1e6 * seconds['nccl']:.3g} us"
+    return {**seconds, "rows": [make_row("all_reduce", work, 1e6 * seconds["ours"], 20.0, "us", at_least=False)]}
 
 
 def _host_share(setting: Setting, models: _Models) -> dict[str, Any]:
