@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vllm.attention.backend import AttentionMetadata, KVCache
+from vllm.model_executor.layers.activation import get_act_fn
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.models.config_reader import ConfigReader
 from vllm.model_executor.models.decoder import Decoder, DecoderForCausalLM, DecoderLayer, RotaryTables
@@ -44,11 +45,11 @@ class _AltUp(nn.Module):
         self.prediction = ReplicatedLinear(streams, streams * streams, False, "prediction_coefs")
         self.router = ReplicatedLinear(spec.hidden_size, streams, False, "modality_router")
         self.router_norm = make_norm(spec.norm, spec.hidden_size)
-        self._scale = 1.0 / spec.hidden_size
+        self._scale, self._tanh = 1.0 / spec.hidden_size, get_act_fn("tanh")
 
     def _weights(self, x: Tensor) -> Tensor:
         """[T, H] -> [T, S]."""
-        return torch.tanh(self.router(self.router_norm(x) * self._scale).float()).to(x.dtype)
+        return self._tanh(self.router(self.router_norm(x) * self._scale).float()).to(x.dtype)
 
     def predict(self, streams: Tensor) -> Tensor:
         """[S, T, H] -> the same shape: each stream plus a mixture of all."""
