@@ -3,6 +3,7 @@ file and against our own bfloat16, in turns.
 
     python benchmarks/quantized.py --gguf FILE.gguf --llama-cpp ENVIRONMENT
     python benchmarks/quantized.py --quick          # the embedded model, without llama.cpp
+    python benchmarks/quantized.py --processor-time # for a busy machine: one thread, and its processor time
 
 A round does each row with each engine once. The table has each engine's best round, and the medians of the rounds'
 ratios. The last line is all of it as JSON.
@@ -41,7 +42,7 @@ def main() -> None:
         for row in args.rows:
             for repeat in range(-1, args.rounds):
                 for name, process in processes.items():
-                    rate = _rate(process, row, repeat, args.scale)
+                    rate = _rate(process, row, repeat, args)
                     if repeat >= 0 and rate is not None:
                         found[row].setdefault(name, []).append(rate)
             say(f"{row}: " + ", ".join(f"{name} {max(rates):.4g}" for name, rates in found[row].items()))
@@ -67,6 +68,7 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--rows", type=lambda text: text.split(","), default=list(ROWS), help=",".join(ROWS))
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--scale", type=float, default=1.0, help="of the work; default: %(default)s")
+    parser.add_argument("--processor-time", action="store_true", help="one thread each, measured by processor time")
     parser.add_argument("--quick", action="store_true", help="one small round")
     args = parser.parse_args()
     if unknown := [row for row in args.rows if row not in ROWS]:
@@ -77,7 +79,7 @@ def _parse_args() -> argparse.Namespace:
 
 
 def _engines(args: argparse.Namespace) -> list[Engine]:
-    cores = list(range(usable_cores()))[:2]
+    cores = list(range(usable_cores()))[: 1 if args.processor_time else 2]
     file = args.gguf or _embedded()
 
     def ours(name: str, **environment: str) -> Engine:
@@ -95,13 +97,13 @@ def _embedded() -> str:
     return str(embedded_model_path())
 
 
-def _rate(process: EngineProcess, row: str, repeat: int, scale: float) -> float | None:
+def _rate(process: EngineProcess, row: str, repeat: int, args: argparse.Namespace) -> float | None:
     try:
-        answer = process.measure(row, repeat, scale)
+        answer = process.measure(row, repeat, args.scale)
     except EngineError as error:
         say(str(error))
         return None
-    return answer["amount"] / answer["seconds"]
+    return answer["amount"] / answer["cpu_seconds" if args.processor_time else "seconds"]
 
 
 def _ratios(rates: dict[str, list[float]]) -> dict[str, float]:

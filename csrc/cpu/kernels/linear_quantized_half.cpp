@@ -300,11 +300,16 @@ struct QuantizedHalfProduct {
                                                Prepared::size(a), row, panel, ahead);
       return;
     }
+    // While these panels are widened, the next ones come from memory, a part with each chunk.
+    const char* next = static_cast<const char*>(a.weight) + (panel + P) * panel_size(a);
+    const int64_t chunks = (inner + HalfProduct::kHalfSum - 1) / HalfProduct::kHalfSum;
+    const int64_t share = (P * panel_size(a) / 64 + chunks - 1) / chunks;
     alignas(64) _Float16 widened[P][HalfProduct::kHalfSum][kPanel];
     with_half_codes(a.quant, [&](auto* null) {
       const std::remove_cvref_t<decltype(*null)> kind(a.quant);
       const auto rows_from = [&](int64_t k) VLLM_INLINE {
         const int64_t unit = k / kUnit, stop = least(unit + kChunkUnits, num_units(a.quant));
+        for (int64_t i = 0; i < share; ++i, next += 64) __builtin_prefetch(next, 0, 2);
         for (int p = 0; p < P; ++p) {
           widen(kind, a, panel + p, Prepared(a, panel + p), unit, stop, widened[p][0]);
         }
