@@ -238,11 +238,17 @@ def test_columns_in_another_order() -> None:
         replace(weight, input_order=torch.arange(64).view(2, 32).T.flatten()).take_columns(0, 32)
 
 
-def test_super_groups_are_not_cut() -> None:
-    weight = replace(random_weight(9, 64, 8, "super"), super_scales=torch.rand(9, 2))
-    assert torch.equal(weight.take_columns(32, 64).dequantize(), weight.dequantize()[:, 32:])
-    with pytest.raises(ValueError, match=r"cut a group of 32 columns \(super_scales\)"):
-        weight.take_columns(0, 16)
+def test_super_groups_are_cut_between_groups() -> None:
+    for kind in ("super", "super offsets"):
+        weight = random_weight(9, 64, 8, kind)
+        supers = {
+            name: torch.rand(9, 2) for name in ("super_scales", "super_offsets") if getattr(weight, name) is not None
+        }
+        weight = replace(weight, **supers)
+        for start, stop in ((32, 64), (0, 16), (24, 64)):
+            assert torch.equal(weight.take_columns(start, stop).dequantize(), weight.dequantize()[:, start:stop])
+        with pytest.raises(ValueError, match="cut a group of 8 columns"):
+            weight.take_columns(0, 20)
 
 
 @pytest.mark.parametrize("backend", LEVELS)

@@ -164,8 +164,9 @@ class QuantizedTensor:
         return replace(self, **taken)
 
     def take_columns(self, start: int, stop: int) -> QuantizedTensor:
-        """W[:, start:stop], for x[start:stop]. ValueError where the range cuts a group, or one that its scales share a
-        super-scale with, or where input_order mixes groups from within the range and from without."""
+        """W[:, start:stop], for x[start:stop]; where the range parts groups that share a super-scale, each has its own
+        then. ValueError where the range cuts a group, or where input_order mixes groups from within the range and from
+        without."""
         inner = self.shape[1]
         if self.input_order is None:
             first, last = start, stop
@@ -183,7 +184,10 @@ class QuantizedTensor:
         for name in ("super_scales", "super_offsets"):
             part = getattr(self, name)
             if part is not None and part.shape[1] > 1:
-                groups[name] = self.num_groups // part.shape[1] * self.group_size
+                size = self.num_groups // part.shape[1] * self.group_size
+                if part.shape[1] < self.num_groups and (first % size or (last % size and last != inner)):
+                    return self._with_own_supers().take_columns(start, stop)
+                groups[name] = size
         for name, size in groups.items():
             if size < inner and (first % size or (last % size and last != inner)):
                 raise ValueError(f"columns [{start}, {stop}) cut a group of {size} columns ({name})")
@@ -200,6 +204,14 @@ class QuantizedTensor:
             input_order=order,
             sparse=None if self.sparse is None else self.sparse.take_columns(start, stop),
         )
+
+    def _with_own_supers(self) -> QuantizedTensor:
+        """With a super-scale, and a super-offset, for each group."""
+
+        def spread(part: Tensor | None) -> Tensor | None:
+            return None if part is None else part.repeat_interleave(self.num_groups // part.shape[1], 1)
+
+        return replace(self, super_scales=spread(self.super_scales), super_offsets=spread(self.super_offsets))
 
     def _of_rows(self) -> dict[str, Tensor]:
         """The fields that have a row for each of W's."""
