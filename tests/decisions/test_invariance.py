@@ -177,7 +177,7 @@ def test_on_an_event_loop(folder, alone, monkeypatch):
     async def run():
         engine = AsyncLLM.from_engine_args(AsyncEngineArgs(str(folder), dtype="float32", max_model_len=2048))
         try:
-            first, second = await asyncio.gather(*(engine.decide(INPUT, QUESTIONS, str(name)) for name in range(2)))
+            first, second = await asyncio.gather(*(engine.decide(INPUT, QUESTIONS, name) for name in (None, "2")))
             with pytest.raises(VLLMValidationError, match="priority"):
                 await engine.decide(INPUT, QUESTIONS, "3", priority=2**70)
             assert engine.num_unfinished_sequences == 0

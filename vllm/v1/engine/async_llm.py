@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -192,14 +193,14 @@ class AsyncLLM(AsyncEngineControl):
                 await asyncio.shield(self.abort(request_id))
 
     async def decide(
-        self, input: Any, questions: Any, request_id: str, *, priority: int = 0, **options: Any
+        self, input: Any, questions: Any, request_id: str | None = None, *, priority: int = 0, **options: Any
     ) -> Decision:
         """Answer typed questions about one input; a cancelled call aborts its requests.
 
         Args:
             input: a text, or a list of OpenAI's messages and tool calls.
             questions, **options: as for LLM.decide.
-            request_id, priority: as for `add_request`.
+            request_id, priority: as for `add_request`; None makes an id.
 
         Raises:
             VLLMValidationError: as for LLM.decide, or a bad id or priority.
@@ -209,6 +210,8 @@ class AsyncLLM(AsyncEngineControl):
         # In a thread: templates and long inputs may be slow.
         plan = await asyncio.to_thread(DecisionPlan, self.model_config, self.tokenizer, input, questions, params)
         requests = plan.requests()
+        if request_id is None:
+            request_id = f"decision-{uuid.uuid4().hex}"
         for _, own in requests:
             self.input_processor.check_request(request_id, own, priority)
         names = [f"{request_id}-{index}" for index in range(len(requests))]
