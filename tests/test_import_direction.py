@@ -23,7 +23,7 @@ ORDER = """
     distributed attention model_executor assets forward_context _custom_ops
     v1 v1.attention v1.kv_cache_interface v1.watermarking v1.request v1.outputs v1.messages v1.core v1.sample
     v1.worker v1.executor
-    engine.upstream_args engine.arg_utils
+    engine.former_args engine.upstream_args engine.arg_utils
     v1.metrics.engine_metrics v1.metrics.core_metrics v1.metrics.reader v1.metrics.loggers
     v1.engine.input_processor v1.engine.label_scoring entrypoints.chat decisions
     v1.engine v1.metrics engine

@@ -10,7 +10,7 @@ import pytest
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import SamplingType, StructuredOutputsParams
+from vllm.sampling_params import GuidedDecodingParams, SamplingType, StructuredOutputsParams
 
 # As upstream 0.33 has them, of those that a caller may give by position.
 FIRST = (
@@ -79,6 +79,7 @@ def test_stop_token_ids_of_request_and_model():
     [
         ("watermarking", [None, False], True),
         ("structured_outputs", [None], StructuredOutputsParams(regex="a*")),
+        ("guided_decoding", [None, GuidedDecodingParams()], GuidedDecodingParams(regex="a*")),
         ("thinking_token_budget", [None], 10),
         ("routed_experts_prompt_start", [0], 1),
     ],

@@ -76,14 +76,20 @@ def _is_zero(value: Any) -> bool:
     return isinstance(value, int) and value == 0
 
 
+def _asks_for_no_form(value: Any) -> bool:
+    return hasattr(value, "all_constraints_none") and value.all_constraints_none()
+
+
+_NO_GRAMMARS = (
+    "grammars are not implemented; use allowed_token_ids for a choice of single tokens, LLM.score_labels for a choice "
+    "of texts, or a logits processor"
+)
+
 # What is taken at its neutral value alone: field -> (whether a value other than None is neutral, what to do instead).
 REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "watermarking": (_is_zero, "texts are not watermarked; leave it out"),
-    "structured_outputs": (
-        lambda value: hasattr(value, "all_constraints_none") and value.all_constraints_none(),
-        "grammars are not implemented; use allowed_token_ids for a choice of single tokens, LLM.score_labels for a "
-        "choice of texts, or a logits processor",
-    ),
+    "structured_outputs": (_asks_for_no_form, _NO_GRAMMARS),
+    "guided_decoding": (_asks_for_no_form, _NO_GRAMMARS),
     "thinking_token_budget": (lambda value: False, "bound the whole output by max_tokens"),
     "routed_experts_prompt_start": (_is_zero, "routed experts are not returned"),
 }

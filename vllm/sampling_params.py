@@ -146,6 +146,7 @@ class SamplingParams(Struct, dict=True):
     logprobs_mode: LogprobsMode | None = None
     truncate_prompt_tokens: int | None = None
     logits_processors: list[Callable[..., Any]] | None = None
+    guided_decoding: GuidedDecodingParams | None = None
     # Set when the request is queued.
     _bad_words_token_ids: list[list[int]] | None = None
     _model_stop_token_ids: list[int] | None = None

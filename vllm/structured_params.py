@@ -86,6 +86,10 @@ class GuidedDecodingParams:
                 f"at most one of {', '.join(_KINDS)} must be given, got {' and '.join(given)}", "guided_decoding"
             )
 
+    def all_constraints_none(self) -> bool:
+        """Whether no kind is given."""
+        return all(getattr(self, name) is None for name in _KINDS)
+
     @staticmethod
     def from_optional(
         json: dict[str, Any] | Any | str | None = None,

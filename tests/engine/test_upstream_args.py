@@ -7,9 +7,9 @@ import logging
 from dataclasses import fields, replace
 
 import pytest
-from tiny_llm import make_tiny_model
+from tiny_llm import make_tiny_llm, make_tiny_model
 
-from vllm import EngineArgs
+from vllm import EngineArgs, SamplingParams
 from vllm.config import CompilationConfig, PoolerConfig, ProfilerConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.upstream_args import UpstreamArgs, is_neutral
@@ -157,3 +157,11 @@ def test_flags():
     assert (args.compilation_config, args.enable_prefix_caching) == ({"mode": 3}, False)
     assert (args.cudagraph_capture_sizes, args.hf_overrides) == ([1, 2], {"a": 1})
     assert EngineArgs.from_cli_args(parser.parse_args([])) == EngineArgs()
+
+
+def test_arguments_of_other_versions(folder):
+    # Neutral ones are taken whatever they are called; the others only if it is known what they asked for.
+    llm = make_tiny_llm(folder, use_v2_block_manager=True, disable_log_requests=True, never_heard_of=None, other="auto")
+    assert llm.generate("a", SamplingParams(max_tokens=1, guided_decoding=None))[0].finished
+    with pytest.raises(TypeError, match="never_heard_of"):
+        make_tiny_llm(folder, never_heard_of=3)

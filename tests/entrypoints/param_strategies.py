@@ -186,6 +186,7 @@ SOUND: dict[str, st.SearchStrategy[Any]] = {
     # Taken at their neutral values alone.
     "watermarking": st.sampled_from([None, False]),
     "structured_outputs": st.none(),
+    "guided_decoding": st.none(),
     "thinking_token_budget": st.none(),
     "routed_experts_prompt_start": st.just(0),
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.beam_search import BeamSearchOutput, BeamSearchParams
+from vllm.config.unserved import is_neutral_value
 from vllm.decisions.params import DecisionParams
 from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.types import Decision
@@ -47,6 +48,8 @@ class LLM(EngineControl, PoolingOfflineMixin):
 
     def __init__(self, model: str | None = None, *, chat_template: str | Path | None = None, **kwargs: Any) -> None:
         known = {item.name for item in fields(EngineArgs)}
+        # Upstream's other versions have other arguments.
+        kwargs = {name: value for name, value in kwargs.items() if name in known or not is_neutral_value(value)}
         unknown = sorted(set(kwargs) - known)
         if unknown:
             raise TypeError(f"LLM() got an unexpected argument {unknown[0]!r}; known: {', '.join(sorted(known))}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.engine.upstream_args import check_neutral, refused, unused
+from vllm.engine.former_args import refused, unused
+from vllm.engine.upstream_args import check_neutral
 
 _LORA = "LoRA adapters are not implemented; merge the adapter into the checkpoint"
 _TOOLS = "tool calls are not parsed from answers; leave it out and parse the text that the model writes"
