@@ -64,12 +64,15 @@ class UnservedConfig:
 
 
 def is_neutral_value(value: Any) -> bool:
-    """Whether it asks for nothing: None, False, 0, "auto", an empty text or container, a neutral configuration."""
+    """Whether it asks for nothing: None, False, 0, "auto", an empty text or container, a mapping to such, a neutral
+    configuration."""
     if isinstance(value, UnservedConfig):
         return value.is_neutral()
     if value is None or value is False or (isinstance(value, str) and value in ("", "auto")):
         return True
-    return isinstance(value, (int, float, Mapping, list, tuple, set, frozenset)) and not value
+    if isinstance(value, Mapping):
+        return all(map(is_neutral_value, value.values()))
+    return isinstance(value, (int, float, list, tuple, set, frozenset)) and not value
 
 
 def as_config(argument: str, kind: type[_C], value: Any) -> _C | None:

@@ -21,16 +21,19 @@ def refused(default: Any, why: str) -> Any:
     )
 
 
-def unused(default: Any, why: str) -> Any:
-    """A field that can change no result here: at another value than its default, a warning."""
-    return field(default=default, metadata={"why": why, "refused": False, "help": f"changes nothing here: {why}"})
+def unused(default: Any, why: str, flag: bool = True) -> Any:
+    """A field that can change no result here: at another value than its default, a warning. `flag`: whether the command
+    line has it."""
+    said = {"why": why, "refused": False, "help": f"changes nothing here: {why}", "flag": flag}
+    return field(default=default, metadata=said)
 
 
 @dataclass(kw_only=True)
 class FormerArgs:
     """Each with the default that it had; see UpstreamArgs."""
 
-    disable_log_requests: bool = unused(False, _LOG)
+    # On the command line it is --no-enable-log-requests.
+    disable_log_requests: bool = unused(False, _LOG, flag=False)
     use_v2_block_manager: bool = unused(True, _ONE_WAY)
     num_scheduler_steps: int = unused(1, _ONE_WAY)
     multi_step_stream_outputs: bool = unused(True, _ONE_WAY)

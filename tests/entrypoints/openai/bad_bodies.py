@@ -155,7 +155,7 @@ GENERATION = [
     *bad("tempratur", 1, says="'temperature'"),
     *bad("top_logprob_token_ids", [1], says="'logprob_token_ids'"),
     *bad("maxTokens", 1, says="'max_tokens'"),
-    *bad("zzz", None, says="unknown field 'zzz'"),
+    *bad("zzz", False, says="unknown field 'zzz'"),
     *bad("", 1, says="unknown field ''"),
     Bad({SURROGATE: 1}, r"\ud800", r"unknown field '\ud800'"),
     Bad({"x" * 100_000: 1}, "x" * 64, "unknown field"),

@@ -125,7 +125,7 @@ def _document(schema: dict[str, Any], model: type[RequestModel]) -> None:
 def check_names(
     fields: dict[str, Any], model: type[RequestModel], ignore_unknown: bool = False, within: str = ""
 ) -> None:
-    """Refuse unknown and unsupported fields, also of objects inside.
+    """Refuse unknown and unsupported fields, also of objects inside; null asks for nothing.
 
     Args:
         ignore_unknown: let unknown fields pass.
@@ -144,7 +144,7 @@ def check_names(
             if value is not None and not any(type(value) is type(each) and value == each for each in neutral):
                 message = f"{name} cannot be honoured: {reason}; got {shown(value)}"
                 raise ApiError(400, message, name, "unsupported_field")
-        elif name not in model.ACCEPTED and not ignore_unknown:
+        elif name not in model.ACCEPTED and not ignore_unknown and value is not None:
             known = [*known_fields, *model.ACCEPTED]
             near = difflib.get_close_matches(name, known, n=1) if len(name) <= _LONGEST_NAME else []
             hint = f"; did you mean {within + near[0]!r}?" if near else ""
