@@ -157,6 +157,8 @@ def test_a_profile_is_a_trace_file_and_metrics_are_kept(folder, tmp_path):
     assert prompts.sum == num_prompt_tokens + 2 and metrics["vllm:num_requests_running"].value == 0
     assert generated.labels == {"model_name": str(folder), "engine": "0"}
     assert metrics["vllm:cache_config_info"].labels["block_size"] == "16"
+    # As programs free an engine.
+    del llm.llm_engine.model_executor.driver_worker
 
 
 def test_a_profile_needs_a_folder(llm, monkeypatch):

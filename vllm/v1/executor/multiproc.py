@@ -26,7 +26,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.worker_monitor import WorkerHandle, WorkerMonitor
 from vllm.v1.executor.worker_proc import CALL, STEP, STOP, WorkerStart
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
-from vllm.v1.worker.worker import Worker, call_worker, make_worker, worker_device
+from vllm.v1.worker.worker import call_worker, make_worker, worker_device
 
 _NUM_THREADS = torch.get_num_threads()  # before any engine reduced it
 
@@ -103,6 +103,8 @@ class MultiprocExecutor:
                 self.group = join_group(store, 0, world_size, worker_device(config, 0), self.host, custom)
             self._monitor.group = self.group
             self.worker = make_worker(config, self.group)
+            # Upstream's name; callers delete it when they are done.
+            self.driver_worker = self.worker
             self.collective_rpc("load_model", (use_tqdm,))
             self.num_blocks = min(self.collective_rpc("determine_num_blocks"))
             self.num_host_blocks = min(self.collective_rpc("determine_num_host_blocks"))
@@ -110,11 +112,6 @@ class MultiprocExecutor:
         except BaseException:
             self.shutdown()
             raise
-
-    @property
-    def driver_worker(self) -> Worker:
-        """`worker`, by upstream's name."""
-        return self.worker
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step on every rank; returns rank 0's output. EngineDeadError: a rank failed, now or before."""

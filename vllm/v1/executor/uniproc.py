@@ -9,7 +9,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
-from vllm.v1.worker.worker import Worker, call_worker, make_worker
+from vllm.v1.worker.worker import call_worker, make_worker
 
 
 class UniProcExecutor:
@@ -17,16 +17,13 @@ class UniProcExecutor:
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False, group: Communicator = ALONE) -> None:
         self.worker = make_worker(config, group)
+        # Upstream's name; callers delete it when they are done.
+        self.driver_worker = self.worker
         self.group = group
         self.worker.load_model(use_tqdm)
         self.num_blocks = self._least(self.worker.determine_num_blocks())
         self.num_host_blocks = self._least(self.worker.determine_num_host_blocks())
         self.worker.initialize_kv_cache(self.num_blocks, self.num_host_blocks)
-
-    @property
-    def driver_worker(self) -> Worker:
-        """`worker`, by upstream's name."""
-        return self.worker
 
     def _least(self, number: int) -> int:
         return number
