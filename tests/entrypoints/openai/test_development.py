@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from asgi import AppThread, make_engine
@@ -22,8 +24,10 @@ ROUTES = [
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppThread]:
+    traces = tmp_path_factory.mktemp("traces")
     engine = make_engine(
         make_tiny_model(tmp_path_factory.mktemp("tiny")),
+        profiler_config={"profiler": "torch", "torch_profiler_dir": str(traces)},
         logprobs_mode="processed_logprobs",
         weight_transfer_config={"backend": "nccl"},
     )
@@ -99,3 +103,13 @@ def test_weights_are_refused(app: AppThread) -> None:
     response = app.request("POST", "/init_weight_transfer_engine", json={"init_info": {}})
     assert response.status_code == 400
     assert "receives no weights over NCCL" in response.json()["error"]["message"]
+
+
+def test_a_profile_needs_a_folder(app: AppThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert answer(app, "POST", "/start_profile") is None
+    app.post("/v1/completions", prompt=[5, 6], max_tokens=1)
+    assert answer(app, "POST", "/stop_profile") is None
+    config = app.engine.vllm_config
+    assert len(list(Path(config.torch_profiler_dir).iterdir())) == 1
+    monkeypatch.setattr(app.engine, "vllm_config", replace(config, torch_profiler_dir=""))
+    assert app.request("POST", "/start_profile").status_code == 404

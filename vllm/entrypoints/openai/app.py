@@ -23,6 +23,7 @@ from vllm.entrypoints.openai.serving import (
     invocations,
     models,
     pooling,
+    profile,
     render,
     rerank,
     scoring,
@@ -57,6 +58,7 @@ def build_app(state: ServerState) -> FastAPI:
         pooling,
         tokenization,
         models,
+        profile,
     ):
         app.include_router(module.router)
     if state.args.page:
