@@ -69,4 +69,4 @@ def test_the_entry_point(files, tiny_folder):
 
 
 def test_all_of_the_page_is_here():
-    assert len(FILES) == 3 and len(SCRIPTS) == 4
+    assert len(FILES) == 4 and len(SCRIPTS) == 4
