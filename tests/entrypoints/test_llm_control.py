@@ -115,6 +115,9 @@ def test_calls_of_workers(llm):
     assert llm.collective_rpc("rank_and", 5.0, (), {"value": 4}) == [(0, 4, "LlamaForCausalLM")]
     assert llm.apply_model(lambda model: type(model).__name__) == ["LlamaForCausalLM"]
     assert llm.get_world_size() == 1
+    # As upstream's documents reach for the model.
+    executor = llm.llm_engine.engine_core.engine_core.model_executor
+    assert executor.driver_worker.worker.get_model() is executor.driver_worker.worker.model_runner.model
 
 
 def test_an_engine_has_what_the_llm_has(llm):
