@@ -13,7 +13,7 @@ from vllm import EngineArgs, SamplingParams
 from vllm.config import CompilationConfig, PoolerConfig, ProfilerConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.upstream_args import UpstreamArgs, is_neutral
-from vllm.utils.argparse_utils import human_readable_int_or_auto
+from vllm.utils.argparse_utils import FlexibleArgumentParser, human_readable_int_or_auto
 
 REFUSED = [item for item in fields(UpstreamArgs) if item.metadata["refused"]]
 UNUSED = [item for item in fields(UpstreamArgs) if not item.metadata["refused"]]
@@ -165,3 +165,16 @@ def test_arguments_of_other_versions(folder):
     assert llm.generate("a", SamplingParams(max_tokens=1, guided_decoding=None))[0].finished
     with pytest.raises(TypeError, match="never_heard_of"):
         make_tiny_llm(folder, never_heard_of=3)
+
+
+def test_flags_of_a_callers_parser_stay_its_own():
+    parser = FlexibleArgumentParser()
+    parser.add_argument("--log-level", default="debug", choices=["debug"])
+    args = AsyncEngineArgs.add_cli_args(parser).parse_args(["--model", "x", "--enable-log-requests", "-tp", "2"])
+    given = AsyncEngineArgs.from_cli_args(args)
+    assert (args.log_level, given.enable_log_requests, given.tensor_parallel_size) == ("debug", True, 2)
+    assert (
+        not AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(), async_args_only=True)
+        .parse_args([])
+        .enable_log_requests
+    )

@@ -50,6 +50,18 @@ class ParallelConfig:
                 f"distributed_executor_backend='uni' drives one device, but tensor_parallel_size is {size}"
             )
 
+    def check_devices(self, found: int) -> None:
+        """
+        Raises:
+            ValueError: there are fewer CUDA devices than the replicas need.
+        """
+        needed = self.data_parallel_size * self.tensor_parallel_size
+        if needed > found:
+            raise ValueError(
+                f"data_parallel_size={self.data_parallel_size} with tensor_parallel_size={self.tensor_parallel_size} "
+                f"needs {needed} CUDA devices, and there are {found}"
+            )
+
     def check_divides(self, hf: HFConfig) -> None:
         """
         Raises:

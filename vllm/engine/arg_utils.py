@@ -37,7 +37,7 @@ from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from vllm.tracing import check_endpoint
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.device import device_bytes, resolve_device, usable_cores
-from vllm.utils.flag_types import flag_help, flag_options
+from vllm.utils.flag_types import flag_help, flag_options, free_names
 
 if TYPE_CHECKING:
     from vllm.model_executor.model_loader import ResolvedModel
@@ -426,7 +426,7 @@ class EngineArgs(UpstreamArgs):
         if device == "cuda" and parallel_config.data_parallel_size > 1:
             import torch
 
-            _check_device_count(parallel_config, torch.cuda.device_count())
+            parallel_config.check_devices(torch.cuda.device_count())
         return device
 
     def _resolve_attention_backend(self, device: str, source: ResolvedModel) -> str:
@@ -464,10 +464,10 @@ class EngineArgs(UpstreamArgs):
         group = parser.add_argument_group("engine")
         hints = typing.get_type_hints(EngineArgs)
         for item in fields(EngineArgs):
-            if not item.metadata.get("flag", True):
+            names = free_names(parser, ["--" + item.name.replace("_", "-"), *_SHORT_FLAGS.get(item.name, ())])
+            if not names or not item.metadata.get("flag", True):
                 continue
             default = None if item.default is MISSING else item.default
-            names = ["--" + item.name.replace("_", "-"), *_SHORT_FLAGS.get(item.name, ())]
             group.add_argument(
                 *names, dest=item.name, default=default, help=flag_help(item.metadata), **flag_options(hints[item.name])
             )
@@ -485,15 +485,10 @@ class AsyncEngineArgs(EngineArgs):
 
     enable_log_requests: bool = _arg(False, "log each request", flag=False)
 
-
-def _check_device_count(config: ParallelConfig, found: int) -> None:
-    """
-    Raises:
-        ValueError: there are fewer CUDA devices than the replicas need.
-    """
-    needed = config.data_parallel_size * config.tensor_parallel_size
-    if needed > found:
-        raise ValueError(
-            f"data_parallel_size={config.data_parallel_size} with tensor_parallel_size={config.tensor_parallel_size} "
-            f"needs {needed} CUDA devices, and there are {found}"
-        )
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser, async_args_only: bool = False) -> argparse.ArgumentParser:
+        """Add one flag a field to `parser`, or, with `async_args_only`, those that EngineArgs does not have."""
+        if free_names(parser, ["--enable-log-requests"]):
+            flag = argparse.BooleanOptionalAction
+            parser.add_argument("--enable-log-requests", action=flag, default=False, help="log each request")
+        return parser if async_args_only else EngineArgs.add_cli_args(parser)

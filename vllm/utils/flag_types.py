@@ -45,6 +45,11 @@ def flag_help(metadata: Mapping[str, Any]) -> str:
     return argparse.SUPPRESS if "refused" in metadata else metadata["help"]
 
 
+def free_names(parser: argparse.ArgumentParser, names: list[str]) -> list[str]:
+    """Those that a caller's parser has not taken for flags of its own."""
+    return [name for name in names if name not in parser._option_string_actions]
+
+
 def flag_options(hint: Any) -> dict[str, Any]:
     """argparse options for a field's type; of several, the one that a command line can hold."""
     members = [each for each in typing.get_args(hint) or (hint,) if each is not type(None)]
