@@ -279,8 +279,8 @@ class UpstreamArgs(FormerArgs):
     watchdog_config: dict[str, Any] | None = refused(None, _MISSING)
 
     logging_config: dict[str, Any] | None = refused(None, _LOGGING)
-    log_level: str | None = refused(None, _LOGGING)
-    log_config_file: str | None = refused(None, _LOGGING)
+    log_level: str | None = unused(None, _LOGGING)
+    log_config_file: str | None = unused(None, _LOGGING)
 
     show_hidden_metrics_for_version: str | None = refused(None, _METRICS)
     collect_detailed_traces: list[str] | None = refused(None, _TRACES)
