@@ -129,6 +129,7 @@ def test_who_waits_hears_of_a_dead_engine(folder):
 def test_small_questions(folder):
     async def test(engine, wanted):
         assert (await engine.get_tokenizer()).decode(wanted) is not None
+        assert (await engine.get_vllm_config()).model_config is await engine.get_model_config() is engine.model_config
         assert not await engine.is_tracing_enabled()
         await engine.do_log_stats()
         await engine.abort("unknown", internal=True)

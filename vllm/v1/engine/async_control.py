@@ -17,6 +17,7 @@ from vllm.v1.engine.upstream_calls import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from vllm.config import ModelConfig, VllmConfig
     from vllm.tasks import SupportedTask
     from vllm.tokenizers.tokenizer import Tokenizer
     from vllm.tracing import RequestTracer
@@ -29,6 +30,7 @@ _PAUSE_POLL_SECONDS = 0.01
 class AsyncEngineControl:
     """The part of `AsyncLLM` that is about its engine."""
 
+    vllm_config: VllmConfig
     replicas: list[Replica]
     tokenizer: Tokenizer | None
     tracer: RequestTracer | None
@@ -134,6 +136,14 @@ class AsyncEngineControl:
         if self.tokenizer is None:
             raise ValueError("there is no tokenizer: skip_tokenizer_init left it out")
         return self.tokenizer.hf_tokenizer
+
+    async def get_model_config(self) -> ModelConfig:
+        """`model_config`, to be awaited, as upstream once had it."""
+        return self.vllm_config.model_config
+
+    async def get_vllm_config(self) -> VllmConfig:
+        """`vllm_config`, to be awaited, as upstream once had it."""
+        return self.vllm_config
 
     async def get_supported_tasks(self) -> tuple[SupportedTask, ...]:
         """What the model can be asked for."""
