@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from minilm import extract_minilm
+from safetensors.torch import load_file, save_file
 
 from vllm import LLM, PoolingParams, SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
@@ -253,3 +254,82 @@ def test_lengths_that_a_model_was_trained_for(minilm):
     assert len(output.outputs.embedding) == 64
     with pytest.raises(VLLMValidationError, match="must be one of 64, 128"):
         llm.embed("hello", pooling_params=PoolingParams(dimensions=32), use_tqdm=False)
+
+
+# model_type: sizes under other names than SIZES'.
+OTHERS = {
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+    "modernbert": {"local_attention": 16, "pad_token_id": 0},
+    "nomic_bert": {},
+    "jina_embeddings_v3": {},
+    "gte": {},
+    "eurobert": {"pad_token_id": 0},
+    "electra": {"embedding_size": 16},
+    "albert": {"embedding_size": 16},
+    "mpnet": {"max_position_embeddings": 66},
+    "deberta-v2": {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]},
+}
+
+
+def other_config(kind: str, **options) -> transformers.PretrainedConfig:
+    return transformers.CONFIG_MAPPING[kind](**(SIZES | {"max_position_embeddings": 64} | OTHERS[kind] | options))
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_encoders_of_transformers_embed(tmp_path, kind):
+    folder = save(tmp_path, other_config(kind))
+    add_modules(folder, "mean_tokens", normalize=True)
+    llm = LLM(str(folder), skip_tokenizer_init=True, max_num_batched_tokens=64)
+    assert llm.model_config.max_model_len == 64
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        hidden = [model(torch.tensor([ids])).last_hidden_state[0] for ids in PROMPTS]
+    got = torch.stack(tensors(llm.encode(PROMPTS, pooling_task="embed", use_tqdm=False)))
+    expected = torch.nn.functional.normalize(torch.stack([each.mean(0) for each in hidden]), dim=-1)
+    torch.testing.assert_close(got, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert", "deberta-v2"])
+@pytest.mark.parametrize("head", ["Sequence", "Token"])
+def test_other_classifiers(tmp_path, kind, head):
+    bert = transformers.BertConfig(**SIZES, max_position_embeddings=64, num_labels=3)
+    config = bert if kind == "bert" else other_config(kind, num_labels=3)
+    folder = save(tmp_path, config, getattr(transformers, f"AutoModelFor{head}Classification"))
+    llm = LLM(str(folder), skip_tokenizer_init=True)
+    model = getattr(transformers, f"AutoModelFor{head}Classification").from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = [model(torch.tensor([ids])).logits[0].softmax(-1) for ids in PROMPTS]
+    task = "classify" if head == "Sequence" else "token_classify"
+    for got, want in zip(tensors(llm.encode(PROMPTS, pooling_task=task, use_tqdm=False)), expected, strict=True):
+        torch.testing.assert_close(got, want, **TOLERANCE)
+
+
+@pytest.mark.parametrize("layout", ["HF_ColBERT", "modules"])
+def test_embeddings_of_tokens(tmp_path, layout):
+    folder = save(tmp_path, transformers.BertConfig(**SIZES, max_position_embeddings=64))
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    weight = torch.randn(24, 32)
+    if layout == "modules":
+        kinds = {"": "sentence_transformers.models.Transformer", "1_Dense": "pylate.models.Dense.Dense"}
+        modules = [
+            {"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(kinds.items())
+        ]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "1_Dense").mkdir()
+        dense = {"in_features": 32, "out_features": 24, "bias": False, "activation_function": "torch.nn.Identity"}
+        (folder / "1_Dense/config.json").write_text(json.dumps(dense))
+        save_file({"linear.weight": weight}, folder / "1_Dense/model.safetensors")
+    else:
+        weights = {f"bert.{name}": each for name, each in load_file(folder / "model.safetensors").items()}
+        save_file({**weights, "linear.weight": weight}, folder / "model.safetensors")
+        raw = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**raw, "architectures": ["HF_ColBERT"], "dim": 24}))
+    llm = LLM(str(folder), skip_tokenizer_init=True)
+    assert llm.model_config.pooling_tasks == ("token_embed",)
+    with torch.no_grad():
+        hidden = [model(torch.tensor([ids])).last_hidden_state[0] @ weight.T for ids in PROMPTS]
+    got = tensors(llm.encode(PROMPTS, PoolingParams(dimensions=20), pooling_task="token_embed", use_tqdm=False))
+    for each, want in zip(got, hidden, strict=True):
+        torch.testing.assert_close(each, torch.nn.functional.normalize(want[:, :20], dim=-1), **TOLERANCE)
+    with pytest.raises(VLLMValidationError, match="dimensions"):
+        llm.encode(PROMPTS, PoolingParams(dimensions=25), use_tqdm=False)

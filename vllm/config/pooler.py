@@ -81,6 +81,7 @@ _OLDER_TASKS = {
 # By what a model is made for; sequences of generating models are classified token by token, too.
 _TASKS = {
     "embed": ("embed", "token_embed"),
+    "token_embed": ("token_embed",),
     "classify": ("classify", "token_classify"),
     "token_classify": ("token_classify",),
     "reward": ("token_classify",),
@@ -125,8 +126,10 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
     raw, folder = source.hf_config.raw, read_pooling(source.path)
     is_bidirectional = source.is_encoder or attends_both_ways(raw)
     kind = source.pooling_kind or ("embed" if folder is not None or is_bidirectional else None)
+    if kind == "embed" and folder is not None and folder.of_tokens:
+        kind = "token_embed"
     if runner == "generate" or (runner == "auto" and kind is None and convert == "auto"):
-        if is_bidirectional or kind not in (None, "embed"):
+        if is_bidirectional or kind not in (None, "embed", "token_embed"):
             raise ValueError("runner='generate' needs a model that generates, and this one does not: use 'pooling'")
         if not pooler.is_neutral() or convert != "auto":
             asked = "pooler_config" if convert == "auto" else f"convert={convert!r}"
@@ -137,7 +140,7 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
     elif raw.get("classifier_from_token"):
         kind = "classify"
     kind = kind or "embed"
-    if source.is_encoder and kind != "embed" and source.pooling_kind in (None, "embed"):
+    if source.is_encoder and "embed" not in kind and source.pooling_kind in (None, "embed"):
         raise ValueError(f"convert={convert!r} needs an encoder with a classifier, and this one has none")
     _check_served(args, pooler, is_bidirectional)
     tasks = tasks_of(kind, source.is_encoder, pooler)
@@ -145,7 +148,7 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
         if getattr(pooler, name) is not None and not needed & set(tasks):
             raise ValueError(f"pooler_config: {name} is for {' and '.join(sorted(needed))}; this model has {tasks}")
     default = SentencePooling(("cls",) if source.is_encoder else ("lasttoken",))
-    pooling = (folder if kind == "embed" else None) or default
+    pooling = (folder if "embed" in kind else None) or default
     return {
         "runner": "pooling",
         "convert": kind,

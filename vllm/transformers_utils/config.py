@@ -57,6 +57,7 @@ class HFConfig:
         eos_token_ids: every end-of-sequence id of config.json and generation_config.json.
         default_sampling_params: sampling fields that generation_config.json recommends.
         where: the file's name in errors.
+        is_encoder: whether it is one, whose tokens see those after them.
     """
 
     architectures: tuple[str, ...]
@@ -77,6 +78,7 @@ class HFConfig:
     default_sampling_params: dict[str, Any]
     raw: dict[str, Any] = field(repr=False)
     where: str = "config.json"
+    is_encoder: bool = False
 
     @property
     def id2label(self) -> dict[int, str]:

@@ -41,11 +41,13 @@ class SentencePooling:
         modes: ways of pooling, whose results are joined.
         dense: layers that follow.
         normalize: whether the result has length 1.
+        of_tokens: late interaction: tokens are not pooled, and each is projected by the layers.
     """
 
     modes: tuple[str, ...] = ("cls",)
     dense: tuple[DenseLayer, ...] = ()
     normalize: bool = True
+    of_tokens: bool = False
 
     def reads_all_tokens(self, task: str | None) -> bool:
         """Whether more than the last token's hidden state is pooled."""
@@ -76,6 +78,8 @@ def read_pooling(folder: Path) -> SentencePooling | None:
             normalize = True
         elif kind != "Transformer":
             raise ValueError(f"{folder.name}/modules.json: the module {module['type']} is not supported")
+    if dense and not modes:
+        return SentencePooling(("cls",), tuple(dense), True, of_tokens=True)
     return SentencePooling(modes or ("mean",), tuple(dense), normalize)
 
 

@@ -49,7 +49,9 @@ class Pooler:
             return self._activated(self._logits(self.pooled(hidden)[None]), activate)[0]
         if params.task == "token_classify":
             return self._classify_tokens(hidden, token_ids, params, activate)
-        vectors = self._project(hidden.float() if params.task == "token_embed" else self.pooled(hidden))
+        vectors = hidden.float() if params.task == "token_embed" else self.pooled(hidden)
+        if self.pooling.of_tokens == (params.task == "token_embed"):
+            vectors = self._project(vectors)
         vectors = vectors[..., : params.dimensions or self.config.dimensions]
         normalize = self.pooling.normalize if activate is None else activate
         return F.normalize(vectors, dim=-1) if normalize else vectors

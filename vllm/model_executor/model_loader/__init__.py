@@ -27,7 +27,8 @@ from vllm.model_executor.model_loader.resolve import (
 from vllm.model_executor.model_loader.sharded_state_loader import ShardedStateLoader as ShardedStateLoader
 from vllm.model_executor.model_loader.weights import fill_with_noise, load_weights
 from vllm.model_executor.models.pooling import use_pooling_head
-from vllm.model_executor.models.registry import TRANSFORMERS, import_model_class, is_encoder, model_entry
+from vllm.model_executor.models.registry import TRANSFORMERS, import_model_class, model_entry
+from vllm.model_executor.models.transformers_encoder import TransformersEncoder
 from vllm.utils.host_memory import return_freed_memory
 
 if TYPE_CHECKING:
@@ -42,13 +43,15 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
     that are missing, unexpected or of another shape."""
     config = model_config.hf_config
     entry = model_entry(config.architectures, model_config.model_impl, config.raw)
+    if config.is_encoder and entry == TRANSFORMERS:
+        return TransformersEncoder(model_config, torch.device(device))
     model_class: Any = import_model_class(entry)
     with _building(getattr(torch, model_config.dtype), torch.device(device)):
         if entry == TRANSFORMERS:
             model = model_class(model_config)
         else:
             model = model_class(config, model_config.max_model_len)
-        if model_config.runner_type == "pooling" and not is_encoder(config.architectures):
+        if model_config.runner_type == "pooling" and not config.is_encoder:
             use_pooling_head(model, model_config)
         quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
         if quantization is not None:

@@ -20,7 +20,6 @@ from vllm.model_executor.model_loader.weight_files import shard_files, stored_dt
 from vllm.model_executor.models.registry import (
     TRANSFORMERS,
     import_model_class,
-    is_encoder,
     model_entry,
     pooling_kind,
 )
@@ -60,7 +59,7 @@ class ResolvedModel:
     @property
     def is_encoder(self) -> bool:
         """Whether its architecture is an encoder."""
-        return is_encoder(self.hf_config.architectures)
+        return self.hf_config.is_encoder
 
     def longest_prompt(self, asked: int | str | None) -> int:
         """In tokens; unless more is asked for, what a sentence-transformers folder says."""
@@ -163,7 +162,10 @@ def _load_config(folder: Path, overrides: dict[str, Any] | None, model_impl: str
         return config if resolve_config is None else resolve_config(config)
     # Its import takes seconds.
     from vllm.model_executor.models.transformers_build import load_transformers_config
+    from vllm.model_executor.models.transformers_encoder import find_encoder, load_encoder_config
 
+    if find_encoder(raw) is not None:
+        return load_encoder_config(raw, folder, trust_remote_code)
     return load_transformers_config(raw, folder, generation, trust_remote_code)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.models.checkpoint_names import CheckpointNames
 from vllm.model_executor.models.config_reader import ConfigReader
 from vllm.model_executor.models.encoder import EncoderForPooling, EncoderSpec
+from vllm.transformers_utils.config import HFConfig
 
 _RENAMES = (
     (r"^(bert|roberta)\.", ""),
@@ -22,6 +26,8 @@ _RENAMES = (
     (r"\.output\.LayerNorm\.", ".output_norm."),
 )
 _IGNORED = r".*embeddings\.position_ids"
+# The width of ColBERT's embeddings.
+_WIDTHS = ("colbert_dim", "dim", "projection_dim")
 
 
 class BertModel(EncoderForPooling):
@@ -71,3 +77,26 @@ class RobertaModel(BertModel):
 class RobertaForSequenceClassification(RobertaModel):
     head_activation = "tanh"
     names = CheckpointNames((*_RENAMES, (r"^classifier\.", "head.")), ignored=_IGNORED)
+
+
+class ColBertModel(BertModel):
+    """BERT with a projection: embeddings of tokens, which are compared one by one (arXiv:2004.12832)."""
+
+    names = CheckpointNames((*_RENAMES, (r"^linear\.", "model.projection.")), ignored=_IGNORED)
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> EncoderSpec:
+        reader.ignore(*_WIDTHS)
+        return super().describe(reader)
+
+    @classmethod
+    def resolve_config(cls, config: HFConfig) -> HFConfig:
+        return replace(super().resolve_config(config), hidden_size=cls._width(config))
+
+    @staticmethod
+    def _width(config: HFConfig) -> int:
+        return next((config.raw[name] for name in _WIDTHS if config.raw.get(name)), 128)
+
+    def __init__(self, config: HFConfig, max_model_len: int) -> None:
+        super().__init__(config, max_model_len)
+        self.model.projection = ReplicatedLinear(self.spec.hidden_size, self._width(config), False, "projection")

@@ -101,6 +101,8 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
+    projection: Callable[[Tensor], Tensor] | None = None
+
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
         self.embeddings = EncoderEmbeddings(spec)
@@ -110,7 +112,7 @@ class Encoder(nn.Module):
         hidden = self.embeddings(ids, positions, types)
         for layer in self.layers:
             hidden = layer(hidden, lengths)
-        return hidden
+        return hidden if self.projection is None else self.projection(hidden)
 
 
 class ClassificationHead(nn.Module):
@@ -156,7 +158,12 @@ class EncoderForPooling(UpdatableModel):
     def resolve_config(cls, config: HFConfig) -> HFConfig:
         """`config` with the sizes of the encoder that it means. ValueError as `spec_of`."""
         spec = cls.spec_of(config)
-        return replace(config, intermediate_size=spec.intermediate_size, max_context_len=spec.max_positions)
+        return replace(
+            config,
+            intermediate_size=spec.intermediate_size,
+            max_context_len=spec.max_positions,
+            is_encoder=True,
+        )
 
     def __init__(self, config: HFConfig, max_model_len: int) -> None:
         super().__init__()

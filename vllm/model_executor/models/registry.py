@@ -91,6 +91,8 @@ _POOLING = {
     name: f"vllm.model_executor.models.bert:{entry}"
     for name, entry in {
         "BertModel": "BertModel",
+        "HF_ColBERT": "ColBertModel",
+        "ColBERTModel": "ColBertModel",
         "BertForMaskedLM": "BertModel",
         "BertForSequenceClassification": "BertForSequenceClassification",
         "RobertaModel": "RobertaModel",
@@ -115,9 +117,12 @@ _ENDINGS = {
 
 
 def pooling_kind(architectures: Sequence[str]) -> str | None:
-    """What a model is made for, by the first name: "embed", "classify", "token_classify" or "reward"; None: text."""
+    """What a model is made for, by the first name: "embed", "token_embed" (late interaction), "classify",
+    "token_classify" or "reward"; None: text."""
     if ModelRegistry.find(architectures) is not None:
         return None
+    if any("ColBERT" in name for name in architectures[:1]):
+        return "token_embed"
     return next((_ENDINGS[each] for name in architectures[:1] if (each := _ending(name))), None)
 
 
@@ -198,7 +203,8 @@ class _ModelRegistry:
     def is_pooling_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
         """Whether the architecture is an encoder, or a decoder whose name ends as those do that pool."""
         names = [architectures] if isinstance(architectures, str) else architectures
-        return pooling_kind(names) is not None or is_encoder(names)
+        is_encoder = self.find(names) is None and any(name in _POOLING for name in names)
+        return pooling_kind(names) is not None or is_encoder
 
     def is_multimodal_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
         """False: none is."""
@@ -206,11 +212,6 @@ class _ModelRegistry:
 
 
 ModelRegistry = _ModelRegistry()
-
-
-def is_encoder(architectures: Sequence[str]) -> bool:
-    """Whether one of them is an encoder that has a model here."""
-    return ModelRegistry.find(architectures) is None and any(name in _POOLING for name in architectures)
 
 
 def supported_architectures() -> list[str]:

@@ -14,19 +14,23 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import attention_layers, use_backend
 from vllm.model_executor.layers.pooler import Pooler
 from vllm.model_executor.model_loader import get_model
+from vllm.model_executor.models.transformers_encoder import TransformersEncoder
 from vllm.transformers_utils.sentence_transformers import warn_of_unread
 from vllm.v1.messages import EngineCoreRequest
 
 
-def whole_sequences(model: Any) -> Callable[[Tensor, Tensor, Tensor, Sequence[int]], Tensor]:
-    """A model's hidden states [T, H] of sequences that follow one another: arguments as EncoderForPooling.forward's."""
+def whole_sequences(model: Any) -> Callable[[Tensor, Tensor, Tensor, Sequence[int]], Sequence[Tensor]]:
+    """A model's hidden states [L, H] of each of the sequences that follow one another; arguments as those of
+    EncoderForPooling.forward."""
     layers = attention_layers(model)
-    if not layers:
+    if isinstance(model, TransformersEncoder):
         return model
+    if not layers:
+        return lambda ids, positions, types, lengths: model(ids, positions, types, lengths).split(lengths)
     use_backend(model, PackedAttention())
 
-    def forward(ids: Tensor, positions: Tensor, types: Tensor, lengths: Sequence[int]) -> Tensor:
-        return model(ids, positions, [None] * len(layers), PackedSequences(lengths), None)
+    def forward(ids: Tensor, positions: Tensor, types: Tensor, lengths: Sequence[int]) -> Sequence[Tensor]:
+        return model(ids, positions, [None] * len(layers), PackedSequences(lengths), None).split(lengths)
 
     return forward
 
@@ -50,7 +54,7 @@ class EncoderRunner:
         positions = torch.cat([torch.arange(length) for length in lengths])
         types = torch.cat([_types(request, length) for request, length in zip(requests, lengths, strict=True)])
         ids, positions, types = (tensor.to(self.device) for tensor in (ids, positions, types))
-        parts = self._forward(ids, positions, types, lengths).split(lengths)
+        parts = self._forward(ids, positions, types, lengths)
         return [self._pool(part, request) for part, request in zip(parts, requests, strict=True)]
 
     def _pool(self, hidden: Tensor, request: EngineCoreRequest) -> Tensor:

@@ -1,0 +1,141 @@
+"""Any encoder of transformers: its own module, called for sequences of equal length at a time, so that none is padded
+and no result depends on what shares the batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from vllm.transformers_utils.auto_config import describe, load_auto_config
+from vllm.transformers_utils.config import HFConfig
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+
+_CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
+
+
+def find_encoder(raw: dict[str, Any], classifies: bool = True) -> str | None:
+    """The name of the class of transformers that runs an encoder: of its hidden states, or, with `classifies`, of its
+    classes where the architecture has them. None: config.json means no encoder that transformers has."""
+    import transformers
+    from transformers.models.auto import modeling_auto as auto
+
+    kind, names = str(raw.get("model_type")), raw.get("architectures") or ()
+    name = names[0] if names else ""
+    is_known = kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES or name.endswith("EncoderModel")
+    if not is_known or name.endswith(("ForCausalLM", "LMHeadModel")):
+        return None
+    kept = (*_CLASSIFIERS, "EncoderModel") if classifies else ("EncoderModel",)
+    if name.endswith(kept) and hasattr(transformers, name):
+        return name
+    found = auto.MODEL_MAPPING_NAMES.get(kind)
+    return found if isinstance(found, str) else None
+
+
+def load_encoder_config(raw: dict[str, Any], folder: Path, trust_remote_code: bool) -> HFConfig:
+    """The configuration of a model that `find_encoder` finds.
+
+    Raises:
+        ValueError: transformers cannot use it.
+    """
+    auto = load_auto_config(raw, folder, trust_remote_code)
+    with torch.device("meta"):
+        model = _build(raw, auto)
+    embeddings = model.get_input_embeddings()
+    heads = getattr(auto, "num_attention_heads", None) or 1
+    geometry = {
+        "hidden_size": auto.hidden_size,
+        "vocab_size": embeddings.num_embeddings,
+        "num_hidden_layers": auto.num_hidden_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": max(auto.hidden_size // heads, 1),
+    }
+    if not isinstance(getattr(auto, "max_position_embeddings", None), int):
+        auto.max_position_embeddings = getattr(auto, "n_positions", None)
+    config = describe(auto, geometry, raw, {})
+    return replace(config, max_context_len=min(config.max_context_len, _num_positions(model)), is_encoder=True)
+
+
+def _num_positions(model: nn.Module) -> int:
+    """Rows of the table of positions that are for tokens: in some models they begin after the padding's."""
+    tables = [each for name, each in model.named_modules() if name.endswith("position_embeddings")]
+    sizes = [
+        each.num_embeddings - (0 if each.padding_idx is None else each.padding_idx + 1)
+        for each in tables
+        if isinstance(each, nn.Embedding)
+    ]
+    return min(sizes, default=2**31)
+
+
+def _build(raw: dict[str, Any], auto: Any) -> Any:
+    import transformers
+
+    name = find_encoder(raw)
+    assert name is not None
+    try:
+        return getattr(transformers, name)(auto)
+    except Exception as error:  # its code may do anything
+        raise ValueError(f"{name} cannot be built as config.json says ({type(error).__name__}: {error})") from error
+
+
+class TransformersEncoder(nn.Module):
+    """A module of transformers; its results are hidden states, or logits, of sequences or of tokens."""
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        """
+        Raises:
+            ValueError: quantised weights, or some that the module does not have.
+        """
+        super().__init__()
+        import transformers
+
+        raw = config.hf_config.raw
+        if config.quantization is not None:
+            raise ValueError(f"quantization={config.quantization!r} is not supported for this encoder")
+        name = find_encoder(raw, config.convert != "embed")
+        assert name is not None
+        auto, dtype = load_auto_config(raw, Path(config.path), config.trust_remote_code), getattr(torch, config.dtype)
+        if config.load_format == "dummy":
+            torch.manual_seed(config.seed)
+            model = getattr(transformers, name)(auto).to(dtype)
+        else:
+            model, info = getattr(transformers, name).from_pretrained(
+                config.path, config=auto, dtype=dtype, output_loading_info=True
+            )
+            if missing := sorted(each for each in info["missing_keys"] if "pooler." not in each):
+                raise ValueError(f"{Path(config.path).name} lacks weights: {', '.join(missing[:5])}")
+        self.model = model.to(device).eval()
+        self._gives_tokens = not name.endswith(_CLASSIFIERS[0])
+        self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
+
+    def forward(self, ids: Tensor, positions: Tensor, types: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        """Of each sequence the hidden states [L, H], or logits: [L, labels] or [1, labels]. See EncoderForPooling."""
+        results: list[Tensor] = []
+        start = 0
+        for length, same in groupby(lengths):
+            count = len(list(same))
+            rows = slice(start, start + count * length)
+            inputs: dict[str, Tensor] = {"input_ids": ids[rows].view(count, length)}
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+            if self._takes_types and types[rows].any():
+                inputs["token_type_ids"] = types[rows].view(count, length)
+            results += self._run(inputs)
+            start = rows.stop
+        return results
+
+    def classify(self, rows: Tensor) -> Tensor:
+        """The module's own logits, which its results are."""
+        return rows.float()
+
+    def _run(self, inputs: dict[str, Tensor]) -> list[Tensor]:
+        output = self.model(**inputs)[0]
+        return list(output if self._gives_tokens else output.unsqueeze(1))
