@@ -198,9 +198,33 @@ def test_words_as_classes(tmp_path, is_tied):
     llm = run(tmp_path, runner="pooling", hf_overrides=overrides, skip_tokenizer_init=False)
     expected = logits[:, [no, yes]].softmax(-1)[:, 1:]
     check_twice(lambda: [torch.tensor(each.outputs.probs) for each in llm.classify(PROMPTS, use_tqdm=False)], expected)
+    query, documents = "<Query>: a", ["<Document>: b", "<Document>: c, d"]
+    with torch.no_grad():
+        pairs = [model(torch.tensor([encode(query + each)])).logits[0, -1] for each in documents]
+    scores = [each.outputs.score for each in llm.score([query] * 2, documents, use_tqdm=False)]
+    assert scores == pytest.approx([float(each[[no, yes]].softmax(-1)[1]) for each in pairs], abs=1e-5)
     overrides |= {"method": "no_post_processing", "classifier_from_token": ["y"]}
     outputs = run(tmp_path, hf_overrides=overrides).classify(PROMPTS, use_tqdm=False)
     got = torch.tensor([each.outputs.probs for each in outputs])
     torch.testing.assert_close(got, logits[:, [yes]].sigmoid(), **TOLERANCE)
     with pytest.raises(ValueError, match="'yn' has 2 tokens"):
         run(tmp_path, runner="pooling", hf_overrides={**overrides, "classifier_from_token": ["yn"]})
+
+
+def test_qwen3_embedding_as_its_card_runs_it(tmp_path):
+    model = save(tmp_path, config_of("Qwen3Config", vocab_size=VOCAB_SIZE, tie_word_embeddings=True), "ForCausalLM")
+    encode = make_byte_tokenizer(tmp_path).encode
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling/config.json").write_text(
+        json.dumps({"pooling_mode_lasttoken": True, "include_prompt": True})
+    )
+    task = "Given a web search query, retrieve relevant passages that answer the query"
+    texts = [f"Instruct: {task}\nQuery:Explain gravity", "Gravity is a force.", "The capital of China is Beijing."]
+    llm = LLM(model=str(tmp_path), task="embed", max_model_len=128)
+    embeddings = torch.tensor([each.outputs.embedding for each in llm.embed(texts)])
+    with torch.no_grad():
+        hidden = [model.model(torch.tensor([encode(text)])).last_hidden_state[0, -1] for text in texts]
+    torch.testing.assert_close(embeddings, torch.stack(normalized(hidden)), **TOLERANCE)

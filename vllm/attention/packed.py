@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,12 @@ from torch import Tensor
 
 from vllm.attention.backend import AttentionBackend, KVCache
 from vllm.attention.options import AttentionOptions
+from vllm.ops._dispatch import cpu_ops, implementation
+from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
+from vllm.ops.paged_attention import paged_attention
 from vllm.ops.rotary import rotary_embedding_
+
+_BLOCK = 16
 
 
 @dataclass
@@ -22,6 +28,36 @@ class PackedSequences:
 
     lengths: Sequence[int]
     kv: KVCache | None = None
+    _pages: _Pages | None = None
+
+    def pages(self, k: Tensor) -> _Pages:
+        """A cache for keys and values like k, [T, Hkv, D]; of all layers, since none reads another's."""
+        if self._pages is None or self._pages.keys.shape[1:] != (k.shape[1], _BLOCK * k.shape[2]):
+            self._pages = _make_pages(self.lengths, k)
+        return self._pages
+
+
+class _Pages(NamedTuple):
+    """The sequences' blocks, one after another."""
+
+    keys: Tensor
+    values: Tensor
+    slots: Tensor  # int64 [T]
+    block_table: Tensor  # int32 [R, blocks of the longest]
+    query_start_loc: Tensor  # int32 [R + 1]
+    lengths: Tensor  # int32 [R]
+
+
+def _make_pages(lengths: Sequence[int], k: Tensor) -> _Pages:
+    sizes = torch.tensor(lengths, dtype=torch.int32)
+    counts = (sizes + _BLOCK - 1) // _BLOCK
+    ends, firsts = sizes.cumsum(0, dtype=torch.int32), counts.cumsum(0, dtype=torch.int32) - counts
+    places = torch.arange(int(ends[-1])) - (ends - sizes).repeat_interleave(sizes)
+    slots = firsts.repeat_interleave(sizes) * _BLOCK + places
+    table = firsts[:, None] + torch.arange(int(counts.max()), dtype=torch.int32)
+    shape = kv_cache_shape(int(counts.sum()), _BLOCK, k.shape[1], k.shape[2])
+    starts = torch.nn.functional.pad(ends, (1, 0))
+    return _Pages(k.new_empty(shape), k.new_empty(shape), slots, table, starts, sizes)
 
 
 class PackedAttention(AttentionBackend):
@@ -44,7 +80,7 @@ class PackedAttention(AttentionBackend):
         return self._attend(q, attn.kv, attn, options)
 
     def _attend(self, q: Tensor, kv_cache: KVCache, attn: Any, options: AttentionOptions) -> Tensor:
-        return attend_packed(q, *kv_cache, attn.lengths, options)
+        return attend_packed(q, *kv_cache, attn, options)
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Any, attn: Any) -> None:
         attn.kv = (k, v)
@@ -56,13 +92,20 @@ class PackedAttention(AttentionBackend):
         attn.kv = (k, v)
 
 
-def attend_packed(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], options: AttentionOptions) -> Tensor:
-    """Attention within each of the sequences that follow one another: [T, Hq, D].
+def attend_packed(q: Tensor, k: Tensor, v: Tensor, sequences: PackedSequences, options: AttentionOptions) -> Tensor:
+    """Attention within each of the sequences: [T, Hq, D].
 
     Args:
         q, k, v: [T, Hq, D], [T, Hkv, D] and [T, Hkv, D].
-        lengths: of the sequences, T together; equal neighbours are one batch.
     """
+    lengths = sequences.lengths
+    is_whole = options.window is None or options.window >= max(lengths)
+    if is_whole and implementation(q) == "cpp" and has_bidirectional_attention():
+        pages = sequences.pages(k)
+        reshape_and_cache_(k, v, pages.keys, pages.values, pages.slots)
+        scale = q.shape[-1] ** -0.5 if options.scale is None else options.scale
+        blocks = pages.block_table, pages.query_start_loc, pages.lengths
+        return paged_attention(q, pages.keys, pages.values, *blocks, scale, softcap=options.softcap, bidirectional=True)
     out = torch.empty_like(q)
     start = 0
     for length, same in groupby(lengths):
@@ -72,6 +115,14 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], optio
         out[rows] = _attend(queries, keys, values, options).transpose(1, 2).flatten(0, 1)
         start = rows.stop
     return out
+
+
+@cache
+def has_bidirectional_attention() -> bool:
+    """Whether the C++ kernels that are built have it."""
+    operators = cpu_ops()
+    schema = None if operators is None else getattr(operators.paged_attention.default, "_schema", None)
+    return schema is not None and any(argument.name == "bidirectional" for argument in schema.arguments)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:

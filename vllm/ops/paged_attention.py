@@ -1,4 +1,4 @@
-"""Causal attention of ragged queries over the paged key/value cache."""
+"""Attention of ragged queries over the paged key/value cache, causal or over whole sequences."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def paged_attention(
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    bidirectional: bool = False,
 ) -> Tensor:
     """Attend. The queries of row r are the last tokens of its sequence, whose keys and values are cached.
 
@@ -51,6 +52,7 @@ def paged_attention(
         window: tokens that a query sees, itself included, at least 1; None = all before it.
         softcap: bound of the scores, positive; None = none.
         alibi_slopes, sinks: contiguous float32 [Hq]; None = none.
+        bidirectional: every query sees all keys of its sequence; without window and slopes, and not on CUDA.
 
     Returns:
         [T, Hq, D], summed in float32. A row's values do not depend on the other rows of the batch. On CUDA nothing
@@ -60,6 +62,13 @@ def paged_attention(
         out = q.new_empty(q.shape)
     arguments = q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, out
     which, options = implementation(q), (window, softcap, alibi_slopes, sinks)
+    if bidirectional:
+        assert which != "triton" and window is None and alibi_slopes is None
+        if which == "cpp":
+            torch.ops.vllm_cpu.paged_attention(*arguments, 0, softcap or 0.0, None, sinks, True)
+        else:
+            paged_attention_reference(*arguments, *options, True)
+        return out
     if which == "triton" and q.shape[-1] <= _MOST_TRITON_DIMS:
         return triton_function("paged_attention", __name__)(*arguments, num_decodes, max_decode_len, *options)
     if which == "cpp":
@@ -82,6 +91,7 @@ def paged_attention_reference(
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    bidirectional: bool = False,
 ) -> None:
     """As `paged_attention`, in PyTorch, which waits for the device."""
     keys, values = cache_rows(k_cache, v_cache, q.shape[-1])
@@ -100,9 +110,11 @@ def paged_attention_reference(
         row_values = values[blocks].transpose(0, 1).flatten(1, 2)[:, seen].float().contiguous()
         queries = q[start:end].transpose(0, 1).float()
         if softcap is None and sinks is None and alibi_slopes is None and window is None:
-            attended = _plain(queries, row_keys, row_values, scale)
+            attended = _plain(queries, row_keys, row_values, scale, bidirectional)
         else:
             distance = _distances(end - start, seq_len - first, q.device)
+            if bidirectional:
+                distance = torch.zeros_like(distance)
             scores = torch.einsum("hqd,hkd->hqk", queries, _of_queries(row_keys, queries)) * scale
             scores = _with_options(scores, distance, window, softcap, alibi_slopes)
             weights = _softmax(scores, sinks)
@@ -110,10 +122,10 @@ def paged_attention_reference(
         out[start:end] = attended.transpose(0, 1).to(out.dtype)
 
 
-def _plain(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+def _plain(queries: Tensor, keys: Tensor, values: Tensor, scale: float, bidirectional: bool) -> Tensor:
     count, tokens = queries.shape[1], keys.shape[1]
     mask = None
-    if count > 1:
+    if count > 1 and not bidirectional:
         mask = torch.ones(count, tokens, dtype=torch.bool, device=queries.device).tril(tokens - count)
     batch = queries[None], keys[None], values[None]
     return F.scaled_dot_product_attention(*batch, attn_mask=mask, scale=scale, enable_gqa=True)[0]

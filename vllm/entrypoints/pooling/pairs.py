@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vllm.config import ModelConfig
-from vllm.entrypoints.score_templates import PairPrompts, ScoreTemplate, cut_text
+from vllm.entrypoints.score_templates import PairPrompts, ScoreTemplate, cut_text, score_template
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling_outputs import PoolingRequestOutput
 from vllm.pooling_params import PoolingParams
@@ -61,7 +61,8 @@ class PooledPairs:
 
     Args:
         params: of each request; its task is set here.
-        template: of a cross-encoder that was trained on one; None: its tokenizer joins the texts.
+        template: of a cross-encoder that was trained on one; None: its tokenizer joins the texts, and words as classes
+            (classifier_from_token) follow the texts as they are.
         names: of the second texts, in errors.
 
     Raises:
@@ -95,6 +96,8 @@ class PooledPairs:
             self._pairs = [(first, cut_text(tokenizer, second, cut)) for first, second in pairs]
         self._places: dict[str, int] = {}  # of embedded texts, in the order first seen
         if kind == "cross-encoder":
+            if template is None and config.hf_config.raw.get("classifier_from_token"):
+                template = score_template(None, None, config.hf_config.raw)
             self.requests = self._joined() if template is None else self._rendered(template, instruction)
         else:
             if self._params.use_activation is False and kind == "bi-encoder":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vllm.attention.options import AttentionOptions
-from vllm.attention.packed import attend_packed
+from vllm.attention.packed import PackedSequences, attend_packed
 from vllm.model_executor.layers.activation import get_act_fn
 from vllm.model_executor.layers.layernorm import LayerNorm
 from vllm.model_executor.layers.linear import (
@@ -93,25 +93,24 @@ class EncoderLayer(nn.Module):
         self.down_proj = RowParallelLinear(spec.intermediate_size, hidden, True, "down_proj")
         self.output_norm = LayerNorm(hidden, spec.eps, bias=True)
 
-    def forward(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
+    def forward(self, hidden: Tensor, sequences: PackedSequences) -> Tensor:
         q, k, v = self.qkv_proj(hidden).view(len(hidden), 3, -1, self.head_dim).unbind(1)
-        attended = attend_packed(q, k, v, lengths, AttentionOptions()).flatten(1)
+        attended = attend_packed(q, k, v, sequences, AttentionOptions()).flatten(1)
         hidden = self.attention_norm(hidden + self.o_proj(attended))
         return self.output_norm(hidden + self.down_proj(self.act_fn(self.up_proj(hidden))))
 
 
 class Encoder(nn.Module):
-    projection: Callable[[Tensor], Tensor] | None = None
-
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
         self.embeddings = EncoderEmbeddings(spec)
         self.layers = nn.ModuleList(EncoderLayer(spec) for _ in range(spec.num_layers))
+        self.projection: nn.Module | None = None
 
     def forward(self, ids: Tensor, positions: Tensor, types: Tensor, lengths: Sequence[int]) -> Tensor:
-        hidden = self.embeddings(ids, positions, types)
+        hidden, sequences = self.embeddings(ids, positions, types), PackedSequences(lengths)
         for layer in self.layers:
-            hidden = layer(hidden, lengths)
+            hidden = layer(hidden, sequences)
         return hidden if self.projection is None else self.projection(hidden)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,13 +12,15 @@ from vllm.pooling_outputs import PoolingOutput, PoolingRequestOutput, RequestErr
 from vllm.pooling_params import PoolingParams
 from vllm.v1.engine.output_processor import ProcessedOutputs, id_in_use_error
 from vllm.v1.messages import EngineCoreOutput
+from vllm.v1.metrics.engine_metrics import EngineMetrics, News, SequenceRecord
 
 
 class PoolingOutputProcessor:
     """The unfinished requests of a pooling model; methods as OutputProcessor's."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: EngineMetrics | None = None) -> None:
         self._token_ids: dict[str, list[int]] = {}
+        self._metrics, self._records = metrics, dict[str, SequenceRecord]()
 
     def add_request(
         self, request_id: str, prompt: str | None, prompt_token_ids: list[int], params: PoolingParams, arrival: float
@@ -25,11 +28,13 @@ class PoolingOutputProcessor:
         if request_id in self._token_ids:
             raise id_in_use_error(request_id, request_id)
         self._token_ids[request_id] = prompt_token_ids
+        self._records[request_id] = SequenceRecord(arrival, len(prompt_token_ids), 0, 0)
         return [(request_id, params)]
 
     def process_outputs(self, outputs: list[EngineCoreOutput], step_time: float | None = None) -> ProcessedOutputs:
         result = ProcessedOutputs()
         made: list[Any] = result.request_outputs
+        news: list[News] = []
         for output in outputs:
             token_ids = self._token_ids.pop(output.request_id, None)
             if token_ids is None:
@@ -42,6 +47,10 @@ class PoolingOutputProcessor:
             )
             result.begun.append(output.request_id)
             result.ended.append(output.request_id)
+            news.append((self._records.pop(output.request_id), output, "stop" if error is None else "error"))
+        if self._metrics is not None:
+            now = time.monotonic()
+            self._metrics.observe_step(news, now if step_time is None else step_time, now)
         return result
 
     @property
@@ -62,7 +71,12 @@ class PoolingOutputProcessor:
         return []
 
     def abort_requests(self, request_ids: Iterable[str], reason: str = "abort") -> list[str]:
-        return [each for each in list(request_ids) if self._token_ids.pop(each, None) is not None]
+        aborted = [each for each in list(request_ids) if self._token_ids.pop(each, None) is not None]
+        for each in aborted:
+            del self._records[each]
+        if self._metrics is not None:
+            self._metrics.observe_dropped(len(aborted), reason)
+        return aborted
 
     def forget_missing(self, is_known: Callable[[str], bool]) -> None:
         self.abort_requests([each for each in self._token_ids if not is_known(each)])

@@ -26,7 +26,7 @@ class Replica:
         self.core = core
         self.metrics = EngineMetrics(input_processor.model_config.max_model_len)
         self.stats: dict[str, Any] = {}  # EngineCore.stats as of the last step; empty before the first
-        self.output_processor: Any = PoolingOutputProcessor()
+        self.output_processor: Any = PoolingOutputProcessor(self.metrics)
         if input_processor.model_config.runner_type != "pooling":
             self.output_processor = OutputProcessor(input_processor.tokenizer, self.metrics, tracer)
         self.streams: dict[str, RequestStream] = {}
