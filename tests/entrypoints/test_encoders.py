@@ -333,3 +333,25 @@ def test_embeddings_of_tokens(tmp_path, layout):
         torch.testing.assert_close(each, torch.nn.functional.normalize(want[:, :20], dim=-1), **TOLERANCE)
     with pytest.raises(VLLMValidationError, match="dimensions"):
         llm.encode(PROMPTS, PoolingParams(dimensions=25), use_tqdm=False)
+
+
+@pytest.mark.parametrize("kind", ["gte", "nomic_bert"])
+def test_published_files_of_models_with_code_of_their_own(tmp_path, kind):
+    folder = save(tmp_path, other_config(kind))
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    raw = json.loads((folder / "config.json").read_text()) | {"auto_map": {"AutoModel": "code.Model"}}
+    if kind == "gte":
+        raw |= {"model_type": "new", "architectures": ["NewModel"], "position_embedding_type": "rope"}
+    else:
+        names = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+        raw = {names.get(name, name): value for name, value in raw.items()} | {"activation_function": "swiglu"}
+    (folder / "config.json").write_text(json.dumps(raw))
+    llm = LLM(str(folder), skip_tokenizer_init=True)
+    with torch.no_grad():
+        expected = [model(torch.tensor([ids])).last_hidden_state[0, 0] for ids in PROMPTS]
+    params = PoolingParams(use_activation=False)
+    for got, want in zip(tensors(llm.encode(PROMPTS, params, use_tqdm=False)), expected, strict=True):
+        torch.testing.assert_close(got, want, **TOLERANCE)
+    (folder / "config.json").write_text(json.dumps({**raw, "num_experts": 8}))
+    with pytest.raises(ValueError, match="num_experts=8 is not supported"):
+        LLM(str(folder), skip_tokenizer_init=True)
