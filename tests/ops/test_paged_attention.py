@@ -12,10 +12,9 @@ import torch
 from backends import DTYPES, assert_accurate, backends, run
 from torch import Tensor
 
-from vllm.attention.packed import has_bidirectional_attention
 from vllm.ops._dispatch import force
 from vllm.ops.kv_cache import cache_rows, kv_cache_shape, reshape_and_cache_
-from vllm.ops.paged_attention import paged_attention
+from vllm.ops.paged_attention import has_bidirectional_kernel, paged_attention
 
 BACKENDS = backends("paged_attention")
 
@@ -258,7 +257,7 @@ def test_requests_that_share_a_prefix(backend: str, dtype: torch.dtype, block_si
 @pytest.mark.parametrize("backend", [each for each in BACKENDS if each != "triton"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_queries_that_see_whole_sequences(backend, dtype):
-    if backend.startswith("cpp") and not has_bidirectional_attention():
+    if backend.startswith("cpp") and not has_bidirectional_kernel(torch.empty(0)):
         pytest.skip("the kernels that are built do not have it")
     lengths = [1, 7, 64, 65, 200, 400]
     batch = make_batch([(length, length) for length in lengths], dtype)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -14,9 +13,8 @@ from torch import Tensor
 
 from vllm.attention.backend import AttentionBackend, KVCache
 from vllm.attention.options import AttentionOptions
-from vllm.ops._dispatch import cpu_ops, implementation
 from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
-from vllm.ops.paged_attention import paged_attention
+from vllm.ops.paged_attention import has_bidirectional_kernel, paged_attention
 from vllm.ops.rotary import rotary_embedding_
 
 _BLOCK = 16
@@ -100,7 +98,7 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, sequences: PackedSequences, o
     """
     lengths = sequences.lengths
     is_whole = options.window is None or options.window >= max(lengths)
-    if is_whole and implementation(q) == "cpp" and has_bidirectional_attention():
+    if is_whole and has_bidirectional_kernel(q):
         pages = sequences.pages(k)
         reshape_and_cache_(k, v, pages.keys, pages.values, pages.slots)
         scale = q.shape[-1] ** -0.5 if options.scale is None else options.scale
@@ -115,14 +113,6 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, sequences: PackedSequences, o
         out[rows] = _attend(queries, keys, values, options).transpose(1, 2).flatten(0, 1)
         start = rows.stop
     return out
-
-
-@cache
-def has_bidirectional_attention() -> bool:
-    """Whether the C++ kernels that are built have it."""
-    operators = cpu_ops()
-    schema = None if operators is None else getattr(operators.paged_attention.default, "_schema", None)
-    return schema is not None and any(argument.name == "bidirectional" for argument in schema.arguments)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:

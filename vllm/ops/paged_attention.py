@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -76,6 +78,17 @@ def paged_attention(
     else:
         paged_attention_reference(*arguments, *options)
     return out
+
+
+def has_bidirectional_kernel(q: Tensor) -> bool:
+    """Whether a kernel runs `bidirectional` attention of q: the C++ one, unless it was built before it had that."""
+    return implementation(q) == "cpp" and _cpp_is_bidirectional()
+
+
+@cache
+def _cpp_is_bidirectional() -> bool:
+    schema = torch.ops.vllm_cpu.paged_attention.default._schema
+    return any(argument.name == "bidirectional" for argument in schema.arguments)
 
 
 def paged_attention_reference(
