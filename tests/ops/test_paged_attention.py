@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -262,14 +263,15 @@ def test_queries_that_see_whole_sequences(backend, dtype):
     lengths = [1, 7, 64, 65, 200, 400]
     batch = make_batch([(length, length) for length in lengths], dtype)
     arguments = batch.block_table, batch.query_start_loc, batch.seq_lens, batch.scale
-    options = None, None, None, 3.0 if dtype is torch.float32 else None, None, None, True
-    out = run(backend, paged_attention, batch.q, batch.k_cache, batch.v_cache, *arguments, *options)
+    softcap = 3.0 if dtype is torch.float32 else None
+    attend_both_ways = partial(paged_attention, softcap=softcap, bidirectional=True)
+    out = run(backend, attend_both_ways, batch.q, batch.k_cache, batch.v_cache, *arguments)
     q = batch.q.double().split(lengths)
     expected = []
     for each, keys, values in zip(q, batch.keys, batch.values, strict=True):
         k, v = (rows.double().repeat_interleave(3, 1) for rows in (keys, values))
         scores = torch.einsum("qhd,khd->hqk", each, k) * batch.scale
-        if options[3] is not None:
-            scores = 3.0 * (scores / 3.0).tanh()
+        if softcap is not None:
+            scores = softcap * (scores / softcap).tanh()
         expected.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
     assert_accurate(backend, out, torch.cat(expected))

@@ -1,4 +1,4 @@
-// Causal attention of ragged queries over the paged cache, float32 inside.
+// Attention of ragged queries over the paged cache, causal or over whole sequences, float32 inside.
 //
 // A row is one query head of one token. A tile is the rows, up to a few dozen, that read one key head: consecutive
 // tokens of one request, or of several requests that begin with the same blocks, over which their rows go together.
@@ -15,6 +15,8 @@
 // visible token neither table entries nor contents are read: they may belong to others by now. Chunks are still counted
 // from the sequence's start, so skipping changes no bits. Rows of a tile begin to see at different chunks: their sums
 // start from nothing at each segment. Requests share no chunks then, since their windows begin at different tokens.
+//
+// Where queries see whole sequences, all of a request's stand where the last one does.
 #include <algorithm>
 #include <initializer_list>
 
@@ -29,11 +31,12 @@ constexpr int64_t kSegment = 256;
 constexpr int64_t kTileRows = 192;
 constexpr int64_t kItemsPerThread = 4;
 
-// Consecutive queries of a request, from token `first` of its queries, at position `position`.
+// Consecutive queries of a request, from token `first` of its queries, at position `position` and those after it.
 struct Member {
   int64_t request, first, tokens, position;
-  int64_t row;  // in the tile
-  int64_t end() const { return position + tokens; }
+  int64_t positions;  // as many as tokens, or one
+  int64_t row;        // in the tile
+  int64_t end() const { return position + positions; }
 };
 
 struct Tile {
@@ -91,7 +94,9 @@ int64_t make_tiles(const AttentionArgs& a, int64_t group, int64_t most_rows, Mem
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t first = queries * part / parts, tokens = queries * (part + 1) / parts - first;
       Member& member = members[count];
-      member = {request, first, tokens, a.seq_lens[request] - queries + first, 0};
+      const int64_t length = a.seq_lens[request];
+      member = {request, first, tokens, length - queries + first, tokens, 0};
+      if (a.bidirectional) member.position = length - 1, member.positions = 1;
       Tile* last = num_tiles ? &tiles[num_tiles - 1] : nullptr;
       if (last && last->rows + tokens * group <= most_rows && share_chunk(a, members[count - 1], member, 0)) {
         member.row = last->rows;
@@ -168,7 +173,8 @@ Partial partial_of(const AttentionArgs& a, const Plan& plan, int64_t item) {
 
 // The first row of a member that sees the token at `start`.
 int64_t first_seeing(const Plan& plan, const Member& member, int64_t start) {
-  return member.row + greatest(start - member.position, 0) * plan.group;
+  const int64_t past = greatest(start - member.position, 0);
+  return member.row + (past < member.positions ? past : member.tokens) * plan.group;
 }
 
 // The row after the last one of a member that sees a token before `end`.
@@ -307,7 +313,7 @@ class Worker {
           } else {
             scale_into(q_ + row * dim_, q, scale, dim_);
           }
-          last_[row] = member.position + token;
+          last_[row] = member.position + least(token, member.positions - 1);
         }
       }
     }
