@@ -98,7 +98,12 @@ def test_async_encode_gives_the_same(minilm):
                 (output,) = [each async for each in engine.encode(TEXTS[index], params, str(index))]
                 return output
 
-            return await asyncio.gather(*(one(index) for index in names))
+            outputs = await asyncio.gather(*(one(index) for index in names))
+            counts = engine.replicas[0].metrics.registry
+            assert counts.get_sample_value("vllm:request_success_total", {"finished_reason": "stop"}) == len(TEXTS)
+            num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+            assert counts.get_sample_value("vllm:prompt_tokens_total") == num_tokens
+            return outputs
         finally:
             engine.shutdown()
 
