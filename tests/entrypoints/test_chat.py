@@ -291,6 +291,11 @@ assert "transformers" in sys.modules
 @pytest.mark.skipif(embedded_model_path() is None, reason=NO_EMBEDDED_MODEL)
 def test_the_embedded_model_answers(llm):
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    (output,) = llm.chat(messages, SamplingParams(temperature=0, max_tokens=16), use_tqdm=False)
+    params = SamplingParams(temperature=0, max_tokens=3)
+    (output,) = llm.chat(messages, params, use_tqdm=False)
     assert output.prompt_token_ids == hf_ids(llm, messages)
-    assert "Paris" in output.outputs[0].text
+    # Left to itself it begins in English or in French, a tie within the rounding of bfloat16.
+    begun = [*messages, {"role": "assistant", "content": "The capital of France is"}]
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    (output,) = llm.chat(begun, params, use_tqdm=False, **options)
+    assert output.outputs[0].text.startswith(" Paris")
