@@ -232,6 +232,13 @@ def test_long_texts_are_cut_by_tokenization_kwargs(minilm):
         (output,) = llm.encode(long, pooling_task="embed", tokenization_kwargs=options, use_tqdm=False)
         assert len(output.prompt_token_ids) == length
         assert len(llm.score("hello", long, tokenization_kwargs=options, use_tqdm=False)) == 1
+    short, same = (
+        llm.score("hello", text, pooling_params=PoolingParams(extra_kwargs=extra), use_tqdm=False)[0].outputs.score
+        for text, extra in ((long, {"max_tokens_per_doc": 3}), ("hello hello hello", None))
+    )
+    assert short == pytest.approx(same, abs=1e-6)
+    with pytest.raises(VLLMValidationError, match="it takes max_tokens_per_doc"):
+        llm.score("hello", "a", pooling_params=PoolingParams(extra_kwargs={"top_n": 3}), use_tqdm=False)
     with pytest.raises(VLLMValidationError, match="truncation must be"):
         llm.embed(long, tokenization_kwargs={"truncation": "only_second"}, use_tqdm=False)
 

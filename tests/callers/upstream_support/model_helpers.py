@@ -39,8 +39,9 @@ def check_embeddings_close(
 
 
 def softmax(data: Any) -> torch.Tensor:
-    """Over the last dimension."""
-    return torch.as_tensor(data).softmax(-1)
+    """Over the last dimension; of a single number its logistic function."""
+    values = torch.as_tensor(data)
+    return values.sigmoid() if values.shape[-1] == 1 else values.softmax(-1)
 
 
 def matryoshka_fy(tensor: Any, dimensions: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ from vllm.pooling_outputs import (
     ScoringRequestOutput,
 )
 from vllm.pooling_params import PoolingParams
-from vllm.utils.checks import check_neutral
+from vllm.utils.checks import check_integer, check_neutral
 from vllm.v1.engine.label_scoring import LabelScorer, encode_labels
 from vllm.v1.engine.upstream_calls import NO_LORA, cut_to, pooling_text_options
 
@@ -54,7 +54,7 @@ class PairScoring:
             data_1: a query, or one for each document.
             data_2: a document or a list of them.
             use_tqdm: as in `generate`.
-            pooling_params: of a pooling model; otherwise None.
+            pooling_params: of a pooling model; otherwise None. extra_kwargs={"max_tokens_per_doc": N} cuts documents.
             lora_request: None.
             tokenization_kwargs: {"truncation": True} or {"truncate_prompt_tokens": -1} lets the ends of texts that are
                 too long go; max_length or that number says how long they may be.
@@ -107,6 +107,8 @@ class PairScoring:
             params = PoolingParams() if pooling_params is None else pooling_params
             if truncate_to is None:
                 truncate_to = params.truncate_prompt_tokens
+            if params.extra_kwargs:
+                params, max_document_tokens = _without_limit(params, max_document_tokens)
             limits = PairLimits(config.max_model_len, truncate_to, max_document_tokens)
             pooled = PooledPairs(config, tokenizer, pairs, params, limits, template, instruction, names)
             prompts, own_params = zip(*pooled.requests, strict=True)
@@ -239,3 +241,15 @@ class PoolingOfflineMixin(PairScoring):
         if isinstance(given, Sequence):
             return [named(params) for params in given]
         return named(PoolingParams() if given is None else given)
+
+
+def _without_limit(params: PoolingParams, limit: int | None) -> tuple[PoolingParams, int | None]:
+    """The parameters without their extra_kwargs, and the longest document that these name."""
+    own = params.clone()
+    extra = dict(own.extra_kwargs or {})
+    given = extra.pop("max_tokens_per_doc", None)
+    check_neutral("extra_kwargs", extra or None, "of a pair it takes max_tokens_per_doc")
+    own.extra_kwargs = None
+    if given is not None:
+        limit = check_integer("max_tokens_per_doc", given, 0) or None
+    return own, limit
