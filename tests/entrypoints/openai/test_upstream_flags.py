@@ -141,6 +141,17 @@ def test_spellings():
     assert parse("--no_enable_prefix_caching").enable_prefix_caching is False
 
 
+def test_objects_in_parts(capsys):
+    args = parse(
+        "--pooler-config.task", "token_embed", "--pooler_config.use_activation=false", "--hf-overrides.a.b", "[1]"
+    )
+    assert json.loads(args.pooler_config) == {"task": "token_embed", "use_activation": False}
+    assert args.hf_overrides == {"a": {"b": [1]}}
+    with pytest.raises(SystemExit):
+        parse("--hf-overrides", "{}", "--hf-overrides.a", "1")
+    assert "give one of them" in capsys.readouterr().err
+
+
 def test_a_file_of_flags(tmp_path):
     path = tmp_path / "flags.yaml"
     path.write_text("max_model_len: 64\nmiddleware: [a.b, c.d]\nserved-model-name: [x]\nport: 9\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -52,7 +53,7 @@ class CommandParser(argparse.ArgumentParser):
     ) -> Any:
         # The flags of --config stand in front of `args`, which therefore win.
         if self.reads_config and args is not None and COMPLETING not in os.environ:
-            args = [self._own_spelling(argument) for argument in args]
+            args = self._joined_objects([self._own_spelling(argument) for argument in args])
             self.given = args
             from vllm.entrypoints.cli.config_file import with_config
             from vllm.exceptions import CliError
@@ -75,13 +76,43 @@ class CommandParser(argparse.ArgumentParser):
         if not argument.startswith("--"):
             return argument
         flag, has_value, value = argument.partition("=")
-        flag = flag.replace("_", "-")
+        outer, dot, inner = flag.partition(".")
+        flag = outer.replace("_", "-") + dot + inner
         if flag not in self._option_string_actions:
             for prefix, inverse in (("--disable-", "--no-enable-"), ("--enable-", "--no-disable-")):
                 other = inverse + flag.removeprefix(prefix)
                 if flag.startswith(prefix) and other in self._option_string_actions:
                     flag = other
         return flag + has_value + value
+
+    def _joined_objects(self, args: Sequence[str]) -> list[str]:
+        """`--flag.name VALUE` and `--flag.outer.inner VALUE` as the JSON object that `--flag` takes; VALUE is JSON, or
+        else a text."""
+        plain: list[str] = []
+        objects: dict[str, dict[str, Any]] = {}
+        rest = iter(args)
+        for argument in rest:
+            path, has_value, value = argument.partition("=")
+            flag, *names = path.split(".")
+            if not (names and flag.startswith("--") and flag in self._option_string_actions):
+                plain.append(argument)
+                continue
+            place = objects.setdefault(flag, {})
+            for name in names[:-1]:
+                place = place.setdefault(name, {})
+            place[names[-1]] = _json_or_text(value if has_value else next(rest, ""))
+        for flag, value in objects.items():
+            if flag in plain:
+                self.error(f"{flag} is given as a whole and by {flag}.{next(iter(value))}: give one of them")
+            plain += [flag, json.dumps(value)]
+        return plain
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
 
 
 def add_commands(parser: CommandParser, modules: Iterable[ModuleType]) -> None:
