@@ -121,6 +121,7 @@ SKIPS = (
     ("pooling/classify/test_offline.py::test_score_api", ERRORS),
     ("api_max_model_len", ERRORS),
     ("max_tokens_per_doc_validation", ERRORS),
+    ("pooling/embed/test_online.py::test_params_not_supported", ERRORS),
     ("pooling/embed/test_offline.py::test_str_prompts", WORDS),
     ("pooling/embed/test_offline.py::test_token_ids_prompts", WORDS),
     ("pooling/embed/test_offline.py::test_list_prompts", WORDS),
@@ -128,6 +129,7 @@ SKIPS = (
     ("pooling/classify/test_offline.py::test_list_prompts", WORDS),
     ("pooling/embed/test_online.py::test_chat_request", TEMPLATE),
     ("bi_encoder_online.py::test_pooling_embed", WORDS),
+    ("token_embed/test_online.py::test_pooling_token_embed", WORDS),
     (
         "test_matryoshka[model_info0",
         "lengths of embeddings are refused where config.json names others, not where it names none",

@@ -244,7 +244,7 @@ def test_long_texts_are_cut_by_tokenization_kwargs(minilm):
 
 
 def test_late_interaction_is_the_sum_of_best_products(minilm):
-    llm = LLM(str(minilm), pooler_config={"task": "token_embed"})
+    llm = LLM(str(minilm), pooler_config='{"task": "token_embed"}')  # JSON, as flags are
     tokenizer, model = (
         transformers.AutoTokenizer.from_pretrained(minilm),
         transformers.AutoModel.from_pretrained(minilm),

@@ -3,7 +3,9 @@ something."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, field, fields
 from typing import Any, ClassVar, TypeVar
 
@@ -76,11 +78,15 @@ def is_neutral_value(value: Any) -> bool:
 
 
 def as_config(argument: str, kind: type[_C], value: Any) -> _C | None:
-    """The value as a `kind`: a mapping, as the command line gives it, is made one; a neutral value is None.
+    """The value as a `kind`: a mapping, or one as JSON, as the command line gives it, is made one; a neutral value is
+    None.
 
     Raises:
         VLLMValidationError: neither a mapping of known fields nor a `kind`.
     """
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = json.loads(value)
     if is_neutral_value(value) and not isinstance(value, kind):
         return None
     if isinstance(value, Mapping):

@@ -101,10 +101,10 @@ class CommandParser(argparse.ArgumentParser):
             for name in names[:-1]:
                 place = place.setdefault(name, {})
             place[names[-1]] = _json_or_text(value if has_value else next(rest, ""))
-        for flag, value in objects.items():
+        for flag, given in objects.items():
             if flag in plain:
-                self.error(f"{flag} is given as a whole and by {flag}.{next(iter(value))}: give one of them")
-            plain += [flag, json.dumps(value)]
+                self.error(f"{flag} is given as a whole and by {flag}.{next(iter(given))}: give one of them")
+            plain += [flag, json.dumps(given)]
         return plain
 
 
