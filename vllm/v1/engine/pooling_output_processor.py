@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,7 +12,10 @@ from vllm.pooling_outputs import PoolingOutput, PoolingRequestOutput, RequestErr
 from vllm.pooling_params import PoolingParams
 from vllm.v1.engine.output_processor import ProcessedOutputs, id_in_use_error
 from vllm.v1.messages import EngineCoreOutput
-from vllm.v1.metrics.engine_metrics import EngineMetrics, News, SequenceRecord
+
+if TYPE_CHECKING:
+    # The offline engine needs no client of Prometheus.
+    from vllm.v1.metrics.engine_metrics import EngineMetrics, News, SequenceRecord
 
 
 class PoolingOutputProcessor:
@@ -20,7 +23,8 @@ class PoolingOutputProcessor:
 
     def __init__(self, metrics: EngineMetrics | None = None) -> None:
         self._token_ids: dict[str, list[int]] = {}
-        self._metrics, self._records = metrics, dict[str, SequenceRecord]()
+        self._metrics = metrics
+        self._records: dict[str, SequenceRecord] = {}  # none without metrics
 
     def add_request(
         self, request_id: str, prompt: str | None, prompt_token_ids: list[int], params: PoolingParams, arrival: float
@@ -28,7 +32,10 @@ class PoolingOutputProcessor:
         if request_id in self._token_ids:
             raise id_in_use_error(request_id, request_id)
         self._token_ids[request_id] = prompt_token_ids
-        self._records[request_id] = SequenceRecord(arrival, len(prompt_token_ids), 0, 0)
+        if self._metrics is not None:
+            from vllm.v1.metrics.engine_metrics import SequenceRecord
+
+            self._records[request_id] = SequenceRecord(arrival, len(prompt_token_ids), 0, 0)
         return [(request_id, params)]
 
     def process_outputs(self, outputs: list[EngineCoreOutput], step_time: float | None = None) -> ProcessedOutputs:
@@ -47,7 +54,8 @@ class PoolingOutputProcessor:
             )
             result.begun.append(output.request_id)
             result.ended.append(output.request_id)
-            news.append((self._records.pop(output.request_id), output, "stop" if error is None else "error"))
+            if self._metrics is not None:
+                news.append((self._records.pop(output.request_id), output, "stop" if error is None else "error"))
         if self._metrics is not None:
             now = time.monotonic()
             self._metrics.observe_step(news, now if step_time is None else step_time, now)

@@ -133,7 +133,7 @@ class CohereEmbedRequest(RequestModel):
 
     model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
     texts: Annotated[Annotated[list[Text], NOT_EMPTY], UNREAD_LIST] | None = Field(None, description="Texts.")
-    inputs: Annotated[list[CohereInput], NOT_EMPTY] | None = Field(
+    inputs: Annotated[Annotated[list[CohereInput], NOT_EMPTY], UNREAD_LIST] | None = Field(
         None, description="Texts in parts, which are joined."
     )
     input_type: Text | None = Field(

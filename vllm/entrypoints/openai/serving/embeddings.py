@@ -97,7 +97,17 @@ post(router, "/embed", EmbeddingRequest, EmbeddingResponse, other=_COHERE)(creat
 
 
 def _joined(body: CohereEmbedRequest) -> list[str]:
-    return ["".join(part.text for part in each.content) for each in body.inputs or ()]
+    """The text of each input. VLLMValidationError: it is none of parts of text."""
+    texts = []
+    for index, each in enumerate(body.inputs or ()):
+        parts: Any = each.get("content") if isinstance(each, dict) and each.keys() == {"content"} else None
+        kinds = [isinstance(part, dict) and part.keys() == {"type", "text"} for part in parts or ()]
+        if not (isinstance(parts, list) and parts and all(kinds)) or any(part["type"] != "text" for part in parts):
+            raise VLLMValidationError(f"inputs[{index}] must be an object with content, a list of text parts", "inputs")
+        if not all(isinstance(part["text"], str) for part in parts):
+            raise VLLMValidationError(f"inputs[{index}]: a part's text must be a text", "inputs")
+        texts.append("".join(part["text"] for part in parts))
+    return texts
 
 
 def _prefix(state: ServerState, purpose: str | None) -> str:
