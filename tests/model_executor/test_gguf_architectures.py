@@ -3,6 +3,7 @@ from. The names are the gguf library's own table; what the converter does to wei
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -230,6 +231,82 @@ CASES: dict[str, Case] = {
         plus_one,
     ),
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 20000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+YARN_HEADER = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 8,
+    "rope.scaling.yarn_beta_fast": 4.0,
+    "rope.scaling.yarn_beta_slow": 1.0,
+}
+SLIDES = [True, False, True, False, True, True, False]
+KINDS = ["sliding_attention" if slides else "full_attention" for slides in SLIDES]
+GEMMA = COMMON | {"head_dim": WIDTH, "sliding_window": 8, "layer_types": KINDS, "num_kv_shared_layers": 3}
+GEMMA |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64}
+GEMMA_HEADER = WINDOW | {"attention.sliding_window_pattern": SLIDES, "attention.shared_kv_layers": 3}
+GEMMA_HEADER |= {"embedding_length_per_layer_input": 8, "rope.freq_base": 1e6}
+CASES |= {
+    "apertus": ("apertus", "ApertusForCausalLM", MODERN | {"hidden_act": "xielu"}, {}, None),
+    "jais2": ("jais2", "Jais2ForCausalLM", MODERN, {}, None),
+    "mistral3": (
+        "mistral3",
+        "Ministral3ForCausalLM",
+        COMMON | {"head_dim": WIDTH, "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}, "sliding_window": None},
+        YARN_HEADER | {"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.1},
+        neighbours,
+    ),
+    # Weights that are ternary already, as in published models, are not changed.
+    "bitnet": (
+        "bitnet",
+        "BitNetForCausalLM",
+        COMMON | rope() | {"tie_word_embeddings": True},
+        {"hidden_act": "relu2"},
+        None,
+    ),
+    "olmo3": (
+        "olmo2",
+        "Olmo3ForCausalLM",
+        COMMON
+        | {
+            "sliding_window": 8,
+            "layer_types": KINDS,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
+                "full_attention": YARN | {"mscale": None, "mscale_all_dim": None},
+            },
+        },
+        WINDOW | YARN_HEADER | {"attention.sliding_window_pattern": SLIDES, "rope.freq_base": 20000.0},
+        None,
+    ),
+    "gemma3n": (
+        "gemma3n",
+        "Gemma3nForCausalLM",
+        GEMMA
+        | {
+            "intermediate_size": [96] * LAYERS,
+            "activation_sparsity_pattern": [0.95, 0.5] + [0.0] * 5,
+            "laurel_rank": 8,
+            "final_logit_softcapping": 30.0,
+        },
+        GEMMA_HEADER
+        | {
+            "activation_sparsity_scale": [1.6448535919, 0.0] + [-math.inf] * 5,
+            "altup.num_inputs": 4,
+            "altup.active_idx": 0,
+            "final_logit_softcapping": 30.0,
+        },
+        None,
+    ),
+}
 
 
 def make(class_name: str, options: dict[str, Any]) -> Any:
@@ -262,21 +339,31 @@ def write(path: Path, arch: str, model: Any, header: Header, change: Any) -> Non
         "attention.layer_norm_epsilon": _layer_norm_epsilon(config),
     }
     for key, value in (usual | ({} if theta is None else {"rope.freq_base": theta}) | header).items():
-        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
+        kinds = kinds | {str: writer.add_string}
         kinds[type(value)](f"{arch}.{key}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(["a", "b", "ab", *(f"t{index}" for index in range(3, VOCAB))])
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(1)
+    activations: dict[str, list[float]] = {}
     for name, value in _stacked(model.state_dict(), config).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
+        if ".act_fn." in name:
+            activations.setdefault(name.rpartition(".")[2], []).append(value.item())
+            continue
+        name += ".weight" * name.endswith(("correct_output_scale", "layer_scalar"))
         value = value if change is None else change(name, value, config)
+        # GGUF's table has the names of the first BitNet's checkpoints.
+        name = name.replace("attn_sub_norm", "inner_attn_ln").replace("ffn_sub_norm", "ffn_layernorm")
         endings = ".weight", ".bias"
         found = names.get_name(name, endings) or names.get_name(name.removeprefix("transformer."), endings)
         assert found is not None, name
         writer.add_tensor(found, np.ascontiguousarray(value.numpy()))
+    for name, values in activations.items():
+        writer.add_array(f"xielu.{name}", values)
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         step()
     writer.close()
@@ -288,10 +375,12 @@ def _layer_norm_epsilon(config: Any) -> float:
 
 
 def _stacked(state: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """StableLM's norms of heads are one tensor in GGUF."""
+    """StableLM's norms of heads and Gemma 3n's projections of streams are one tensor in GGUF."""
     result: dict[str, Tensor] = {}
     for name, value in state.items():
         stem, found, _ = name.partition(".norms.")
+        if "altup_projections." in name or "altup_unembed_projections." in name:
+            stem, found = name.removesuffix(".weight").rpartition(".")[0], "."
         if not found:
             result[name] = value
         else:

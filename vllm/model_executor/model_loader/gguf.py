@@ -81,7 +81,7 @@ class _Planned:
     def __init__(self, weight: Weight, file: GGUFFile, dtype: torch.dtype, keeps_blocks: bool) -> None:
         from gguf import GGMLQuantizationType
 
-        self._weight, self._file, ggml_type = weight, file, file.tensors[weight.tensor].ggml_type
+        self._weight, self._file, ggml_type = weight, file, weight.ggml_type(file)
         self.kind = GGMLQuantizationType(ggml_type).name
         is_matrix = len(weight.shape) == 2 and not weight.tensor.startswith(_ADDED)
         self._is_kept = keeps_blocks and ggml_type in TYPES and is_matrix and weight.keeps_rows

@@ -7,14 +7,21 @@ same in all published models of an architecture stands here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from vllm.model_executor.model_loader import gguf_gemma
+from vllm.model_executor.model_loader.gguf_config_parts import (
+    FULL,
+    SLIDING,
+    Config,
+    is_biased,
+    layer_types,
+    modern,
+    partial_rope,
+    rope_parameters,
+    with_head_dim,
+)
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_header import GGUFHeader
-
-Config = dict[str, Any]
-_ROPE_FACTORS = "rope_freqs.weight"
-_SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 def hf_config(file: GGUFFile, dtype: str) -> Config:
@@ -52,51 +59,8 @@ def special_ids(file: GGUFFile) -> Config:
     return {name: value for name, value in ids.items() if value is not None}
 
 
-def _rope(h: GGUFHeader, theta: float = 10000.0) -> Config:
-    rope: Config = {"rope_type": "default", "rope_theta": h.get("rope.freq_base", theta)}
-    if h.has(_ROPE_FACTORS):
-        return rope | {"rope_type": "factors", "factors": h.values(_ROPE_FACTORS)}
-    kind = h.get("rope.scaling.type", "none")
-    if kind != "none" and not (kind == "linear" and h.get("rope.scaling.factor") == 1.0):
-        rope |= {"rope_type": kind, "factor": h.need("rope.scaling.factor")}
-        if (original := h.get("rope.scaling.original_context_length")) is not None:
-            rope["original_max_position_embeddings"] = original
-    return rope
-
-
-def _partial_rope(h: GGUFHeader) -> Config:
-    return _rope(h) | {"partial_rotary_factor": h.get("rope.dimension_count", h.head_dim) / h.head_dim}
-
-
-def _modern(h: GGUFHeader, norm: str | None = "rms_norm_eps", activation: str = "silu") -> Config:
-    """What most architectures since Llama call by the same names; `norm` is None where the epsilon is fixed."""
-    config: Config = {
-        "hidden_size": h.hidden,
-        "num_hidden_layers": h.layers,
-        "num_attention_heads": h.heads,
-        "num_key_value_heads": h.kv_heads,
-        "intermediate_size": h.uniform("feed_forward_length"),
-        "max_position_embeddings": h.need("context_length"),
-        "rope_parameters": _rope(h),
-        "hidden_act": activation,
-    }
-    if norm == "rms_norm_eps":
-        config[norm] = h.get("attention.layer_norm_rms_epsilon", 1e-6)
-    elif norm is not None:
-        config[norm] = h.get("attention.layer_norm_epsilon", 1e-5)
-    return config
-
-
-def _biased(h: GGUFHeader) -> bool:
-    return h.has("blk.0.attn_q.bias")
-
-
-def _with_head_dim(h: GGUFHeader) -> Config:
-    return _modern(h) | {"head_dim": h.head_dim}
-
-
 def _llama(h: GGUFHeader) -> Config:
-    return _with_head_dim(h) | {"attention_bias": _biased(h)}
+    return with_head_dim(h) | {"attention_bias": is_biased(h)}
 
 
 def _baichuan(h: GGUFHeader) -> Config:
@@ -111,7 +75,7 @@ def _baichuan(h: GGUFHeader) -> Config:
 
 def _qwen(h: GGUFHeader) -> Config:
     # The header counts both halves of the gated MLP.
-    return _modern(h) | {"intermediate_size": h.rows("blk.0.ffn_up.weight")}
+    return modern(h) | {"intermediate_size": h.rows("blk.0.ffn_up.weight")}
 
 
 def _minicpm(h: GGUFHeader) -> Config:
@@ -123,11 +87,11 @@ def _minicpm(h: GGUFHeader) -> Config:
     }
     if h.has("rope_factors_long.weight"):
         raise ValueError(f"{h.file.path.name}: MiniCPM's longrope is not supported in GGUF")
-    return _modern(h) | scales
+    return modern(h) | scales
 
 
 def _granite(h: GGUFHeader) -> Config:
-    return _modern(h) | {
+    return modern(h) | {
         "attention_multiplier": h.get("attention.scale", 1.0),
         "embedding_multiplier": h.get("embedding_scale", 1.0),
         "residual_multiplier": h.get("residual_scale", 1.0),
@@ -136,55 +100,16 @@ def _granite(h: GGUFHeader) -> Config:
 
 
 def _smollm3(h: GGUFHeader) -> Config:
-    return _modern(h) | {"no_rope_layers": [int((index + 1) % 4 != 0) for index in range(h.layers)]}
-
-
-def _gemma(h: GGUFHeader) -> Config:
-    config = _with_head_dim(h)
-    activation = config.pop("hidden_act") and "gelu_pytorch_tanh"
-    return config | {"hidden_activation": activation, "tie_word_embeddings": True}
-
-
-def _gemma2(h: GGUFHeader) -> Config:
-    # The model of 46 layers, 27B, scales by the width of a head's share of the hidden size.
-    scalar = h.hidden // h.heads if h.layers == 46 else h.head_dim
-    return _gemma(h) | {
-        "attn_logit_softcapping": h.get("attn_logit_softcapping"),
-        "final_logit_softcapping": h.get("final_logit_softcapping"),
-        "sliding_window": h.get("attention.sliding_window", 4096),
-        "query_pre_attn_scalar": scalar,
-        "layer_types": _layer_types(h, 2),
-    }
-
-
-def _gemma3(h: GGUFHeader) -> Config:
-    # The model of 62 layers, 27B, scales by the width of a head's share of the hidden size.
-    scalar = h.hidden // h.heads if h.layers == 62 else h.head_dim
-    local = {"rope_type": "default", "rope_theta": h.get("rope.freq_base_swa", 10000.0)}
-    return _gemma(h) | {
-        "sliding_window": h.get("attention.sliding_window", 1024),
-        "query_pre_attn_scalar": scalar,
-        "final_logit_softcapping": h.get("final_logit_softcapping"),
-        "layer_types": _layer_types(h, 6),
-        "rope_parameters": {_FULL: _rope(h, 1e6), _SLIDING: local},
-    }
-
-
-def _layer_types(h: GGUFHeader, every: int) -> list[str]:
-    """Each `every`-th layer sees all, where the header does not say otherwise."""
-    pattern = h.get("attention.sliding_window_pattern", every)
-    if isinstance(pattern, list):
-        return [_SLIDING if slides else _FULL for slides in pattern]
-    return [_FULL if (index + 1) % pattern == 0 else _SLIDING for index in range(h.layers)]
+    return modern(h) | {"no_rope_layers": [int((index + 1) % 4 != 0) for index in range(h.layers)]}
 
 
 def _phi2(h: GGUFHeader) -> Config:
-    return _modern(h, "layer_norm_eps", "gelu_new") | {"rope_parameters": _partial_rope(h)}
+    return modern(h, "layer_norm_eps", "gelu_new") | {"rope_parameters": partial_rope(h)}
 
 
 def _phi3(h: GGUFHeader) -> Config:
-    rope = _partial_rope(h)
-    config = _modern(h) | {"sliding_window": h.get("attention.sliding_window") or None}
+    rope = partial_rope(h)
+    config = modern(h) | {"sliding_window": h.get("attention.sliding_window") or None}
     if h.has("rope_factors_long.weight"):
         original = h.need("rope.scaling.original_context_length")
         rope |= {
@@ -216,9 +141,9 @@ def _starcoder(h: GGUFHeader) -> Config:
 
 
 def _gpt_neox(h: GGUFHeader) -> Config:
-    config = _modern(h, "layer_norm_eps", "gelu")
+    config = modern(h, "layer_norm_eps", "gelu")
     del config["num_key_value_heads"]
-    rope = {"rope_parameters": _partial_rope(h)}
+    rope = {"rope_parameters": partial_rope(h)}
     return config | rope | {"use_parallel_residual": h.get("use_parallel_residual", True)}
 
 
@@ -249,7 +174,7 @@ def _falcon(h: GGUFHeader) -> Config:
         "parallel_attn": True,
         "bias": h.has("blk.0.attn_qkv.bias"),
         "alibi": False,
-        "rope_parameters": _rope(h),
+        "rope_parameters": rope_parameters(h),
         "activation": "gelu",
     }
 
@@ -278,39 +203,54 @@ def _mpt(h: GGUFHeader) -> Config:
 
 
 def _starcoder2(h: GGUFHeader) -> Config:
-    return _modern(h, "norm_epsilon", "gelu_pytorch_tanh") | {
-        "use_bias": _biased(h),
+    return modern(h, "norm_epsilon", "gelu_pytorch_tanh") | {
+        "use_bias": is_biased(h),
         "sliding_window": h.get("attention.sliding_window"),
     }
 
 
 def _stablelm(h: GGUFHeader) -> Config:
-    return _modern(h, "layer_norm_eps") | {
-        "rope_parameters": _partial_rope(h),
+    return modern(h, "layer_norm_eps") | {
+        "rope_parameters": partial_rope(h),
         "use_parallel_residual": h.get("use_parallel_residual", False),
-        "use_qkv_bias": _biased(h),
+        "use_qkv_bias": is_biased(h),
         "qk_layernorm": h.has("blk.0.attn_q_norm.weight"),
     }
 
 
 def _olmo(h: GGUFHeader) -> Config:
-    return _modern(h, None) | {"clip_qkv": h.get("attention.clamp_kqv")}
+    return modern(h, None) | {"clip_qkv": h.get("attention.clamp_kqv")}
+
+
+def _olmo2(h: GGUFHeader) -> Config:
+    """OLMo 3 is OLMo 2 with windows, whose layers rotate without the scaling of the others."""
+    window = h.get("attention.sliding_window")
+    if window is None:
+        return modern(h)
+    local = {"rope_type": "default", "rope_theta": h.get("rope.freq_base", 10000.0)}
+    return modern(h) | {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "sliding_window": window,
+        "layer_types": layer_types(h, 4),
+        "rope_parameters": {FULL: rope_parameters(h), SLIDING: local},
+    }
 
 
 def _cohere(h: GGUFHeader) -> Config:
-    return _modern(h, "layer_norm_eps") | {
+    return modern(h, "layer_norm_eps") | {
         "logit_scale": h.need("logit_scale"),
         "use_qk_norm": h.has("blk.0.attn_q_norm.weight"),
-        "attention_bias": _biased(h),
+        "attention_bias": is_biased(h),
     }
 
 
 def _cohere2(h: GGUFHeader) -> Config:
-    return _modern(h, "layer_norm_eps") | {
+    return modern(h, "layer_norm_eps") | {
         "logit_scale": h.need("logit_scale"),
         "sliding_window": h.need("attention.sliding_window"),
-        "layer_types": _layer_types(h, 4),
-        "attention_bias": _biased(h),
+        "layer_types": layer_types(h, 4),
+        "attention_bias": is_biased(h),
     }
 
 
@@ -318,33 +258,61 @@ def _glm(h: GGUFHeader) -> Config:
     fused = h.has("blk.0.attn_qkv.weight")
     # A header of a model with an explicit head size may give only the rotary share of it, which is a half.
     head_dim = h.get("attention.key_length", h.hidden // h.heads)
-    rope = _rope(h) | {"partial_rotary_factor": h.get("rope.dimension_count", head_dim // 2) / head_dim}
-    return _modern(h) | {
+    rope = rope_parameters(h) | {"partial_rotary_factor": h.get("rope.dimension_count", head_dim // 2) / head_dim}
+    return modern(h) | {
         "head_dim": head_dim,
         "rope_parameters": rope,
-        "attention_bias": h.has("blk.0.attn_qkv.bias") if fused else _biased(h),
+        "attention_bias": h.has("blk.0.attn_qkv.bias") if fused else is_biased(h),
     }
 
 
 def _exaone4(h: GGUFHeader) -> Config:
     window = h.get("attention.sliding_window")
-    kinds = _layer_types(h, 4) if window else [_FULL] * h.layers
-    return _with_head_dim(h) | {"sliding_window": window, "layer_types": kinds}
+    kinds = layer_types(h, 4) if window else [FULL] * h.layers
+    return with_head_dim(h) | {"sliding_window": window, "layer_types": kinds}
 
 
 def _nemotron(h: GGUFHeader) -> Config:
-    return _modern(h, "norm_eps", "relu2") | {"head_dim": h.head_dim, "rope_parameters": _partial_rope(h)}
+    return modern(h, "norm_eps", "relu2") | {"head_dim": h.head_dim, "rope_parameters": partial_rope(h)}
 
 
 def _arcee(h: GGUFHeader) -> Config:
-    return _with_head_dim(h) | {"hidden_act": "relu2", "attention_bias": _biased(h)}
+    return with_head_dim(h) | {"hidden_act": "relu2", "attention_bias": is_biased(h)}
 
 
 def _seed_oss(h: GGUFHeader) -> Config:
-    return _with_head_dim(h) | {
-        "attention_bias": _biased(h),
+    return with_head_dim(h) | {
+        "attention_bias": is_biased(h),
         "attention_out_bias": h.has("blk.0.attn_output.bias"),
     }
+
+
+def _apertus(h: GGUFHeader) -> Config:
+    return with_head_dim(h) | {
+        "hidden_act": "xielu",
+        "attention_bias": is_biased(h),
+        "qk_norm": h.has("blk.0.attn_q_norm.weight"),
+    }
+
+
+def _jais2(h: GGUFHeader) -> Config:
+    return modern(h, "layer_norm_eps", "relu2") | {
+        "head_dim": h.head_dim,
+        "attention_bias": is_biased(h),
+        "mlp_bias": h.has("blk.0.ffn_up.bias"),
+    }
+
+
+def _mistral3(h: GGUFHeader) -> Config:
+    config = with_head_dim(h)
+    if growth := h.get("attention.temperature_scale"):
+        config["rope_parameters"]["llama_4_scaling_beta"] = growth
+    return config
+
+
+def _bitnet(h: GGUFHeader) -> Config:
+    # Files that do not name the activation are of the models before b1.58 2B4T.
+    return with_head_dim(h) | {"hidden_act": h.get("hidden_act", "silu")}
 
 
 # GGUF's name: the name in config.json's architectures, its model_type, and what makes the rest. One that is another's
@@ -356,18 +324,18 @@ _CONFIGS: dict[str, tuple[str, str, Callable[[GGUFHeader], Config]]] = {
     "xverse": ("LlamaForCausalLM", "llama", _llama),
     "baichuan": ("LlamaForCausalLM", "llama", _baichuan),
     "qwen": ("Qwen2ForCausalLM", "qwen2", _qwen),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2", _with_head_dim),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3", _with_head_dim),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2", with_head_dim),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3", with_head_dim),
     "minicpm": ("GraniteForCausalLM", "granite", _minicpm),
     "granite": ("GraniteForCausalLM", "granite", _granite),
     "smollm3": ("SmolLM3ForCausalLM", "smollm3", _smollm3),
     "arcee": ("ArceeForCausalLM", "arcee", _arcee),
     "seed_oss": ("SeedOssForCausalLM", "seed_oss", _seed_oss),
-    "ernie4_5": ("Ernie4_5ForCausalLM", "ernie4_5", _with_head_dim),
-    "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", _with_head_dim),
-    "gemma": ("GemmaForCausalLM", "gemma", _gemma),
-    "gemma2": ("Gemma2ForCausalLM", "gemma2", _gemma2),
-    "gemma3": ("Gemma3ForCausalLM", "gemma3_text", _gemma3),
+    "ernie4_5": ("Ernie4_5ForCausalLM", "ernie4_5", with_head_dim),
+    "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", with_head_dim),
+    "gemma": ("GemmaForCausalLM", "gemma", gguf_gemma.gemma),
+    "gemma2": ("Gemma2ForCausalLM", "gemma2", gguf_gemma.gemma2),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text", gguf_gemma.gemma3),
     "phi2": ("PhiForCausalLM", "phi", _phi2),
     "phi3": ("Phi3ForCausalLM", "phi3", _phi3),
     "gpt2": ("GPT2LMHeadModel", "gpt2", _gpt2),
@@ -379,13 +347,19 @@ _CONFIGS: dict[str, tuple[str, str, Callable[[GGUFHeader], Config]]] = {
     "starcoder2": ("Starcoder2ForCausalLM", "starcoder2", _starcoder2),
     "stablelm": ("StableLmForCausalLM", "stablelm", _stablelm),
     "olmo": ("OlmoForCausalLM", "olmo", _olmo),
-    "olmo2": ("Olmo2ForCausalLM", "olmo2", _modern),
+    "olmo2": ("Olmo2ForCausalLM", "olmo2", _olmo2),
     "command-r": ("CohereForCausalLM", "cohere", _cohere),
     "cohere2": ("Cohere2ForCausalLM", "cohere2", _cohere2),
     "glm4": ("Glm4ForCausalLM", "glm4", _glm),
     "chatglm": ("GlmForCausalLM", "glm", _glm),
     "exaone4": ("Exaone4ForCausalLM", "exaone4", _exaone4),
     "nemotron": ("NemotronForCausalLM", "nemotron", _nemotron),
+    "apertus": ("ApertusForCausalLM", "apertus", _apertus),
+    "jais2": ("Jais2ForCausalLM", "jais2", _jais2),
+    "mistral3": ("Ministral3ForCausalLM", "ministral3", _mistral3),
+    "bitnet": ("BitNetForCausalLM", "bitnet", _bitnet),
+    "gemma3n": ("Gemma3nForCausalLM", "gemma3n_text", gguf_gemma.gemma3n),
+    "gemma4": ("Gemma4ForCausalLM", "gemma4_text", gguf_gemma.gemma4),
 }
 
 ARCHITECTURES = tuple(_CONFIGS)

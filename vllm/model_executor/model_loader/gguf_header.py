@@ -18,8 +18,12 @@ class GGUFHeader:
         self.layers: int = self.need("block_count")
         self.hidden: int = self.need("embedding_length")
         self.heads: int = self.uniform("attention.head_count")
-        self.kv_heads: int = self.uniform("attention.head_count_kv", self.heads)
         self.head_dim: int = self.get("attention.key_length", self.hidden // self.heads)
+
+    @property
+    def kv_heads(self) -> int:
+        """Those of every layer."""
+        return self.uniform("attention.head_count_kv", self.heads)
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value, or `default`."""
@@ -40,6 +44,15 @@ class GGUFHeader:
                 raise ValueError(f"{self.file.path.name}: layers that differ in {key} are not supported, got {value}")
             return value[0]
         return value
+
+    def by_layer(self, key: str) -> list[Any]:
+        """A value that must be there, for each layer or once for all."""
+        value = self.need(key)
+        values = value if isinstance(value, list) else [value] * self.layers
+        if len(values) != self.layers:
+            name = f"{self.architecture}.{key}"
+            raise ValueError(f"{self.file.path.name}: {name} must have {self.layers} values, got {len(values)}")
+        return values
 
     def has(self, tensor: str) -> bool:
         """Whether the file has a tensor."""

@@ -21,8 +21,8 @@ Change = Callable[[GGUFHeader, str, Array], Array]
 
 @dataclass(frozen=True)
 class Weight:
-    """One tensor of the checkpoint: `tensor` of the file, its rows from `rows` if given, changed by `change`, which
-    with `keeps_rows` only orders rows."""
+    """One tensor of the checkpoint: `tensor` of the file, its rows from `rows` if given (of a stack of matrices, the
+    rows of all), changed by `change`, which with `keeps_rows` only orders rows; or `value` from the header."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,10 +30,20 @@ class Weight:
     rows: slice | None = None
     change: Callable[[Array], Array] | None = None
     keeps_rows: bool = True
+    value: float | None = None
+
+    def ggml_type(self, file: GGUFFile) -> int:
+        """Of the file's tensor; F32 of a value from the header."""
+        return 0 if self.value is not None else file.tensors[self.tensor].ggml_type
 
     def load(self, file: GGUFFile) -> Array:
         """Float32 of `shape`."""
-        return self._changed(file.dequantize(self.tensor)).reshape(self.shape)
+        if self.value is not None:
+            return np.full(self.shape, self.value, np.float32)
+        value = file.dequantize(self.tensor)
+        if value.ndim > 2:
+            value = value.reshape(-1, value.shape[-1])
+        return self._changed(value).reshape(self.shape)
 
     def blocks(self, file: GGUFFile) -> Array:
         """The file's own bytes, uint8 [rows, bytes of a row], in the checkpoint's order."""
@@ -154,7 +164,38 @@ _PHI = _with(
     ffn_down="mlp.fc2",
 )
 
+_GEMMA4 = _with(
+    _BOTH_NORMS,
+    {
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+    },
+    inp_gate="per_layer_input_gate",
+    proj="per_layer_projection",
+    post_norm="post_per_layer_input_norm",
+    layer_output_scale="layer_scalar",
+)
+_GEMMA3N = _with(
+    _GEMMA4,
+    {"altup_proj": "model.altup_projections.{}", "altup_unembd_proj": "model.altup_unembed_projections.{}"},
+    altup_correct_coef="altup.correction_coefs",
+    altup_correct_scale="altup.correct_output_scale",
+    altup_predict_coef="altup.prediction_coefs",
+    altup_router="altup.modality_router",
+    altup_router_norm="altup.router_norm",
+    laurel_l="laurel.linear_left",
+    laurel_r="laurel.linear_right",
+    laurel_post_norm="laurel.post_laurel_norm",
+)
+# Those that have no ending in the checkpoint.
+_BARE = ("layer_output_scale", "altup_correct_scale")
+
 _NAMES: dict[str, _Names] = {
+    "apertus": _with(_MODERN, attn_norm="attention_layernorm", ffn_norm="feedforward_layernorm"),
+    "bitnet": _with(_MODERN, attn_sub_norm="self_attn.attn_sub_norm", ffn_sub_norm="mlp.ffn_sub_norm"),
+    "gemma3n": _GEMMA3N,
+    "gemma4": _GEMMA4,
     "gemma2": _BOTH_NORMS,
     "gemma3": _BOTH_NORMS,
     "olmo2": _BOTH_NORMS,
@@ -195,21 +236,14 @@ def weights(file: GGUFFile) -> Iterator[Weight]:
         in_block, on_top = _IN_BLOCK.fullmatch(tensor), _ON_TOP.fullmatch(tensor)
         if in_block is not None:
             layer, part, kind = in_block.groups()
-            prefix = names.layer.format(layer)
-            if split := _split(header, part, entry.shape[0]):
-                for name, rows in split.items():
-                    shape = (rows.stop - rows.start, *entry.shape[1:])
-                    yield Weight(f"{prefix}{names.block[name]}.{kind}", shape, tensor, rows)
-                continue
-            if architecture == "stablelm" and part in ("attn_q_norm", "attn_k_norm"):
-                for head in range(entry.shape[0]):
-                    name = f"{prefix}{names.block[part]}.norms.{head}.{kind}"
-                    yield Weight(name, entry.shape[1:], tensor, slice(head, head + 1))
-                continue
-            known = names.block.get(part)
+            prefix, known = names.layer.format(layer), names.block.get(part)
         else:
             part, kind, prefix = (on_top[1], on_top[2], "") if on_top is not None else (tensor, "", "")
             known = names.top.get(part)
+        if pieces := _pieces(header, names, part, entry.shape):
+            for name, rows, shape in pieces:
+                yield Weight(f"{prefix}{name}.{kind}", shape, tensor, rows)
+            continue
         if known is None:
             raise ValueError(f"{file.path.name}: {architecture} has no tensor {tensor}")
         shape = entry.shape
@@ -217,24 +251,50 @@ def weights(file: GGUFFile) -> Iterator[Weight]:
         if change is _transposed:
             shape = shape[::-1]
         bound = None if change is None else _bind(change, header, part)
-        yield Weight(f"{prefix}{known}.{kind}", shape, tensor, None, bound, change in _OF_ROWS)
+        name = f"{prefix}{known}" if part in _BARE else f"{prefix}{known}.{kind}"
+        yield Weight(name, shape, tensor, None, bound, change in _OF_ROWS)
+    if architecture == "apertus":
+        yield from _xielu(header)
+
+
+def _xielu(header: GGUFHeader) -> Iterator[Weight]:
+    """Curvatures of activations, which the header has for each layer."""
+    for part, shape in {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}.items():
+        values = header.file.metadata.get(f"xielu.{part}")
+        if not isinstance(values, list) or len(values) != header.layers:
+            raise ValueError(f"{header.file.path.name}: xielu.{part} must have {header.layers} values, got {values}")
+        for layer, value in enumerate(values):
+            yield Weight(f"model.layers.{layer}.mlp.act_fn.{part}", shape, "", value=value)
 
 
 def _bind(change: Change, header: GGUFHeader, part: str) -> Callable[[Array], Array]:
     return lambda value: change(header, part, value)
 
 
-def _split(header: GGUFHeader, part: str, rows: int) -> dict[str, slice] | None:
-    """Rows of queries, keys and values in a fused tensor, where the checkpoint has them apart."""
-    if part != "attn_qkv" or header.architecture not in ("qwen", "chatglm", "phi2", "glm4"):
-        return None
-    keys = header.kv_heads * header.head_dim
-    queries = rows - 2 * keys
-    return {
-        "attn_q": slice(0, queries),
-        "attn_k": slice(queries, queries + keys),
-        "attn_v": slice(queries + keys, rows),
-    }
+_Piece = tuple[str, slice, tuple[int, ...]]
+
+
+def _pieces(header: GGUFHeader, names: _Names, part: str, shape: tuple[int, ...]) -> list[_Piece]:
+    """Of a tensor that the checkpoint has in parts, the name of each, its rows and its shape."""
+    if part == "attn_qkv" and header.architecture in ("qwen", "chatglm", "phi2", "glm4"):
+        keys = header.kv_heads * header.head_dim
+        queries = shape[0] - 2 * keys
+        bounds = 0, queries, queries + keys, shape[0]
+        parts = [names.block[name] for name in ("attn_q", "attn_k", "attn_v")]
+        return [
+            (name, slice(first, end), (end - first, *shape[1:]))
+            for name, first, end in zip(parts, bounds[:-1], bounds[1:], strict=True)
+        ]
+    if part in ("attn_q_norm", "attn_k_norm") and header.architecture == "stablelm":
+        name = names.block[part]
+        return [(f"{name}.norms.{head}", slice(head, head + 1), shape[1:]) for head in range(shape[0])]
+    if part in ("altup_proj", "altup_unembd_proj") and part in names.top:
+        size = shape[1]
+        return [
+            (names.top[part].format(index), slice(index * size, (index + 1) * size), shape[1:])
+            for index in range(shape[0])
+        ]
+    return []
 
 
 def _half_split(header: GGUFHeader, part: str, value: Array) -> Array:
@@ -275,7 +335,8 @@ _UNIT: dict[str, Change] = {"norm": _minus_one}
 # By architecture and tensor; "norm" stands for the weights of all norms.
 _CHANGES: dict[str, dict[str, Change]] = {
     **dict.fromkeys(
-        ("llama", "internlm2", "xverse", "baichuan", "minicpm", "granite", "smollm3", "arcee", "olmo"), _ROTARY
+        ("llama", "mistral3", "internlm2", "xverse", "baichuan", "minicpm", "granite", "smollm3", "arcee", "olmo"),
+        _ROTARY,
     ),
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "nemotron"), _UNIT),
     "gpt2": dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), _transposed),
