@@ -254,6 +254,9 @@ GEMMA = COMMON | {"head_dim": WIDTH, "sliding_window": 8, "layer_types": KINDS, 
 GEMMA |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64}
 GEMMA_HEADER = WINDOW | {"attention.sliding_window_pattern": SLIDES, "attention.shared_kv_layers": 3}
 GEMMA_HEADER |= {"embedding_length_per_layer_input": 8, "rope.freq_base": 1e6}
+GEMMA4 = GEMMA | {"global_head_dim": 2 * WIDTH, "vocab_size_per_layer_input": VOCAB}
+GEMMA4_HEADER = {"attention.key_length": 2 * WIDTH, "attention.key_length_swa": WIDTH}
+GEMMA4_HEADER |= {"rope.dimension_count_swa": WIDTH, "rope.freq_base_swa": 10000.0}
 CASES |= {
     "apertus": ("apertus", "ApertusForCausalLM", MODERN | {"hidden_act": "xielu"}, {}, None),
     "jais2": ("jais2", "Jais2ForCausalLM", MODERN, {}, None),
@@ -306,6 +309,32 @@ CASES |= {
         },
         None,
     ),
+    "gemma4-e2b": (
+        "gemma4",
+        "Gemma4ForCausalLM",
+        GEMMA4 | {"use_double_wide_mlp": True, "final_logit_softcapping": 30.0},
+        GEMMA_HEADER | GEMMA4_HEADER | {"feed_forward_length": [96] * 4 + [192] * 3, "final_logit_softcapping": 30.0},
+        None,
+    ),
+    "gemma4-31b": (
+        "gemma4",
+        "Gemma4ForCausalLM",
+        GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+        },
+        GEMMA_HEADER
+        | GEMMA4_HEADER
+        | {
+            "attention.head_count_kv": [GROUPS if slides else 1 for slides in SLIDES],
+            "attention.shared_kv_layers": 0,
+            "embedding_length_per_layer_input": 0,
+        },
+        None,
+    ),
 }
 
 
@@ -333,7 +362,8 @@ def write(path: Path, arch: str, model: Any, header: Header, change: Any) -> Non
         "embedding_length": SIZE,
         "feed_forward_length": inner,
         "attention.head_count": HEADS,
-        "attention.head_count_kv": getattr(config, "num_key_value_heads", GROUPS),
+        "attention.head_count_kv": header.get("attention.head_count_kv")
+        or getattr(config, "num_key_value_heads", GROUPS),
         "attention.key_length": WIDTH,
         "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", 1e-6),
         "attention.layer_norm_epsilon": _layer_norm_epsilon(config),
@@ -362,6 +392,9 @@ def write(path: Path, arch: str, model: Any, header: Header, change: Any) -> Non
         found = names.get_name(name, endings) or names.get_name(name.removeprefix("transformer."), endings)
         assert found is not None, name
         writer.add_tensor(found, np.ascontiguousarray(value.numpy()))
+    if arch == "gemma4":
+        # A quarter of a wide head rotates: the frequencies of the rest are divided by what makes them 0.
+        writer.add_tensor("rope_freqs.weight", np.array([1.0] * (WIDTH // 4) + [1e30] * (WIDTH * 3 // 4), np.float32))
     for name, values in activations.items():
         writer.add_array(f"xielu.{name}", values)
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
