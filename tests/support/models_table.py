@@ -14,6 +14,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from survey_architectures import load  # noqa: E402
 
 from vllm import ModelRegistry  # noqa: E402
+from vllm.model_executor.model_loader.gguf_configs import ARCHITECTURES  # noqa: E402
 from vllm.transformers_utils.text_part import WITH_TEXT_PART  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "models.md"
@@ -29,8 +30,10 @@ def table() -> list[str]:
     ):
         status, reason = found.get(name, ("untried", ""))
         if name in ModelRegistry.get_supported_archs():
-            also = "`transformers` too" if status == "runs" else ""
-            rows.append(f"| {name} | `vllm` | {also} |")
+            also = ["`transformers` too"] if status == "runs" else []
+            files = [f"`{each}`" for each, architecture in ARCHITECTURES.items() if architecture == name]
+            also += [f"GGUF {', '.join(files)}"] if files else []
+            rows.append(f"| {name} | `vllm` | {'; '.join(also)} |")
         elif name in WITH_TEXT_PART:
             rows.append(f"| {name} | `vllm` | its text decoder alone |")
         elif status == "runs":

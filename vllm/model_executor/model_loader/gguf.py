@@ -30,7 +30,7 @@ from vllm.model_executor.model_loader.weight_files import progress_bar
 logger = init_logger(__name__)
 
 # Increase when what a conversion writes changes: older copies are then not used.
-_FORMAT = 2
+_FORMAT = 3
 _WEIGHTS = "model.safetensors"
 _NUM_THREADS = 2
 # Tensors that are added to others, not multiplied with.

@@ -362,4 +362,5 @@ _CONFIGS: dict[str, tuple[str, str, Callable[[GGUFHeader], Config]]] = {
     "gemma4": ("Gemma4ForCausalLM", "gemma4_text", gguf_gemma.gemma4),
 }
 
-ARCHITECTURES = tuple(_CONFIGS)
+# GGUF's name: the name in config.json's architectures.
+ARCHITECTURES = {name: architecture for name, (architecture, _, _) in _CONFIGS.items()}
