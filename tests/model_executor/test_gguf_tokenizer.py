@@ -49,26 +49,31 @@ def joined_by_score(text: str, scores: dict[str, float]) -> list[str]:
 @pytest.fixture(scope="module")
 def pieces() -> dict[str, float]:
     rng = random.Random(0)
-    letters = [SPACE, *"abcde"]
+    letters = [SPACE, *"abcde\n"]
     found = dict.fromkeys(letters)
     while len(found) < 200:
         found[rng.choice(list(found)) + rng.choice(list(found))[:3]] = None
-    long = [piece for piece in found if len(piece) > 1]
+    long = [piece for piece in found | {"\n\n": None} if len(piece) > 1]
     rng.shuffle(long)
     return dict.fromkeys(letters, -1e9) | {piece: -float(index) for index, piece in enumerate(long)}
 
 
-@pytest.mark.parametrize("prefixed", [True, False])
-def test_sentencepiece_joins_by_score(tmp_path: Path, pieces: dict[str, float], prefixed: bool) -> None:
+@pytest.mark.parametrize(("kind", "prefixed"), [("llama", True), ("llama", False), ("gemma4", False)])
+def test_sentencepiece_joins_by_score(tmp_path: Path, pieces: dict[str, float], kind: str, prefixed: bool) -> None:
     tokens = ["<unk>", "<s>", "</s>", "<|go|>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     kinds = [UNKNOWN, CONTROL, CONTROL, USER_DEFINED, *[BYTE] * 256, *[NORMAL] * len(pieces)]
     scores = [0.0] * 260 + list(pieces.values())
     options = {"token_scores": scores, "bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0}
-    tokenizer = load(tmp_path, "llama", tokens, kinds, **options, add_space_prefix=prefixed)
+    if kind == "gemma4":
+        # Its order is that of merges.
+        cuts = [(piece[:cut], piece[cut:]) for piece in pieces for cut in range(1, len(piece))]
+        options |= {"token_scores": [0.0] * len(tokens)}
+        options |= {"token_merges": [f"{a} {b}" for a, b in cuts if a in pieces and b in pieces]}
+    tokenizer = load(tmp_path, kind, tokens, kinds, **options, add_space_prefix=prefixed)
     rng = random.Random(1)
     ids = {token: index for index, token in enumerate(tokens)}
     for _ in range(300):
-        text = "".join(rng.choice(" abcde") for _ in range(rng.randint(1, 20)))
+        text = "".join(rng.choice(" abcde\n") for _ in range(rng.randint(1, 20)))
         marked = (SPACE if prefixed else "") + text.replace(" ", SPACE)
         want = [ids[part] for part in joined_by_score(marked, pieces)]
         got = tokenizer.encode(text, add_special_tokens=False)
@@ -83,6 +88,12 @@ def test_sentencepiece_joins_by_score(tmp_path: Path, pieces: dict[str, float], 
 def test_sentencepiece_needs_scores(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="t.gguf: tokenizer.ggml.scores is missing"):
         load(tmp_path, "llama", ["<unk>", "a"], [UNKNOWN, NORMAL])
+
+
+def test_gemma4_needs_merges_of_newlines(tmp_path: Path) -> None:
+    tokens, kinds = ["<unk>", "a", "aa", "\n", "\n\n"], [UNKNOWN, *[NORMAL] * 4]
+    with pytest.raises(ValueError, match=r"tokenizer.ggml.merges has none that makes the token '\\n\\n'"):
+        load(tmp_path, "gemma4", tokens, kinds, token_merges=["a a"])
 
 
 def test_unigram_takes_the_likeliest_pieces(tmp_path: Path) -> None:
@@ -118,7 +129,7 @@ def test_words_of_byte_level_vocabularies(name: str, text: str, words: list[str]
 
 
 def test_unknown_kinds_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="t.gguf: tokenizer.ggml.model must be one of gpt2, llama, t5, got 'rwkv'"):
+    with pytest.raises(ValueError, match="t.gguf: tokenizer.ggml.model must be .* gpt2, llama, gemma4, t5, got 'rwkv'"):
         load(tmp_path, "rwkv", ["a"], [NORMAL])
     with pytest.raises(ValueError, match="tokenizer.ggml.pre must be one of bloom, .*, got 'klingon'"):
         load(tmp_path, "gpt2", ["a"], [NORMAL], token_merges=["a a"], tokenizer_pre="klingon")

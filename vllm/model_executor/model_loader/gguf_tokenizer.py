@@ -45,28 +45,48 @@ def _byte_level_bpe(meta: dict[str, Any]) -> Any:
 
     name, vocab = meta.get("tokenizer.ggml.pre", "default"), _vocab(meta)
     words = pre_tokenizer(name)
-    merges = [tuple(merge.split(" ")) for merge in meta.get("tokenizer.ggml.merges", ())]
-    if not merges:
-        raise ValueError("tokenizer.ggml.merges is missing, which tokenizer.ggml.model 'gpt2' needs")
-    for index, merge in enumerate(merges):
-        if len(merge) != 2 or merge[0] not in vocab or merge[1] not in vocab or "".join(merge) not in vocab:
-            raise ValueError(
-                f"tokenizer.ggml.merges[{index}] must join two tokens into a third, got {' '.join(merge)!r}"
-            )
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=name in WHOLE_WORDS))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=_given_merges(meta), ignore_merges=name in WHOLE_WORDS))
     tokenizer.pre_tokenizer = words
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
+def _given_merges(meta: dict[str, Any]) -> list[tuple[str, str]]:
+    vocab, kind = _vocab(meta), meta["tokenizer.ggml.model"]
+    merges = [tuple(merge.split(" ")) for merge in meta.get("tokenizer.ggml.merges", ())]
+    if not merges:
+        raise ValueError(f"tokenizer.ggml.merges is missing, which tokenizer.ggml.model {kind!r} needs")
+    for index, merge in enumerate(merges):
+        if len(merge) != 2 or merge[0] not in vocab or merge[1] not in vocab or "".join(merge) not in vocab:
+            raise ValueError(
+                f"tokenizer.ggml.merges[{index}] must join two tokens into a third, got {' '.join(merge)!r}"
+            )
+    return merges
+
+
+def _gemma4_bpe(meta: dict[str, Any]) -> Any:
+    """SentencePiece's text with merges of its own. llama.cpp takes a run of newlines that is a token as it is, which
+    is the same where merges make it."""
+    merges = _given_merges(meta)
+    made = {"".join(merge) for merge in merges}
+    for token in meta["tokenizer.ggml.tokens"]:
+        if len(token) > 1 and set(token) == {"\n"} and token not in made:
+            raise ValueError(f"tokenizer.ggml.merges has none that makes the token {token!r}")
+    return _spaced_bpe(meta, merges, meta.get("tokenizer.ggml.add_space_prefix", False))
+
+
 def _sentencepiece_bpe(meta: dict[str, Any]) -> Any:
+    return _spaced_bpe(meta, _merges_of_scores(meta), meta.get("tokenizer.ggml.add_space_prefix", True))
+
+
+def _spaced_bpe(meta: dict[str, Any], merges: list[tuple[str, str]], prefixed: bool) -> Any:
+    """Spaces are U+2581, one before the text if `prefixed`; what has no token is spelt in bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    prefixed = meta.get("tokenizer.ggml.add_space_prefix", True)
     tokens, unknown = meta["tokenizer.ggml.tokens"], meta.get("tokenizer.ggml.unknown_token_id")
     model = models.BPE(
         vocab=_vocab(meta),
-        merges=_merges_of_scores(meta),
+        merges=merges,
         unk_token=None if unknown is None else tokens[unknown],
         fuse_unk=True,
         byte_fallback=_BYTE in meta.get("tokenizer.ggml.token_type", ()),
@@ -124,6 +144,7 @@ def _unigram(meta: dict[str, Any]) -> Any:
 _BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "gpt2": _byte_level_bpe,
     "llama": _sentencepiece_bpe,
+    "gemma4": _gemma4_bpe,
     "t5": _unigram,
 }
 
@@ -152,7 +173,7 @@ def _surround(tokenizer: Any, meta: dict[str, Any]) -> None:
     from tokenizers import processors
 
     tokens = meta["tokenizer.ggml.tokens"]
-    begins = meta["tokenizer.ggml.model"] == "llama" or meta.get("tokenizer.ggml.pre") in WHOLE_WORDS
+    begins = meta["tokenizer.ggml.model"] in ("llama", "gemma4") or meta.get("tokenizer.ggml.pre") in WHOLE_WORDS
 
     def text(flag: str, which: str, default: bool) -> str | None:
         token_id = meta.get(f"tokenizer.ggml.{which}")
