@@ -81,7 +81,7 @@ class PoolingOutputProcessor:
     def abort_requests(self, request_ids: Iterable[str], reason: str = "abort") -> list[str]:
         aborted = [each for each in list(request_ids) if self._token_ids.pop(each, None) is not None]
         for each in aborted:
-            del self._records[each]
+            self._records.pop(each, None)
         if self._metrics is not None:
             self._metrics.observe_dropped(len(aborted), reason)
         return aborted
