@@ -19,6 +19,8 @@ from vllm.entrypoints.openai.protocol.generation import NOT_EMPTY, Messages, Pro
 
 Input = Annotated[Text | PromptIds | Annotated[list[Text | PromptIds], NOT_EMPTY], UNREAD]
 Dimensions = Annotated[int, Field(ge=1)]
+# Not empty; only the first wrong entry is reported.
+FIRST_WRONG = Field(min_length=1, fail_fast=True)
 _MEDIA = {name: REFUSED_FIELDS[name] for name in ("mm_processor_kwargs", "media_io_kwargs")}
 
 
@@ -141,7 +143,7 @@ class CohereEmbedRequest(RequestModel):
         description="What the texts are for: a name of the model's prompts, which is put before each text, or one of "
         "Cohere's, which change nothing where the model has no prompts.",
     )
-    embedding_types: Annotated[list[Literal["float", "binary", "ubinary", "base64"]], NOT_EMPTY] | None = Field(
+    embedding_types: Annotated[list[Literal["float", "binary", "ubinary", "base64"]], FIRST_WRONG] | None = Field(
         None, description="How vectors are written; as numbers if left out."
     )
     output_dimension: Dimensions | None = Field(None, description="As dimensions of /v1/embeddings.")
