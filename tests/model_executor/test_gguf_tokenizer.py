@@ -114,6 +114,7 @@ def test_unigram_takes_the_likeliest_pieces(tmp_path: Path) -> None:
         ("gpt-2", "it's 1234 ok\n\n x", ["it", "'s", " 1234", " ok", "\n\n", " x"]),
         ("starcoder", "it's 12 ok", ["it", "'s", " ", "1", "2", " ok"]),
         ("llama-bpe", "It'S 1234 ok!\n\n x", ["It", "'S", " ", "123", "4", " ok", "!\n\n", " x"]),
+        ("jais-2", "It's 1234       b   c\n", ["It", "'s", " ", "123", "4", "    ", "  ", " b", "  ", " c", "\n"]),
         ("qwen2", "a 12\n\n\nb  c", ["a", " ", "1", "2", "\n\n\n", "b", " ", " c"]),
         ("tekken", "fooBar 12 a/\nb", ["foo", "Bar", " ", "1", "2", " a", "/\n", "b"]),
         ("gpt-4o", "fooBar's 1234", ["foo", "Bar's", " ", "123", "4"]),

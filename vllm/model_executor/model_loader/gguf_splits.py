@@ -10,6 +10,9 @@ from typing import Any
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
+# Runs of white space are cut into powers of two.
+_RUNS = "|".join(rf"\s{{{length}}}(?!\S)" for length in (512, 256, 128, 64, 32, 16, 8, 4))
+_JAIS2 = _LLAMA3.removesuffix(r"|\s+(?!\S)|\s+") + rf"|{_RUNS}|\s{{1,2}}(?!\S)|\s"
 _QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -34,6 +37,7 @@ _NAMES: dict[tuple[str, ...], str] = {
     "roberta-bpe gigachat exaone4",
     (_DIGITS, _GPT2): "starcoder refact command-r smollm codeshell exaone minerva-7b",
     (_LLAMA3,): "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral dbrx smaug-bpe glm4 chatglm-bpe",
+    (_JAIS2,): "jais-2",
     (_QWEN2,): "qwen2 stablelm2 deepseek-r1-qwen megrez",
     (_TEKKEN,): "tekken",
     (_GPT4O,): "gpt-4o llama4",
