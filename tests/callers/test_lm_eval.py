@@ -51,8 +51,10 @@ NAMES = ["quiz", "prose", "count"]
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    """The embedded model's, as transformers and the engine read it."""
-    return Path(resolve_model(None, "float32").path)
+    """The embedded model's, as transformers and the engine read it: without GGUF's blocks."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("VLLM_GGUF_DEQUANTIZE", "1")
+        return Path(resolve_model(None, "float32").path)
 
 
 @pytest.fixture(scope="module")
