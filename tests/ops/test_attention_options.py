@@ -69,7 +69,7 @@ def call(batch: Batch, backend: str, options: dict[str, Any]) -> Tensor:
     if backend == "triton":
         caches = tuple(rows.contiguous() for rows in cache_rows(*caches, batch.q.shape[2]))
     order = ("window", "softcap", "alibi_slopes", "sinks")
-    arguments = batch.block_table, batch.query_start_loc, batch.seq_lens, batch.scale, None, None
+    arguments = batch.block_table, batch.query_start_loc, batch.seq_lens, batch.scale, None, None, None
     return run(backend, paged_attention, batch.q, *caches, *arguments, *(options.get(name) for name in order))
 
 
