@@ -35,7 +35,14 @@ def make_scheduler(
 ) -> Scheduler:
     return Scheduler(
         SchedulerConfig(max_num_seqs, budget, chunked, policy),
-        CacheConfig(BLOCK_SIZE, caching, num_blocks, parts, max_idle_tokens=idle, num_host_blocks=host_blocks),
+        CacheConfig(
+            BLOCK_SIZE,
+            caching,
+            num_blocks,
+            shares_parts_of_blocks=parts,
+            max_idle_tokens=idle,
+            num_host_blocks=host_blocks,
+        ),
         max_model_len,
     )
 

@@ -77,7 +77,9 @@ class FakeWorker:
 
 
 def make_core(worker: FakeWorker, scheduler, monkeypatch: pytest.MonkeyPatch) -> EngineCore:
-    executor = SimpleNamespace(worker=worker, num_blocks=1, num_host_blocks=0)
+    executor = SimpleNamespace(
+        worker=worker, begin_step=lambda step: worker.begin_step(step), num_blocks=1, num_host_blocks=0
+    )
     monkeypatch.setattr("vllm.v1.engine.core.make_executor", lambda *_: executor)
     config = SimpleNamespace(
         scheduler_config=SchedulerConfig(async_scheduling=True),
