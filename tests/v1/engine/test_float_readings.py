@@ -106,6 +106,7 @@ def make_llm(folder: Path, way: Way, **fields: Any) -> LLM:
         max_model_len=64,
         max_num_seqs=1,
         gpu_memory_utilization=0.3,
+        cache_hidden_states=True,
         **fields,
     )
 

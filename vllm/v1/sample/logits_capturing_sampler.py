@@ -63,8 +63,8 @@ class LogitsCapturingSampler:
             request_id: only this request's rows. Sample i of a request for several is named f"{i}_{request_id}".
 
         Returns:
-            float32 [rows, I], step by step, within a step in batch order; one row a generated token, none for an
-            unknown id.
+            float32 [rows, I], step by step, within a step in batch order, where requests that compute one token come
+            first; one row a generated token, none for an unknown id.
         """
         rows = torch.cat([torch.empty(0, self._width), *self._captured.rows])
         if request_id is None:
