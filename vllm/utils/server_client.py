@@ -218,7 +218,7 @@ class _Connection:
     async def exchange(self, request: bytes) -> None:
         """Send a request and read the head of its response."""
         self.writer.write(request)
-        await self._timed(self.writer.drain())
+        await self._timed(self.writer.drain)
         status_line = await self._line()
         version, _, rest = status_line.partition(" ")
         if not version.startswith("HTTP/1."):
@@ -268,14 +268,14 @@ class _Connection:
 
     async def _receive(self) -> bool:
         """Wait for data; False if the server has closed the connection."""
-        piece: bytes = await self._timed(self.reader.read(_PIECE))
+        piece: bytes = await self._timed(lambda: self.reader.read(_PIECE))
         self._received += piece
         return bool(piece)
 
-    async def _timed(self, reading: Awaitable[Result]) -> Result:
+    async def _timed(self, reading: Callable[[], Awaitable[Result]]) -> Result:
         timer = asyncio.get_running_loop().call_later(self.timeout, self._time_out)
         try:
-            result = await reading
+            result = await reading()
         except (OSError, EOFError) as error:
             raise self._lost() from error
         finally:

@@ -75,7 +75,7 @@ BAD = [
     ({"cache_salt": ""}, 400, "cache_salt", "cache_salt"),
     ({"cache_salt": 5}, 400, "cache_salt", "cache_salt"),
     ({"cache_salt": "\ud800"}, 400, "cache_salt", "cache_salt must be"),
-    ({"priority": 2**63}, 400, "priority", "priority must be between"),
+    ({"priority": 2**63}, 400, "priority", "priority must be at most"),
     ({"priority": "high"}, 400, "priority", "priority"),
     ({"request_id": ""}, 400, "request_id", "request_id"),
     ({"label_ids": [5]}, 400, "label_ids", "did you mean 'labels'"),

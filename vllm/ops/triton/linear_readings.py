@@ -82,10 +82,10 @@ def _read_rows(hidden: Tensor, weight: Tensor, token_ids: Tensor) -> Result:
             *product, ids, num_columns, chosen, counts, maxima, sums, argmaxima, **constants
         )
     highest = maxima.amax(dim=0)
-    base = torch.where(highest.isinf(), 0.0, highest)
+    base = highest.masked_fill(highest.isinf(), 0.0)
     lse = (sums * (maxima - base).exp()).sum(dim=0).log() + base
     # No column equals a NaN maximum.
-    argmax = torch.where(maxima == highest, argmaxima, vocab_size - 1).amin(dim=0).clamp_(max=vocab_size - 1)
+    argmax = argmaxima.masked_fill(maxima != highest, vocab_size - 1).amin(dim=0).clamp_(max=vocab_size - 1)
     return chosen.t().contiguous(), (1 + counts).t().contiguous(), lse, argmax, highest
 
 
