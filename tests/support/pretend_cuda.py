@@ -149,7 +149,7 @@ class _Mode(TorchDispatchMode):
         if kwargs.pop("pin_memory", False):
             return self._pin(func(*args, **kwargs))
         operands = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        is_asked = "device" in kwargs and kwargs["device"] is not None
+        is_asked = kwargs.get("device") is not None
         to_device = is_asked and torch.device(kwargs["device"]).type == "cuda"
         if not to_device and not any(isinstance(each, PretendTensor) for each in operands):
             return func(*args, **kwargs)

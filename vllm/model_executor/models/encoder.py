@@ -170,9 +170,7 @@ class EncoderForPooling(UpdatableModel):
         self.model, self._like = Encoder(self.spec), torch.empty(0)
         self.head: ClassificationHead | None = None
         if self.head_activation is not None:
-            self.head = ClassificationHead(
-                HeadSpec(num_labels(config.raw), self.head_activation), self.spec.hidden_size
-            )
+            self.head = ClassificationHead(HeadSpec(config.num_labels, self.head_activation), self.spec.hidden_size)
 
     def forward(self, ids: Tensor, positions: Tensor, types: Tensor, lengths: Sequence[int]) -> Tensor:
         """Final hidden states [T, H] of sequences that follow one another.
@@ -195,9 +193,3 @@ class EncoderForPooling(UpdatableModel):
         for own, values in self.names.read(name, tensor, spec):
             if own.startswith("model.") or (self.head is not None and own.startswith("head.")):
                 yield own, values
-
-
-def num_labels(raw: dict[str, Any]) -> int:
-    """Classes of config.json's head; two where it does not say."""
-    labels = raw.get("id2label")
-    return len(labels) if labels else raw.get("num_labels") or 2

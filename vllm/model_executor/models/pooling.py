@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from vllm.distributed.vocab_slice import VocabSlice
 from vllm.model_executor.layers.logits_processor_ext import LogitsProcessorWithIndexedOutput
-from vllm.model_executor.models.encoder import num_labels
 from vllm.tokenizers.tokenizer import get_tokenizer
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def use_pooling_head(model: Any, config: ModelConfig) -> None:
         middle = WideLinear(size, size, bias=True)
         head = nn.Sequential(middle, nn.ReLU(), WideLinear(size, _num_rewards(config), bias=True))
     elif config.convert != "embed":
-        head = WideLinear(size, num_labels(raw), bias=config.convert == "token_classify")
+        head = WideLinear(size, config.hf_config.num_labels, bias=config.convert == "token_classify")
     dropped = model.drop_head()
     if head is not None:
         model.add_module("head", head)
@@ -91,7 +90,8 @@ def _num_rewards(config: ModelConfig) -> int:
     """A process reward is of two classes."""
     is_process = "Process" in config.architecture
     raw = config.hf_config.raw
-    return num_labels(raw) if raw.get("num_labels") or raw.get("id2label") else 1 + is_process
+    is_said = raw.get("num_labels") or raw.get("id2label")
+    return config.hf_config.num_labels if is_said else 1 + is_process
 
 
 def _with_head(
