@@ -15,6 +15,7 @@ from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import RepetitionDetectionParams
 
 MAX_STEPS = 2000
 PROMPTS = [
@@ -26,6 +27,7 @@ PROMPTS = [
     [5, 6, 7],
     {"prompt_token_ids": byte_ids("abc"), "cache_salt": "s"},
 ]
+REPETITION = RepetitionDetectionParams(max_pattern_size=4, min_pattern_size=1, min_count=2)
 PLAIN = SamplingParams(temperature=0, max_tokens=4, logprobs=2)
 
 
@@ -96,7 +98,8 @@ def check(output: RequestOutput | None, fields: dict[str, Any]) -> None:
         return
     assert output.finished and 1 <= len(output.outputs) <= 5
     for completion in output.outputs:
-        assert completion.finish_reason in ("stop", "length", "error")
+        assert completion.finish_reason in ("stop", "length", "error", "repetition")
+        assert completion.finish_reason != "repetition" or fields.get("repetition_detection")
         assert (completion.finish_reason == "error") == bool(completion.error)
         assert len(completion.token_ids) <= 128
         if not fields.get("detokenize", True):
@@ -124,5 +127,6 @@ def test_one_field_with_any_value(bench: Bench, field: str) -> None:
 @settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(fields=sampling_fields(), prompt=st.sampled_from(PROMPTS))
 @example(fields={}, prompt="a")
+@example(fields={"max_tokens": 3, "allowed_token_ids": [0], "repetition_detection": REPETITION}, prompt="a")
 def test_fields_together(bench: Bench, fields: dict[str, Any], prompt: Any) -> None:
     check(bench.attempt(fields, prompt), fields)
