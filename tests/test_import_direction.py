@@ -37,6 +37,7 @@ ORDER = """
     entrypoints.launchers entrypoints.launcher entrypoints.serve.utils entrypoints.utils
     entrypoints.pooling.embed entrypoints.pooling.classify entrypoints.pooling.pooling entrypoints.pooling.scoring
     entrypoints.cli entrypoints.common entrypoints.openai.cli_args entrypoints.openai.api_server
+    entrypoints.openai.run_batch
     collect_env
 """.split()
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60

@@ -218,7 +218,12 @@ class EngineArgs(UpstreamArgs):
         device = self._resolve_device(parallel_config)
         self._check_variables(device)
         source = self._find_model(device)
-        max_model_len = self._resolve_max_model_len(source.longest_prompt(self.max_model_len))
+        longest = source.longest_prompt(self.max_model_len)
+        if envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN and isinstance(self.max_model_len, int) and self.max_model_len > longest:
+            logger.warning("max_model_len=%d is beyond the %d tokens of the model", self.max_model_len, longest)
+            source = self._find_model(device, {"max_position_embeddings": self.max_model_len})
+            longest = source.longest_prompt(self.max_model_len)
+        max_model_len = self._resolve_max_model_len(longest)
         model_config = ModelConfig(
             model=self.model or source.name,
             path=str(source.path),
@@ -288,7 +293,7 @@ class EngineArgs(UpstreamArgs):
             return None
         return max(_IDLE_STEPS * scheduler_config.max_num_batched_tokens, max_model_len)
 
-    def _find_model(self, device: str) -> ResolvedModel:
+    def _find_model(self, device: str, replaced: dict[str, Any] | None = None) -> ResolvedModel:
         from vllm.model_executor.model_loader import resolve_model
 
         return resolve_model(
@@ -296,7 +301,7 @@ class EngineArgs(UpstreamArgs):
             requested_dtype=self._requested_dtype(),
             device=device,
             revision=self.revision,
-            hf_overrides=self.hf_overrides,
+            hf_overrides=self.hf_overrides if replaced is None else {**(self.hf_overrides or {}), **replaced},
             needs_weights=self.load_format != "dummy",
             download_dir=self.download_dir,
             hf_token=self.hf_token,
@@ -455,6 +460,7 @@ class EngineArgs(UpstreamArgs):
         if self.max_model_len > longest:
             raise ValueError(
                 f"max_model_len must be at most the model's max_position_embeddings={longest}, got {self.max_model_len}"
+                "; VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 allows more where positions are computed"
             )
         return self.max_model_len
 

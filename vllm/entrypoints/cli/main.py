@@ -19,6 +19,7 @@ from vllm.entrypoints.cli import (
     decide,
     embed,
     rerank,
+    run_batch,
     score,
     selftest,
     serve,
@@ -28,7 +29,7 @@ from vllm.exceptions import CliError, VLLMValidationError
 from vllm.utils.packages import needed_by
 from vllm.version import __version__
 
-_COMMANDS = (serve, chat, complete, score, decide, rerank, embed, bench, selftest, collect_env, completion)
+_COMMANDS = (serve, chat, complete, score, decide, rerank, embed, run_batch, bench, selftest, collect_env, completion)
 
 EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130
