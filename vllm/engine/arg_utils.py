@@ -217,13 +217,8 @@ class EngineArgs(UpstreamArgs):
         parallel_config = self.create_parallel_config()
         device = self._resolve_device(parallel_config)
         self._check_variables(device)
-        source = self._find_model(device)
-        longest = source.longest_prompt(self.max_model_len)
-        if envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN and isinstance(self.max_model_len, int) and self.max_model_len > longest:
-            logger.warning("max_model_len=%d is beyond the %d tokens of the model", self.max_model_len, longest)
-            source = self._find_model(device, {"max_position_embeddings": self.max_model_len})
-            longest = source.longest_prompt(self.max_model_len)
-        max_model_len = self._resolve_max_model_len(longest)
+        source = self._find_model(device, self.hf_overrides)
+        max_model_len = self._resolve_max_model_len(source.longest_prompt(self.max_model_len))
         model_config = ModelConfig(
             model=self.model or source.name,
             path=str(source.path),
@@ -293,15 +288,15 @@ class EngineArgs(UpstreamArgs):
             return None
         return max(_IDLE_STEPS * scheduler_config.max_num_batched_tokens, max_model_len)
 
-    def _find_model(self, device: str, replaced: dict[str, Any] | None = None) -> ResolvedModel:
+    def _find_model(self, device: str, hf_overrides: dict[str, Any] | None) -> ResolvedModel:
         from vllm.model_executor.model_loader import resolve_model
 
-        return resolve_model(
+        source = resolve_model(
             self.model,
             requested_dtype=self._requested_dtype(),
             device=device,
             revision=self.revision,
-            hf_overrides=self.hf_overrides if replaced is None else {**(self.hf_overrides or {}), **replaced},
+            hf_overrides=hf_overrides,
             needs_weights=self.load_format != "dummy",
             download_dir=self.download_dir,
             hf_token=self.hf_token,
@@ -309,10 +304,16 @@ class EngineArgs(UpstreamArgs):
             trust_remote_code=self.trust_remote_code,
             quantization=self.quantization,
         )
+        asked, longest = self.max_model_len, source.longest_prompt(self.max_model_len)
+        longer = {**(hf_overrides or {}), "max_position_embeddings": asked}
+        is_longer = isinstance(asked, int) and asked > longest and longer != hf_overrides
+        if not is_longer or not envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN:
+            return source
+        logger.warning("max_model_len=%d is beyond the %d tokens of the model", asked, longest)
+        return self._find_model(device, longer)
 
     def _served_names(self) -> tuple[str, ...]:
-        names = self.served_model_name
-        return (names,) if isinstance(names, str) else tuple(names or ())
+        return tuple([names] if isinstance(names := self.served_model_name, str) else names or ())
 
     def _load_format(self) -> str:
         name = str(getattr(self.load_format, "value", self.load_format)).lower()
@@ -473,10 +474,8 @@ class EngineArgs(UpstreamArgs):
             names = free_names(parser, ["--" + item.name.replace("_", "-"), *_SHORT_FLAGS.get(item.name, ())])
             if not names or not item.metadata.get("flag", True):
                 continue
-            default = None if item.default is MISSING else item.default
-            group.add_argument(
-                *names, dest=item.name, default=default, help=flag_help(item.metadata), **flag_options(hints[item.name])
-            )
+            options = flag_options(hints[item.name]) | {"default": None if item.default is MISSING else item.default}
+            group.add_argument(*names, dest=item.name, help=flag_help(item.metadata), **options)
         return parser
 
     @classmethod
