@@ -146,7 +146,8 @@ def server(tmp_path_factory):
     template.write_text(TEMPLATE)
     # Short answers, and few of them: most valid requests ask for all that they can get. A decision takes 70 tokens.
     limits = ("--max-model-len", "96", "--max-num-seqs", "8", "--max-num-queued-reqs", "8", "--max-body-mib", "0.1")
-    with LiveServer(folder, *limits, "--chat-template", str(template), "--api-key", KEY) as server:
+    short = ("--override-generation-config", '{"max_new_tokens": 4}')
+    with LiveServer(folder, *limits, *short, "--chat-template", str(template), "--api-key", KEY) as server:
         yield server
 
 
@@ -179,7 +180,7 @@ def test_events_are_as_described(server):
 
 POOLING = ("/v1/embeddings", "/v2/embed", "/classify", "/pooling")
 # Other paths of endpoints that are tried at one of theirs.
-ALIASES = ("/embeddings", "/embed", "/v1/embed", "/v1/rerank", "/v2/rerank", "/score")
+ALIASES = ("/invocations", "/embeddings", "/embed", "/v1/embed", "/v1/rerank", "/v2/rerank", "/score")
 
 
 def test_schemathesis_finds_nothing(server, tmp_path):
