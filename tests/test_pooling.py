@@ -17,6 +17,7 @@ from vllm import (
     ScoringRequestOutput,
 )
 from vllm.config import PoolerConfig
+from vllm.entrypoints.pooling.token_embed.late_chunking import build_late_chunking_metadata
 from vllm.exceptions import GenerationError, VLLMValidationError
 from vllm.outputs import RequestError
 from vllm.pooling_params import LateChunkingParams, LateInteractionParams
@@ -70,16 +71,39 @@ def test_params_are_values():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("task", "classify"), ("dimensions", 0), ("dimensions", 9), ("step_tag_id", 3)]
+    ("field", "value"), [("task", "classify"), ("dimensions", 0), ("dimensions", 33), ("step_tag_id", 3)]
 )
 def test_what_the_model_cannot_do_is_named(field, value):
     with pytest.raises(VLLMValidationError, match=field if field != "task" else "embed, token_embed"):
-        PoolingParams(**{field: value}).verified(("embed", "token_embed"), 8)
-    assert PoolingParams(normalize=False).verified(("embed",), 8).use_activation is False
+        PoolingParams(**{field: value}).verified(config())
+    assert PoolingParams(normalize=False).verified(config()).use_activation is False
+
+
+@pytest.mark.parametrize(
+    ("offsets", "size", "expected"),
+    [
+        ([(0, 0), (0, 1), (2, 3), (2, 3), (4, 6), (0, 0)], 4, [((0, 4), (0, 3)), ((4, 6), (4, 6))]),
+        ([(0, 0), (4, 6)], 1, [((0, 1), None), ((1, 2), (4, 6))]),
+        (None, 1, "does not tell"),
+        ([(0, 7)], 1, "outside"),
+        ([(-1, 2)], 1, "outside"),
+        ([(2, 3), (0, 1)], 2, "order"),
+    ],
+)
+def test_parts_of_a_text_have_places_in_it(offsets, size, expected):
+    count = len(offsets or ())
+    if isinstance(expected, str):
+        with pytest.raises(VLLMValidationError, match=expected):
+            build_late_chunking_metadata("abcdef", count, offsets, size)
+    else:
+        chunks = build_late_chunking_metadata("abcdef", count, offsets, size).chunks
+        assert [(chunk.token_range, chunk.char_range) for chunk in chunks] == expected
 
 
 def config(**pooler: Any) -> SimpleNamespace:
-    return SimpleNamespace(pooler_config=PoolerConfig(**pooler), embedding_size=32, is_matryoshka=True)
+    """Of a model that embeds."""
+    fields = {"pooling_tasks": ("embed", "token_embed"), "embedding_size": 32, "is_matryoshka": True}
+    return SimpleNamespace(pooler_config=PoolerConfig(**pooler), matryoshka_dimensions=None, **fields)
 
 
 @pytest.mark.parametrize("task", ["embed", "classify", "token_embed", "token_classify"])
@@ -130,8 +154,8 @@ def test_late_parameters_keep_their_form():
         PoolingParams(task="score")
     sizes = config()
     sizes.matryoshka_dimensions = [8]
-    with pytest.raises(VLLMValidationError, match="dimensions 8, not 4"):
+    with pytest.raises(VLLMValidationError, match="for the dimensions 8"):
         PoolingParams(task="embed", dimensions=4).verify(sizes)
     sizes.is_matryoshka = False
-    with pytest.raises(VLLMValidationError, match="one size"):
+    with pytest.raises(VLLMValidationError, match="hf_overrides="):
         PoolingParams(task="embed", dimensions=8).verify(sizes)

@@ -14,6 +14,8 @@ from vllm.pooling_outputs import ClassificationOutput as ClassificationOutput
 from vllm.pooling_outputs import ClassificationRequestOutput as ClassificationRequestOutput
 from vllm.pooling_outputs import EmbeddingOutput as EmbeddingOutput
 from vllm.pooling_outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+from vllm.pooling_outputs import LateChunk as LateChunk
+from vllm.pooling_outputs import LateChunks as LateChunks
 from vllm.pooling_outputs import PoolingOutput as PoolingOutput
 from vllm.pooling_outputs import PoolingRequestOutput as PoolingRequestOutput
 from vllm.pooling_outputs import RequestError as RequestError

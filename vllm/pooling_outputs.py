@@ -52,7 +52,7 @@ class PoolingRequestOutput(Generic[_O]):
         num_cached_tokens: prompt tokens that came from the prefix cache.
         finished: whether the request has ended.
         error: what went wrong, and its outputs are empty then; None when nothing did.
-        late_chunking: how the text was parted, where it was.
+        late_chunking: LateChunks of a request with late_chunking_params.
     """
 
     def __init__(
@@ -80,6 +80,29 @@ class PoolingRequestOutput(Generic[_O]):
             f"prompt_token_ids={self.prompt_token_ids}, num_cached_tokens={self.num_cached_tokens}, "
             f"finished={self.finished})"
         )
+
+
+@dataclass(frozen=True)
+class LateChunk:
+    """A part of a text; ranges are half-open.
+
+    Attributes:
+        token_range: which of the prompt's tokens.
+        char_range: which of the text's characters; None: its tokens are special ones.
+    """
+
+    token_range: tuple[int, int]
+    char_range: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class LateChunks:
+    """How a text was parted; one chunk for each row of the pooled tensor."""
+
+    chunk_size: int
+    input_tokens: int
+    chunks: list[LateChunk]
+    strategy: str = "fixed_tokens"
 
 
 @dataclass

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.sampling_params import RequestOutputKind
-from vllm.utils.checks import MAX_INTEGER, check_integer
+from vllm.utils.checks import MAX_INTEGER, wrong_type
 from vllm.utils.struct import Struct
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify"]
@@ -74,6 +73,8 @@ class PoolingParams(Struct, omit_defaults=True, array_like=True):
         extra_kwargs: compressed_token_type_ids: the position from which tokens have type 1.
         truncate_prompt_tokens: keep so many tokens of the beginning; -1: as many as the model takes; None: no more is
             an error.
+        late_chunking_params: of token_embed: the mean of each so many tokens' vectors, in place of them.
+        late_interaction_params: None; LLM.score compares token embeddings.
         normalize: the older name of use_activation for embeddings.
     """
 
@@ -123,42 +124,32 @@ class PoolingParams(Struct, omit_defaults=True, array_like=True):
             raise VLLMValidationError(message, "late_chunking_params")
         if self.use_activation is None:
             self.use_activation = True
-        self._check_dimensions(model_config)
+        check_dimensions(self.dimensions, model_config)
 
-    def _check_dimensions(self, model_config: Any) -> None:
-        if self.dimensions is None:
-            return
-        if not getattr(model_config, "is_matryoshka", True):
-            message = "the model's embeddings have one size: leave dimensions out"
-            raise VLLMValidationError(message, "dimensions", self.dimensions)
-        sizes = getattr(model_config, "matryoshka_dimensions", None)
-        if sizes is not None and self.dimensions not in sizes:
-            message = f"the model's embeddings have the dimensions {', '.join(map(str, sizes))}"
-            raise VLLMValidationError(f"{message}, not {shown(self.dimensions)}", "dimensions", self.dimensions)
-        if not 1 <= self.dimensions <= model_config.embedding_size:
-            message = f"the model's embeddings have dimensions in range 1 to {model_config.embedding_size}"
-            raise VLLMValidationError(f"{message}, not {shown(self.dimensions)}", "dimensions", self.dimensions)
-
-    def verified(self, tasks: Sequence[str], hidden_size: int) -> PoolingParams:
-        """A copy with its task, for a model that has `tasks`.
+    def verified(self, model_config: Any) -> PoolingParams:
+        """A copy with its task, for a model.
 
         Raises:
             VLLMValidationError: a task that the model does not have, or a field that is not served.
         """
-        own = self.clone()
-        own.task = own.task or tasks[0]  # type: ignore[assignment]
+        own, tasks = self.clone(), model_config.pooling_tasks
+        own.task = own.task or tasks[0]
         if own.task not in tasks:
             raise VLLMValidationError(f"the model has the tasks {', '.join(tasks)}, not {own.task}", "task", own.task)
         if own.normalize is not None:
             own.use_activation, own.normalize = own.normalize, None
-        if own.dimensions is not None:
-            if "classify" in own.task:  # type: ignore[operator]
-                raise VLLMValidationError("dimensions is for embeddings", "dimensions", own.dimensions)
-            check_integer("dimensions", own.dimensions, 1, hidden_size)
-        for name in ("late_interaction_params", "late_chunking_params"):
-            value = getattr(own, name)
-            if value:
-                raise VLLMValidationError(f"PoolingParams.{name} is not supported: leave it out", name, value)
+        if own.dimensions is not None and "classify" in own.task:
+            raise VLLMValidationError("dimensions is for embeddings", "dimensions", own.dimensions)
+        check_dimensions(own.dimensions, model_config)
+        if own.late_interaction_params is not None:
+            message = "late_interaction_params is not supported: leave it out; LLM.score and /score compute MaxSim"
+            raise VLLMValidationError(message, "late_interaction_params")
+        if own.late_chunking_params is not None and own.task != "token_embed":
+            message = (
+                f"late chunking requires token_embed, not {own.task}: LLM.encode(pooling_task='token_embed'), or "
+                "pooler_config={'task': 'token_embed'}"
+            )
+            raise VLLMValidationError(message, "late_chunking_params")
         for name in ("step_tag_id", "returned_token_ids"):
             value = getattr(own, name)
             if value is not None and own.task != "token_classify":
@@ -168,6 +159,33 @@ class PoolingParams(Struct, omit_defaults=True, array_like=True):
     def clone(self) -> PoolingParams:
         """A copy of its own."""
         return copy.deepcopy(self)
+
+
+def check_dimensions(dimensions: Any, model_config: Any) -> None:
+    """
+    Raises:
+        VLLMValidationError: the model's embeddings cannot be cut to so many numbers.
+    """
+    if dimensions is None:
+        return
+    if isinstance(dimensions, bool) or not isinstance(dimensions, int):
+        raise wrong_type("dimensions", dimensions, "an integer")
+    size = model_config.embedding_size
+    if dimensions == size:
+        return
+    if not model_config.is_matryoshka:
+        problem = (
+            "the model's config.json does not say that the first numbers of an embedding are one, too (Matryoshka): "
+            "leave dimensions out, or, if the model was trained so, start it with "
+            'hf_overrides={"is_matryoshka": true} or {"matryoshka_dimensions": [...]}'
+        )
+    elif (sizes := model_config.matryoshka_dimensions) and dimensions not in sizes:
+        problem = f"the model was trained for the dimensions {', '.join(map(str, sizes))}"
+    elif not 1 <= dimensions <= size:
+        problem = f"the model's embeddings have dimensions in range 1 to {size}"
+    else:
+        return
+    raise VLLMValidationError(f"dimensions={shown(dimensions)}: {problem}", "dimensions", dimensions)
 
 
 def _check_positive(name: str, value: Any) -> None:

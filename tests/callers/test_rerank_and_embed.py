@@ -27,7 +27,8 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(minilm: Path, server_environment: dict[str, str]) -> Iterator[LiveServer]:
-    with LiveServer(minilm, env=server_environment) as server:
+    # MiniLM is not of the kind; so that clients can ask for short embeddings.
+    with LiveServer(minilm, "--hf-overrides", '{"is_matryoshka": true}', env=server_environment) as server:
         yield server
 
 

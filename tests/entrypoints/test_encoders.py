@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from vllm import LLM, PoolingParams, SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.exceptions import VLLMValidationError
+from vllm.pooling_params import LateChunkingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 SIZES = {
@@ -89,7 +90,7 @@ def test_minilm_embeds_as_transformers(minilm):
 
 def test_async_encode_gives_the_same(minilm):
     async def encode():
-        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(minilm)))
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(minilm), hf_overrides={"is_matryoshka": True}))
         try:
             params = PoolingParams(task="embed", dimensions=64)
             names = range(len(TEXTS))
@@ -110,6 +111,40 @@ def test_async_encode_gives_the_same(minilm):
     outputs = asyncio.run(encode())
     expected = torch.nn.functional.normalize(reference_embeddings(minilm, TEXTS)[:, :64], dim=-1)
     torch.testing.assert_close(torch.stack(tensors(outputs)), expected, **TOLERANCE)
+
+
+def test_parts_of_a_text_are_means_of_its_tokens(minilm):
+    llm = LLM(str(minilm), pooler_config={"task": "token_embed"})
+    model = transformers.AutoModel.from_pretrained(minilm).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
+    params = [PoolingParams(late_chunking_params=LateChunkingParams(size)) for size in (3, 2**63 - 1, 1)]
+    outputs = llm.embed(TEXTS[:3], pooling_params=params, use_tqdm=False)
+    for text, output, size in zip(TEXTS, outputs, (3, 99, 1), strict=False):
+        encoded = tokenizer(text, return_tensors="pt", return_offsets_mapping=True)
+        (offsets,) = encoded.pop("offset_mapping").tolist()
+        with torch.no_grad():
+            (hidden,) = model(**encoded).last_hidden_state
+        parts = torch.stack([part.mean(0) for part in hidden.split(size)])
+        torch.testing.assert_close(output.outputs.data, torch.nn.functional.normalize(parts, dim=-1), **TOLERANCE)
+        chunks = output.late_chunking.chunks
+        assert [chunk.token_range[0] for chunk in chunks] == list(range(0, len(hidden), size))
+        assert chunks[-1].token_range[1] == output.late_chunking.input_tokens == len(hidden)
+        places = [chunk.char_range for chunk in chunks]
+        if size == 1:
+            assert places == [None, *map(tuple, offsets[1:-1]), None]
+        else:
+            assert (places[0][0], max(end for _, end in filter(None, places))) == (0, len(text))
+    (plain,) = llm.embed(TEXTS[0], use_tqdm=False)
+    assert plain.late_chunking is None and len(plain.outputs.data) == len(plain.prompt_token_ids)
+    bad = [
+        ([5, 6], {}, "plain-text"),
+        ({"prompt": "a", "prompt_token_ids": [5]}, {}, "plain-text"),
+        ("a", {"truncate_prompt_tokens": 2}, "does not support truncate"),
+    ]
+    for prompt, fields, problem in bad:
+        own = PoolingParams(late_chunking_params=LateChunkingParams(2), **fields)
+        with pytest.raises(VLLMValidationError, match=problem):
+            llm.embed([prompt], pooling_params=own, use_tqdm=False)
 
 
 @pytest.mark.parametrize("mode", ["cls_token", "max_tokens", "mean_tokens", "weightedmean_tokens", "lasttoken"])
@@ -260,12 +295,25 @@ def test_late_interaction_is_the_sum_of_best_products(minilm):
     assert [each.outputs.score for each in scores] == pytest.approx(expected, rel=1e-5)
 
 
-def test_lengths_that_a_model_was_trained_for(minilm):
-    llm = LLM(str(minilm), hf_overrides={"matryoshka_dimensions": [64, 128]})
-    (output,) = llm.embed("hello", pooling_params=PoolingParams(dimensions=64), use_tqdm=False)
-    assert len(output.outputs.embedding) == 64
-    with pytest.raises(VLLMValidationError, match="must be one of 64, 128"):
-        llm.embed("hello", pooling_params=PoolingParams(dimensions=32), use_tqdm=False)
+@pytest.mark.parametrize(
+    ("overrides", "taken", "refused"),
+    [
+        ({}, [384], {64: "hf_overrides=", 385: "hf_overrides="}),
+        ({"is_matryoshka": True}, [1, 383, 384], {0: "in range 1 to 384", 385: "in range 1 to 384"}),
+        ({"matryoshka_dimensions": [64, 128]}, [64, 384], {32: "dimensions 64, 128"}),
+        ({"matryoshka_dimensions": [64, 999]}, [64], {999: "in range 1 to 384"}),
+    ],
+)
+def test_lengths_that_a_model_was_trained_for(minilm, overrides, taken, refused):
+    config = EngineArgs(str(minilm), hf_overrides=overrides).create_engine_config().model_config
+    for size in taken:
+        assert PoolingParams(dimensions=size).verified(config).dimensions == size
+    no_integers = [(each, "integer") for each in (True, 64.0, float("nan"), "64")]
+    for size, problem in [*refused.items(), *no_integers]:
+        with pytest.raises(VLLMValidationError, match=problem):
+            PoolingParams(dimensions=size).verified(config)
+    with pytest.raises(ValueError, match="dimensions=32: the model"):
+        EngineArgs(str(minilm), pooler_config={"dimensions": 32}).create_engine_config()
 
 
 # model_type: sizes under other names than SIZES'.
@@ -336,7 +384,7 @@ def test_embeddings_of_tokens(tmp_path, layout):
         save_file({**weights, "linear.weight": weight}, folder / "model.safetensors")
         raw = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**raw, "architectures": ["HF_ColBERT"], "dim": 24}))
-    llm = LLM(str(folder), skip_tokenizer_init=True)
+    llm = LLM(str(folder), skip_tokenizer_init=True, hf_overrides={"is_matryoshka": True})
     assert llm.model_config.pooling_tasks == ("token_embed",)
     with torch.no_grad():
         hidden = [model(torch.tensor([ids])).last_hidden_state[0] @ weight.T for ids in PROMPTS]

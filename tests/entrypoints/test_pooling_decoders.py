@@ -165,7 +165,7 @@ def test_embedding_gemma_sees_all_tokens(tmp_path):
     (tmp_path / "2/config.json").write_text(json.dumps(dense))
     weight = torch.randn(48, 32)
     save_file({"linear.weight": weight}, tmp_path / "2/model.safetensors")
-    llm = run(tmp_path)
+    llm = run(tmp_path, hf_overrides={"is_matryoshka": True})
     expected = normalized(each.mean(0) @ weight.T for each in hidden_states(model))
     check_twice(lambda: [torch.tensor(each.outputs.embedding) for each in llm.embed(PROMPTS, use_tqdm=False)], expected)
     cut = llm.embed(PROMPTS[0], pooling_params=PoolingParams(dimensions=40), use_tqdm=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.config.checks import at_least, one_of
 from vllm.config.pooler import PoolerConfig
+from vllm.pooling_params import check_dimensions
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
 from vllm.sampling_params import LogprobsMode as LogprobsMode
 from vllm.transformers_utils.sentence_transformers import SentencePooling
@@ -100,6 +101,7 @@ class ModelConfig:
             at_least("max_seq_len_to_capture", self.max_seq_len_to_capture, 1)
         at_least("max_logprobs", self.max_logprobs, -1)
         at_least("max_logprob_token_ids", self.max_logprob_token_ids, -1)
+        check_dimensions(self.pooler_config.dimensions, self)
 
     @property
     def vocab_size(self) -> int:
@@ -134,6 +136,16 @@ class ModelConfig:
         """Length of an embedding."""
         size = self.hf_config.hidden_size * len(self.pooling.modes)
         return self.pooling.dense[-1].outputs if self.pooling.dense else size
+
+    @property
+    def is_matryoshka(self) -> bool:
+        """Whether config.json says that an embedding's first numbers are one, too."""
+        return bool(self.matryoshka_dimensions or self.hf_config.raw.get("is_matryoshka"))
+
+    @property
+    def matryoshka_dimensions(self) -> list[int] | None:
+        """How many of them, by config.json; None: it does not say."""
+        return self.hf_config.raw.get("matryoshka_dimensions") or None
 
     @property
     def is_multimodal_model(self) -> bool:

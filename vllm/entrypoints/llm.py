@@ -20,6 +20,7 @@ from vllm.entrypoints.chat import load_chat_template, render_conversations
 from vllm.entrypoints.interrupts import InterruptsBetweenSteps
 from vllm.entrypoints.llm_control import EngineControl
 from vllm.entrypoints.pooling.offline import PoolingOfflineMixin
+from vllm.entrypoints.pooling.token_embed.late_chunking import late_chunks
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import PromptType
 from vllm.outputs import LabelScores, RequestOutput
@@ -314,10 +315,17 @@ class LLM(EngineControl, PoolingOfflineMixin):
         processed, checked = self._check(
             prompt_list, _one_each("pooling_params", params, len(prompt_list)), add_special_tokens
         )
+        tokenizer = self.llm_engine.tokenizer
+        chunks = [
+            late_chunks(tokenizer, prompt, own, add_special_tokens)
+            for prompt, own in zip(processed, checked, strict=True)
+        ]
         request_ids = [str(next(self.request_counter)) for _ in processed]
         with InterruptsBetweenSteps() as interrupts:
             self.llm_engine.add_processed(request_ids, processed, checked)
-            outputs = self._run(request_ids, use_tqdm, interrupts, self.llm_engine.step)
+            outputs: list[Any] = self._run(request_ids, use_tqdm, interrupts, self.llm_engine.step)
+        for output, parts in zip(outputs, chunks, strict=True):
+            output.late_chunking = parts if output.error is None else None
         return outputs
 
     def decide(

@@ -85,6 +85,13 @@ class Tokenizer:
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
+    def encode_with_offsets(
+        self, text: str, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]] | None]:
+        """Ids of a text, and the characters of each, begin and end; None: the tokenizer does not tell."""
+        encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        return encoding.ids, encoding.offsets
+
     def encode_plain(self, text: str) -> list[int]:
         """Ids of a text in which the texts of special tokens are texts like any other; no special tokens are added."""
         return self._plain_backend.encode(text, add_special_tokens=False).ids
@@ -280,6 +287,9 @@ class SlowTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         return [self.encode(text, add_special_tokens) for text in texts]
+
+    def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> tuple[list[int], None]:
+        return self.encode(text, add_special_tokens), None
 
     def encode_plain(self, text: str) -> list[int]:
         return self.hf_tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)

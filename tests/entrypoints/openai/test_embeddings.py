@@ -18,6 +18,8 @@ from vllm import LLM, PoolingParams
 from vllm.entrypoints.pooling.utils import MetadataItem, build_metadata_items, decode_pooling_output
 
 TEXTS = ["The cat sits on the mat.", "A kitten is on a rug.", "Stocks fell."]
+# As of a model that was trained for it.
+CUT = {"matryoshka_dimensions": [12, 32]}
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +30,14 @@ def minilm(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(minilm):
     with AppThread(
-        make_engine(minilm, max_model_len=256), served_model_name=["tiny"], max_prompts_per_request=8
+        make_engine(minilm, max_model_len=256, hf_overrides=CUT), served_model_name=["tiny"], max_prompts_per_request=8
     ) as app:
         yield app
 
 
 @pytest.fixture(scope="module")
 def expected(minilm):
-    llm = LLM(str(minilm))
+    llm = LLM(str(minilm), hf_overrides=CUT)
     whole = llm.embed(TEXTS, use_tqdm=False)
     short = llm.embed(TEXTS, use_tqdm=False, pooling_params=PoolingParams(dimensions=32))
     return [np.array([each.outputs.embedding for each in outputs]) for outputs in (whole, short)]
@@ -88,6 +90,7 @@ def refused(server, body, path="/v1/embeddings"):
         ({"dimensions": 0}, "dimensions"),
         ({"dimensions": 10**6}, "dimensions"),
         ({"dimensions": 2.0}, "dimensions"),
+        ({"dimensions": 31}, "dimensions"),
         ({"encoding_format": "hex"}, "encoding_format"),
         ({"embed_dtype": "int8"}, "embed_dtype"),
         ({"padding": "max_length"}, "padding"),
@@ -132,6 +135,19 @@ def test_conversations_and_special_tokens(server, expected):
     same = server.post("/v1/embeddings", input=TEXTS[0], add_special_tokens=False)
     np.testing.assert_allclose(embeddings(plain), embeddings(same), atol=1e-6)
     np.testing.assert_allclose(embeddings(server.post("/invocations", **chat)), embeddings(same), atol=1e-6)
+
+
+def test_several_conversations(server, expected):
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    chats = [[{"role": "user", "content": text}] for text in TEXTS]
+    options = {"chat_template": template, "add_special_tokens": True}
+    for body in ({"messages": chats}, {"input": chats}):
+        np.testing.assert_allclose(embeddings(server.post("/v1/embeddings", **body, **options)), expected[0], atol=1e-5)
+    one = server.post("/v1/embeddings", input=chats[1], **options)
+    np.testing.assert_allclose(embeddings(one), expected[0][1:2], atol=1e-5)
+    for bad in ([chats[0], "a"], [chats[0], []], [chats[0], [7]]):
+        for field in ("messages", "input"):
+            assert refused(server, {field: bad, **options})["param"].startswith(field)
 
 
 def test_which_end_is_cut(server):
@@ -191,6 +207,11 @@ def test_coheres_long_texts(server):
         server.post("/v2/embed", **body, **own)["embeddings"]["float"][0]
         for own in ({}, {"truncate": "END"}, {"truncate": "START"})
     ]
+    short = server.post("/v2/embed", **body, max_tokens=9, truncate="START")
+    assert short["meta"]["billed_units"]["input_tokens"] == 9
+    assert refused(server, {**body, "max_tokens": 9, "truncate": "NONE"}, "/v2/embed")["param"] == "texts"
+    fits = {"texts": ["a b c"], "max_tokens": 3, "truncate": "NONE"}
+    assert refused(server, fits, "/v2/embed")["param"] == "max_tokens"
     assert cut[0] == cut[1] and not np.allclose(cut[1], cut[2], atol=1e-2)
 
 
@@ -203,6 +224,7 @@ def test_coheres_long_texts(server):
         ({"texts": ["a"], "images": ["data:"]}, "images"),
         ({"texts": ["a"], "input_type": "nonexistent"}, "input_type"),
         ({"texts": ["a"], "embedding_types": ["int8"]}, "embedding_types"),
+        ({"texts": ["a"], "output_dimension": 31}, "output_dimension"),
         ({"texts": ["a"], "embedding_types": ["binary"], "output_dimension": 12}, "embedding_types"),
         ({"texts": ["a"], "inputs": [{"content": [{"type": "text", "text": "a"}]}]}, "inputs"),
     ],
@@ -223,6 +245,9 @@ def test_scores_are_cosines(server, expected):
     num_tokens = sum(len(server.state.engine.tokenizer.encode(text)) for text in TEXTS)
     assert answer["usage"]["prompt_tokens"] == num_tokens
     long = "word " * 300
+    cut = server.post("/rerank", query="the mat " * 9, documents=TEXTS, max_tokens_per_query=2)
+    same = server.post("/rerank", query="the mat", documents=TEXTS, cache_salt="s")
+    assert cut["results"] == same["results"]
     assert "documents[1]" in refused(server, {"query": "a", "documents": ["b", long]}, "/rerank")["message"]
     assert server.post("/rerank", query="a", documents=[long], truncate_prompt_tokens=-1)["results"]
     assert (
@@ -256,6 +281,37 @@ def test_vectors_of_tokens(server):
     assert np.array(answer["data"][0]["data"]).shape == (num_tokens, 384)
     whole = server.post("/pooling", input=TEXTS[:1])["data"][0]["data"]
     np.testing.assert_allclose(whole, server.post("/v1/embeddings", input=TEXTS[0])["data"][0]["embedding"], atol=1e-6)
+
+
+def test_parts_of_texts(server):
+    """Means of tokens, before they are normalised; of the whole text its embedding."""
+    body = {"input": TEXTS[:2], "late_chunking_params": {"chunk_size": 100}}
+    whole = server.post("/v1/embeddings", **body)
+    expected = embeddings(server.post("/v1/embeddings", input=TEXTS[:2]))
+    np.testing.assert_allclose(np.array([each["embedding"] for each in whole["data"]])[:, 0], expected, atol=1e-5)
+    parts = server.post("/v1/embeddings", **{**body, "late_chunking_params": {"chunk_size": 4}}, dimensions=12)
+    for text, each in zip(TEXTS, parts["data"], strict=False):
+        found, vectors = each["late_chunking"], np.array(each["embedding"])
+        assert (found["strategy"], found["chunk_size"]) == ("fixed_tokens", 4)
+        assert vectors.shape == (len(found["chunks"]), 12) == (-(-found["input_tokens"] // 4), 12)
+        ranges = [chunk["char_range"] for chunk in found["chunks"]]
+        assert text[slice(*ranges[0])] == " ".join(text.split()[:3])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": [5, 6]}, "late_chunking_params"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"encoding_format": "bytes"}, "encoding_format"),
+        ({"late_chunking_params": {"chunk_size": 0}}, "late_chunking_params.chunk_size"),
+        ({"late_chunking_params": {"chunk_size": True}}, "late_chunking_params.chunk_size"),
+        ({"late_chunking_params": {"size": 1}}, "late_chunking_params.size"),
+        ({"late_chunking_params": {}}, "late_chunking_params.chunk_size"),
+    ],
+)
+def test_texts_that_have_no_parts(server, fields, param):
+    assert refused(server, {"input": "a", "late_chunking_params": {"chunk_size": 2}, **fields})["param"] == param
 
 
 def test_openais_client(server, expected):

@@ -114,6 +114,9 @@ def test_log_odds_readings_and_instructions(server, folder_and_model, encode):
     answers = entry["readings"]["answers"]
     assert [answer["label"] for answer in answers] == ["yes", "no"]
     assert [answer["logprob"] for answer in answers] == pytest.approx(logprobs, abs=1e-4)
+    named = {"instruction": "Not this", "chat_template_kwargs": {"instruction": "Judge"}}
+    (same,) = server.post("/score", **{**body, **named}, use_activation=False)["data"]
+    assert same["score"] == entry["score"]
     assert entry["readings"]["label_mass"] == pytest.approx(sum(map(math.exp, logprobs)), rel=1e-3)
 
 
@@ -143,6 +146,9 @@ def test_long_documents_lose_their_end(server, folder_and_model, encode):
     ("body", "param"),
     [
         ({"documents": []}, "documents"),
+        ({"chat_template_kwargs": {"tone": "a"}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"instruction": 7}}, "chat_template_kwargs"),
+        ({"max_tokens_per_query": -1}, "max_tokens_per_query"),
         ({"documents": None}, "documents"),
         ({"documents": [""]}, "documents"),
         ({"documents": [7]}, "documents"),

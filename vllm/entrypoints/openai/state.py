@@ -29,13 +29,14 @@ _DOES = {
     "generate": "generates (/v1/completions, /v1/chat/completions), reads the probabilities of labels (/v1/score)",
     "embed": "embeds (/v1/embeddings)",
     "classify": "classifies (/classify)",
-    "token_embed": "embeds tokens (/pooling)",
+    "token_embed": "embeds tokens (/pooling, /v1/embeddings)",
     "token_classify": "classifies tokens (/pooling)",
     "score": "scores pairs of texts (/rerank, /score)",
 }
 _WANTED = {
     "generate": "does not generate",
     "embed": "does not embed",
+    "vectors": "does not embed",
     "classify": "has no classes",
     "score": "does not score pairs of texts, for which it would need one label",
     "pool": "is no pooling model",
@@ -147,12 +148,16 @@ class ServerState:
             return ("generate", "score")
         return (*config.pooling_tasks, *(("score",) if score_type(config) else ()), "pool")
 
+    def can(self, task: str | None) -> bool:
+        """Whether the model can do `task`; "vectors": it embeds texts or tokens; None: it need not."""
+        return not {task, *(("embed", "token_embed") if task == "vectors" else ())}.isdisjoint((None, *self.tasks))
+
     def check_task(self, task: str | None) -> None:
         """Raises ApiError 400 if the model cannot do `task`; None: whatever it is."""
-        if task is None or task in self.tasks:
+        if self.can(task):
             return
         does = [_DOES[each] for each in self.tasks if each in _DOES]
-        wanted = _WANTED.get(task, f"has no task {task}")
+        wanted = _WANTED.get(str(task), f"has no task {task}")
         raise ApiError(400, f"this server's model {wanted}: it {', '.join(does)}", "model", "unsupported_task")
 
     def stopping_error(self) -> ApiError:

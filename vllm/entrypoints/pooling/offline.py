@@ -170,16 +170,19 @@ class PoolingOfflineMixin(PairScoring):
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         lora_request: list[LoRARequest] | LoRARequest | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
-    ) -> list[EmbeddingRequestOutput]:
-        """An embedding for each prompt."""
+    ) -> list[EmbeddingRequestOutput] | list[PoolingRequestOutput]:
+        """An embedding for each prompt; of a model that embeds only tokens, the outputs of `encode`."""
+        task: PoolingTask = "token_embed" if self._tasks == ("token_embed",) else "embed"
         outputs = self.encode(
             prompts,
             pooling_params,
             use_tqdm=use_tqdm,
             lora_request=lora_request,
-            pooling_task="embed",
+            pooling_task=task,
             tokenization_kwargs=tokenization_kwargs,
         )
+        if task == "token_embed":
+            return outputs
         return [EmbeddingRequestOutput.from_base(output) for output in outputs]
 
     def classify(

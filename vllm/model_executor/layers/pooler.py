@@ -38,7 +38,7 @@ class Pooler:
         self._activation = _activation(config)
 
     def __call__(self, hidden: Tensor, token_ids: TokenIds, params: PoolingParams) -> Tensor:
-        """The float32 result of a request: [size], or of token tasks [tokens, size].
+        """The float32 result of a request: [size], or of token tasks [tokens, size], with late chunking [chunks, size].
 
         Args:
             hidden: [L, H].
@@ -50,6 +50,9 @@ class Pooler:
         if params.task == "token_classify":
             return self._classify_tokens(hidden, token_ids, params, activate)
         vectors = hidden.float() if params.task == "token_embed" else self.pooled(hidden)
+        if params.late_chunking_params is not None:
+            size = min(params.late_chunking_params.chunk_size, len(vectors))
+            vectors = torch.stack([part.mean(0) for part in vectors.split(size)])
         if self.pooling.of_tokens == (params.task == "token_embed"):
             vectors = self._project(vectors)
         vectors = vectors[..., : params.dimensions or self.config.dimensions]

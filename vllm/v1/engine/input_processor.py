@@ -115,9 +115,7 @@ class InputProcessor:
         self.check_params(params)
         config = self.model_config
         if isinstance(params, PoolingParams):
-            own_pooling = params.verified(config.pooling_tasks, config.embedding_size)
-            _check_matryoshka(own_pooling.dimensions, config.hf_config.raw)
-            return own_pooling
+            return params.verified(config)
         params.verify(config.vocab_size, config.max_logprobs, config.max_logprob_token_ids)
         params.verify_prompt(prompt_len)
         if params.stop and self.tokenizer is None:
@@ -242,18 +240,6 @@ class InputProcessor:
                 f"the model's maximum context length is {limit} tokens"
             )
             raise VLLMValidationError(message, "prompt", len(token_ids))
-
-
-def _check_matryoshka(dimensions: int | None, raw: Mapping[str, Any]) -> None:
-    """Lengths that config.json names; any, where it names none."""
-    sizes = raw.get("matryoshka_dimensions")
-    if dimensions is None:
-        return
-    if raw.get("is_matryoshka") is False:
-        raise VLLMValidationError("dimensions: the model's embeddings have one length", "dimensions", dimensions)
-    if sizes and dimensions not in sizes:
-        known = ", ".join(map(str, sizes))
-        raise VLLMValidationError(f"dimensions must be one of {known}, got {dimensions}", "dimensions", dimensions)
 
 
 def _follow_trace(params: SamplingParams, trace: list[int]) -> None:

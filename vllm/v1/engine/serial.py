@@ -12,7 +12,7 @@ import torch
 
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs.lists import LogprobsLists, LogprobsRows
-from vllm.pooling_params import PoolingParams
+from vllm.pooling_params import LateChunkingParams, PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.structured_params import RepetitionDetectionParams
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
@@ -20,7 +20,7 @@ from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 Frame = bytes | memoryview
 
 # Of PoolingParams, what is done before a request is sent.
-_LOCAL_FIELDS = frozenset({"output_kind", "late_interaction_params", "late_chunking_params"})
+_LOCAL_FIELDS = frozenset({"output_kind", "late_interaction_params"})
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(strict=True)
@@ -76,7 +76,10 @@ def decode_request(data: Frame) -> EngineCoreRequest:
     values = _decoder.decode(data)
     values["eos_token_ids"] = frozenset(values["eos_token_ids"])
     if values["pooling_params"] is not None:
-        values["pooling_params"] = PoolingParams(**values["pooling_params"])
+        params = values["pooling_params"]
+        if params["late_chunking_params"] is not None:
+            params["late_chunking_params"] = LateChunkingParams(*params["late_chunking_params"])
+        values["pooling_params"] = PoolingParams(**params)
         return EngineCoreRequest(**values)
     changed = values["sampling_params"]
     if "output_kind" in changed:

@@ -125,7 +125,7 @@ def post_by_field(router: APIRouter, path: str, description: str, kinds: Mapping
             problem = f"{' and '.join(given)} exclude each other: give one of them" if given else f"{names} is required"
             raise ApiError(400, problem, given[1] if given else next(iter(kinds)), "missing_field")
         possible = kinds[given[0]]
-        kind = next((each for each in possible if each.model.TASK in state.tasks), possible[0])
+        kind = next((each for each in possible if state.can(each.model.TASK)), possible[0])
         body = parse_body(value, kind.model, args.ignore_unknown_fields)
         state.check_model(body.model)
         state.check_task(kind.model.TASK)

@@ -94,23 +94,25 @@ class ToolCallMessage(TypedDict):
     content: NotRequired[None]
 
 
-def _check_conversation(messages: list[Any]) -> list[Any]:
+def check_conversation(messages: list[Any]) -> list[Any]:
+    """The messages. ValueError: they are no objects, or there are none."""
     if not messages or not all(isinstance(message, dict) for message in messages):
         raise ValueError("must be a list of one or more objects with role and content")
     return messages
 
 
-def _check_conversations(conversations: list[Any]) -> list[Any]:
+def check_conversations(conversations: list[Any]) -> list[Any]:
+    """The same of several."""
     if not conversations:
         raise ValueError("must hold one or more conversations")
     for conversation in conversations:
         if not isinstance(conversation, list):
             raise ValueError("must be a list of conversations, each a list of messages")
-        _check_conversation(conversation)
+        check_conversation(conversation)
     return conversations
 
 
-Messages = Annotated[list[TextMessage | ToolCallMessage], NOT_EMPTY, UNREAD_LIST, AfterValidator(_check_conversation)]
+Messages = Annotated[list[TextMessage | ToolCallMessage], NOT_EMPTY, UNREAD_LIST, AfterValidator(check_conversation)]
 """A conversation; rendering it checks its messages."""
 
 LogitBias = Annotated[
@@ -310,7 +312,7 @@ class ChatCompletionRequest(GenerationFields):
 class BatchChatCompletionRequest(ChatCompletionRequest):
     """POST /v1/chat/completions/batch: one choice (or n) for each of several conversations."""
 
-    messages: Annotated[list[Messages], NOT_EMPTY, UNREAD_LIST, AfterValidator(_check_conversations)]  # type: ignore[assignment]
+    messages: Annotated[list[Messages], NOT_EMPTY, UNREAD_LIST, AfterValidator(check_conversations)]  # type: ignore[assignment]
 
     def to_chat_completion_request(self, messages: list[Any]) -> ChatCompletionRequest:
         """The same request of one conversation."""

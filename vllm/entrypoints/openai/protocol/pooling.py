@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from vllm.entrypoints.openai.protocol.base import (
     REFUSED_FIELDS,
@@ -15,13 +15,34 @@ from vllm.entrypoints.openai.protocol.base import (
     ResponseModel,
     Text,
 )
-from vllm.entrypoints.openai.protocol.generation import NOT_EMPTY, Messages, PromptIds, Usage
+from vllm.entrypoints.openai.protocol.generation import (
+    NOT_EMPTY,
+    PromptIds,
+    TextMessage,
+    ToolCallMessage,
+    Usage,
+    check_conversation,
+    check_conversations,
+)
+from vllm.utils.checks import MAX_INTEGER
 
 Input = Annotated[Text | PromptIds | Annotated[list[Text | PromptIds], NOT_EMPTY], UNREAD]
 Dimensions = Annotated[int, Field(ge=1)]
 # Not empty; only the first wrong entry is reported.
 FIRST_WRONG = Field(min_length=1, fail_fast=True)
 _MEDIA = {name: REFUSED_FIELDS[name] for name in ("mm_processor_kwargs", "media_io_kwargs")}
+
+
+def _check_either(messages: list[Any]) -> list[Any]:
+    is_nested = bool(messages) and isinstance(messages[0], list)
+    return check_conversations(messages) if is_nested else check_conversation(messages)
+
+
+_Conversation = Annotated[list[TextMessage | ToolCallMessage], NOT_EMPTY]
+Conversations = Annotated[
+    _Conversation | Annotated[list[_Conversation], NOT_EMPTY], UNREAD_LIST, AfterValidator(_check_either)
+]
+"""One, or a list of them."""
 
 
 class PoolingFields(RequestModel):
@@ -35,10 +56,12 @@ class PoolingFields(RequestModel):
 
     model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
     input: Input | None = Field(
-        None, description="A text, a list of texts, a list of token ids, or a list of such lists."
+        None,
+        description="A text, a list of texts, a list of token ids, a list of such lists; or as messages.",
     )
-    messages: Messages | None = Field(
-        None, description="A conversation, which the chat template makes one text, in place of input."
+    messages: Conversations | None = Field(
+        None,
+        description="A conversation, which the chat template makes one text, or a list of them, in place of input.",
     )
     add_special_tokens: bool | None = Field(
         None, description="Add what the tokenizer puts around a text. Left out: true with input, false with messages."
@@ -59,6 +82,16 @@ class PoolingFields(RequestModel):
     cache_salt: str | None = Field(None, min_length=1, description="Shares cached prefixes with equal salts only.")
     priority: int | None = Field(None, description="Lower runs earlier, under --scheduling-policy priority.")
     request_id: str | None = Field(None, min_length=1, description="In place of one that the server makes.")
+
+    def conversations(self) -> list[list[Any]] | None:
+        """Of messages, wherever they are given; None: the input is of texts or token ids."""
+        given: Any = self.input if self.messages is None else self.messages
+        if not isinstance(given, list) or not given:
+            return None
+        if isinstance(given[0], dict):
+            return [given]
+        is_nested = isinstance(given[0], list) and given[0] and isinstance(given[0][0], dict)
+        return given if is_nested else None
 
 
 class EncodingFields(PoolingFields):
@@ -81,10 +114,22 @@ class EncodingFields(PoolingFields):
     normalize: bool | None = Field(None, description="The older name of use_activation.")
 
 
+class LateChunking(RequestModel):
+    ACCEPTED: ClassVar[tuple[str, ...]] = ()
+
+    chunk_size: int = Field(ge=1, le=MAX_INTEGER, description="Tokens of a part, special ones included.")
+
+
 class EmbeddingRequest(EncodingFields):
     """POST /v1/embeddings"""
 
-    TASK: ClassVar[str | None] = "embed"
+    TASK: ClassVar[str | None] = "vectors"
+
+    late_chunking_params: LateChunking | None = Field(
+        None,
+        description="An embedding for each part of so many tokens, read in the light of the whole text, which must be "
+        "text and is not cut; of models with the task token_embed.",
+    )
 
 
 class PoolingRequest(EncodingFields):
@@ -130,7 +175,6 @@ class CohereEmbedRequest(RequestModel):
     REFUSED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
         **_MEDIA,
         "images": (([],), "inputs are texts"),
-        "max_tokens": ((), "truncate says what becomes of texts that are too long"),
     }
 
     model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
@@ -150,14 +194,30 @@ class CohereEmbedRequest(RequestModel):
     truncate: Literal["END", "START", "NONE"] | None = Field(
         None, description="Which side a text that is too long loses, END if left out; with NONE it is an error."
     )
+    max_tokens: int | None = Field(None, ge=1, description="Longest text, in tokens; as the model reads if left out.")
     priority: int | None = Field(None, description="Lower runs earlier, under --scheduling-policy priority.")
     request_id: str | None = Field(None, min_length=1, description="In place of one that the server makes.")
+
+
+class Chunk(ResponseModel):
+    token_range: tuple[int, int]
+    char_range: tuple[int, int] | None = Field(description="Null where all of its tokens are special ones.")
+
+
+class Chunks(ResponseModel):
+    strategy: Literal["fixed_tokens"]
+    chunk_size: int
+    input_tokens: int
+    chunks: list[Chunk] = Field(description="One for each of the embedding's rows.")
 
 
 class Embedding(ResponseModel):
     index: int
     object: Literal["embedding"]
-    embedding: list[float] | str
+    embedding: list[float] | list[list[float]] | str = Field(
+        description="Of a model that only embeds tokens, or with late_chunking_params, a list of vectors."
+    )
+    late_chunking: Chunks | None = None
 
 
 class EmbeddingResponse(ResponseModel):

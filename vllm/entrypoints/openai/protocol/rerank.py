@@ -6,8 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from vllm.entrypoints.openai.protocol.base import REFUSED_FIELDS, UNREAD, RequestModel, ResponseModel, Text
+from vllm.entrypoints.openai.protocol.base import REFUSED_FIELDS, UNREAD, Object, RequestModel, ResponseModel, Text
 from vllm.entrypoints.openai.protocol.generation import NOT_EMPTY, Usage
+from vllm.exceptions import VLLMValidationError, shown
+from vllm.utils.checks import wrong_type
 
 Documents = Annotated[Annotated[list[Text | dict[Literal["text"], Text]], NOT_EMPTY], UNREAD]
 Pairs = Annotated[Text | Annotated[list[Text], NOT_EMPTY], UNREAD]
@@ -28,6 +30,12 @@ class PairFields(RequestModel):
 
     model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
     instruction: Text | None = Field(None, description="What the query is for, in templates that ask for it.")
+    chat_template_kwargs: Object | None = Field(
+        None, description="Variables of the score template: instruction, which wins over the field."
+    )
+    max_tokens_per_query: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Longer queries lose their end; 0 or left out: none does."
+    )
     max_tokens_per_doc: Annotated[int, Field(ge=0)] | None = Field(
         None, description="Longer documents lose their end; 0 or left out: none does."
     )
@@ -45,6 +53,18 @@ class PairFields(RequestModel):
     cache_salt: str | None = Field(None, min_length=1, description="Shares cached prefixes with equal salts only.")
     priority: int | None = Field(None, description="Lower runs earlier, under --scheduling-policy priority.")
     request_id: str | None = Field(None, min_length=1, description="In place of one that the server makes.")
+
+    def asked_instruction(self) -> str | None:
+        """VLLMValidationError: another variable of the template, or an instruction that is no text."""
+        variables = dict(self.chat_template_kwargs or {})
+        instruction = variables.pop("instruction", None) or self.instruction
+        if variables:
+            name = next(iter(variables))
+            message = f"chat_template_kwargs: the score template has query, document and instruction, not {shown(name)}"
+            raise VLLMValidationError(message, "chat_template_kwargs", name)
+        if instruction is not None and not isinstance(instruction, str):
+            raise wrong_type("chat_template_kwargs", instruction, "an instruction that is a text")
+        return instruction
 
 
 class RerankRequest(PairFields):

@@ -40,8 +40,12 @@ _LARGE = 4096
 
 
 async def create_embeddings(request: Request, state: ServerState, body: EmbeddingRequest) -> Response:
-    """A vector for each text."""
-    outputs, frame = await pool(request, state, body, "embed", "embd")
+    """A vector for each text; of a model that embeds only tokens, or with late chunking, several."""
+    tasks, parts = state.engine.model_config.pooling_tasks, body.late_chunking_params
+    if parts is not None:
+        _check_late_chunking(body, tasks)
+    task = "embed" if "embed" in tasks and parts is None else "token_embed"
+    outputs, frame = await pool(request, state, body, task, "embd")
     return await encoded_answer(outputs, frame, body, "embedding", "embedding")
 
 
@@ -55,6 +59,9 @@ async def cohere_embed(request: Request, state: ServerState, body: CohereEmbedRe
     answer_id = request_id_of(request, "embd", body.request_id)
     prefix = _prefix(state, body.input_type)
     params = PoolingParams(task="embed", dimensions=body.output_dimension)
+    longest = state.engine.model_config.max_model_len
+    # Texts are cut to what the model reads where more is asked for.
+    limit = min(body.max_tokens or longest, longest)
 
     async def run() -> list[PoolingRequestOutput[Any]]:
         prompts = await in_thread_if(
@@ -63,11 +70,21 @@ async def cohere_embed(request: Request, state: ServerState, body: CohereEmbedRe
                 state,
                 [text and prefix + text for text in texts],
                 field,
-                truncate_to=None if body.truncate == "NONE" else -1,
+                truncate_to=None if body.truncate == "NONE" else limit,
                 from_end=body.truncate == "START",
             ),
         )
-        return await pool_prompts(state, prompts, [params] * len(prompts), answer_id, body.priority or 0)
+        worst = max(len(prompt.token_ids) for prompt in prompts)
+        if worst > limit:
+            message = f"a text has {worst} tokens, more than max_tokens={limit}; truncate END or START lets the rest go"
+            raise ApiError(400, message, "max_tokens", "context_length_exceeded")
+        try:
+            return await pool_prompts(state, prompts, [params] * len(prompts), answer_id, body.priority or 0)
+        except VLLMValidationError as error:
+            if error.parameter == "dimensions":
+                message = str(error.args[0]).replace("dimensions", "output_dimension", 1)
+                raise VLLMValidationError(message, "output_dimension", error.value) from None
+            raise
 
     outputs = await while_connected(request, run())
     request.state.usage = usage = usage_of(outputs)
@@ -86,6 +103,19 @@ async def cohere_embed(request: Request, state: ServerState, body: CohereEmbedRe
         "meta": meta,
     }
     return json_response(answer)
+
+
+def _check_late_chunking(body: EmbeddingRequest, tasks: tuple[str, ...]) -> None:
+    """ApiError: late chunking of what has no ranges of characters, or by a model that embeds no tokens."""
+    name, problem = "late_chunking_params", None
+    if "token_embed" not in tasks:
+        problem = f"late chunking requires token_embed: the model has the tasks {', '.join(tasks)}"
+    elif body.messages is not None:
+        name, problem = "messages", "late chunking needs plain-text input"
+    elif body.encoding_format in ("bytes", "bytes_only"):
+        name, problem = "encoding_format", "late chunking says its ranges in JSON: encoding_format float or base64"
+    if problem is not None:
+        raise ApiError(400, problem, name, "invalid_value")
 
 
 for _path in ("/v1/embeddings", "/embeddings"):

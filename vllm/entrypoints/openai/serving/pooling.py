@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
@@ -13,16 +13,23 @@ from starlette.responses import Response
 
 from vllm.entrypoints.openai.errors import ApiError, json_response
 from vllm.entrypoints.openai.http.routes import post
-from vllm.entrypoints.openai.protocol.pooling import EncodingFields, PoolingFields, PoolingRequest, PoolingResponse
+from vllm.entrypoints.openai.protocol.pooling import (
+    EmbeddingRequest,
+    EncodingFields,
+    PoolingFields,
+    PoolingRequest,
+    PoolingResponse,
+)
 from vllm.entrypoints.openai.serving.chat import render
 from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, while_connected
 from vllm.entrypoints.openai.serving.item_scores import in_thread_if
 from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.pooling.pairs import keep_tokens
+from vllm.entrypoints.pooling.token_embed.late_chunking import late_chunks
 from vllm.entrypoints.pooling.utils import encode_pooling_bytes, encoded
 from vllm.exceptions import VLLMValidationError, shown
-from vllm.pooling_outputs import PoolingRequestOutput
-from vllm.pooling_params import PoolingParams
+from vllm.pooling_outputs import LateChunks, PoolingRequestOutput
+from vllm.pooling_params import LateChunkingParams, PoolingParams
 from vllm.utils.checks import check_encodable, check_integer, check_token_id, wrong_type
 from vllm.v1.engine.input_processor import ProcessedPrompt
 
@@ -53,14 +60,23 @@ async def pool(
         ApiError, VLLMValidationError: a field that cannot be honoured; nothing was queued then.
     """
     field = body.given_field()
-    if field == "input":
-        state.check_count(1 if _is_single(body.input) else len(body.input), field)  # type: ignore[arg-type]
-    is_large = field == "messages" or _size(body.input) > _LARGE
+    conversations = body.conversations()
+    given: Any = body.input if conversations is None else conversations
+    state.check_count(1 if conversations is None and _is_single(given) else len(given), field)
+    is_large = conversations is not None or _size(given) > _LARGE
     params = _params(body, task)
 
     async def run() -> list[PoolingRequestOutput[Any]]:
-        prompts = await in_thread_if(is_large, lambda: _prompts(state, body))
-        return await pool_prompts(state, prompts, [params] * len(prompts), answer_id, body.priority or 0)
+        prompts, chunks = await in_thread_if(is_large, prepared)
+        outputs = await pool_prompts(state, prompts, [params] * len(prompts), answer_id, body.priority or 0)
+        for output, parts in zip(outputs, chunks, strict=True):
+            output.late_chunking = parts
+        return outputs
+
+    def prepared() -> tuple[list[ProcessedPrompt], list[LateChunks | None]]:
+        prompts = [replace(prompt, cache_salt=body.cache_salt) for prompt in _prompts(state, body)]
+        has_special = body.add_special_tokens is not False
+        return prompts, [late_chunks(state.engine.tokenizer, prompt, params, has_special) for prompt in prompts]
 
     answer_id = request_id_of(request, prefix, body.request_id)
     outputs = await while_connected(request, run())
@@ -100,8 +116,8 @@ async def encoded_answer(
     def answer() -> Response:
         if form not in ("bytes", "bytes_only"):
             data = [
-                {"index": index, "object": kind, key: encoded(tensor, form, dtype, order)}
-                for index, tensor in enumerate(tensors)
+                {"index": index, "object": kind, key: encoded(tensor, form, dtype, order), **_chunks_of(output)}
+                for index, (tensor, output) in enumerate(zip(tensors, outputs, strict=True))
             ]
             return json_response({**frame, "data": data})
         content, items = encode_pooling_bytes(tensors, dtype, order)
@@ -111,6 +127,10 @@ async def encoded_answer(
         return Response(content, headers=headers, media_type="application/octet-stream")
 
     return await in_thread_if(sum(tensor.numel() for tensor in tensors) > _LARGE, answer)
+
+
+def _chunks_of(output: PoolingRequestOutput[Any]) -> dict[str, Any]:
+    return {} if output.late_chunking is None else {"late_chunking": asdict(output.late_chunking)}
 
 
 def text_prompts(
@@ -165,18 +185,28 @@ def text_prompts(
 
 def _prompts(state: ServerState, body: PoolingFields) -> list[ProcessedPrompt]:
     options = {"truncate_to": body.truncate_prompt_tokens, "from_end": body.truncation_side == "left"}
-    if body.messages is None:
+    conversations = body.conversations()
+    if conversations is None:
         given: Any = [body.input] if _is_single(body.input) else body.input
         return text_prompts(state, given, "input", add_special_tokens=body.add_special_tokens is not False, **options)  # type: ignore[arg-type]
     body.add_generation_prompt = bool(body.add_generation_prompt)
-    text = render(state, body)["prompt"]
-    return text_prompts(state, [text], "messages", add_special_tokens=body.add_special_tokens is True, **options)  # type: ignore[arg-type]
+    field = body.given_field()
+    texts = []
+    for index, messages in enumerate(conversations):
+        if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
+            raise wrong_type(f"{field}[{index}]", messages, "a list of messages")
+        texts.append(render(state, body.model_copy(update={"messages": messages}))["prompt"])
+    return text_prompts(state, texts, field, add_special_tokens=body.add_special_tokens is True, **options)  # type: ignore[arg-type]
 
 
 def _params(body: PoolingFields, task: str) -> PoolingParams:
     params = PoolingParams(task=task, use_activation=body.use_activation)  # type: ignore[arg-type]
     if isinstance(body, EncodingFields):
         params.dimensions, params.normalize = body.dimensions, body.normalize
+        if isinstance(body, EmbeddingRequest) and body.late_chunking_params is not None:
+            params.late_chunking_params = LateChunkingParams(body.late_chunking_params.chunk_size)
+            # So that it is refused.
+            params.truncate_prompt_tokens = body.truncate_prompt_tokens
         if None not in (body.normalize, body.use_activation):
             raise VLLMValidationError("normalize and use_activation are two names of one field", "normalize")
     return params

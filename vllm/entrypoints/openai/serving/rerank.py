@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -26,7 +27,7 @@ from vllm.entrypoints.openai.serving.pooling import pool_prompts, usage_of
 from vllm.entrypoints.openai.serving.usage import cached_tokens_shown
 from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs, order_of
-from vllm.entrypoints.score_templates import PairPrompts, pairs_of, score_template
+from vllm.entrypoints.score_templates import PairPrompts, cut_text, pairs_of, score_template
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import LabelScores, RequestOutput
 from vllm.pooling_params import PoolingParams
@@ -96,7 +97,9 @@ async def score_pairs(
 ) -> ScoredPairs | PooledScores:
     """Check everything, queue it and wait for the results. ApiError or VLLMValidationError: a field that cannot be
     honoured, before anything is queued. `field` holds the documents."""
-    is_large = sum(len(document) for _, document in pairs) > _LARGE
+    is_large = sum(len(query) + len(document) for query, document in pairs) > _LARGE
+    if body.max_tokens_per_query:
+        pairs = await in_thread_if(is_large, lambda: _cut_queries(state, pairs, body.max_tokens_per_query or 0))
     if state.engine.model_config.runner_type == "pooling":
         # In a thread: transformers' tokenizer is loaded by the first pair.
         pooled = await asyncio.to_thread(lambda: PooledScores(state, body, pairs, field))
@@ -108,6 +111,11 @@ async def score_pairs(
     outputs = await submission.results()
     scored.finish(outputs)
     return scored
+
+
+def _cut_queries(state: ServerState, pairs: Sequence[tuple[str, str]], num_tokens: int) -> list[tuple[str, str]]:
+    short = {query: cut_text(state.tokenizer, query, num_tokens) for query, _ in pairs}
+    return [(short[query], document) for query, document in pairs]
 
 
 class ScoredPairs:
@@ -127,7 +135,7 @@ class ScoredPairs:
             check_integer("truncate_prompt_tokens", truncate_to, 1, config.max_model_len)
         max_document_tokens = body.max_tokens_per_doc or None
         room = self._scorer.max_prompt_len
-        encoder = PairPrompts(template, tokenizer, room, truncate_to, max_document_tokens, body.instruction)
+        encoder = PairPrompts(template, tokenizer, room, truncate_to, max_document_tokens, body.asked_instruction())
         try:
             encoded = encoder.encode(pairs, [f"{field}[{index}]" for index in range(len(pairs))])
         except VLLMValidationError as error:
@@ -192,9 +200,11 @@ class PooledScores:
         if body.return_readings:
             message = "return_readings: a pooling model has no answers to read; its score is all there is"
             raise ApiError(400, message, "return_readings", "unsupported_field")
-        if body.instruction is not None and template is None:
+        instruction = body.asked_instruction()
+        if instruction is not None and template is None:
             message = "instruction needs a --score-template that asks for it"
             raise ApiError(400, message, "instruction", "unsupported_field")
+        self._cache_salt = body.cache_salt
         self.values: list[float] = []
         self.usage: dict[str, Any] = {}
         limits = PairLimits(
@@ -209,7 +219,7 @@ class PooledScores:
                 PoolingParams(use_activation=body.use_activation),
                 limits,
                 template,
-                body.instruction,
+                instruction,
                 names,
             )
         except VLLMValidationError as error:
@@ -219,7 +229,9 @@ class PooledScores:
 
     async def run(self, state: ServerState, request_id: str, priority: int) -> None:
         """Queue the requests, wait, and set scores and usage."""
-        prompts, params = zip(*self._pairs.requests, strict=True)
+        requests = self._pairs.requests
+        prompts = [replace(prompt, cache_salt=self._cache_salt) for prompt, _ in requests]
+        params = [own for _, own in requests]
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         if num_tokens > MAX_TOKENS:
             message = f"the texts make {num_tokens} tokens, more than the limit of {MAX_TOKENS}; send fewer"

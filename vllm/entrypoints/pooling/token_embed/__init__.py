@@ -1,0 +1,1 @@
+"""Vectors of tokens, and of parts of a text."""
