@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -215,6 +216,30 @@ def test_small_sums_of_devices_take_one_kernel(monkeypatch: pytest.MonkeyPatch, 
     too_large, odd, integers = torch.zeros(131076), torch.zeros(3), torch.zeros(8, dtype=torch.int32)
     assert not any(map(takes, (too_large, odd, integers, torch.zeros(0))))
     ranks.close()
+
+
+@pytest.mark.parametrize("fails", ["access", "end"])
+def test_devices_that_do_not_reach_each_other(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    """Where they say so there are no such sums; where they do not, the trial's wait for it ends."""
+    event = type("Event", (), {"record": lambda _: None, "query": lambda _: fails == "access"})
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    monkeypatch.setattr(one_shot, "TRIAL_SECONDS", 0.01)
+    if fails == "end":
+        with pytest.raises(one_shot.TrialHangs, match="disable_custom_all_reduce=True"):
+            one_shot._await(torch.device("cuda", 0))
+        return
+    one_shot._await(torch.device("cuda", 0))
+    asked = []
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *pair: asked.append(pair) or pair[1] != 2)
+    store = dist.HashStore()
+    for rank in range(4):
+        store.set(
+            f"one_shot/place/{rank}", f"{socket.gethostname()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')} {rank}"
+        )
+    monkeypatch.setattr(one_shot, "_symmetric_memory", lambda: None)
+    with pytest.raises(ValueError, match="cuda:1 has no peer access to device 2"):
+        one_shot._allocate(store, 1, 4, torch.device("cuda", 1))
+    assert asked == [(torch.device("cuda", 1), other) for other in (0, 2, 3)]
 
 
 def test_what_small_sums_do_not_take_goes_to_nccl() -> None:

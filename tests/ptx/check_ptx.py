@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 import triton
-from ptx_launches import running_ptx
+from ptx_launches import reachable, running_ptx
 from torch import Tensor
 
 from vllm.ops._dispatch import force
+from vllm.ops.block_copies import block_parts, copy_blocks_
 from vllm.ops.count_above import count_above
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gumbel_sample import gumbel_sample
@@ -145,6 +146,43 @@ def _fill_call() -> Call:
     return run
 
 
+def _float8_calls(dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    """Writing and reading a cache of 8-bit floats."""
+    for float8 in (torch.float8_e4m3fn, torch.float8_e5m2):
+        k, v = torch.randn(2, 24, 2, 40).mul_(20).to(dtype)
+        slots, q = torch.arange(24) + 5, torch.randn(9, 4, 40).to(dtype)
+
+        def write(k: Tensor = k, v: Tensor = v, slots: Tensor = slots, float8: torch.dtype = float8) -> Any:
+            caches = [torch.zeros(kv_rows_shape(3, 16, 2, 40), dtype=float8) for _ in range(2)]
+            reshape_and_cache_(k, v, *caches, slots, 0.5, 2.0)
+            return caches
+
+        def attend(q: Tensor = q, write: Callable[[], Any] = write) -> Tensor:
+            with force("reference"):
+                caches = write()
+            table = torch.tensor([[0, 1], [0, 1]], dtype=torch.int32)
+            starts, lengths = torch.tensor([0, 1, 9]).int(), torch.tensor([29, 20]).int()
+            return paged_attention(q, *caches, table, starts, lengths, 0.125, k_scale=0.5, v_scale=2.0)
+
+        yield f"reshape_and_cache_ {float8}", lambda write=write: tuple(each.view(torch.uint8) for each in write())
+        yield f"paged_attention {float8}", attend
+
+
+def _copy_calls() -> Iterator[tuple[str, Call]]:
+    """Between tensors that are parts of one, whose every part a kernel may reach."""
+    for size in (24, 18):
+        blocks = torch.randn(5, 3 * size)
+
+        def run(blocks: Tensor = blocks, size: int = size) -> Tensor:
+            own = blocks.clone()
+            parts = block_parts([own[:, :size], own[:, size : 2 * size]])
+            reachable.append(own)
+            copy_blocks_(torch.tensor([4, 1]), torch.tensor([0, 3]), parts, parts)
+            return own
+
+        yield f"copy_blocks_ of {size}", run
+
+
 def _attention_calls(dtype: torch.dtype, count: int) -> Iterator[tuple[str, Call]]:
     """The first ones, which are of all kernels from the second on."""
     every = (
@@ -183,6 +221,8 @@ def _calls(capability: int) -> Iterator[tuple[str, Call]]:
     for dtype in (torch.float32, half):
         for name, call in _attention_calls(dtype, counts[dtype]):
             yield f"{name} {dtype}", call
+    yield from _float8_calls(half)
+    yield from _copy_calls()
     if capability >= 80:
         yield from _linear_readings_calls()
         yield from _quantized_calls()

@@ -21,6 +21,7 @@ from ptx_launches import pretend_capability
 from triton.runtime.jit import JITFunction
 
 from vllm.ops._dispatch import force
+from vllm.ops.block_copies import block_parts, copy_blocks_
 from vllm.ops.count_above import count_above
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gumbel_sample import gumbel_sample
@@ -78,6 +79,8 @@ def _calls(capability: int) -> Iterator[Callable[[], Any]]:
     slots = torch.zeros(4, dtype=torch.int64)
     yield lambda: gumbel_sample(logits.float(), torch.ones(8), slots, slots, _int32(4))
     yield lambda: gumbel_sample(logits.float(), torch.ones(8), slots, slots, _int32(4), first_id=50257)
+    rows = block_parts(list(logits[:, :50256]))
+    yield lambda: copy_blocks_(slots, slots, rows, rows)
     yield lambda: fill_logprob_token_ids(_int32(4, 21), 1, slots, _int32(9, 32), _int32(8), _int32(8))
 
 
@@ -107,9 +110,11 @@ def _attention_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: in
     yield lambda: paged_attention(q, *caches, _int32(2, 64), _int32(3), _int32(2), 0.125)
     if dtype != torch.float32:
         of_heads = torch.empty(heads), torch.empty(heads)
-        for window in (128, None):
-            arguments = _int32(2, 64), _int32(3), _int32(2), 0.125, None, None, None, window, 30.0, *of_heads
-            yield lambda arguments=arguments: paged_attention(q, *caches, *arguments)
+        arguments = _int32(2, 64), _int32(3), _int32(2), 0.125, None, None, None, 128, 30.0, *of_heads
+        yield lambda: paged_attention(q, *caches, *arguments)
+        codes = [cache.to(torch.float8_e4m3fn) for cache in caches]
+        yield lambda: paged_attention(q, *codes, _int32(2, 64), _int32(3), _int32(2), 0.125)
+        yield lambda: rotary_and_cache_(positions, q, k, v, torch.empty(64, head_dim), *codes, positions)
     if dtype != torch.float32 and head_dim == 128:
         table = torch.empty(64, head_dim)
         yield lambda: rotary_embedding_(positions, q, k, table)

@@ -21,6 +21,10 @@ from vllm.ops.triton.paged_tiles import shared_kib
 _SCALARS = {"i32": np.int32, "i64": np.int64, "u32": np.uint32, "u64": np.uint64, "fp32": np.float32, "i1": np.uint8}
 
 
+reachable: list[torch.Tensor] = []
+"""What kernels may reach beside their arguments: by addresses in a table."""
+
+
 class StandInDriver:
     """As much of a driver as compiling asks for; the device's number is its capability."""
 
@@ -61,6 +65,8 @@ def running_ptx(capability: int, change: Callable[[str], str] = str) -> Iterator
         compiled = compile_(kernel, *args, grid=grid, warmup=True, **kwargs)
         given = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
         memory, params = Memory(compiled.metadata.shared), []
+        for tensor in reachable:
+            memory.allow(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
         for name, kind in compiled.src.signature.items():
             if kind == "constexpr":
                 continue

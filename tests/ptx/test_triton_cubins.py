@@ -25,6 +25,7 @@ KERNELS = sorted(
         "_silu_and_mul_kernel",
         "_rotary_kernel",
         "_write_cache_kernel",
+        "_copy_blocks_kernel",
         "_rotary_and_cache_kernel",
         "_decode_kernel",
         "_merge_splits_kernel",

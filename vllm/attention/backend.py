@@ -15,6 +15,7 @@ from vllm.ops.paged_attention import paged_attention
 from vllm.ops.rotary import rotary_and_cache_
 
 KVCache = tuple[Tensor, Tensor]
+PLAIN = AttentionOptions()
 
 
 @dataclass
@@ -56,22 +57,33 @@ class AttentionBackend(ABC):
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         """Shape of a layer's key cache, and of its value cache; blocks come first."""
 
-    def attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions) -> Tensor:
-        """Causal attention of q [T, Hq, D] over keys and values already in the cache; returns [T, Hq, D].
-        `options.scale` is a number."""
+    def attend(
+        self,
+        q: Tensor,
+        kv_cache: KVCache,
+        attn: AttentionMetadata,
+        options: AttentionOptions,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Causal attention of q [T, Hq, D] over keys and values already in the cache; returns [T, Hq, D], `out`, if it
+        is given. `options.scale` is a number."""
         if options.given() <= self.options:
-            return self._attend(q, kv_cache, attn, options)
-        return _attend_paged(q, self._of_operations(kv_cache), attn, options)
+            return self._attend(q, kv_cache, attn, options, out)
+        return _attend_paged(q, self._of_operations(kv_cache), attn, options, out)
 
     @abstractmethod
-    def _attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions) -> Tensor:
+    def _attend(
+        self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions, out: Tensor | None
+    ) -> Tensor:
         """As `attend`, with the options that the backend has."""
 
-    def write_kv(self, k: Tensor, v: Tensor, kv_cache: KVCache, attn: AttentionMetadata) -> None:
-        """Write k, v [T, Hkv, D] into the cache's slots."""
+    def write_kv(
+        self, k: Tensor, v: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions = PLAIN
+    ) -> None:
+        """Write k, v [T, Hkv, D] into the cache's slots; `options` has their scales."""
         k_cache, v_cache = self._of_operations(kv_cache)
-        reshape_and_cache_(k, v, k_cache, v_cache, attn.slot_mapping)
-        _write_shared(k, v, k_cache, v_cache, attn)
+        reshape_and_cache_(k, v, k_cache, v_cache, attn.slot_mapping, options.k_scale, options.v_scale)
+        _write_shared(k, v, k_cache, v_cache, attn, options)
 
     def rotate_and_write_kv(
         self,
@@ -82,24 +94,31 @@ class AttentionBackend(ABC):
         cos_sin_cache: Tensor,
         kv_cache: KVCache,
         attn: AttentionMetadata,
+        options: AttentionOptions = PLAIN,
     ) -> None:
         """Rotate q [T, Hq, D] and k [T, Hkv, D] in place by positions [T], then write k, v into the cache's slots."""
         k_cache, v_cache = self._of_operations(kv_cache)
-        rotary_and_cache_(positions, q, k, v, cos_sin_cache, k_cache, v_cache, attn.slot_mapping)
-        _write_shared(k, v, k_cache, v_cache, attn)
+        scales = options.k_scale, options.v_scale
+        rotary_and_cache_(positions, q, k, v, cos_sin_cache, k_cache, v_cache, attn.slot_mapping, *scales)
+        _write_shared(k, v, k_cache, v_cache, attn, options)
 
     def _of_operations(self, kv_cache: KVCache) -> KVCache:
         """The caches in a layout of `vllm.ops.kv_cache`."""
         return kv_cache
 
 
-def _write_shared(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, attn: AttentionMetadata) -> None:
+def _write_shared(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, attn: AttentionMetadata, options: AttentionOptions
+) -> None:
     if attn.shared is not None:
         tokens, slots = attn.shared
-        reshape_and_cache_(k.index_select(0, tokens), v.index_select(0, tokens), k_cache, v_cache, slots)
+        scales = options.k_scale, options.v_scale
+        reshape_and_cache_(k.index_select(0, tokens), v.index_select(0, tokens), k_cache, v_cache, slots, *scales)
 
 
-def _attend_paged(q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions) -> Tensor:
+def _attend_paged(
+    q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions, out: Tensor | None
+) -> Tensor:
     assert options.scale is not None
     return paged_attention(
         q,
@@ -108,12 +127,15 @@ def _attend_paged(q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options
         attn.query_start_loc,
         attn.seq_lens,
         options.scale,
+        out,
         num_decodes=attn.num_decodes,
         max_decode_len=attn.max_decode_len,
         window=options.window,
         softcap=options.softcap,
         alibi_slopes=options.alibi_slopes,
         sinks=options.sinks,
+        k_scale=options.k_scale,
+        v_scale=options.v_scale,
     )
 
 
@@ -139,5 +161,7 @@ class PagedAttention(AttentionBackend):
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         return self._shape(num_blocks, block_size, num_kv_heads, head_dim)
 
-    def _attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions) -> Tensor:
-        return _attend_paged(q, kv_cache, attn, options)
+    def _attend(
+        self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions, out: Tensor | None
+    ) -> Tensor:
+        return _attend_paged(q, kv_cache, attn, options, out)

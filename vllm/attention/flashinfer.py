@@ -34,13 +34,16 @@ class FlashInferAttention(TokenMajorBackend):
         self._step: AttentionMetadata | None = None
         self._plan_key: tuple = ()
 
-    def _attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions) -> Tensor:
+    def _attend(
+        self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions, out: Tensor | None
+    ) -> Tensor:
         wrapper = self._decode if attn.max_query_len == 1 else self._prefill
         key = (q.shape[1], kv_cache[0].shape, q.dtype, options.scale, options.window, options.softcap)
         if self._step is not attn or self._plan_key != key:
             self._plan(wrapper, q, kv_cache[0], attn, options)
             self._step, self._plan_key = attn, key
-        return wrapper.run(q.contiguous(), kv_cache)
+        got = wrapper.run(q.contiguous(), kv_cache)
+        return got if out is None else out.copy_(got)
 
     def _plan(
         self, wrapper: Any, q: Tensor, k_cache: Tensor, attn: AttentionMetadata, options: AttentionOptions

@@ -17,6 +17,7 @@ class AttentionOptions:
         softcap: bound c of the scores, c * tanh(score / c), positive; None = none.
         alibi_slopes: float32 [Hq] of this rank's query heads: slope * (key's position - query's) is added to scores.
         sinks: float32 [Hq] of this rank's query heads: one more logit in the softmax's denominator.
+        k_scale, v_scale: positive; keys and values are this times what a cache of 8-bit floats holds.
 
     Raises:
         ValueError: a value out of range, or slopes or sinks that are not float32 with one dimension.
@@ -27,11 +28,13 @@ class AttentionOptions:
     softcap: float | None = None
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
             raise ValueError(f"window must be at least 1 token or None, got {self.window}")
-        for name in ("scale", "softcap"):
+        for name in ("scale", "softcap", "k_scale", "v_scale"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive or None, got {value}")
@@ -42,5 +45,6 @@ class AttentionOptions:
                 raise ValueError(f"{name} must be float32 of shape [heads], got {tensor.dtype} {list(tensor.shape)}")
 
     def given(self) -> set[str]:
-        """The names of the options that are not None, `scale` apart."""
-        return {field.name for field in fields(self) if getattr(self, field.name) is not None} - {"scale"}
+        """The names of the options that are not None, scales apart."""
+        given = {field.name for field in fields(self) if getattr(self, field.name) is not None}
+        return given - {"scale", "k_scale", "v_scale"}

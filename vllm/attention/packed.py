@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vllm.attention.backend import AttentionBackend, KVCache
+from vllm.attention.backend import PLAIN, AttentionBackend, KVCache
 from vllm.attention.options import AttentionOptions
 from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
 from vllm.ops.paged_attention import has_bidirectional_kernel, paged_attention
@@ -72,19 +72,30 @@ class PackedAttention(AttentionBackend):
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         return (0,)
 
-    def attend(self, q: Tensor, kv_cache: Any, attn: Any, options: AttentionOptions) -> Tensor:
+    def attend(
+        self, q: Tensor, kv_cache: Any, attn: Any, options: AttentionOptions, out: Tensor | None = None
+    ) -> Tensor:
         if other := options.given() - self.options:
             raise ValueError(f"bidirectional attention with {', '.join(sorted(other))} is not supported")
-        return self._attend(q, attn.kv, attn, options)
+        return self._attend(q, attn.kv, attn, options, out)
 
-    def _attend(self, q: Tensor, kv_cache: KVCache, attn: Any, options: AttentionOptions) -> Tensor:
-        return attend_packed(q, *kv_cache, attn, options)
+    def _attend(self, q: Tensor, kv_cache: KVCache, attn: Any, options: AttentionOptions, out: Tensor | None) -> Tensor:
+        got = attend_packed(q, *kv_cache, attn, options)
+        return got if out is None else out.copy_(got)
 
-    def write_kv(self, k: Tensor, v: Tensor, kv_cache: Any, attn: Any) -> None:
+    def write_kv(self, k: Tensor, v: Tensor, kv_cache: Any, attn: Any, options: AttentionOptions = PLAIN) -> None:
         attn.kv = (k, v)
 
     def rotate_and_write_kv(
-        self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, cos_sin_cache: Tensor, kv_cache: Any, attn: Any
+        self,
+        positions: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin_cache: Tensor,
+        kv_cache: Any,
+        attn: Any,
+        options: AttentionOptions = PLAIN,
     ) -> None:
         rotary_embedding_(positions, q, k, cos_sin_cache)
         attn.kv = (k, v)

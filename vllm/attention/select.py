@@ -9,21 +9,29 @@ from vllm.attention.backend import AttentionBackend, PagedAttention
 from vllm.attention.flashinfer import FlashInferAttention
 from vllm.attention.varlen import VarlenAttention
 from vllm.logger import init_logger
+from vllm.ops.kv_cache import FLOAT8
 
 logger = init_logger(__name__)
 
 
 def select_backend(
-    name: str, device: torch.device | str, dtype: torch.dtype, head_dim: int, block_size: int
+    name: str,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    head_dim: int,
+    block_size: int,
+    kv_dtype: torch.dtype | None = None,
 ) -> AttentionBackend:
     """The backend of an `attention_backend`: "auto" (varlen on a CUDA device where a trial call of it works, with the
     newest FlashAttention that is installed for it; else paged), "paged", "varlen" or "flashinfer". `dtype` is that of
-    activations and cache, `block_size` the tokens of a KV block. ValueError if the backend named cannot be used here,
-    with the reason."""
+    activations, and of the cache unless `kv_dtype` is another; `block_size` the tokens of a KV block. ValueError if the
+    backend named cannot be used here, with the reason."""
     device = torch.device(device)
+    if kv_dtype in FLOAT8 and name == "auto":
+        name = "paged"
     activated = name in ("auto", "varlen") and varlen.activate_newer(device)
     if name != "auto":
-        check_backend(name, device, dtype, head_dim)
+        check_backend(name, device, dtype, head_dim, kv_dtype)
     if name == "flashinfer":
         return FlashInferAttention(device)
     if name == "varlen" or (name == "auto" and device.type == "cuda"):
@@ -38,7 +46,9 @@ def select_backend(
     return PagedAttention(device)
 
 
-def check_backend(name: str, device: torch.device | str, dtype: torch.dtype, head_dim: int) -> None:
+def check_backend(
+    name: str, device: torch.device | str, dtype: torch.dtype, head_dim: int, kv_dtype: torch.dtype | None = None
+) -> None:
     """Refuse a backend that does not exist or cannot be used, as far as is known without running it: a ValueError that
     says why. Arguments: `select_backend`."""
     if name in ("auto", "paged"):
@@ -47,6 +57,8 @@ def check_backend(name: str, device: torch.device | str, dtype: torch.dtype, hea
     if unsupported is None:
         raise ValueError(f"attention_backend must be one of auto, paged, varlen, flashinfer, got {name!r}")
     reason = unsupported(torch.device(device), dtype, head_dim)
+    if reason is None and kv_dtype in FLOAT8:
+        reason = "its KV cache has the model's dtype; kv_cache_dtype='fp8' needs attention_backend='paged'"
     if reason is not None:
         raise _unusable(name, reason)
 

@@ -37,7 +37,9 @@ class VarlenAttention(TokenMajorBackend):
     def __init__(self, varlen_attn: Callable[..., Any]) -> None:
         self._varlen_attn = varlen_attn
 
-    def _attend(self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions) -> Tensor:
+    def _attend(
+        self, q: Tensor, kv_cache: KVCache, attn: AttentionMetadata, options: AttentionOptions, out: Tensor | None
+    ) -> Tensor:
         k_cache, v_cache = kv_cache
         lengths = attn.query_start_loc, None, attn.max_query_len, attn.max_seq_len
         pages: dict[str, Any] = {"seqused_k": attn.seq_lens, "block_table": attn.block_table}
@@ -45,7 +47,8 @@ class VarlenAttention(TokenMajorBackend):
         causal = {"window_size": (-1 if options.window is None else options.window - 1, 0)}
         grouped = q.shape[1] != k_cache.shape[2]
         scale = options.scale
-        return self._varlen_attn(q, k_cache, v_cache, *lengths, scale=scale, enable_gqa=grouped, **causal, **pages)
+        got = self._varlen_attn(q, k_cache, v_cache, *lengths, scale=scale, enable_gqa=grouped, **causal, **pages)
+        return got if out is None else out.copy_(got)
 
     def trial(self, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
         """Attend for one request that decodes and one that continues its prompt; returns the error, None if none."""

@@ -6,7 +6,29 @@ import math
 from dataclasses import dataclass
 
 from vllm.config.checks import at_least
+from vllm.exceptions import shown
 from vllm.utils.checks import check_number
+
+FLOAT8_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""What torch calls the dtypes of 8 bits that a KV cache may have."""
+
+
+def resolve_cache_dtype(asked: str, model_dtype: str, is_encoder: bool) -> str:
+    """A CacheConfig's `cache_dtype` by what was asked for; the model's own dtype is "auto".
+
+    Raises:
+        ValueError: there is no such cache, or the model is an encoder, which has none.
+    """
+    if asked in ("auto", model_dtype):
+        return "auto"
+    if asked not in FLOAT8_DTYPES:
+        raise ValueError(
+            f"kv_cache_dtype must be auto, {', '.join(FLOAT8_DTYPES)} or the model's dtype ({model_dtype}), got "
+            f"{shown(asked)}"
+        )
+    if is_encoder:
+        raise ValueError(f"kv_cache_dtype={asked!r}: the model is an encoder, which has no KV cache; leave it out")
+    return asked
 
 
 @dataclass(frozen=True)
@@ -15,6 +37,7 @@ class CacheConfig:
 
     Attributes:
         block_size: tokens a block.
+        cache_dtype: "auto", the model's, or one of FLOAT8_DTYPES.
         enable_prefix_caching: keep full blocks of finished requests and share them by content.
         num_blocks: blocks in the pool; None = sized from memory when the engine starts.
         caches_hidden_states: whether blocks of prompts that are read keep their tokens' final hidden states, too.
@@ -30,6 +53,7 @@ class CacheConfig:
     """
 
     block_size: int = 16
+    cache_dtype: str = "auto"
     enable_prefix_caching: bool = True
     num_blocks: int | None = None
     caches_hidden_states: bool = True
@@ -40,6 +64,11 @@ class CacheConfig:
     memory_bytes: int | None = None
     num_host_blocks: int = 0
     group_windows: tuple[int | None, ...] = (None,)
+
+    @property
+    def float8_dtype(self) -> str | None:
+        """What torch calls the cache's dtype; None: it is the model's."""
+        return FLOAT8_DTYPES.get(self.cache_dtype)
 
     def __post_init__(self) -> None:
         at_least("block_size", self.block_size, 1)

@@ -37,5 +37,10 @@ class VllmConfig:
     ec_transfer_config: ClassVar[None] = None
     quant_config: ClassVar[None] = None
 
+    @property
+    def kv_cache_dtype(self) -> str:
+        """What torch calls the KV cache's dtype."""
+        return self.cache_config.float8_dtype or self.model_config.dtype
+
     def __post_init__(self) -> None:
         self.parallel_config.check_divides(self.model_config.hf_config)

@@ -3,7 +3,9 @@ NCCL passes parts around in several hops."""
 
 from __future__ import annotations
 
+import os
 import socket
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +25,12 @@ _WORLD_SIZES = (2, 4, 8)
 _DTYPES = (torch.float32, torch.bfloat16)
 _VECTOR_BYTES = 16
 _TRIAL_VALUES = 4096
+# A trial takes milliseconds; where devices do not see each other's writes, its kernel would wait forever.
+TRIAL_SECONDS = 30.0
+
+
+class TrialHangs(RuntimeError):
+    """The device waits in a kernel that does not end, so that nothing else can run on it."""
 
 
 class OneShotAllReduce:
@@ -53,7 +61,11 @@ def make_one_shot(
     gather: Callable[[Tensor], Tensor],
 ) -> OneShotAllReduce | None:
     """What sums small tensors over the ranks of `store`, all of which make this call; None on all ranks, if it is
-    missing, or does not work, on any. `gather` is all_gather."""
+    missing, or does not work, on any. `gather` is all_gather.
+
+    Raises:
+        TrialHangs: a trial sum has not ended after TRIAL_SECONDS.
+    """
     made: OneShotAllReduce | None = None
     reason = ""
 
@@ -63,6 +75,8 @@ def make_one_shot(
         if works:
             try:
                 step()
+            except TrialHangs:
+                raise
             except Exception as error:  # NCCL is there in its place
                 works, reason = False, f"{type(error).__name__}: {error}"
         if gather(torch.tensor([int(works)], device=device)).all():
@@ -84,6 +98,7 @@ def make_one_shot(
         own = torch.randn(_TRIAL_VALUES, generator=generator).to(device, torch.bfloat16)
         wanted, summed = gather(own).double().sum(0), own.clone()
         made(summed)
+        _await(device)
         everywhere = gather(summed)
         if not (everywhere == summed).all() or not torch.allclose(summed.double(), wanted, rtol=0.05, atol=0.1):
             raise ValueError("a trial sum is wrong")
@@ -99,13 +114,35 @@ def _allocate(store: dist.Store, rank: int, world_size: int, device: torch.devic
     memory = _symmetric_memory()
     if not rank:
         store.set("one_shot/name", f"vllm-{uuid.uuid4().hex}")
-    store.set(f"one_shot/host/{rank}", socket.gethostname())
-    hosts = {store.get(f"one_shot/host/{each}") for each in range(world_size)}
-    if len(hosts) > 1:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    store.set(f"one_shot/place/{rank}", f"{socket.gethostname()} {visible} {device.index}")
+    places = [store.get(f"one_shot/place/{each}").decode().rsplit(" ", 1) for each in range(world_size)]
+    if len({place.partition(" ")[0] for place, _ in places}) > 1:
         raise ValueError("the ranks are on several machines")
+    # Numbers of devices mean the same only to processes that see the same ones.
+    if device.type == "cuda" and len({place for place, _ in places}) == 1:
+        others = [int(number) for each, (_, number) in enumerate(places) if each != rank]
+        if hidden := [number for number in others if not torch.cuda.can_device_access_peer(device, number)]:
+            raise ValueError(f"{device} has no peer access to device {', '.join(map(str, hidden))}")
     name = store.get("one_shot/name").decode()
     memory.set_group_info(name, rank, world_size, dist.PrefixStore("one_shot/memory", store))
     return OneShotAllReduce(memory.empty_strided_p2p((MAX_BYTES,), (1,), torch.uint8, device, name), name)
+
+
+def _await(device: torch.device) -> None:
+    """Wait until the device has done what it was given; TrialHangs if that takes too long."""
+    if device.type != "cuda":
+        return
+    done = torch.cuda.Event()
+    done.record()
+    deadline = time.monotonic() + TRIAL_SECONDS
+    while not done.query():
+        if time.monotonic() > deadline:
+            raise TrialHangs(
+                f"a sum over the ranks' shared memory has not ended after {TRIAL_SECONDS:g} s: the devices claim peer "
+                "access that does not work. Start with disable_custom_all_reduce=True"
+            )
+        time.sleep(0.001)
 
 
 def _symmetric_memory() -> Any:

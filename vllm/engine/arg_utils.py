@@ -24,6 +24,7 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.config.attention import AttentionConfig
+from vllm.config.cache import FLOAT8_DTYPES, resolve_cache_dtype
 from vllm.config.pooler import runner_fields
 from vllm.config.profiler import ProfilerConfig
 from vllm.config.quantization import QUANTIZATIONS, canonical_quantization, quantization_error
@@ -120,6 +121,7 @@ class EngineArgs(UpstreamArgs):
     device: Literal["auto", "cpu", "cuda"] = _arg("auto", "auto: cuda where there is a GPU that can be used, else cpu")
     gpu_memory_utilization: float = _arg(0.9, "fraction of the GPU's memory that the engine may use")
     kv_cache_memory_bytes: int | None = _arg(None, "bytes of the KV cache, instead of sizing it from memory")
+    kv_cache_dtype: str = _arg("auto", "auto: the model's dtype; fp8 (fp8_e4m3) or fp8_e5m2: 8 bits, twice the tokens")
     enable_sleep_mode: bool = _arg(False, "LLM.sleep and wake_up work in any case; upstream asks for this before")
     swap_space: float = _arg(
         0.0, "GiB of host memory a device for KV blocks that make room for others, to copy back; pinned on cuda"
@@ -249,7 +251,7 @@ class EngineArgs(UpstreamArgs):
         scheduler_config = self._scheduler_config(max_model_len, device, usage_context == UsageContext.LLM_CLASS)
         return VllmConfig(
             model_config=model_config,
-            cache_config=self._cache_config(device, scheduler_config, max_model_len),
+            cache_config=self._cache_config(device, source, scheduler_config, max_model_len),
             scheduler_config=scheduler_config,
             parallel_config=parallel_config,
             device_config=DeviceConfig(device),
@@ -267,8 +269,11 @@ class EngineArgs(UpstreamArgs):
                 raise ValueError(f"profiler_config: {ProfilerConfig.instead}, got {name}={shown(value)}")
         return config.torch_profiler_dir
 
-    def _cache_config(self, device: str, scheduler_config: SchedulerConfig, max_model_len: int) -> CacheConfig:
+    def _cache_config(
+        self, device: str, source: ResolvedModel, scheduler_config: SchedulerConfig, max_model_len: int
+    ) -> CacheConfig:
         return CacheConfig(
+            cache_dtype=resolve_cache_dtype(self.kv_cache_dtype, source.dtype, source.is_encoder),
             block_size=self.block_size,  # type: ignore[arg-type]  # None is the default here
             enable_prefix_caching=self.enable_prefix_caching,  # type: ignore[arg-type]
             num_blocks=self.num_gpu_blocks_override,
@@ -450,7 +455,8 @@ class EngineArgs(UpstreamArgs):
             chosen = _ATTENTION_ALIASES.get(name, "auto") if device == "cuda" else "auto"
             warn_once(logger, "%s=%s is another engine's: taken as %s", asked, given, chosen)
             name = chosen
-        check_backend(name, device, getattr(torch, source.dtype), source.hf_config.head_dim)
+        dtype, kv_dtype = (getattr(torch, FLOAT8_DTYPES.get(each, source.dtype)) for each in ("", self.kv_cache_dtype))
+        check_backend(name, device, dtype, source.hf_config.head_dim, kv_dtype)
         return name
 
     def _resolve_max_model_len(self, longest: int) -> int:

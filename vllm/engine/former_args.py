@@ -53,6 +53,7 @@ class FormerArgs:
     guided_decoding_disable_any_whitespace: bool = unused(False, _GRAMMARS)
     enable_reasoning: bool = unused(False, "a model's thoughts are not parted from its answer")
     disable_mm_preprocessor_cache: bool = unused(False, _MEDIA)
+    calculate_kv_scales: bool = refused(False, "scales of an 8-bit KV cache are the checkpoint's, or 1")
     rope_scaling: dict[str, Any] | None = refused(None, _OVERRIDE)
     rope_theta: float | None = refused(None, _OVERRIDE)
     enable_prompt_adapter: bool = refused(False, _ADAPTERS)

@@ -28,7 +28,7 @@ _EXPERTS_ONLY = "it is of mixtures of experts"
 _ONE_MACHINE = "one machine has nothing to meet over, or the choice is made here"
 _TIMEOUT = "VLLM_WORKER_TIMEOUT_S bounds how long ranks wait for each other"
 _BIND = "bind the process from outside (numactl, taskset)"
-_KV_DTYPE = "the KV cache has the model's dtype"
+_KV_DTYPE = "all layers' KV caches have one dtype, kv_cache_dtype"
 _OFFLOAD = "weights stay on the device; use a smaller dtype, int8, or tensor_parallel_size"
 _NO_OFFLOAD = "weights are not offloaded"
 _SWAP = "swap_space keeps KV blocks in host memory"
@@ -180,7 +180,6 @@ class UpstreamArgs(FormerArgs):
     numa_bind_nodes: list[str] | None = refused(None, _BIND)
     numa_bind_cpus: list[str] | None = refused(None, _BIND)
 
-    kv_cache_dtype: str = refused("auto", _KV_DTYPE)
     kv_cache_dtype_skip_layers: list[str] | None = refused(None, _KV_DTYPE)
 
     cpu_offload_gb: float = refused(0, _OFFLOAD)

@@ -7,13 +7,21 @@ A slot is block * block_size + offset in the block. There are two layouts, and e
   one vector of keys for each dimension, with no reduction across lanes.
 - Rows, for GPUs: [num_blocks, num_kv_heads, block_size, head_dim], keys and values alike. Only the last dimension has
   to be contiguous, so [num_blocks, block_size, num_kv_heads, head_dim] with its middle dimensions exchanged will do.
+
+A cache has the dtype of the keys and values, or one of 8-bit floats (`FLOAT8`): it holds `as_cached` of them then.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
+import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import dispatched
+from vllm.ops._dispatch import Implementation, implementation, triton_function
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, int, int]:
@@ -26,21 +34,75 @@ def kv_rows_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim:
     return (num_blocks, num_kv_heads, block_size, head_dim)
 
 
-@dispatched
-def reshape_and_cache_(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def reshape_and_cache_(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
     """Write the keys and values k, v [T, Hkv, D] into their tokens' slots.
 
-    `k` and `v` have the caches' dtype and may be views whose last dimension is contiguous. The caches are contiguous
-    and of `kv_cache_shape`, or of `kv_rows_shape` (not in C++). `slot_mapping` is int32 or int64 [T], distinct; a
-    negative slot is skipped.
+    `k` and `v` have the caches' dtype, or these are `FLOAT8`, and may be views whose last dimension is contiguous. The
+    caches are contiguous and of `kv_cache_shape`, or of `kv_rows_shape` (not in C++). `slot_mapping` is int32 or int64
+    [T], distinct; a negative slot is skipped. The scales are those of `as_cached`.
     """
+    run_on_caches("reshape_and_cache_", __name__, _write, (k, v, k_cache, v_cache, slot_mapping), k_scale, v_scale)
+
+
+def run_on_caches(
+    name: str, module: str, reference: Callable[..., None], arguments: tuple, k_scale: float, v_scale: float
+) -> None:
+    """Run an operation whose last three arguments before the scales are the caches and the slots."""
+    k_cache = arguments[-3]
+    which = cache_implementation(k_cache)
+    if which == "triton":
+        triton_function(name, module)(*arguments, k_scale, v_scale)
+    elif which == "reference":
+        reference(*arguments, k_scale, v_scale)
+    elif k_cache.dtype in FLOAT8:
+        getattr(torch.ops.vllm_cpu, name)(*arguments, k_scale, v_scale)
+    else:
+        getattr(torch.ops.vllm_cpu, name)(*arguments)
+
+
+def cache_implementation(k_cache: Tensor) -> Implementation:
+    """The implementation of operations on such a cache: C++ that was built before it had 8-bit floats has none."""
+    which = implementation(k_cache)
+    return "reference" if which == "cpp" and k_cache.dtype in FLOAT8 and not _cpp_has_float8() else which
+
+
+@cache
+def _cpp_has_float8() -> bool:
+    schema = torch.ops.vllm_cpu.paged_attention.default._schema
+    return any(argument.name == "k_scale" for argument in schema.arguments)
+
+
+def _write(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, k_scale: float, v_scale: float
+) -> None:
     keys, values = cache_rows(k_cache, v_cache, k.shape[-1])
     kept = slot_mapping >= 0
     slots = slot_mapping[kept].long()
     block_size = keys.shape[2]
     blocks, offsets = slots // block_size, slots % block_size
-    keys[blocks, :, offsets] = k[kept]
-    values[blocks, :, offsets] = v[kept]
+    stored_k, stored_v = as_cached(k[kept], k_cache.dtype, k_scale), as_cached(v[kept], v_cache.dtype, v_scale)
+    if k_cache.dtype in FLOAT8:
+        # Bytes can be indexed on every device.
+        keys, values, stored_k, stored_v = (each.view(torch.uint8) for each in (keys, values, stored_k, stored_v))
+    keys[blocks, :, offsets] = stored_k
+    values[blocks, :, offsets] = stored_v
+
+
+def as_cached(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """Keys or values as a cache of this dtype holds them: as they are, or in 8 bits the float that is nearest to
+    x / scale: even at ties, and the greatest finite one for what is beyond that. NaN stays NaN."""
+    if dtype not in FLOAT8:
+        return x
+    most = torch.finfo(dtype).max
+    return (x.float() / scale).clamp(-most, most).to(dtype)
 
 
 def cache_rows(k_cache: Tensor, v_cache: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vllm.ops._dispatch import implementation, triton_function
-from vllm.ops.kv_cache import cache_rows
+from vllm.ops.kv_cache import FLOAT8, cache_implementation, cache_rows
 
 # Larger heads do not fit a program's registers.
 _MOST_TRITON_DIMS = 256
@@ -30,6 +30,8 @@ def paged_attention(
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
     bidirectional: bool = False,
 ) -> Tensor:
     """Attend. The queries of row r are the last tokens of its sequence, whose keys and values are cached.
@@ -41,7 +43,8 @@ def paged_attention(
     Args:
         q: float32, bfloat16 or float16 [T, Hq, D]; may be a view whose last dimension is contiguous. Hq is a
             multiple of Hkv; query head h reads key head h // (Hq / Hkv).
-        k_cache, v_cache: of q's dtype, contiguous and of `kv_cache_shape`, or of `kv_rows_shape` (not in C++).
+        k_cache, v_cache: of q's dtype or of one of `FLOAT8`, contiguous and of `kv_cache_shape`, or of `kv_rows_shape`
+            (not in C++).
         block_table: int32 [R, max_blocks]; of row r's first ceil(seq_lens[r] / block_size) entries those are read
             whose blocks a query sees. On CUDA max_blocks * block_size bounds seq_lens.
         query_start_loc: int32 [R + 1]; row r owns the tokens query_start_loc[r] to query_start_loc[r + 1] of q.
@@ -54,6 +57,7 @@ def paged_attention(
         window: tokens that a query sees, itself included, at least 1; None = all before it.
         softcap: bound of the scores, positive; None = none.
         alibi_slopes, sinks: contiguous float32 [Hq]; None = none.
+        k_scale, v_scale: positive; keys and values are those of caches of 8 bits times this. 1.0 for other caches.
         bidirectional: every query sees all keys of its sequence; without window and slopes, and not on CUDA.
 
     Returns:
@@ -63,18 +67,19 @@ def paged_attention(
     if out is None:
         out = q.new_empty(q.shape)
     arguments = q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, out
-    which, options = implementation(q), (window, softcap, alibi_slopes, sinks)
+    which, options = cache_implementation(k_cache), (window, softcap, alibi_slopes, sinks, k_scale, v_scale)
+    scales = (k_scale, v_scale) if k_cache.dtype in FLOAT8 else ()
     if bidirectional:
         assert which != "triton" and window is None and alibi_slopes is None
         if which == "cpp":
-            torch.ops.vllm_cpu.paged_attention(*arguments, 0, softcap or 0.0, None, sinks, True)
+            torch.ops.vllm_cpu.paged_attention(*arguments, 0, softcap or 0.0, None, sinks, True, *scales)
         else:
             paged_attention_reference(*arguments, *options, True)
         return out
     if which == "triton" and q.shape[-1] <= _MOST_TRITON_DIMS:
         return triton_function("paged_attention", __name__)(*arguments, num_decodes, max_decode_len, *options)
     if which == "cpp":
-        torch.ops.vllm_cpu.paged_attention(*arguments, window or 0, softcap or 0.0, alibi_slopes, sinks)
+        torch.ops.vllm_cpu.paged_attention(*arguments, window or 0, softcap or 0.0, alibi_slopes, sinks, False, *scales)
     else:
         paged_attention_reference(*arguments, *options)
     return out
@@ -104,6 +109,8 @@ def paged_attention_reference(
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
     bidirectional: bool = False,
 ) -> None:
     """As `paged_attention`, in PyTorch, which waits for the device."""
@@ -119,8 +126,8 @@ def paged_attention_reference(
         blocks = block_table[row, skipped : -(-seq_len // block_size)]
         # [Hkv, tokens, D], contiguous: the order of sums must not follow the cache's layout.
         seen = slice(first - skipped * block_size, seq_len - skipped * block_size)
-        row_keys = keys[blocks].transpose(0, 1).flatten(1, 2)[:, seen].float().contiguous()
-        row_values = values[blocks].transpose(0, 1).flatten(1, 2)[:, seen].float().contiguous()
+        row_keys = keys[blocks].transpose(0, 1).flatten(1, 2)[:, seen].float().contiguous().mul_(k_scale)
+        row_values = values[blocks].transpose(0, 1).flatten(1, 2)[:, seen].float().contiguous().mul_(v_scale)
         queries = q[start:end].transpose(0, 1).float()
         if softcap is None and sinks is None and alibi_slopes is None and window is None:
             attended = _plain(queries, row_keys, row_values, scale, bidirectional)

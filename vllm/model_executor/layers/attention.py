@@ -11,7 +11,7 @@ from vllm.attention.options import AttentionOptions
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.ops.rotary import rotary_embedding_
 
-__all__ = ["Attention", "AttentionOptions", "attention_layers", "use_backend"]
+__all__ = ["Attention", "AttentionOptions", "attention_layers", "use_backend", "use_kv_scales"]
 
 
 class Attention(nn.Module):
@@ -44,6 +44,7 @@ class Attention(nn.Module):
         self.head_dim = head_dim
         self.num_kv_heads = num_kv_heads
         self.kv_sharing_target = kv_sharing_target
+        self.k_scale = self.v_scale = 1.0  # the checkpoint's, for a cache of 8-bit floats
         self.kv_group = 0  # whose block table it has; set by the runner
         self.backend: AttentionBackend = PagedAttention()
 
@@ -92,15 +93,25 @@ class Attention(nn.Module):
             return
         assert k is not None and v is not None
         if self.rotary is None:
-            self.backend.write_kv(k, v, kv_cache, attn)
+            self.backend.write_kv(k, v, kv_cache, attn, self.options)
         else:
             assert positions is not None
-            self.backend.rotate_and_write_kv(positions, q, k, v, self.rotary.cos_sin_cache, kv_cache, attn)
+            cos_sin_cache = self.rotary.cos_sin_cache
+            self.backend.rotate_and_write_kv(positions, q, k, v, cos_sin_cache, kv_cache, attn, self.options)
 
 
 def attention_layers(model: nn.Module) -> list[Attention]:
     """A model's attention layers, in their order."""
     return [module for module in model.modules() if isinstance(module, Attention)]
+
+
+def use_kv_scales(model: nn.Module) -> None:
+    """Let all attention layers of a model quantise keys and values with their checkpoint's scales; a layer that reads
+    another one's, with that one's."""
+    layers = attention_layers(model)
+    for layer in layers:
+        source = layer if layer.kv_sharing_target is None else layers[layer.kv_sharing_target]
+        layer.options = replace(layer.options, k_scale=source.k_scale, v_scale=source.v_scale)
 
 
 def use_backend(model: nn.Module, backend: AttentionBackend) -> None:

@@ -15,6 +15,7 @@ from vllm.model_executor.layers.quantization.weight import QuantizedStack
 from vllm.model_executor.layers.sharding import WeightSlot
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, module_slots
+from vllm.model_executor.model_loader.kv_scales import KVScales
 from vllm.model_executor.model_loader.weight_files import iterate_tensors, progress_bar, shard_files, tensor_files
 
 _NUM_NAMED = 5
@@ -37,15 +38,16 @@ def load_weights(
             part of a quantised one begins inside of a group.
     """
     slots = checkpoint_slots(model)
-    expected = len(slots)
+    expected, kv_scales = len(slots), KVScales(model)
     embedding = next((module.tied_to for module in model.modules() if isinstance(module, ParallelLMHead)), None)
     head: Value | None = None
     unexpected: list[str] = []
     with progress_bar("Loading weights", expected, use_tqdm) as bar:
         files = shard_files(folder)
-        tensors: Iterable[tuple[str, Value]] = iterate_tensors(files)
+        stored = kv_scales.taken_from(iterate_tensors(files))
+        tensors: Iterable[tuple[str, Value]] = stored
         if isinstance(quantization, StoredConfig):
-            tensors = read_quantized(iterate_tensors(files), tensor_files(files), quantization)
+            tensors = read_quantized(stored, tensor_files(files), quantization)
         convert = getattr(model, "convert_checkpoint", None)
         for name, tensor in tensors if convert is None else convert(tensors):
             for part, values in _parts(model, folder, name, tensor):
@@ -60,6 +62,7 @@ def load_weights(
                     continue
                 _fill(slot, folder, name, values)
                 bar.update()
+    kv_scales.give()
     _refuse(folder, "lacks", list(slots))
     _refuse(folder, "has unexpected", unexpected)
     if isinstance(head, Tensor) and embedding is not None and not module_slots(embedding, "")[".weight"].holds(head):

@@ -54,11 +54,13 @@ def paged_attention(
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     if len(q) and len(seq_lens):
         keys, values = cache_rows(k_cache, v_cache, q.shape[-1])
         requests = block_table, query_start_loc, seq_lens
-        inputs = Inputs(q, keys, values, *requests, scale, out, window, softcap, alibi_slopes, sinks)
+        inputs = Inputs(q, keys, values, *requests, scale, out, window, softcap, alibi_slopes, sinks, k_scale, v_scale)
         if num_decodes != 0:
             decode(inputs.of_rows(0, num_decodes), max_decode_len)
         first = num_decodes or 0
@@ -117,6 +119,7 @@ def _prefill_kernel(
     query_start_loc_ptr,  # int32 [R + 1]
     seq_lens_ptr,  # int32 [R]
     scale,  # of the scores, for exponents of 2
+    value_scale,
     alibi_slopes_ptr,  # float32 [kv_heads * GROUP], or None
     sinks_ptr,  # float32 [kv_heads * GROUP], or None
     out_ptr,  # [T, kv_heads * GROUP, D]
@@ -125,6 +128,7 @@ def _prefill_kernel(
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     DIMS: tl.constexpr,
+    FLOAT8: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WIDEN: tl.constexpr,
@@ -187,6 +191,7 @@ def _prefill_kernel(
             HEAD_DIM,
             BLOCK_SIZE,
             KEYS,
+            FLOAT8,
             MASKED,
             WINDOW,
             SOFTCAP,
@@ -197,7 +202,7 @@ def _prefill_kernel(
         factor, total = with_sink(highest, total, sinks_ptr, head, row < TOKENS * GROUP)
         sums *= factor[:, None]
     at = out_ptr + ((token * num_heads + head) * HEAD_DIM)[:, None] + dim[None, :]
-    tl.store(at, (sums / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(at, (sums / total[:, None] * value_scale).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit

@@ -55,7 +55,7 @@ def decode(inputs: Inputs, max_seq_len: int | None) -> None:
     if splits > 1:
         sizes = {"HEAD_DIM": head_dim, "DIMS": dims, "ALL_SPLITS": triton.next_power_of_2(max_splits)}
         sizes |= {"WINDOW": inputs.window or 0, "SPLITS": _MERGED_SPLITS}
-        rows = inputs.query_start_loc, inputs.seq_lens, inputs.sinks, inputs.out
+        rows = inputs.query_start_loc, inputs.seq_lens, inputs.value_scale, inputs.sinks, inputs.out
         _merge_splits_kernel[(num_heads, requests)](*parts, *rows, **sizes, **splitting)
 
 
@@ -88,6 +88,7 @@ def _decode_kernel(
     query_start_loc_ptr,  # int32 [R + 1]
     seq_lens_ptr,  # int32 [R]
     scale,  # of the scores, for exponents of 2
+    value_scale,
     alibi_slopes_ptr,  # float32 [kv_heads * GROUP], or None
     sinks_ptr,  # float32 [kv_heads * GROUP], or None
     out_ptr,  # [T, kv_heads * GROUP, D]
@@ -99,6 +100,7 @@ def _decode_kernel(
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     DIMS: tl.constexpr,
+    FLOAT8: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WIDEN: tl.constexpr,
@@ -153,6 +155,7 @@ def _decode_kernel(
             HEAD_DIM,
             BLOCK_SIZE,
             KEYS,
+            FLOAT8,
             True,
             WINDOW,
             SOFTCAP,
@@ -163,7 +166,7 @@ def _decode_kernel(
                 factor, total = with_sink(highest, total, sinks_ptr, head, row < GROUP)
                 sums *= factor[:, None]
             at = out_ptr + (token * num_heads + head[:, None]) * HEAD_DIM + dim[None, :]
-            tl.store(at, (sums / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
+            tl.store(at, (sums / total[:, None] * value_scale).to(out_ptr.dtype.element_ty), mask=mask)
         else:
             cell = (request * splits + split) * num_heads + head
             tl.store(sums_ptr + cell[:, None] * HEAD_DIM + dim[None, :], sums, mask=mask)
@@ -179,6 +182,7 @@ def _merge_splits_kernel(
     splits,
     query_start_loc_ptr,  # int32 [R + 1]
     seq_lens_ptr,  # int32 [R]
+    value_scale,
     sinks_ptr,  # float32 [heads], or None
     out_ptr,  # [T, heads, D]
     HEAD_DIM: tl.constexpr,
@@ -222,7 +226,7 @@ def _merge_splits_kernel(
         factor, total = with_sink(highest, total, sinks_ptr, head, True)
         sums *= factor
     at = out_ptr + (token * num_heads + head) * HEAD_DIM + dim
-    tl.store(at, (sums / total).to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
+    tl.store(at, (sums / total * value_scale).to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
 @triton.jit

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm.ops.triton.float8 import KINDS, RAW_FACTOR, as_bytes, widened
+
 LEAST_SHARED_KIB = 64
 """Turing's, the oldest generation that runs."""
 
@@ -52,6 +54,18 @@ class Inputs(NamedTuple):
     softcap: float | None = None
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+
+    @property
+    def float8(self) -> int:
+        """What the kernels call FLOAT8."""
+        return KINDS.get(self.keys.dtype, 0)
+
+    @property
+    def value_scale(self) -> float:
+        """Of values as the kernels read them."""
+        return self.v_scale * RAW_FACTOR[self.float8]
 
     def of_rows(self, first: int, last: int | None = None) -> Inputs:
         """The same with some of the requests."""
@@ -61,10 +75,12 @@ class Inputs(NamedTuple):
 
     def arguments(self) -> tuple:
         """In the kernels' order."""
-        caches = self.keys, *self.keys.stride(), self.values, *self.values.stride()[:3]
+        keys, values = as_bytes(self.keys), as_bytes(self.values)
+        caches = keys, *keys.stride(), values, *values.stride()[:3]
+        scales = self.scale * self.k_scale * RAW_FACTOR[self.float8] * _LOG2_E, self.value_scale
         requests = self.block_table, self.block_table.stride(0), self.query_start_loc, self.seq_lens
         of_heads = self.alibi_slopes, self.sinks
-        return self.q, *self.q.stride()[:2], *caches, *requests, self.scale * _LOG2_E, *of_heads, self.out
+        return self.q, *self.q.stride()[:2], *caches, *requests, *scales, *of_heads, self.out
 
     def constants(self) -> dict[str, int | bool | float]:
         """By the kernels' names."""
@@ -74,6 +90,7 @@ class Inputs(NamedTuple):
             "GROUP": num_heads // self.keys.shape[1],
             "BLOCK_SIZE": self.keys.shape[2],
             "DIMS": padded(head_dim),
+            "FLOAT8": self.float8,
             "WINDOW": self.window or 0,
             "SOFTCAP": (self.softcap or 0.0) * _LOG2_E,
             # The interpreter computes with NumPy, which has no bfloat16.
@@ -102,6 +119,7 @@ def attend(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr,
+    FLOAT8: tl.constexpr,
     MASKED: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: none; else MASKED
     SOFTCAP: tl.constexpr,  # for exponents of 2; 0.0: none
@@ -131,13 +149,13 @@ def attend(
             mask = (dim < HEAD_DIM)[None, :]
             if MASKED:
                 mask = mask & inside[:, None]
-            k = tl.load(key_ptrs, mask=mask, other=0.0)
-            v = tl.load(value_ptrs, mask=mask, other=0.0)
+            k = tl.load(key_ptrs, mask=mask, other=0)
+            v = tl.load(value_ptrs, mask=mask, other=0)
         else:
             k = tl.load(key_ptrs)
             v = tl.load(value_ptrs)
-        k = k.to(q.dtype)
-        v = v.to(q.dtype)
+        k = widened(k, FLOAT8, q.dtype)
+        v = widened(v, FLOAT8, q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         factor = scale
         if (SOFTCAP > 0) or ALIBI:

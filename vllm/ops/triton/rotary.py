@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm.ops.kv_cache import cache_rows
+from vllm.ops.triton.float8 import KINDS, as_bytes, narrowed
 
 _HEADS = 8
 
@@ -84,11 +85,13 @@ def rotary_and_cache_(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
     tokens, kv_heads, head_dim = k.shape
     if not tokens:
         return
-    keys, values = cache_rows(k_cache, v_cache, head_dim)
+    keys, values = map(as_bytes, cache_rows(k_cache, v_cache, head_dim))
     half = cos_sin_cache.shape[1] // 2
     q_programs, kv_programs = triton.cdiv(q.shape[1], _HEADS), triton.cdiv(kv_heads, _HEADS)
     angles = positions, cos_sin_cache, cos_sin_cache.stride(0)
@@ -97,8 +100,9 @@ def rotary_and_cache_(
     caches = keys, *keys.stride(), values, *values.stride()[:3]
     sizes = dict(HALF=half, HEAD_DIM=head_dim, BLOCK_SIZE=keys.shape[2], HEADS=_HEADS)
     padded = dict(ANGLES=max(1, triton.next_power_of_2(half)), DIMS=triton.next_power_of_2(head_dim))
+    scales = k_scale, v_scale, KINDS.get(k_cache.dtype, 0)
     grid = tokens, q_programs + 2 * kv_programs
-    _rotary_and_cache_kernel[grid](*angles, *queries, *new, *caches, slot_mapping, **sizes, **padded)
+    _rotary_and_cache_kernel[grid](*angles, *queries, *new, *caches, slot_mapping, *scales, **sizes, **padded)
 
 
 # Parts of one upload, at other offsets each step: do not compile for each alignment.
@@ -130,6 +134,9 @@ def _rotary_and_cache_kernel(
     values_head_stride,
     values_row_stride,
     slot_mapping_ptr,  # int [T]
+    k_scale,
+    v_scale,
+    FLOAT8: tl.constexpr,
     HALF: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -149,7 +156,7 @@ def _rotary_and_cache_kernel(
         mask = (head < kept_heads)[:, None] & (dim < HEAD_DIM)[None, :]
         v = tl.load(v_ptr + token * v_token_stride + head[:, None] * v_head_stride + dim[None, :], mask=mask)
         at = values_ptr + block * values_block_stride + offset * values_row_stride
-        tl.store(at + head[:, None] * values_head_stride + dim[None, :], v, mask=mask)
+        tl.store(at + head[:, None] * values_head_stride + dim[None, :], narrowed(v, v_scale, FLOAT8), mask=mask)
         return
     angle = tl.arange(0, ANGLES)
     at = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * cos_sin_stride + angle
@@ -165,9 +172,9 @@ def _rotary_and_cache_kernel(
     is_kept = (head < kept_heads)[:, None]
     at = keys_ptr + block * keys_block_stride + offset * keys_row_stride + head[:, None] * keys_head_stride
     mask = is_kept & (angle < HALF)[None, :]
-    tl.store(at + angle[None, :] * keys_dim_stride, first, mask=mask)
-    tl.store(at + (angle + HALF)[None, :] * keys_dim_stride, second, mask=mask)
+    tl.store(at + angle[None, :] * keys_dim_stride, narrowed(first, k_scale, FLOAT8), mask=mask)
+    tl.store(at + (angle + HALF)[None, :] * keys_dim_stride, narrowed(second, k_scale, FLOAT8), mask=mask)
     if 2 * HALF < HEAD_DIM:
         mask = is_kept & ((dim >= 2 * HALF) & (dim < HEAD_DIM))[None, :]
         rest = tl.load(k_ptr + head[:, None] * k_head_stride + dim[None, :], mask=mask)
-        tl.store(at + dim[None, :] * keys_dim_stride, rest, mask=mask)
+        tl.store(at + dim[None, :] * keys_dim_stride, narrowed(rest, k_scale, FLOAT8), mask=mask)

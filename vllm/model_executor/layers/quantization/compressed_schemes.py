@@ -111,6 +111,7 @@ def parse_schemes(config: dict[str, Any]) -> Schemes:
         value = config.get(name)
         if value and not (name == "sparsity_config" and value.get("format", "dense") == "dense"):
             raise ValueError(f"{name} is not implemented: {meaning}")
+    _check_kv_cache(config.get("kv_cache_scheme"))
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise ValueError("config_groups must name at least one group")
@@ -124,10 +125,18 @@ def parse_schemes(config: dict[str, Any]) -> Schemes:
 
 
 _REFUSED = {
-    "kv_cache_scheme": "the KV cache is in the model's dtype; quantise the model without it, or remove the entry",
     "sparsity_config": "weights must be dense",
     "transform_config": "weights must not be rotated",
 }
+
+
+def _check_kv_cache(scheme: dict[str, Any] | None) -> None:
+    """Its scales are the checkpoint's, and used where kv_cache_dtype asks for 8 bits."""
+    usual = {"type": "int", "num_bits": 8, "strategy": "tensor", "dynamic": False, "symmetric": True}
+    for name, value in ((usual | {"type": "float"}) if scheme else {}).items():
+        given = (scheme or {}).get(name, usual[name])
+        if given != value:
+            raise ValueError(f"kv_cache_scheme is not implemented with {name}={given!r}, only with {value!r}")
 
 
 def _scheme(group: dict[str, Any], usual_format: str | None) -> Scheme:

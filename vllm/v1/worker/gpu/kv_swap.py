@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vllm.logger import init_logger
+from vllm.ops.block_copies import block_parts, copy_blocks_
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.states import KVCaches
@@ -27,27 +28,32 @@ _PIECE_BYTES = 2**30
 class KVSwap:
     """This rank's host blocks, the copies to and from them, and those from one block of the device to another. A host
     block is one piece of memory, [E], where E is the size of a block's keys and values in all layers. On CUDA these are
-    gathered on the device, so that a block is one transfer. Transfers run on a stream of their own: the
+    gathered on the device by one kernel, so that a block is one transfer. Transfers run on a stream of their own: the
     step's kernels do not wait for blocks that are swapped out."""
 
     def __init__(self, kv_caches: KVCaches, num_host_blocks: int) -> None:
         """Allocates the host blocks (0: no step may swap), pinned for CUDA. ValueError: there is no such memory."""
         # 2 * layers of [B, size of a block's keys or values]; layers that share a cache have it once.
         own = {cache.data_ptr(): cache for pair in kv_caches for cache in pair}
-        self._caches = [cache.view(len(cache), -1) for cache in own.values()]
+        # Bytes, where elements are 8-bit floats, which torch does not copy by index everywhere.
+        is_float8 = kv_caches[0][0].element_size() == 1
+        self._caches = [(c.view(torch.uint8) if is_float8 else c).view(len(c), -1) for c in own.values()]
         first = self._caches[0]
         self._device = first.device
         self._stream: torch.cuda.Stream | None = None
         self._pieces: list[Tensor] = []  # [blocks of the piece, E]
-        self._sizes = [cache.shape[1] for cache in self._caches]
+        self._parts = block_parts(self._caches)
         if not num_host_blocks:
             return
-        size = sum(self._sizes)
+        sizes = [cache.shape[1] for cache in self._caches]
+        size = sum(sizes)
         block_bytes = size * first.element_size()
         on_cuda = self._device.type == "cuda"
         self._blocks_a_piece = max(_PIECE_BYTES // block_bytes, 1)
         self._blocks_a_turn = min(max(STAGING_BYTES // block_bytes, 1), num_host_blocks)
         self._staging = torch.empty((self._blocks_a_turn, size), dtype=first.dtype, device=self._device)
+        self._staged_parts = block_parts(self._staging.split(sizes, dim=1))
+        self._staged_ids = torch.arange(self._blocks_a_turn, device=self._device)
         started = time.perf_counter()
         gib = num_host_blocks * block_bytes / 2**30
         try:
@@ -73,16 +79,20 @@ class KVSwap:
             self._swap_in(step.swap_in)
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
-        sources, targets = (self._ids(list(blocks)) for blocks in zip(*pairs, strict=True))
+        sources, targets = zip(*pairs, strict=True)
+        ids = self._ids(list(sources)), self._ids(list(targets))
+        if set(sources).isdisjoint(targets):
+            copy_blocks_(*ids, self._parts, self._parts)
+            return
         for cache in self._caches:
-            cache.index_copy_(0, targets, cache.index_select(0, sources))
+            cache.index_copy_(0, ids[1], cache.index_select(0, ids[0]))
 
     def _swap_out(self, pairs: list[tuple[int, int]]) -> None:
         for turn in self._turns(pairs):
             device_blocks = self._ids([device_block for device_block, _ in turn])
             staged = self._staging[: len(turn)]
             self._await_copies()
-            torch.cat([cache.index_select(0, device_blocks) for cache in self._caches], dim=1, out=staged)
+            copy_blocks_(device_blocks, self._staged_ids[: len(turn)], self._parts, self._staged_parts)
             with self._copying():
                 for row, (_, host_block) in enumerate(turn):
                     self._host_block(host_block).copy_(staged[row], non_blocking=True)
@@ -95,8 +105,7 @@ class KVSwap:
                 for row, (host_block, _) in enumerate(turn):
                     staged[row].copy_(self._host_block(host_block), non_blocking=True)
             self._await_copies()
-            for cache, values in zip(self._caches, staged.split(self._sizes, dim=1), strict=True):
-                cache.index_copy_(0, device_blocks, values)
+            copy_blocks_(self._staged_ids[: len(turn)], device_blocks, self._staged_parts, self._parts)
 
     def _turns(self, pairs: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
         for begin in range(0, len(pairs), self._blocks_a_turn):

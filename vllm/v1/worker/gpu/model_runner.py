@@ -17,7 +17,7 @@ from vllm.attention.select import select_backend
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.logprobs.lists import LogprobsRow
-from vllm.model_executor.layers.attention import attention_layers, use_backend
+from vllm.model_executor.layers.attention import attention_layers, use_backend, use_kv_scales
 from vllm.model_executor.layers.kv_cache_spec import kv_cache_layout, kv_cache_specs
 from vllm.ops.recording import can_record
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -127,9 +127,12 @@ class GPUModelRunner:
         vocab = vocab_of(model_config.vocab_size, self.group)
         self.sampler = Sampler(config, device, vocab)
         self.prompt_logprobs = PromptLogprobsState(max_num_reqs, model_config.vocab_size, vocab)
-        dtype, head_dim = getattr(torch, model_config.dtype), model_config.hf_config.head_dim
-        self._backend = select_backend(model_config.attention_backend, device, dtype, head_dim, self.block_size)
+        self._kv_dtype = getattr(torch, config.kv_cache_dtype)
+        sizes = getattr(torch, model_config.dtype), model_config.hf_config.head_dim, self.block_size
+        self._backend = select_backend(model_config.attention_backend, device, *sizes, self._kv_dtype)
         use_backend(model, self._backend)
+        if config.cache_config.float8_dtype:
+            use_kv_scales(model)
         self._host_copies = host_copies(device, self.group)
         self._reading_clocks = (self.sampler.reading_clock, self.prompt_logprobs.reading_clock)
         self.kv_layout = kv_cache_layout(kv_cache_specs(model, model_config.hf_config, self.group), max_model_len)
@@ -202,7 +205,7 @@ class GPUModelRunner:
         caches: KVCaches = []
         for spec in self.kv_layout.caches:
             shape = self._backend.kv_cache_shape(num_blocks, self.block_size, spec.num_kv_heads, spec.head_dim)
-            make = partial(torch.empty, shape, dtype=getattr(torch, self.model_config.dtype), device=self.device)
+            make = partial(torch.empty, shape, dtype=self._kv_dtype, device=self.device)
             caches.append((make(), make()))
         return [caches[index] for index in self.kv_layout.cache_of_layer]
 
