@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from vllm import envs
 from vllm.attention import flashinfer, varlen
 from vllm.attention.backend import AttentionBackend, PagedAttention
 from vllm.attention.flashinfer import FlashInferAttention
 from vllm.attention.varlen import VarlenAttention
-from vllm.logger import init_logger
+from vllm.config import ATTENTION_BACKENDS
+from vllm.logger import init_logger, warn_once
 from vllm.ops.kv_cache import FLOAT8
 
 logger = init_logger(__name__)
+
+_ALIASES = {"flash_attn": "varlen", "flashinfer": "flashinfer", "triton_attn": "paged"}
+
+
+def backend_name(given: Any, device: str) -> str:
+    """The backend that an `attention_backend` or, where that is "auto", VLLM_ATTENTION_BACKEND names; of another
+    engine's, with a warning, ours that is nearest to it."""
+    name, asked = str(getattr(given, "name", given)).lower(), "attention_backend"
+    if name == "auto":
+        given, asked = envs.attention_backend() or name, "VLLM_ATTENTION_BACKEND"
+        name = given.lower()
+    if name in ATTENTION_BACKENDS:
+        return name
+    chosen = _ALIASES.get(name, "auto") if device == "cuda" else "auto"
+    warn_once(logger, "%s=%s is another engine's: taken as %s", asked, given, chosen)
+    return chosen
 
 
 def select_backend(

@@ -12,7 +12,6 @@ from typing_extensions import Self
 
 from vllm import envs
 from vllm.config import (
-    ATTENTION_BACKENDS,
     LOAD_FORMATS,
     MODEL_IMPLS,
     CacheConfig,
@@ -57,7 +56,6 @@ _SHORT_FLAGS = {
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 _LOAD_FORMAT_ALIASES = {"safetensors": "auto", "hf": "auto", "gguf": "auto"}
 # What the user named of upstream's attention backends, and ours of the same kernels.
-_ATTENTION_ALIASES = {"flash_attn": "varlen", "flashinfer": "flashinfer", "triton_attn": "paged"}
 _GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 
@@ -443,18 +441,12 @@ class EngineArgs(UpstreamArgs):
     def _resolve_attention_backend(self, device: str, source: ResolvedModel) -> str:
         import torch
 
-        from vllm.attention.select import check_backend
+        from vllm.attention.select import backend_name, check_backend
 
         config = as_config("attention_config", AttentionConfig, self.attention_config)
-        given = self.attention_backend if config is None or config.backend is None else config.backend
-        name, asked = str(getattr(given, "name", given)).lower(), "attention_backend"
-        if name == "auto":
-            given, asked = envs.attention_backend() or name, "VLLM_ATTENTION_BACKEND"
-            name = given.lower()
-        if name not in ATTENTION_BACKENDS:
-            chosen = _ATTENTION_ALIASES.get(name, "auto") if device == "cuda" else "auto"
-            warn_once(logger, "%s=%s is another engine's: taken as %s", asked, given, chosen)
-            name = chosen
+        name = backend_name(
+            self.attention_backend if config is None or config.backend is None else config.backend, device
+        )
         dtype, kv_dtype = (getattr(torch, FLOAT8_DTYPES.get(each, source.dtype)) for each in ("", self.kv_cache_dtype))
         check_backend(name, device, dtype, source.hf_config.head_dim, kv_dtype)
         return name
