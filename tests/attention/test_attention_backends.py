@@ -253,7 +253,7 @@ def test_an_engine_refuses_at_the_door(folder, monkeypatch, by_environment):
 @pytest.mark.parametrize("name", ["FLASH_ATTN", "XFORMERS"])
 def test_another_engines_backend_in_the_environment_is_a_warning(folder, monkeypatch, name):
     told = []
-    monkeypatch.setattr("vllm.engine.arg_utils.warn_once", lambda logger, message, *parts: told.append(message % parts))
+    monkeypatch.setattr("vllm.attention.select.warn_once", lambda logger, message, *parts: told.append(message % parts))
     monkeypatch.setenv("VLLM_ATTENTION_BACKEND", name)
     config = EngineArgs(str(folder), skip_tokenizer_init=True, device="cpu").create_engine_config()
     assert config.model_config.attention_backend == "auto"
