@@ -22,6 +22,8 @@ _TASK_FIELDS: dict[str | None, tuple[str, ...]] = {
     "token_embed": ("dimensions", "use_activation", *_STEP_FIELDS),
     "token_classify": ("use_activation", *_STEP_FIELDS),
 }
+# Fields whose values could be changed in a copy.
+_MUTABLE = ("extra_kwargs", "returned_token_ids", "late_chunking_params", "late_interaction_params")
 _LATE_MODES = ("cache_query", "score_doc")
 
 
@@ -158,7 +160,12 @@ class PoolingParams(Struct, omit_defaults=True, array_like=True):
 
     def clone(self) -> PoolingParams:
         """A copy of its own."""
-        return copy.deepcopy(self)
+        own = copy.copy(self)
+        for name in _MUTABLE:
+            value = getattr(own, name)
+            if value is not None:
+                setattr(own, name, copy.deepcopy(value))
+        return own
 
 
 def check_dimensions(dimensions: Any, model_config: Any) -> None:

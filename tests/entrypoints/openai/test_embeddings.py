@@ -98,6 +98,8 @@ def refused(server, body, path="/v1/embeddings"):
         ({"messages": [{"role": "user", "content": "a"}]}, "messages"),
         ({"normalize": True, "use_activation": True}, "normalize"),
         ({"inputs": "a"}, "inputs"),
+        ({"chat_template": "{{ messages }}"}, "chat_template"),
+        ({"add_generation_prompt": True}, "add_generation_prompt"),
     ],
 )
 def test_bad_bodies(server, body, param):

@@ -24,6 +24,10 @@ from vllm.v1.engine.request_stream import RequestStream
 Result = TypeVar("Result")
 
 
+# So many requests are queued before others get the event loop.
+_BURST = 128
+
+
 class ClientDisconnected(Exception):
     """The client disconnected before its answer was ready."""
 
@@ -82,6 +86,8 @@ class Submission:
                 core_id = f"{request_id}-{unique}-{index}"
                 stream = await state.engine.add_checked(core_id, prompt, own, priority, submission._changed)
                 submission._streams.append(stream)
+                if index % _BURST == _BURST - 1:
+                    await asyncio.sleep(0)
         except BaseException:
             await asyncio.shield(submission.abort())
             raise

@@ -62,6 +62,8 @@ async def pool(
     field = body.given_field()
     conversations = body.conversations()
     given: Any = body.input if conversations is None else conversations
+    if conversations is None:
+        _check_no_chat(body)
     state.check_count(1 if conversations is None and _is_single(given) else len(given), field)
     is_large = conversations is not None or _size(given) > _LARGE
     params = _params(body, task)
@@ -94,8 +96,10 @@ async def pool_prompts(
 ) -> list[PoolingRequestOutput[Any]]:
     """The results of checked prompts, in their order; errors as of Submission.queue, and of bad parameters."""
     process = state.engine.input_processor.process_params
-    checked = [process(own, len(prompt.token_ids)) for own, prompt in zip(params, prompts, strict=True)]
-    submission = await Submission.queue(state, request_id, prompts, checked, priority)
+    # Most requests have one object for all of their prompts.
+    checked = {id(own): process(own, 0) for own in {id(own): own for own in params}.values()}
+    own_params = [checked[id(own)] for own in params]
+    submission = await Submission.queue(state, request_id, prompts, own_params, priority)
     outputs: list[Any] = await submission.results()
     return outputs
 
@@ -197,6 +201,14 @@ def _prompts(state: ServerState, body: PoolingFields) -> list[ProcessedPrompt]:
             raise wrong_type(f"{field}[{index}]", messages, "a list of messages")
         texts.append(render(state, body.model_copy(update={"messages": messages}))["prompt"])
     return text_prompts(state, texts, field, add_special_tokens=body.add_special_tokens is True, **options)  # type: ignore[arg-type]
+
+
+def _check_no_chat(body: PoolingFields) -> None:
+    """ApiError: a text is to be rendered like a conversation."""
+    for name in ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
+        if value := getattr(body, name):
+            message = f"{name} is for messages, and the input is texts or token ids; got {shown(value)}"
+            raise ApiError(400, message, name, "unsupported_field")
 
 
 def _params(body: PoolingFields, task: str) -> PoolingParams:

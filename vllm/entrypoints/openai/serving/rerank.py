@@ -40,6 +40,8 @@ router = APIRouter()
 
 # With more characters, tokenising is done in a thread, to keep the event loop responsive.
 _LARGE = 4096
+# With more results, their scores are computed so, too.
+_MANY = 256
 
 
 async def rerank(request: Request, state: ServerState, body: RerankRequest) -> Response:
@@ -237,7 +239,7 @@ class PooledScores:
             message = f"the texts make {num_tokens} tokens, more than the limit of {MAX_TOKENS}; send fewer"
             raise ApiError(400, message, None, "too_many_tokens")
         outputs = await pool_prompts(state, prompts, params, request_id, priority)
-        self.values = self._pairs.scores(outputs)
+        self.values = await in_thread_if(len(outputs) > _MANY, lambda: self._pairs.scores(outputs))
         self.usage = usage_of(outputs)
 
     def readings(self, index: int) -> dict[str, Any]:
