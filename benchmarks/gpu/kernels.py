@@ -13,10 +13,13 @@ from bounds import ModelShape
 from torch import Tensor
 
 from gpu.attention_checks import attention_checks
-from gpu.setting import Case, Setting
+from gpu.setting import Case, Setting, make_row
+from gpu.timing import time_in_turns
+from vllm.model_executor.layers.quantization.activations import InputQuantization
 from vllm.ops._dispatch import force
 from vllm.ops.count_above import count_above
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
+from vllm.ops.fp8_linear import fp8_linear, takes_fp8
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.quantized_linear import pack_quantized, quantized_linear
 from vllm.ops.quantized_tensor import QuantizedTensor
@@ -68,6 +71,7 @@ def _all_checks(setting: Setting) -> Iterator[tuple[str, Callable[[], dict[str, 
     for model, shape in setting.sizes.models.items():
         yield f"linear_readings {model}", lambda shape=shape: _linear_readings(setting, shape)
         yield f"quantized_linear {model}", lambda shape=shape: _quantized_linear(setting, shape)
+    yield "fp8_linear", lambda: _fp8_linear(setting)
     yield from attention_checks(setting)
 
 
@@ -262,6 +266,46 @@ def _quantized_linear(setting: Setting, shape: ModelShape) -> None:
             added = x.double().abs() @ (dense.abs() + 16 * scales.abs().max()).T
             # Float32 sums of codes' products, whose offsets are taken back; tables are kept to 16 bits.
             assert ((got.double() - x.double() @ dense.T).abs() <= 2e-5 * added).all()
+
+
+def _fp8_linear(setting: Setting) -> dict[str, Any]:
+    """Not of Triton: right, and faster than bfloat16."""
+    make, shape = _Inputs(setting), setting.sizes.shape
+    columns, inner = (size // 16 * 16 for size in (shape.intermediate_size, shape.hidden_size))
+    codes = make.normal(columns, inner).to(torch.float8_e4m3fn)
+    weight = QuantizedTensor(codes, 8, make.normal(columns, 1).abs() + 0.1, inner)
+    packed = pack_quantized(weight, None)
+    if setting.device.type == "cuda" and not takes_fp8(packed):
+        return {"left_out": "the GPU has no units for 8-bit floats"}
+    round_rows = InputQuantization("fp8").fp8_rows
+    x = make.normal(setting.sizes.prompt_tokens, inner, dtype=torch.bfloat16)
+    rounded, scales = round_rows(x)
+    few = slice(0, 64)
+    wide, dense = rounded[few].double() * scales[few].double(), weight.dequantize().double()
+    for float_out in (False, True):
+        got = fp8_linear(rounded[few], scales[few], packed, torch.bfloat16, float_out)
+        rounding = 0.0 if float_out else 0.004
+        allowed = rounding * (wide @ dense.T).abs() + 2e-3 * (wide.square() @ dense.square().T).sqrt()
+        # The units keep fewer bits of a sum than float32 has.
+        assert ((got.double() - wide @ dense.T).abs() <= allowed).all(), "the product is wrong"
+    plain = dense.bfloat16()
+    seconds = time_in_turns(
+        {
+            "fp8": [lambda: fp8_linear(rounded, scales, packed, torch.bfloat16)],
+            "rounded": [lambda: fp8_linear(*round_rows(x), packed, torch.bfloat16)],
+            "bf16": [lambda: torch.nn.functional.linear(x, plain)],
+        },
+        setting.device,
+        setting.sizes.repeats,
+        graphs=False,
+    )
+    work = f"[{len(x):,}, {inner}] x [{inner}, {columns:,}] in 8-bit floats, against bfloat16"
+    return {
+        **{f"{name}_seconds": value for name, value in seconds.items()},
+        "rows": [
+            make_row("fp8_linear", work, seconds["bf16"] / seconds["fp8"], 1.3, "x"),
+        ],
+    }
 
 
 def _columns(table: Tensor) -> Tensor:

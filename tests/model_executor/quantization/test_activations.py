@@ -10,6 +10,8 @@ from thread_ranks import ThreadRanks
 from torch import Tensor
 
 from vllm.model_executor.layers.quantization.compressed_schemes import parse_activations
+from vllm.ops import fp8_linear
+from vllm.ops._dispatch import force
 
 DYNAMIC = {"dynamic": True, "strategy": "token", "symmetric": True}
 STATIC_SCALE, ZERO = 0.03, -7
@@ -130,6 +132,22 @@ def test_activations_are_rounded_as_the_format_says(name, tmp_path, rounded):
     torch.testing.assert_close(layer(x), quantized.model.model.layers[0].mlp.down_proj(x), rtol=1e-4, atol=1e-4)
     plain = x @ quantized.model.model.layers[0].mlp.down_proj.weight.T
     assert (layer(x) - plain).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["fp8-dynamic", "fp8-static"])
+def test_devices_that_multiply_fp8_take_the_codes(name, tmp_path, rounded, monkeypatch):
+    """A CPU without our kernels stands in for one."""
+    quantized = make(name, tmp_path)
+    taken = []
+    monkeypatch.setattr(fp8_linear, "_multiplies_fp8", lambda device: True)
+    multiply = fp8_linear._scaled_mm
+    monkeypatch.setattr(fp8_linear, "_scaled_mm", lambda *args: taken.append(args[0].dtype) or multiply(*args))
+    with force("reference"):
+        model = make_llm(tmp_path).llm_engine.engine_core.executor.worker.model_runner.model
+        layer, x = model.model.layers[0].mlp.down_proj, values(256)
+        got = layer(x)
+    assert torch.float8_e4m3fn in taken
+    torch.testing.assert_close(got, quantized.model.model.layers[0].mlp.down_proj(x), rtol=1e-4, atol=1e-4)
 
 
 def values(width: int) -> Tensor:

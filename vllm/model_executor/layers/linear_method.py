@@ -15,6 +15,7 @@ from vllm.distributed.communicator import Communicator
 from vllm.model_executor.layers.quantization.activations import InputQuantization
 from vllm.model_executor.layers.quantization.on_load import round_to_fp8, round_to_int4
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
+from vllm.ops.fp8_linear import fp8_linear, takes_fp8
 from vllm.ops.int8_linear import int8_linear, pack_int8_linear, take_int8_rows
 from vllm.ops.packed_linear import pack_linear, packed_linear, take_packed_rows
 from vllm.ops.quantized_linear import PackedQuantized, pack_quantized, quantized_linear, take_quantized_rows
@@ -71,11 +72,16 @@ def parts_linear(x: Tensor, packed: PackedParts, float_out: bool = False, norm: 
     """As packed_linear."""
     if norm is not None and (len(packed.parts) > 1 or packed.parts[0].inputs is not None):
         x, norm = norm(x), None
-    results = [
-        part.method.apply(x if part.inputs is None else part.inputs(x), part.packed, float_out=float_out, norm=norm)
-        for part in packed.parts
-    ]
+    results = [_part_linear(x, part, float_out, norm) for part in packed.parts]
     return results[0] if len(results) == 1 else torch.cat(results, dim=-1)
+
+
+def _part_linear(x: Tensor, part: PackedPart, float_out: bool, norm: AddedNorm | None) -> Tensor:
+    if part.inputs is None:
+        return part.method.apply(x, part.packed, float_out=float_out, norm=norm)
+    if part.inputs.gives_fp8_rows and takes_fp8(part.packed):
+        return fp8_linear(*part.inputs.fp8_rows(x), part.packed, x.dtype, float_out)
+    return part.method.apply(part.inputs(x), part.packed, float_out=float_out)
 
 
 def take_parts_rows(packed: PackedParts, rows: Tensor) -> PackedParts:

@@ -42,12 +42,26 @@ class InputQuantization:
         if self.scale is not None:
             return self._round(x, x.new_tensor(self.scale), x.new_tensor(self.zero_point))
         groups = x if self.group_size is None else x.unflatten(-1, (-1, self.group_size))
+        return self._round(groups, *self._own_range(groups)).view(x.shape)
+
+    @property
+    def gives_fp8_rows(self) -> bool:
+        """Whether `fp8_rows` is what this does."""
+        return self.kind == "fp8" and self.group_size is None and self.symmetric
+
+    def fp8_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, K] -> float8_e4m3fn [T, K] and float32 scales [T, 1], whose product is what `__call__` gives."""
+        scale = x.new_full((len(x), 1), self.scale) if self.scale is not None else self._own_range(x)[0]
+        return _to_fp8(x / scale), scale.float()
+
+    def _own_range(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale and zero point of each group."""
         least = groups.amin(-1, keepdim=True).clamp(max=0)
         greatest = groups.amax(-1, keepdim=True).clamp(min=0)
         if self.group is not None and self.group_size is None:
             least = self.group.all_gather(least).amin(0)
             greatest = self.group.all_gather(greatest).amax(0)
-        return self._round(groups, *self._range(least, greatest)).view(x.shape)
+        return self._range(least, greatest)
 
     def over(self, group: Communicator) -> InputQuantization:
         """For a rank that has a part of each token's inputs."""
