@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -84,7 +85,10 @@ class VllmAdapter:
         given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
         if options.enforce_eager:
             given["enforce_eager"] = True
-        self.llm = vllm.LLM(**given, dtype=options.dtype, max_logprobs=-1)
+        make = vllm.LLM
+        began = time.perf_counter()
+        self.llm = make(**given, dtype=options.dtype, max_logprobs=-1)
+        self.load_seconds = time.perf_counter() - began
 
     def run(self, work: Workload) -> np.ndarray | None:
         prompts = [{"prompt_token_ids": ids} for ids in work.prompts]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import time
@@ -41,11 +42,11 @@ class EngineProcess:
         hello: its first message: version, notes, the first score, our model's shape.
     """
 
-    def __init__(self, engine: Engine, logs: Path) -> None:
-        """Start it, with a log in the folder `logs`, and wait for its first score.
+    def __init__(self, engine: Engine, logs: Path, limit: float | None = None) -> None:
+        """Start it, with a log in the folder `logs`, and wait for its first score, at most `limit` seconds.
 
         Raises:
-            EngineError: it ended without a score; with the end of its log.
+            EngineError: it ended, or the time did, without a score; with the end of its log.
         """
         self.engine = engine
         self._log = logs / f"{engine.name}.log"
@@ -65,18 +66,18 @@ class EngineProcess:
                 start_new_session=True,  # so that its children can be ended with it
             )
         try:
-            self.hello = self._answer()
+            self.hello = self._answer(limit)
         except BaseException:
             self.close(timeout=0)
             raise
         self.startup_seconds = time.perf_counter() - began
 
-    def measure(self, row: str, repeat: int, scale: float) -> dict[str, Any]:
+    def measure(self, row: str, repeat: int, scale: float, limit: float | None = None) -> dict[str, Any]:
         """Do a row's work once: the process's seconds, amount, unit, check and digest; cpu_seconds and peak_mib of its
         tree.
 
         Raises:
-            EngineError: the row failed, or the process ended.
+            EngineError: the row failed, or the process ended, or took more than `limit` seconds and was ended.
         """
         assert self._process.stdin is not None
         reset_peak(self._process.pid)
@@ -85,7 +86,7 @@ class EngineProcess:
             print(json.dumps({"row": row, "repeat": repeat, "scale": scale}), file=self._process.stdin, flush=True)
         except BrokenPipeError:
             raise EngineError(f"{self.engine.name} has ended:\n{self._end_of_log()}") from None
-        answer = self._answer()
+        answer = self._answer(limit)
         if "error" in answer:
             raise EngineError(f"{self.engine.name}, {row}: {answer['error']}")
         spent = {"cpu_seconds": self.cpu_seconds() - before, "peak_mib": peak_mib(self._process.pid)}
@@ -120,8 +121,12 @@ class EngineProcess:
     ) -> None:
         self.close()
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self, limit: float | None) -> dict[str, Any]:
         assert self._process.stdout is not None
+        # One line answers one request: none is left in the stream's buffer.
+        if not select.select([self._process.stdout], [], [], limit)[0]:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            raise EngineError(f"{self.engine.name} took more than {limit:g} s and was ended:\n{self._end_of_log()}")
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()

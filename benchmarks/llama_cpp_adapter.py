@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -49,7 +50,9 @@ class LlamaCppAdapter:
         llama_cpp.llama_backend_init()
         assert options.model is not None
         defaults = llama_cpp.llama_model_default_params()
+        began = time.perf_counter()
         self._model = llama_cpp.llama_model_load_from_file(options.model.encode(), defaults)
+        self.load_seconds = time.perf_counter() - began
         if not self._model:
             raise SystemExit(f"llama.cpp cannot load {options.model}")
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)

@@ -2,6 +2,7 @@
 
     python benchmarks/quantized_readings.py                       # the embedded model, 200 prompts
     python benchmarks/quantized_readings.py --model FILE.gguf --engines float32,bfloat16,gguf
+    python benchmarks/quantized_readings.py --model FOLDER --formats all   # unquantised; rounded to each format
 
 Every prompt reads the logprobs of a few labels. A JSON line a pair of engines gives |difference| of the logprobs (mean,
 median, 99th percentile, maximum), the share of the labels whose rank in the vocabulary is another, and the share of
@@ -15,11 +16,13 @@ import gc
 import json
 import os
 import random
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from common import make_parser, some_of
+from rounded_checkpoints import FORMATS, make_checkpoint
 
 LABELS = (" positive", " negative", " neutral", " yes", " no", " good")
 _SUBJECTS = ("The soup", "Our guide", "This phone", "The second act", "Her latest novel", "The hotel room")
@@ -58,16 +61,40 @@ def main() -> None:
     """Read with each engine, compare."""
     parser = make_parser("What quantised weights do to readings, beside what bfloat16 does.")
     parser.add_argument("--engines", type=some_of(ENGINES, "engine"), default=list(ENGINES), help="default: all")
+    parser.add_argument(
+        "--formats",
+        type=lambda text: list(FORMATS) if text == "all" else some_of(FORMATS, "format")(text),
+        help=f"--model, a folder, with its weights rounded to each, in bfloat16: all, or some of {','.join(FORMATS)}",
+    )
     parser.add_argument("--prompts", type=int, default=200, help="default: %(default)s")
     args = parser.parse_args()
+    if args.formats and not (args.model and (Path(args.model) / "model.safetensors").is_file()):
+        parser.error("--formats needs --model, a folder with a model.safetensors")
     if not 1 <= args.prompts <= 10000:
         parser.error(f"--prompts must be in [1, 10000], got {args.prompts}")
     prompts = make_prompts(args.prompts)
+    if args.formats:
+        _compare_formats(args.model, args.formats, prompts)
+        return
     readings = {name: _read(args.model, prompts, **ENGINES[name]) for name in args.engines}
     results = [_compare(name, against, readings) for name, against in PAIRS if {name, against} <= readings.keys()]
     for result in results:
         print(json.dumps(result))
     print(json.dumps({"model": Path(args.model).name if args.model else "embedded", "results": results}))
+
+
+def _compare_formats(model: str, formats: list[str], prompts: list[str]) -> None:
+    """Print each comparison as soon as it is made."""
+    readings = {"float32": _read(model, prompts, dtype="float32"), "bfloat16": _read(model, prompts, dtype="bfloat16")}
+    results = [_compare("bfloat16", "float32", readings)]
+    print(json.dumps(results[0]), flush=True)
+    for name in formats:
+        with tempfile.TemporaryDirectory() as folder:
+            make_checkpoint(Path(model), name, Path(folder, name))
+            own = _read(str(Path(folder, name)), prompts, dtype="bfloat16")
+        results.append(_compare(name, "float32", readings | {name: own}))
+        print(json.dumps(results[-1]), flush=True)
+    print(json.dumps({"model": Path(model).name, "results": results}))
 
 
 def make_prompts(count: int) -> list[str]:
