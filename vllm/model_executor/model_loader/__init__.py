@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
-from vllm.model_executor.layers.linear_method import linear_method
+from vllm.model_executor.layers.linear_method import LinearMethod, linear_method
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.quantization.settings import load_quantization
 from vllm.model_executor.layers.quantization.stored import StoredConfig
@@ -30,6 +31,7 @@ from vllm.model_executor.models.pooling import use_pooling_head
 from vllm.model_executor.models.registry import TRANSFORMERS, import_model_class, model_entry
 from vllm.model_executor.models.transformers_encoder import TransformersEncoder
 from vllm.utils.host_memory import return_freed_memory
+from vllm.utils.loading_threads import side_by_side
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -64,15 +66,26 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
             fill_with_noise(model, model_config.seed)
         else:
             load_weights(model, Path(model_config.path), use_tqdm, quantization)
-        for module in model.modules():
-            finish = getattr(module, "process_weights_after_loading", None)
-            if finish is not None:
-                finish(method)
+        _pack(model, method, quantization)
         if entry == TRANSFORMERS:
             model.check_loaded()
     # Loading and packing freed, with a small model, as much memory as the weights take.
     return_freed_memory()
     return model.eval()
+
+
+def _pack(model: nn.Module, method: LinearMethod, quantization: QuantizationConfig | None) -> None:
+    """Pack the weights of all layers, on the CPU side by side; a user's own method has its layers one after another."""
+    found = (getattr(module, "process_weights_after_loading", None) for module in model.modules())
+    calls = [partial(finish, method) for finish in found if finish is not None]
+    is_own = quantization is not None and not isinstance(quantization, StoredConfig)
+    if is_own or any(parameter.device.type != "cpu" for parameter in model.parameters()):
+        for call in calls:
+            call()
+        return
+    # The head, which is the last one, takes longest.
+    for _ in side_by_side(reversed(calls)):
+        pass
 
 
 def _use_quantization(model: nn.Module, quantization: QuantizationConfig, model_config: ModelConfig) -> None:

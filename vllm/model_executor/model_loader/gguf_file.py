@@ -160,6 +160,21 @@ class _Cursor:
         # Token texts may be cut inside a character; replaced characters do no harm in a header.
         return self.take(self.scalar("<Q")).decode("utf-8", errors="replace")
 
+    def _strings(self, count: int) -> list[str]:
+        """As many times `string`, a vocabulary at a time."""
+        data, at, end = self._data, self.position, len(self._data)
+        length_at = struct.Struct("<Q").unpack_from
+        strings = []
+        for _ in range(count):
+            start = at + 8
+            at = start + length_at(data, at)[0] if start <= end else start
+            if at > end:
+                self.position = min(start, end)
+                self.take(at - self.position)
+            strings.append(str(data[start:at], "utf-8", "replace"))
+        self.position = at
+        return strings
+
     def value(self, kind: int) -> Any:
         if kind == _STRING:
             return self.string()
@@ -168,7 +183,7 @@ class _Cursor:
             if element in _SCALARS:
                 layout = np.dtype(_SCALARS[element]) if element != 7 else np.dtype(np.bool_)
                 return np.frombuffer(self.take(count * layout.itemsize), dtype=layout).tolist()
-            return [self.value(element) for _ in range(count)]
+            return self._strings(count) if element == _STRING else [self.value(element) for _ in range(count)]
         if kind not in _SCALARS:
             raise ValueError(f"{self._name}: GGUF value type {kind} is not known")
         return self.scalar(_SCALARS[kind])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.layers.quantization.weight import QuantizedStack, QuantizedWeight
+from vllm.utils.loading_threads import side_by_side
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -144,6 +146,16 @@ def read_quantized(
             f"{', '.join(sorted(set(files.values())))} has no quantised weight, but its quantization_config is of "
             f"method {config.get_name()!r}, whose weights have tensors {', '.join(config.names[:3])}"
         )
+    yield from side_by_side(_weights(tensors, files, config, expected))
+
+
+def _weights(
+    tensors: Iterable[tuple[str, Tensor]],
+    files: Mapping[str, str],
+    config: StoredConfig,
+    expected: dict[str, tuple[_Read, set[str]]],
+) -> Iterator[Callable[[], tuple[str, Value]]]:
+    """What gives each of read_quantized's results."""
     pending: dict[str, StoredTensors] = {}
     for name, tensor in tensors:
         module, own = _split(name, config)
@@ -151,13 +163,21 @@ def read_quantized(
         if read is None or own not in wanted:
             if own == "weight" and (not tensor.dtype.is_floating_point or tensor.dtype.itemsize == 1):
                 raise ValueError(f"{files[name]}: {name} has dtype {tensor.dtype}, but no scales beside it")
-            yield name, tensor
+            yield partial(_named, name, tensor)
             continue
         stored = pending.setdefault(module, StoredTensors(files[name], module))
         stored.tensors[own] = tensor
         if len(stored.tensors) == len(wanted):
             del pending[module]
-            yield module if own.startswith("_") else f"{module}.weight", read(stored)
+            yield partial(_read, module if own.startswith("_") else f"{module}.weight", read, stored)
+
+
+def _named(name: str, tensor: Tensor) -> tuple[str, Value]:
+    return name, tensor
+
+
+def _read(name: str, read: _Read, stored: StoredTensors) -> tuple[str, Value]:
+    return name, read(stored)
 
 
 def _split(name: str, config: StoredConfig) -> tuple[str, str]:

@@ -1,0 +1,40 @@
+"""Work on weights, side by side: its many small operations gain little from PyTorch's own threads, and on a busy
+machine each of them waits for all of these."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+# Each holds a weight in two forms meanwhile.
+_MOST = 4
+
+
+def side_by_side(calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """The results of calls, in order, made in threads that share PyTorch's threads among them, and a few ahead. Until
+    all are taken, the caller has such a share, too."""
+    total = torch.get_num_threads()
+    count = min(_MOST, total)
+    pending: deque[Future[T]] = deque()
+    torch.set_num_threads(total // count)
+    try:
+        with ThreadPoolExecutor(count, "loading", torch.set_num_threads, (total // count,)) as pool:
+            for call in calls:
+                pending.append(pool.submit(_infer, call))
+                if len(pending) == 2 * count:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+    finally:
+        torch.set_num_threads(total)
+
+
+@torch.inference_mode()
+def _infer(call: Callable[[], T]) -> T:
+    return call()
