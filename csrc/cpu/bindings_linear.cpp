@@ -47,11 +47,13 @@ bool is_in_pairs(const Tensor& packed, int64_t panels, int64_t inner) {
   return pairs;
 }
 
-// [panels, K, 32] or [panels, K / 2, 32, 2] -> [I, K]: rows of the weight [columns, K] that was packed.
-Tensor panel_rows(Tensor packed, Tensor rows, int64_t columns) {
+// [panels, K, 32] or [panels, K / 2, 32, 2] -> [I, K]: rows of the weight [columns, K] that was packed, in its dtype or
+// that of `like`.
+Tensor panel_rows(Tensor packed, Tensor rows, int64_t columns, std::optional<Tensor> like) {
   PanelRowsArgs args{};
   args.pairs = is_in_pairs(packed, (columns + 31) / 32, -1);
   args.dtype = dtype_of(packed, "packed");
+  args.out_dtype = like.has_value() ? dtype_of(*like, "like") : args.dtype;
   args.packed = packed.data_ptr();
   args.inner = args.pairs ? packed.size(1) * 2 : packed.size(1);
   args.count = rows.size(0);
@@ -60,7 +62,7 @@ Tensor panel_rows(Tensor packed, Tensor rows, int64_t columns) {
     const int64_t row = args.rows ? args.rows[i] : args.narrow_rows[i];
     STD_TORCH_CHECK(row >= 0 && row < columns, "rows must be in [0, ", columns, "), got ", row);
   }
-  Tensor out = new_result(packed, {args.count, args.inner});
+  Tensor out = new_result(like.has_value() ? *like : packed, {args.count, args.inner});
   args.out = out.data_ptr();
   launch([args, kernel = VLLM_KERNEL(panel_rows)] { kernel(args); }, packed, rows, out);
   return out;
@@ -205,19 +207,41 @@ struct QuantizedParts {
   }
 };
 
+// Where a product's columns go: into those of `out` [rows, all columns] from `first` on; without it, into a new tensor.
+struct Place {
+  const std::optional<Tensor>& out;
+  int64_t first;
+
+  // The whole of it.
+  Tensor set(LinearArgs& args, const Tensor& x) const {
+    if (out.has_value()) {
+      check_shape(*out, "out", {args.rows, -1});
+      check_contiguous(*out, "out");
+      check_dtype(*out, "out", args.float_out ? ScalarType::Float : x.scalar_type(), "of the result");
+      STD_TORCH_CHECK(first >= 0 && first + args.out_columns <= out->size(1), "out must have columns ", first, " to ",
+                      first + args.out_columns);
+      args.out_stride = out->size(1);
+    }
+    Tensor result = out.has_value() ? *out : new_product(args, x);
+    args.out = static_cast<char*>(result.data_ptr()) + first * result.element_size();
+    return result;
+  }
+};
+
 Tensor multiply(void (*kernel)(const LinearArgs&), LinearArgs args, const Tensor& x, const Tensor& weight,
-                const std::optional<Tensor>& scales, const std::optional<Tensor>& bias, const Norm& norm) {
+                const std::optional<Tensor>& scales, const std::optional<Tensor>& bias, const Norm& norm,
+                const Place& place) {
   norm.set(args, x);
-  Tensor out = new_product(args, x);
-  args.out = out.data_ptr();
+  Tensor out = place.set(args, x);
   if (args.rows > 0) launch([=] { kernel(args); }, x, weight, scales, bias, norm.residual, norm.weight, out);
   return out;
 }
 
-// With scales [panels * 32] the weight is float16, and bfloat16 rows are multiplied with it and them.
+// With scales [panels * 32] the weight is float16, and bfloat16 rows are multiplied with it and them. Without, it has
+// x's dtype, or one of 16 bits.
 Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t columns, bool float_out,
               std::optional<Tensor> scales, bool gated, std::optional<Tensor> residual,
-              std::optional<Tensor> norm_weight, double eps) {
+              std::optional<Tensor> norm_weight, double eps, std::optional<Tensor> out, int64_t first) {
   check_shape(x, "x", {-1, -1});
   check_last_contiguous(x, "x");
   const int64_t panels = num_panels(columns, gated);
@@ -230,9 +254,11 @@ Tensor linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t colum
     check_dtype(packed, "packed", ScalarType::Half, "float16 where there are scales");
     args.scales = scales_of(*scales, panels);
   } else {
-    check_same_dtype(packed, "packed", x, "x");
+    args.weight_dtype = dtype_of(packed, "packed");
+    STD_TORCH_CHECK(args.weight_dtype == args.dtype || (args.weight_dtype != DType::f32 && !pairs),
+                    "packed must be of x's dtype, or of 16 bits and not for packed_bf16_dot");
   }
-  return multiply(VLLM_KERNEL(linear), args, x, packed, scales, bias, {residual, norm_weight, eps});
+  return multiply(VLLM_KERNEL(linear), args, x, packed, scales, bias, {residual, norm_weight, eps}, {out, first});
 }
 
 // The weight is of 8-bit integers with their scales; see kernels/linear_int8.cpp.
@@ -247,7 +273,8 @@ Tensor linear_int8(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t 
   check_contiguous(weight, "weight");
   LinearArgs args = linear_args(x, bias, columns, float_out, gated);
   args.weight = weight.data_ptr();
-  return multiply(VLLM_KERNEL(linear_int8), args, x, weight, std::nullopt, bias, {residual, norm_weight, eps});
+  const Norm norm{residual, norm_weight, eps};
+  return multiply(VLLM_KERNEL(linear_int8), args, x, weight, std::nullopt, bias, norm, {std::nullopt, 0});
 }
 
 // See kernels/linear_quantized.cpp; with `half`, bfloat16 takes float16 sums where the level has them. With `out` [rows, all columns] the product's columns are written into it from column
@@ -271,16 +298,7 @@ Tensor linear_quantized(Tensor x, Tensor panels, Tensor description, std::option
   args.weight = panels.data_ptr();
   const Norm norm{residual, norm_weight, eps};
   norm.set(args, x);
-  if (out.has_value()) {
-    check_shape(*out, "out", {args.rows, -1});
-    check_contiguous(*out, "out");
-    check_dtype(*out, "out", float_out ? ScalarType::Float : x.scalar_type(), "of the result");
-    STD_TORCH_CHECK(first >= 0 && first + columns <= out->size(1), "out must have columns ", first, " to ",
-                    first + columns);
-    args.out_stride = out->size(1);
-  }
-  Tensor result = out.has_value() ? *out : new_product(args, x);
-  args.out = static_cast<char*>(result.data_ptr()) + first * result.element_size();
+  const Tensor result = Place{out, first}.set(args, x);
   if (args.rows > 0) {
     half = half && args.dtype == DType::bf16;
     const auto kernel = int8   ? VLLM_KERNEL(linear_quantized_int8)
@@ -322,10 +340,11 @@ Tensor quantized_rows(Tensor rows, Tensor panels, Tensor description, std::optio
 
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("pack_linear(Tensor weight, bool bf16_dot=False) -> Tensor");
-  m.def("panel_rows(Tensor packed, Tensor rows, int columns) -> Tensor");
+  m.def("panel_rows(Tensor packed, Tensor rows, int columns, Tensor? like=None) -> Tensor");
   m.def(
       "linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales, bool gated, "
-      "Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0) -> Tensor");
+      "Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0, Tensor(b!)? out=None, int first=0) -> "
+      "Tensor");
   m.def(
       "linear_int8(Tensor x, Tensor weight, Tensor? bias, int columns, bool float_out, bool gated, "
       "Tensor(a!)? residual=None, Tensor? norm_weight=None, float eps=0.0) -> Tensor");

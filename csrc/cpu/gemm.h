@@ -380,8 +380,7 @@ struct ChainedProduct {
       add_to(totals, sums);
     }
     const int64_t lane = group * kLanes;
-    if constexpr (!std::is_same_v<T, W>) {
-      // A weight in another dtype is a scaled one.
+    if (!std::is_same_v<T, W> && a.scales != nullptr) {
       unroll<R>([&](auto r) VLLM_INLINE {
         unroll<P>([&](auto p) VLLM_INLINE {
           const float* scales = a.scales + (panel + p) * kPanel + lane;

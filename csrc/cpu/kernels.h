@@ -81,7 +81,7 @@ struct PackLinearArgs {
 };
 
 struct PanelRowsArgs {
-  DType dtype;
+  DType dtype, out_dtype;
   const void* packed;   // [panels, inner, 32], or, in pairs, [panels, inner / 2, 32, 2]
   const int64_t* rows;  // [count], or null
   const int32_t* narrow_rows;
@@ -129,7 +129,8 @@ struct QuantizedRowsArgs {
 };
 
 struct LinearArgs {
-  DType dtype;
+  DType dtype;         // of x, the bias and what is not float32 of the result
+  DType weight_dtype;  // of plain panels: dtype, or one of 16 bits
   const void* x;       // [rows, inner]
   const void* weight;  // packed; scaled, in float16, when there are scales, and then dtype is bf16
   const float* scales;  // [columns up to a whole panel], to multiply the products with, or null

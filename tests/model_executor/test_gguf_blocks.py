@@ -15,7 +15,7 @@ from tiny_llm import make_tiny_llm
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from vllm import SamplingParams
-from vllm.model_executor.layers.quantization.gguf import TYPES, read_blocks, tensor_name
+from vllm.model_executor.layers.quantization.gguf import FLOATS, TYPES, read_blocks, tensor_name
 from vllm.model_executor.model_loader import resolve_model
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
@@ -26,6 +26,7 @@ HALVES = {
     "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0], "MXFP4": [],
 }  # fmt: skip
 NUMBERS = {name: number for number, (name, *_) in TYPES.items()}
+FLOAT_NUMBERS = {name: number for number, (name, _) in FLOATS.items()}
 WIDTH, VOCAB = 256, 160
 PROMPTS = [[5, 9, 40, 41, 3, 77], [8] * 3, list(range(20, 60))]
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=2, prompt_logprobs=1, detokenize=False)
@@ -33,6 +34,9 @@ PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=2
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
     """Valid blocks of a type, uint8 [rows, bytes], of values of about 0.05."""
+    if kind in FLOAT_NUMBERS:
+        values = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 0.05
+        return values.to(FLOATS[FLOAT_NUMBERS[kind]][1]).view(torch.uint8).numpy()
     _, block, size, _ = TYPES[NUMBERS[kind]]
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
@@ -47,6 +51,8 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
 
 
 def reference(data: np.ndarray, kind: str) -> torch.Tensor:
+    if kind in FLOAT_NUMBERS:
+        return torch.from_numpy(data).view(FLOATS[FLOAT_NUMBERS[kind]][1]).float()
     return torch.from_numpy(gguf.quants.dequantize(data, gguf.GGMLQuantizationType(NUMBERS[kind])).copy())
 
 
@@ -57,8 +63,9 @@ def test_blocks_are_what_gguf_says(kind: str) -> None:
     assert torch.equal(tensor.dequantize(), reference(data, kind))
 
 
-def write(path: Path, kinds: dict[str, str], tied: bool = False) -> LlamaForCausalLM:
-    """A tiny Llama whose matrices have the type of the first of `kinds` that their name contains; "" is all others."""
+def write(path: Path, kinds: dict[str, str], tied: bool = False, greatest: float = 0.0) -> LlamaForCausalLM:
+    """A tiny Llama whose matrices have the type of the first of `kinds` that their name contains; "" is all others. The
+    first value of an embedding of BF16 may be `greatest`."""
     config = LlamaConfig(
         hidden_size=WIDTH, intermediate_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         vocab_size=VOCAB, max_position_embeddings=128, tie_word_embeddings=tied,
@@ -93,7 +100,9 @@ def write(path: Path, kinds: dict[str, str], tied: bool = False) -> LlamaForCaus
             continue
         kind = next(kind for part, kind in kinds.items() if part in name)
         data = random_blocks(kind, *tensor.shape, seed)
-        stored = gguf.GGMLQuantizationType(NUMBERS[kind])
+        if greatest and name == "model.embed_tokens.weight":
+            torch.from_numpy(data).view(torch.bfloat16)[0, 0] = greatest
+        stored = gguf.GGMLQuantizationType((NUMBERS | FLOAT_NUMBERS)[kind])
         writer.add_tensor(to_gguf_name(name), data, raw_dtype=stored)
         values = reference(data, kind)
         if "q_proj" in name or "k_proj" in name:
@@ -129,9 +138,9 @@ def assert_reads(outputs: list[Any], model: LlamaForCausalLM) -> None:
                 assert entry.logprob == pytest.approx(row[token].item(), abs=1e-3)
 
 
-@pytest.mark.parametrize("kind", NUMBERS)
+@pytest.mark.parametrize("kind", [*NUMBERS, *FLOAT_NUMBERS])
 def test_readings_of_every_type(kind: str, tmp_path: Path) -> None:
-    model = write(tmp_path / "m.gguf", {"": kind}, tied=kind in ("Q4_0", "Q6_K", "IQ4_NL"))
+    model = write(tmp_path / "m.gguf", {"": kind}, tied=kind in ("Q4_0", "Q6_K", "IQ4_NL", "F16"))
     llm = make_tiny_llm(tmp_path / "m.gguf", quantization="gguf")
     assert_reads(generate(llm), model)
 
@@ -142,6 +151,8 @@ def test_types_mixed_in_one_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "v_proj": "Q6_K",
         "down_proj": "Q6_K",
         "up_proj": "Q5_0",
+        "k_proj": "F16",
+        "o_proj": "BF16",
         "embed_tokens": "Q8_0",
         "lm_head": "Q6_K",
         "": "Q4_K",
@@ -162,12 +173,38 @@ def test_types_mixed_in_one_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_two_ranks(tmp_path: Path) -> None:
-    kinds = {"embed_tokens": "Q6_K", "lm_head": "Q4_K", "o_proj": "Q4_0", "down_proj": "Q8_0", "": "Q4_K"}
+    kinds = {"embed_tokens": "F16", "lm_head": "Q4_K", "o_proj": "Q4_0", "down_proj": "BF16", "": "Q4_K"}
     fields = {"dtype": "float32", "max_model_len": 128, "skip_tokenizer_init": True, "quantization": "gguf"}
     # A block of 256 that is a whole row is cut between its groups.
     for name, types in (("mixed.gguf", kinds), ("rows.gguf", {"": "Q4_K"})):
         model = write(tmp_path / name, types)
         assert_reads(generate(make_thread_llm(tmp_path / name, 2, **fields)), model)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("kind", "dtype"), [("F16", "bfloat16"), ("BF16", "float16")])
+def test_floats_keep_their_values_in_a_model_of_another_dtype(kind: str, dtype: str, tmp_path: Path) -> None:
+    """Which that would round."""
+    model = write(tmp_path / "m.gguf", {"": kind})
+    llm = make_tiny_llm(tmp_path / "m.gguf", dtype=dtype)
+    own = llm.llm_engine.engine_core.executor.worker.model_runner.model
+    units = torch.eye(WIDTH, dtype=getattr(torch, dtype))
+    assert torch.equal(own.lm_head(units), model.lm_head.weight.T)
+    ids = torch.arange(VOCAB)
+    assert torch.equal(own.model.embed_tokens(ids), model.model.embed_tokens.weight.to(units.dtype))
+    assert own.lm_head.packed.nbytes == own.model.embed_tokens.quantized.nbytes == VOCAB * WIDTH * 2
+    assert all(len(output.outputs[0].token_ids) == 4 for output in generate(llm))
+
+
+def test_values_beyond_float16_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write(tmp_path / "m.gguf", {"": "BF16"}, greatest=99840.0)
+    monkeypatch.setenv("VLLM_GGUF_DEQUANTIZE", "1")
+    with pytest.raises(ValueError, match=r"m.gguf: tensor token_embd.weight has values of up to 99840, beyond float16"):
+        make_tiny_llm(tmp_path / "m.gguf", dtype="float16")
+    model.bfloat16().save_pretrained(tmp_path / "folder")
+    problem = r"folder: weight model.embed_tokens.weight has values of up to 99840, beyond float16's .* 65504"
+    with pytest.raises(ValueError, match=problem):
+        make_tiny_llm(tmp_path / "folder", dtype="float16", skip_tokenizer_init=True)
 
 
 @needs_kernels

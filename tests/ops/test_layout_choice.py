@@ -14,7 +14,6 @@ from vllm.ops import cpu_kernels
 from vllm.ops import packed_linear as module
 from vllm.ops._dispatch import ISA_LEVELS
 from vllm.ops.packed_linear import Layout, pack_linear, sums_in_float16
-from vllm.ops.quantized_linear import keeps_up
 
 pytestmark = needs_kernels
 
@@ -92,10 +91,8 @@ def test_products_with_quantised_weights(machine: Machine, monkeypatch: pytest.M
     """They are our own kernel's on any machine."""
     assert sums_in_float16(float_out=False) == (machine.isa == "avx512_fp16")
     assert not sums_in_float16(float_out=True)
-    assert keeps_up(torch.float32) and keeps_up(torch.float16)
-    assert keeps_up(torch.bfloat16) == (machine.layers in ("packed_f32", "packed_fp16"))
     monkeypatch.setenv("VLLM_CPU_GEMM", "packed_f32")
-    assert keeps_up(torch.bfloat16) and not sums_in_float16(float_out=False)
+    assert not sums_in_float16(float_out=False)
 
 
 def test_batch_invariance_rules_onednn_out(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

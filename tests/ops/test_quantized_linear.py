@@ -13,7 +13,7 @@ from layouts import CPP_LEVELS, LEVELS, needs_kernels
 from torch import Tensor
 
 from vllm.ops.quantized_linear import pack_quantized, quantized_embedding, quantized_linear, take_quantized_rows
-from vllm.ops.quantized_tensor import QuantizedTensor, SparseRows, can_concatenate, concatenate
+from vllm.ops.quantized_tensor import QuantizedTensor, SparseRows, can_concatenate, concatenate, plain_tensor
 from vllm.ops.recording import Recording
 from vllm.ops.rms_norm import AddedNorm
 
@@ -26,6 +26,8 @@ SLACK = 8e-6
 
 def random_weight(columns: int, inner: int, group: int, kind: str, bits: int = 4) -> QuantizedTensor:
     """What a kind of format stores, of any values."""
+    if bits == 16:
+        return plain_tensor(torch.randn(columns, inner).to(getattr(torch, kind)))
     groups = -(-inner // group)
     codes = torch.randint(0, 2**bits, (columns, inner), dtype=torch.uint8)
     scales = (torch.rand(columns, groups) + 0.1) * torch.where(torch.rand(columns, groups) < 0.5, -1, 1)
@@ -76,6 +78,9 @@ KINDS = (
 )
 EACH_KIND = [*((kind, 4) for kind in KINDS), *(("zeros", bits) for bits in (2, 3, 5, 6, 8))]
 EACH_KIND += [("super offsets", 2), ("super", 3), ("super offsets", 5), ("super", 6), ("zero", 8), ("tables", 3)]
+EACH_KIND += [("float16", 16), ("bfloat16", 16)]
+# Of these columns are not cut between groups of consecutive ones.
+NOT_CUT = ("order", "sparse", "float16", "bfloat16")
 
 
 def float8_weight(columns: int, inner: int, group: int, dtype: torch.dtype) -> QuantizedTensor:
@@ -212,7 +217,9 @@ def check_rows(backend: str, kind: str, bits: int) -> None:
         assert torch.equal(quantized_embedding(rows.int(), packed, dtype), dense[rows].to(dtype))
 
 
-@pytest.mark.parametrize(("kind", "bits"), [pair for pair in EACH_KIND if pair[0] not in ("order", "sparse")])
+@pytest.mark.parametrize(
+    ("kind", "bits"), [pair for pair in EACH_KIND if pair[0] not in ("order", "sparse") and pair[1] < 16]
+)
 def test_columns(kind: str, bits: int) -> None:
     torch.manual_seed(4)
     weight = random_weight(9, 90, 16, kind, bits)
@@ -225,8 +232,8 @@ def test_columns(kind: str, bits: int) -> None:
 
 
 def test_columns_of_one_group_a_row_are_any() -> None:
-    weight = random_weight(9, 90, 90, "offsets")
-    assert torch.equal(weight.take_columns(7, 40).dequantize(), weight.dequantize()[:, 7:40])
+    for weight in (random_weight(9, 90, 90, "offsets"), random_weight(9, 90, 90, "float16", 16)):
+        assert torch.equal(weight.take_columns(7, 40).dequantize(), weight.dequantize()[:, 7:40])
 
 
 def test_columns_in_another_order() -> None:
@@ -270,10 +277,11 @@ def test_several_weights_in_one(backend: str, kind: str, bits: int) -> None:
 def test_weights_of_several_formats_in_one_product(backend: str) -> None:
     torch.manual_seed(5)
     weights = [random_weight(20, 96, 32, "zeros"), random_weight(33, 96, 16, "super", 6)]
+    weights.append(random_weight(7, 96, 96, "float16", 16))
     assert not can_concatenate(weights)
-    with pytest.raises(ValueError, match="must agree: bits: 4, 6"):
+    with pytest.raises(ValueError, match="must agree: bits: 4, 6, 16"):
         concatenate(weights)
-    x, bias = torch.randn(3, 96), torch.randn(53)
+    x, bias = torch.randn(3, 96), torch.randn(60)
     dense = torch.cat([weight.dequantize() for weight in weights]).double()
     with chosen(backend):
         packed = pack_quantized(weights, bias)
@@ -286,7 +294,7 @@ def test_weights_of_several_formats_in_one_product(backend: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"bits": 7}, "bits must be one of 2, 3, 4, 5, 6, 8, got 7"),
+        ({"bits": 7}, "bits must be one of 2, 3, 4, 5, 6, 8, 16, got 7"),
         ({"group_size": 0}, r"group_size must be in \[1, 64\]"),
         ({"scales": torch.ones(5, 3)}, r"scales must be \[5, 4\] for codes of \[5, 64\], got \[5, 3\]"),
         ({"zero_points": torch.ones(5, 1)}, r"zero_points must be \[5, 4\]"),
@@ -295,7 +303,8 @@ def test_weights_of_several_formats_in_one_product(backend: str) -> None:
         ({"super_scales": torch.ones(5, 3)}, r"super_scales must be \[5, a divisor of 4\], got \[5, 3\]"),
         ({"super_offsets": torch.ones(5, 2)}, "super_offsets need offsets"),
         ({"input_order": torch.arange(5)}, r"input_order must be \[64\], got \[5\]"),
-        ({"codes": torch.zeros(5, 64)}, "codes must be uint8, or float8 of 8 bits, got torch.float32 of 4"),
+        ({"codes": torch.zeros(5, 64)}, "codes must be uint8 of at most 8 bits, .*, got torch.float32 of 4"),
+        ({"bits": 16}, "codes must be uint8 of at most 8 bits, .*, got torch.uint8 of 16"),
     ],
 )
 def test_what_does_not_fit_is_named(changes: dict, complaint: str) -> None:
@@ -316,8 +325,9 @@ def test_what_does_not_fit_is_named(changes: dict, complaint: str) -> None:
         (lambda: k_quant(2), 64 * 84),
         (lambda: k_quant(4), 64 * 144),
         (lambda: k_quant(5), 64 * 176),
+        (lambda: random_weight(64, 256, 256, "float16", 16), 64 * 256 * 2),
     ],
-    ids=["GPTQ", "Q4_1", "Q8_0", "Q6_K", "Q3_K", "Q2_K", "Q4_K", "Q5_K"],
+    ids=["GPTQ", "Q4_1", "Q8_0", "Q6_K", "Q3_K", "Q2_K", "Q4_K", "Q5_K", "F16"],
 )
 def test_packed_bytes_are_near_the_file_s(weight: Callable[[], QuantizedTensor], num_bytes: float) -> None:
     with chosen("cpp"):
@@ -396,7 +406,7 @@ def test_gated_products(backend: str, kind: str, inner: int) -> None:
 @pytest.mark.parametrize("backend", CPP_LEVELS)
 def test_norms_before_products(backend: str) -> None:
     torch.manual_seed(8)
-    weights = [random_weight(20, 96, 32, "zeros"), random_weight(33, 96, 16, "super", 6)]
+    weights = [random_weight(20, 96, 96, "float16", 16), random_weight(33, 96, 16, "super", 6)]
     x, residual, scale = (torch.randn(*size).bfloat16() for size in ((5, 96), (5, 96), (96,)))
     with chosen(backend):
         for each in (weights[:1], weights):

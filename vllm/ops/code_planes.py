@@ -12,9 +12,9 @@ PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 
 
 def split_planes(codes: Tensor, bits: int) -> tuple[Tensor, ...]:
-    """uint8 (or 8-bit float) [N, K] to [N, ceil(K b / 8)] for each plane's b bits; code i of a byte has its bits from
-    i b on."""
-    if bits == 8:
+    """uint8 [N, K] to [N, ceil(K b / 8)] for each plane's b bits; code i of a byte has its bits from i b on. Codes of 8
+    bits or more are one plane."""
+    if bits >= 8:
         return (codes.contiguous(),)
     planes = []
     below = 0
@@ -32,7 +32,7 @@ def split_planes(codes: Tensor, bits: int) -> tuple[Tensor, ...]:
 
 def join_planes(planes: Sequence[Tensor], bits: int, inner: int) -> Tensor:
     """split_planes undone: [N, inner]."""
-    if bits == 8:
+    if bits >= 8:
         return planes[0]
     codes = torch.zeros(len(planes[0]), inner, dtype=torch.uint8, device=planes[0].device)
     below = 0

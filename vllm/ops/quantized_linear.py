@@ -17,9 +17,9 @@ from torch import Tensor
 from vllm import envs
 from vllm.ops._dispatch import implementation, triton_function
 from vllm.ops.code_planes import join_planes, split_planes
-from vllm.ops.packed_linear import bf16_layout, interleave_gate, sums_in_float16
-from vllm.ops.quantized_panels import QuantizedPanels, fits_panels, pack_panels
-from vllm.ops.quantized_tensor import QuantizedTensor, SparseRows, can_concatenate, concatenate
+from vllm.ops.packed_linear import interleave_gate, sums_in_float16
+from vllm.ops.quantized_panels import FloatPanels, Panels, QuantizedPanels, fits_panels, pack_panels
+from vllm.ops.quantized_tensor import QuantizedTensor, SparseRows, can_concatenate, concatenate, plain_tensor
 from vllm.ops.rms_norm import AddedNorm
 
 __all__ = [
@@ -27,8 +27,8 @@ __all__ = [
     "QuantizedTensor",
     "SparseRows",
     "concatenate",
-    "keeps_up",
     "pack_quantized",
+    "plain_tensor",
     "quantized_embedding",
     "quantized_linear",
     "take_quantized_rows",
@@ -79,7 +79,7 @@ class PackedQuantized:
         half: products with bfloat16 are summed in float16 up to 64 at a time, see pack_linear.
     """
 
-    parts: tuple[PlainPart | QuantizedPanels, ...]
+    parts: tuple[PlainPart | Panels, ...]
     bias: Tensor | None
     shape: tuple[int, int]
     gated: bool = False
@@ -128,17 +128,9 @@ def quantized_linear(
     """
     if x.shape[-1] != packed.shape[1]:
         raise ValueError(f"x must be [T, {packed.shape[1]}] for a weight of {packed.shape}, got {tuple(x.shape)}")
-    if isinstance(packed.parts[0], QuantizedPanels):
+    if not isinstance(packed.parts[0], PlainPart):
         return _by_panels(x, packed, float_out, norm)
     return _by_rows(x if norm is None else norm(x), packed, float_out)
-
-
-def keeps_up(dtype: torch.dtype) -> bool:
-    """Whether products of many rows in `dtype` take about as long as with plain weights on the CPU: not without our
-    kernels, nor where plain bfloat16 weights have instructions of their own."""
-    if implementation(torch.empty(0, device="cpu")) != "cpp":
-        return False
-    return dtype != torch.bfloat16 or bf16_layout(float_out=False) in ("packed_f32", "packed_fp16")
 
 
 def take_quantized_rows(packed: PackedQuantized, rows: Tensor) -> PackedQuantized:
@@ -156,32 +148,44 @@ def quantized_embedding(token_ids: Tensor, packed: PackedQuantized, dtype: torch
     part = _only_part(packed)
     if isinstance(part, PlainPart):
         return part.rows(token_ids.long()).dequantize().to(dtype)
+    if isinstance(part, FloatPanels):
+        return torch.ops.vllm_cpu.panel_rows(part.panels, token_ids, part.shape[0], _like(dtype))
     return torch.ops.vllm_cpu.quantized_rows(token_ids, *part.arguments(), *part.shape, _like(dtype))
 
 
 def _by_panels(x: Tensor, packed: PackedQuantized, float_out: bool, norm: AddedNorm | None) -> Tensor:
-    multiply = torch.ops.vllm_cpu.linear_quantized
     if len(packed.parts) == 1:
         columns = packed.shape[0] // 2 if packed.gated else packed.shape[0]
-        part = packed.parts[0]
-        assert isinstance(part, QuantizedPanels)
-        return multiply(
-            *(x, *part.arguments(), packed.bias, columns, float_out, packed.gated, *(norm or ())),
-            int8=packed.int8 and part.has_integers,
-            half=packed.half,
-        )
+        return _multiply(x, packed, packed.parts[0], slice(0, columns), float_out, norm, None)
     if norm is not None:
         x = norm(x)
     out = torch.empty(x.shape[0], packed.shape[0], dtype=torch.float32 if float_out else x.dtype)
     first = 0
     for part in packed.parts:
-        assert isinstance(part, QuantizedPanels)
-        rows = part.shape[0]
-        bias = None if packed.bias is None else packed.bias[first : first + rows]
-        int8 = packed.int8 and part.has_integers
-        multiply(x, *part.arguments(), bias, rows, float_out, False, None, None, 0.0, out, first, int8, packed.half)
-        first += rows
+        _multiply(x, packed, part, slice(first, first + part.shape[0]), float_out, None, out)
+        first += part.shape[0]
     return out
+
+
+def _multiply(
+    x: Tensor,
+    packed: PackedQuantized,
+    part: PlainPart | Panels,
+    columns: slice,
+    float_out: bool,
+    norm: AddedNorm | None,
+    out: Tensor | None,
+) -> Tensor:
+    """The product's `columns`, in a tensor of their own or in their place in `out`."""
+    bias = packed.bias if packed.bias is None or out is None else packed.bias[columns]
+    count = columns.stop - columns.start
+    rest = (bias, count, float_out)
+    normed = (packed.gated, *(norm or (None, None, 0.0)), out, columns.start)
+    if isinstance(part, FloatPanels):
+        return torch.ops.vllm_cpu.linear(x, part.panels, *rest, None, *normed)
+    assert isinstance(part, QuantizedPanels)
+    int8 = packed.int8 and part.has_integers
+    return torch.ops.vllm_cpu.linear_quantized(x, *part.arguments(), *rest, *normed, int8, packed.half)
 
 
 def _by_rows(x: Tensor, packed: PackedQuantized, float_out: bool) -> Tensor:
@@ -202,7 +206,7 @@ def _plain_product(x: Tensor, part: PlainPart) -> Tensor:
     return torch.cat(products, dim=1)
 
 
-def _only_part(packed: PackedQuantized) -> PlainPart | QuantizedPanels:
+def _only_part(packed: PackedQuantized) -> PlainPart | Panels:
     if len(packed.parts) != 1:
         raise ValueError(f"rows can be taken of a weight in one format, got {len(packed.parts)}")
     return packed.parts[0]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vllm.ops.code_planes import PLANES, split_planes
-from vllm.ops.packed_linear import PANEL
+from vllm.ops.packed_linear import PANEL, pack_as
 from vllm.ops.quantized_tensor import QuantizedTensor, SparseRows
 
 # Inputs of a group are filled up to whole units.
@@ -82,6 +82,30 @@ class QuantizedPanels:
         return replace(self, panels=panels, sparse=sparse, places=places, shape=(len(rows), self.shape[1]))
 
 
+@dataclass
+class FloatPanels:
+    """Rows of a weight [N, K] of 16-bit floats, in pack_linear's panels of the same values.
+
+    Attributes:
+        panels: float16 or bfloat16 [ceil(N / 32), K, 32].
+    """
+
+    panels: Tensor
+    shape: tuple[int, int]
+    has_integers: ClassVar[bool] = False
+
+    @property
+    def nbytes(self) -> int:
+        return self.panels.nbytes
+
+    def take_rows(self, rows: Tensor) -> FloatPanels:
+        """As QuantizedPanels.take_rows."""
+        return _float_panels(torch.ops.vllm_cpu.panel_rows(self.panels, rows, self.shape[0]))
+
+
+Panels = QuantizedPanels | FloatPanels
+
+
 def fits_panels(weight: QuantizedTensor) -> bool:
     """Whether the kernels know the kind of weight."""
     if weight.values is not None and weight.bits > 4:
@@ -94,8 +118,16 @@ def fits_panels(weight: QuantizedTensor) -> bool:
     return True
 
 
-def pack_panels(weight: QuantizedTensor) -> QuantizedPanels:
+def _float_panels(weight: Tensor) -> FloatPanels:
+    return FloatPanels(pack_as(weight, "packed_f32"), (weight.shape[0], weight.shape[1]))
+
+
+def pack_panels(weight: QuantizedTensor) -> Panels:
     """The weight, which fits, in panels; no value changes."""
+    return _float_panels(weight.codes) if weight.is_plain else _quantized_panels(weight)
+
+
+def _quantized_panels(weight: QuantizedTensor) -> QuantizedPanels:
     zero = 0 if isinstance(weight.zero_points, Tensor) else weight.zero_points
     kind = _FLOAT8.get(weight.codes.dtype, _INTEGERS)
     table = None

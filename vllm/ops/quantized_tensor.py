@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BITS = (2, 3, 4, 5, 6, 8)
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+BITS = (2, 3, 4, 5, 6, 8, 16)
+# Codes that are their own values, and their bits.
+_FLOATS = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 8, torch.float16: 16, torch.bfloat16: 16}
 
 
 @dataclass
@@ -54,8 +55,9 @@ class QuantizedTensor:
     The columns of codes may stand in another order than those of x: column k multiplies x[input_order[k]].
 
     Attributes:
-        codes: uint8 [N, K], below 2^bits; or float8_e4m3fn or float8_e5m2 [N, K], which are their own values.
-        bits: 2, 3, 4, 5, 6 or 8.
+        codes: uint8 [N, K], below 2^bits; or float8_e4m3fn, float8_e5m2, float16 or bfloat16 [N, K], which are their
+            own values.
+        bits: 2, 3, 4, 5, 6 or 8; or 16 of floats, whose scales are 1 and which have nothing else.
         scales: [N, G], G = ceil(K / group_size): float32, float16, bfloat16, float8_e4m3fn or float8_e8m0fnu; or, with
             super_scales, also uint8 or int8.
         group_size: consecutive columns with one scale; K: one group a row. The last group may have fewer.
@@ -85,8 +87,10 @@ class QuantizedTensor:
     def __post_init__(self) -> None:
         if self.bits not in BITS:
             raise ValueError(f"bits must be one of {', '.join(map(str, BITS))}, got {self.bits}")
-        if self.codes.dtype != torch.uint8 and (self.codes.dtype not in _FLOAT8 or self.bits != 8):
-            raise ValueError(f"codes must be uint8, or float8 of 8 bits, got {self.codes.dtype} of {self.bits}")
+        allowed = BITS[:-1] if self.codes.dtype == torch.uint8 else (_FLOATS.get(self.codes.dtype),)
+        if self.bits not in allowed:
+            kinds = "uint8 of at most 8 bits, float8 of 8 bits, or float16 or bfloat16"
+            raise ValueError(f"codes must be {kinds}, got {self.codes.dtype} of {self.bits}")
         rows, inner = self.codes.shape
         if not 1 <= self.group_size <= max(inner, 1):
             raise ValueError(f"group_size must be in [1, {inner}] for {inner} columns, got {self.group_size}")
@@ -122,6 +126,11 @@ class QuantizedTensor:
     def num_groups(self) -> int:
         """G."""
         return -(-self.codes.shape[1] // self.group_size)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the codes are the weight, in 16-bit floats."""
+        return self.bits == 16
 
     def group_scales(self) -> Tensor:
         """float32 [N, G]: sub-scales times their super-scales."""
@@ -228,6 +237,11 @@ class QuantizedTensor:
         if groups.shape[1] == 1:
             return groups
         return groups.repeat_interleave(self.group_size, 1)[:, : self.shape[1]]
+
+
+def plain_tensor(weight: Tensor) -> QuantizedTensor:
+    """A float16 or bfloat16 [N, K] that is multiplied with as it is, whatever the dtype of x."""
+    return QuantizedTensor(weight, 16, weight.new_ones(weight.shape[0], 1), max(weight.shape[1], 1))
 
 
 def concatenate(tensors: Sequence[QuantizedTensor]) -> QuantizedTensor:

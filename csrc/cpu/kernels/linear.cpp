@@ -96,14 +96,31 @@ void pack_all(const PackLinearArgs& a) {
 }
 
 // A row of the weight is a column of a panel, a cache line apart from element to element: many rows take many cores.
-template <typename T>
+template <typename W, typename T>
 void take_rows(const PanelRowsArgs& a) {
 #pragma omp parallel for schedule(static) if (a.count > 16)
   for (int64_t i = 0; i < a.count; ++i) {
     const int64_t row = a.rows ? a.rows[i] : a.narrow_rows[i];
     T* out = static_cast<T*>(a.out) + i * a.inner;
-    const T* panel = static_cast<const T*>(a.packed) + row / kPanel * a.inner * kPanel;
-    for (int64_t k = 0; k < a.inner; ++k) out[k] = panel[place_in_panel(row % kPanel, k, a.pairs, out)];
+    const W* panel = static_cast<const W*>(a.packed) + row / kPanel * a.inner * kPanel;
+    for (int64_t k = 0; k < a.inner; ++k) {
+      const W value = panel[place_in_panel(row % kPanel, k, a.pairs, panel)];
+      if constexpr (std::is_same_v<T, W>) {
+        out[k] = value;
+      } else {
+        out[k] = from_float<T>(to_float(value));
+      }
+    }
+  }
+}
+
+// Weights that keep 16 bits of their own, beside x in another dtype.
+void linear_of_halves(const LinearArgs& a) {
+  const bool wide = a.dtype == DType::f32;
+  if (a.weight_dtype == DType::f16) {
+    wide ? Gemm<FloatProduct<float, F16>>::run(a) : Gemm<FloatProduct<BF16, F16>>::run(a);
+  } else {
+    wide ? Gemm<FloatProduct<float, BF16>>::run(a) : Gemm<FloatProduct<F16, BF16>>::run(a);
   }
 }
 
@@ -111,13 +128,20 @@ void take_rows(const PanelRowsArgs& a) {
 
 void pack_linear(const PackLinearArgs& a) { VLLM_DISPATCH_DTYPE(a.dtype, pack_all<scalar_t>(a)); }
 
-void panel_rows(const PanelRowsArgs& a) { VLLM_DISPATCH_DTYPE(a.dtype, take_rows<scalar_t>(a)); }
+void panel_rows(const PanelRowsArgs& a) {
+  VLLM_DISPATCH_DTYPE(a.dtype, {
+    using packed_t = scalar_t;
+    VLLM_DISPATCH_DTYPE(a.out_dtype, take_rows<packed_t, scalar_t>(a));
+  });
+}
 
 void linear(const LinearArgs& a) {
   if (a.pairs) {
     Gemm<PairProduct>::run(a);
-  } else if (a.scales == nullptr) {
+  } else if (a.scales == nullptr && a.weight_dtype == a.dtype) {
     VLLM_DISPATCH_DTYPE(a.dtype, Gemm<FloatProduct<scalar_t, scalar_t>>::run(a));
+  } else if (a.scales == nullptr) {
+    linear_of_halves(a);
   } else {
 #if defined(__AVX512FP16__)
     Gemm<HalfProduct>::run(a);

@@ -49,12 +49,15 @@ class WeightSlot:
 
     def fill(self, value: Tensor | QuantizedWeight | QuantizedStack) -> None:
         """Copy the held part of the whole tensor, converting it. Only that part of a mapped file is read, unless the
-        tensor is prepared. A quantised weight's part is kept as it is. ValueError: the layer cannot have that one."""
+        tensor is prepared. A quantised weight's part is kept as it is. ValueError: the layer cannot have that one, and
+        it is not plain."""
         if isinstance(value, QuantizedStack):
             if self.keep_stack is None:
                 raise ValueError(f"{value.source}: a weight of this layer cannot be a quantised stack")
             self.keep_stack(value)
             return
+        if isinstance(value, QuantizedWeight) and self.keep is None and value.tensor.is_plain:
+            value = value.tensor.codes
         if isinstance(value, QuantizedWeight):
             self._keep(value)
             return

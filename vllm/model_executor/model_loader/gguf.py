@@ -18,19 +18,19 @@ import torch
 
 from vllm import envs
 from vllm.logger import init_logger
-from vllm.model_executor.layers.quantization.gguf import TYPES, tensor_name
+from vllm.model_executor.layers.quantization.gguf import FLOATS, TYPES, tensor_name
 from vllm.model_executor.model_loader.gguf_configs import hf_config, special_ids
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_parts import all_parts
 from vllm.model_executor.model_loader.gguf_tokenizer import write_tokenizer
 from vllm.model_executor.model_loader.gguf_weights import Weight, weights
 from vllm.model_executor.model_loader.safetensors_writer import SafetensorsWriter
-from vllm.model_executor.model_loader.weight_files import progress_bar
+from vllm.model_executor.model_loader.weight_files import check_range, progress_bar
 
 logger = init_logger(__name__)
 
 # Increase when what a conversion writes changes: older copies are then not used.
-_FORMAT = 3
+_FORMAT = 4
 _WEIGHTS = "model.safetensors"
 _NUM_THREADS = 2
 # Tensors that are added to others, not multiplied with.
@@ -84,18 +84,30 @@ class _Planned:
         self._weight, self._file, ggml_type = weight, file, weight.ggml_type(file)
         self.kind = GGMLQuantizationType(ggml_type).name
         is_matrix = len(weight.shape) == 2 and not weight.tensor.startswith(_ADDED)
-        self._is_kept = keeps_blocks and ggml_type in TYPES and is_matrix and weight.keeps_rows
-        self.is_widened = not self._is_kept and self.kind not in ("F32", "F16", "BF16")
         self.name, self.shape, self.dtype = weight.name, weight.shape, dtype
-        if self._is_kept:
+        is_same = ggml_type in FLOATS and FLOATS[ggml_type][1] == dtype
+        can_be_kept = is_same or (keeps_blocks and ggml_type in TYPES | FLOATS)
+        self._is_kept = can_be_kept and is_matrix and weight.keeps_rows
+        self.is_widened = not self._is_kept and self.kind not in ("F32", "F16", "BF16")
+        if self._is_kept and ggml_type in FLOATS:
+            self.dtype = FLOATS[ggml_type][1]
+        elif self._is_kept:
             block, num_bytes = TYPES[ggml_type][1:3]
-            self.name = f"{weight.name.removesuffix('.weight')}.{tensor_name(ggml_type)}"
             self.shape, self.dtype = (weight.shape[0], weight.shape[1] // block * num_bytes), torch.uint8
+        if self.dtype != dtype:
+            self.name = f"{weight.name.removesuffix('.weight')}.{tensor_name(ggml_type)}"
 
     def load(self) -> torch.Tensor:
-        """Of its shape and dtype."""
+        """Of its shape and dtype. ValueError: a value is too large for that."""
         value = self._weight.blocks(self._file) if self._is_kept else self._weight.load(self._file)
-        return torch.from_numpy(np.require(value, requirements=["W", "C"])).to(self.dtype)
+        tensor = torch.from_numpy(np.require(value, requirements=["W", "C"]))
+        if self._is_kept:
+            return tensor.view(self.dtype)
+        try:
+            check_range(tensor, self.dtype)
+        except ValueError as error:
+            raise ValueError(f"{self._file.path.name}: tensor {self._weight.tensor} {error}") from None
+        return tensor.to(self.dtype)
 
 
 def _write_weights(planned: list[_Planned], target: Path, use_tqdm: bool) -> None:

@@ -23,7 +23,7 @@ from vllm.model_executor.models.registry import (
     model_entry,
     pooling_kind,
 )
-from vllm.ops.quantized_linear import keeps_up
+from vllm.ops._dispatch import implementation
 from vllm.transformers_utils.config import HFConfig, parse_hf_config, read_config
 from vllm.transformers_utils.hub import download
 from vllm.transformers_utils.sentence_transformers import sentence_length
@@ -116,7 +116,7 @@ def resolve_model(
     source = _locate(model, revision, download_dir, hf_token)
     if source.is_file():
         dtype = _dtype_on(device, _fast_dtype(device), requested_dtype)
-        keeps_blocks = needs_weights and _keeps_blocks(quantization, device, dtype)
+        keeps_blocks = needs_weights and _keeps_blocks(quantization, device)
         with needed_by("a .gguf file"):
             folder = converted_folder(source, dtype, use_tqdm, keeps_blocks)
         config = _load_config(folder, hf_overrides, model_impl, trust_remote_code)
@@ -169,12 +169,11 @@ def _load_config(folder: Path, overrides: dict[str, Any] | None, model_impl: str
     return load_transformers_config(raw, folder, generation, trust_remote_code)
 
 
-def _keeps_blocks(quantization: str | None, device: str, dtype: str) -> bool:
-    """Whether a GGUF file's quantised weights stay as they are. Unless that is asked for, only where products with them
-    take about as long as with plain ones, or less."""
+def _keeps_blocks(quantization: str | None, device: str) -> bool:
+    """Whether a GGUF file's weights stay as they are. Unless that is asked for, only on the CPU, by our kernels."""
     if quantization is not None or envs.gguf_dequantize():
         return quantization == "gguf"
-    return device == "cpu" and keeps_up(getattr(torch, dtype))
+    return device == "cpu" and implementation(torch.empty(0, device="cpu")) == "cpp"
 
 
 def _fast_dtype(device: str) -> str:

@@ -57,6 +57,17 @@ def iterate_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
             raise ValueError(f"{path.name} is not a usable safetensors file: {error}") from error
 
 
+def check_range(tensor: Tensor, dtype: torch.dtype) -> None:
+    """ValueError: a finite value of the tensor would be infinite in `dtype`."""
+    if dtype != torch.float16 or tensor.dtype not in (torch.float32, torch.bfloat16) or not tensor.numel():
+        return
+    greatest = max(-float(tensor.min()), float(tensor.max()))
+    if torch.finfo(dtype).max < greatest < float("inf"):
+        raise ValueError(
+            f"has values of up to {greatest:.5g}, beyond float16's greatest, 65504: use dtype='bfloat16' or 'float32'"
+        )
+
+
 def _load_bin(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by torch.save, mapped into memory unless it is older than PyTorch 1.6."""
     try:

@@ -16,7 +16,13 @@ from vllm.model_executor.layers.sharding import WeightSlot
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, module_slots
 from vllm.model_executor.model_loader.kv_scales import KVScales
-from vllm.model_executor.model_loader.weight_files import iterate_tensors, progress_bar, shard_files, tensor_files
+from vllm.model_executor.model_loader.weight_files import (
+    check_range,
+    iterate_tensors,
+    progress_bar,
+    shard_files,
+    tensor_files,
+)
 
 _NUM_NAMED = 5
 _DUMMY_STD = 0.02
@@ -92,6 +98,11 @@ def _fill(slot: WeightSlot, folder: Path, name: str, value: Value) -> None:
         slot.fill(value)
     except ValueError as error:
         raise ValueError(f"{folder.name}: {error}") from None
+    if isinstance(value, Tensor):
+        try:
+            check_range(value, slot.target.dtype)
+        except ValueError as error:
+            raise ValueError(f"{folder.name}: weight {stored} {error}") from None
 
 
 def _is_zero_bias(name: str, value: Value) -> bool:

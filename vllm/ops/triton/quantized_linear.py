@@ -29,7 +29,7 @@ def can_multiply(x: Tensor, weight: QuantizedTensor) -> bool:
     in_blocks = weight.group_size == weight.shape[1] or weight.group_size % _DEPTHS[-1] == 0
     # Matrix units round float32 inputs to TF32, and Triton uses none on Turing.
     has_units = x.dtype in (torch.bfloat16, torch.float16) and _multiplies_tiles(x.device)
-    return has_units and in_blocks and weight.sparse is None and 0 not in x.shape
+    return has_units and in_blocks and weight.sparse is None and not weight.is_plain and 0 not in x.shape
 
 
 @lru_cache(maxsize=8)

@@ -1,7 +1,8 @@
 """GGUF's quantised tensors, as the file has them.
 
 A module with weight [N, K] has one tensor, named after GGML's type: uint8 [N, K / block * bytes of a block]. The blocks
-are defined by llama.cpp's ggml-common.h and its quants; what they stand for is gguf-py's `quants.dequantize`.
+are defined by llama.cpp's ggml-common.h and its quants; what they stand for is gguf-py's `quants.dequantize`. Of 16-bit
+floats that are not the model's dtype it is [N, K] in theirs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from vllm.model_executor.layers.quantization.stored import StoredConfig, StoredTensors, WeightFormat
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
-from vllm.ops.quantized_tensor import QuantizedTensor
+from vllm.ops.quantized_tensor import QuantizedTensor, plain_tensor
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FP4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
@@ -172,14 +173,17 @@ TYPES: dict[int, tuple[str, int, int, Callable[[Tensor], QuantizedTensor]]] = {
     23: ("IQ4_XS", 256, 136, _iq4_xs),
     39: ("MXFP4", 32, 17, _mxfp4),
 }
+# By the same, floats of 16 bits.
+FLOATS = {1: ("F16", torch.float16), 30: ("BF16", torch.bfloat16)}
 
 
 def tensor_name(ggml_type: int) -> str:
     """A module's tensor of this type."""
-    return f"gguf_{TYPES[ggml_type][0].lower()}"
+    return f"gguf_{(TYPES | FLOATS)[ggml_type][0].lower()}"
 
 
 _BY_NAME = {tensor_name(number): form for number, form in TYPES.items()}
+_FLOAT_BY_NAME = {tensor_name(number): dtype for number, (_, dtype) in FLOATS.items()}
 
 
 def read_blocks(data: Tensor, name: str) -> QuantizedTensor:
@@ -194,7 +198,7 @@ def read_blocks(data: Tensor, name: str) -> QuantizedTensor:
 class GGUFConfig(StoredConfig):
     """See the module."""
 
-    names = tuple(_BY_NAME)
+    names = (*_BY_NAME, *_FLOAT_BY_NAME)
     # As files in float16, or of types that are de-quantised.
     may_be_plain = True
 
@@ -211,6 +215,9 @@ class GGUFConfig(StoredConfig):
 
     @staticmethod
     def _read(stored: StoredTensors, name: str) -> QuantizedWeight:
+        if name in _FLOAT_BY_NAME:
+            plain = plain_tensor(stored.take(name, _FLOAT_BY_NAME[name], None, None))
+            return QuantizedWeight(plain, stored.name_of(name))
         data = stored.take(name, torch.uint8, None, None)
         try:
             return QuantizedWeight(read_blocks(data, name), stored.name_of(name))
