@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vllm import envs
 from vllm.logger import init_logger, warn_once
 from vllm.model_executor.layers.quantization.settings import resolve_quantization
@@ -23,7 +21,7 @@ from vllm.model_executor.models.registry import (
     model_entry,
     pooling_kind,
 )
-from vllm.ops._dispatch import implementation
+from vllm.ops.cpu_kernels import cpu_kernel_isa
 from vllm.transformers_utils.config import HFConfig, parse_hf_config, read_config
 from vllm.transformers_utils.hub import download
 from vllm.transformers_utils.sentence_transformers import sentence_length
@@ -173,7 +171,7 @@ def _keeps_blocks(quantization: str | None, device: str) -> bool:
     """Whether a GGUF file's weights stay as they are. Unless that is asked for, only on the CPU, by our kernels."""
     if quantization is not None or envs.gguf_dequantize():
         return quantization == "gguf"
-    return device == "cpu" and implementation(torch.empty(0, device="cpu")) == "cpp"
+    return device == "cpu" and cpu_kernel_isa() is not None
 
 
 def _fast_dtype(device: str) -> str:
