@@ -18,6 +18,8 @@ from vllm.ops.paged_attention import has_bidirectional_kernel, paged_attention
 from vllm.ops.rotary import rotary_embedding_
 
 _BLOCK = 16
+# Of a block with a mask.
+_QUERIES = 256
 
 
 @dataclass
@@ -102,14 +104,15 @@ class PackedAttention(AttentionBackend):
 
 
 def attend_packed(q: Tensor, k: Tensor, v: Tensor, sequences: PackedSequences, options: AttentionOptions) -> Tensor:
-    """Attention within each of the sequences: [T, Hq, D].
+    """Attention within each of the sequences: [T, Hq, D]. A window of w reaches w - 1 tokens to either side, and ALiBi
+    adds slope * -|key's position - query's|.
 
     Args:
         q, k, v: [T, Hq, D], [T, Hkv, D] and [T, Hkv, D].
     """
     lengths = sequences.lengths
     is_whole = options.window is None or options.window >= max(lengths)
-    if is_whole and has_bidirectional_kernel(q):
+    if is_whole and options.alibi_slopes is None and has_bidirectional_kernel(q):
         pages = sequences.pages(k)
         reshape_and_cache_(k, v, pages.keys, pages.values, pages.slots)
         scale = q.shape[-1] ** -0.5 if options.scale is None else options.scale
@@ -127,18 +130,34 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, sequences: PackedSequences, o
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-    """[N, Hq, L, D] and [N, Hkv, L, D]."""
-    mask = None
-    if options.window is not None and options.window < q.shape[2]:
-        places = torch.arange(q.shape[2], device=q.device)
-        mask = (places[:, None] - places).abs() < options.window
-    if options.softcap is None:
+    """[N, Hq, L, D] and [N, Hkv, L, D]. Blocks of queries bound the memory of masks and skip keys out of reach."""
+    length = q.shape[2]
+    reach = length if options.window is None else options.window - 1
+    if reach >= length - 1 and options.alibi_slopes is None:
+        return _attend_block(q, k, v, None, options)
+    places = torch.arange(length, device=q.device)
+    parts = []
+    for start in range(0, length, _QUERIES):
+        stop = min(start + _QUERIES, length)
+        keys = slice(max(start - reach, 0), stop + reach)
+        distances = (places[start:stop, None] - places[keys]).abs()
+        parts.append(_attend_block(q[:, :, start:stop], k[:, :, keys], v[:, :, keys], distances, options))
+    return torch.cat(parts, 2)
+
+
+def _attend_block(q: Tensor, k: Tensor, v: Tensor, distances: Tensor | None, options: AttentionOptions) -> Tensor:
+    """`distances`: between queries and keys, [Lq, Lk]; None: they do not matter."""
+    mask = None if distances is None or options.window is None else distances < options.window
+    if options.softcap is None and options.alibi_slopes is None:
         is_grouped = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=options.scale, enable_gqa=is_grouped)
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = (q @ k.transpose(2, 3)).float() * (q.shape[-1] ** -0.5 if options.scale is None else options.scale)
-    scores = torch.tanh(scores / options.softcap) * options.softcap
+    scores = (q.float() @ k.float().transpose(2, 3)) * (q.shape[-1] ** -0.5 if options.scale is None else options.scale)
+    if options.softcap is not None:
+        scores = torch.tanh(scores / options.softcap) * options.softcap
+    if options.alibi_slopes is not None and distances is not None:
+        scores -= options.alibi_slopes[:, None, None] * distances
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     return scores.softmax(-1).to(v.dtype) @ v

@@ -147,7 +147,7 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
     for name, needed in _FIELDS_OF_TASKS.items():
         if getattr(pooler, name) is not None and not needed & set(tasks):
             raise ValueError(f"pooler_config: {name} is for {' and '.join(sorted(needed))}; this model has {tasks}")
-    default = SentencePooling(("cls",) if source.is_encoder else ("lasttoken",))
+    default = SentencePooling((_encoder_mode(raw, kind) if source.is_encoder else "lasttoken",))
     pooling = (folder if "embed" in kind else None) or default
     return {
         "runner": "pooling",
@@ -157,6 +157,14 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
         "pooling": pooler.applied_to(pooling),
         "pooling_tasks": tasks,
     }
+
+
+def _encoder_mode(raw: Mapping[str, Any], kind: str) -> str:
+    """ModernBERT's classifiers and Jina's embeddings name theirs."""
+    named = raw.get("emb_pooler" if "embed" in kind else "classifier_pooling") or "cls"
+    if named not in ("cls", "mean"):
+        raise ValueError(f"config.json: pooling of a sequence must be cls or mean, got {shown(named)}")
+    return named
 
 
 def attends_both_ways(raw: Mapping[str, Any]) -> bool:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.models.checkpoint_names import CheckpointNames
 from vllm.model_executor.models.config_reader import ConfigReader
-from vllm.model_executor.models.encoder import EncoderForPooling, EncoderSpec
+from vllm.model_executor.models.encoder import EncoderForPooling, EncoderSpec, HeadSpec
 from vllm.transformers_utils.config import HFConfig
 
-_RENAMES = (
+BERT_RENAMES = (
     (r"^(bert|roberta)\.", ""),
     (r"\.gamma$", ".weight"),
     (r"\.beta$", ".bias"),
@@ -25,13 +25,15 @@ _RENAMES = (
     (r"\.output\.dense\.", ".down_proj."),
     (r"\.output\.LayerNorm\.", ".output_norm."),
 )
+# Of a head on what BERT calls the pooler.
+HEAD_RENAMES = ((r"^pooler\.dense\.", "head.dense."), (r"^classifier\.", "head.out_proj."))
 _IGNORED = r".*embeddings\.position_ids"
 # The width of ColBERT's embeddings.
 _WIDTHS = ("colbert_dim", "dim", "projection_dim")
 
 
 class BertModel(EncoderForPooling):
-    names = CheckpointNames(_RENAMES, ignored=_IGNORED)
+    names = CheckpointNames(BERT_RENAMES, ignored=_IGNORED)
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
@@ -40,7 +42,8 @@ class BertModel(EncoderForPooling):
     @staticmethod
     def _describe(reader: ConfigReader, position_offset: int) -> EncoderSpec:
         if reader.get("position_embedding_type", default="absolute") != "absolute":
-            raise reader.refuse("position_embedding_type", "positions must be absolute")
+            problem = "positions must be absolute (Jina v3 runs in the form that transformers saves)"
+            raise reader.refuse("position_embedding_type", problem)
         if reader.get("is_decoder", default=False):
             raise reader.refuse("is_decoder", "the model is an encoder")
         mlp = reader.mlp("gelu")
@@ -59,10 +62,19 @@ class BertModel(EncoderForPooling):
 
 
 class BertForSequenceClassification(BertModel):
-    head_activation = "tanh"
-    names = CheckpointNames(
-        (*_RENAMES, (r"^pooler\.dense\.", "head.dense."), (r"^classifier\.", "head.out_proj.")), ignored=_IGNORED
-    )
+    names = CheckpointNames((*BERT_RENAMES, *HEAD_RENAMES), ignored=_IGNORED)
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> EncoderSpec:
+        return replace(super().describe(reader), head=HeadSpec("tanh"))
+
+
+class BertForTokenClassification(BertModel):
+    names = CheckpointNames((*BERT_RENAMES, *HEAD_RENAMES[1:]), ignored=_IGNORED)
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> EncoderSpec:
+        return replace(super().describe(reader), head=HeadSpec())
 
 
 class RobertaModel(BertModel):
@@ -75,14 +87,25 @@ class RobertaModel(BertModel):
 
 
 class RobertaForSequenceClassification(RobertaModel):
-    head_activation = "tanh"
-    names = CheckpointNames((*_RENAMES, (r"^classifier\.", "head.")), ignored=_IGNORED)
+    names = CheckpointNames((*BERT_RENAMES, (r"^classifier\.", "head.")), ignored=_IGNORED)
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> EncoderSpec:
+        return replace(super().describe(reader), head=HeadSpec("tanh"))
+
+
+class RobertaForTokenClassification(RobertaModel):
+    names = BertForTokenClassification.names
+
+    @classmethod
+    def describe(cls, reader: ConfigReader) -> EncoderSpec:
+        return replace(super().describe(reader), head=HeadSpec())
 
 
 class ColBertModel(BertModel):
     """BERT with a projection: embeddings of tokens, which are compared one by one (arXiv:2004.12832)."""
 
-    names = CheckpointNames((*_RENAMES, (r"^linear\.", "model.projection.")), ignored=_IGNORED)
+    names = CheckpointNames((*BERT_RENAMES, (r"^linear\.", "model.projection.")), ignored=_IGNORED)
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:

@@ -63,6 +63,19 @@ def transposed(layer_names: str) -> Transform:
     return transform
 
 
+def split_evenly(layer_name: str, *parts: str) -> Transform:
+    """A layer's rows, of which each of `parts` has as many, one after another."""
+
+    def transform(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
+        if not _of(name, layer_name):
+            yield name, tensor
+            return
+        for part, rows in zip(parts, tensor.unflatten(0, (len(parts), -1)), strict=True):
+            yield name.replace(layer_name, part), rows
+
+    return transform
+
+
 def split_qkv(name: str, tensor: Tensor, spec: DecoderSpec) -> Parts:
     """qkv_proj: all queries, then all keys, then all values."""
     if not _of(name, "qkv_proj"):

@@ -42,7 +42,7 @@ class ConfigReader:
         self.config = config
         self._raw, self._where = config.raw, config.where
         self._read: set[str] = set()
-        self.hidden_size = self.integer("hidden_size", "n_embd", "d_model")
+        self.hidden_size = self.integer("hidden_size", "n_embd", "d_model", "dim")
         self.num_layers = self.integer("num_hidden_layers", "n_layer", "num_layers", "n_layers")
         self.num_heads = self.integer("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads")
 

@@ -1,8 +1,8 @@
-"""Bidirectional encoders: post-norm blocks over the tokens of several sequences, without padding."""
+"""Bidirectional encoders over the tokens of several sequences, without padding."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,24 +15,51 @@ from vllm.model_executor.layers.activation import get_act_fn
 from vllm.model_executor.layers.layernorm import LayerNorm
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
+    GatedLinear,
     QKVParallelLinear,
     ReplicatedLinear,
     RowParallelLinear,
 )
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import Embedding
 from vllm.model_executor.layers.weight_update import UpdatableModel
 from vllm.model_executor.models.checkpoint_names import CheckpointNames
 from vllm.model_executor.models.config_reader import ConfigReader
+from vllm.model_executor.models.spec import RotarySpec
+from vllm.ops.rotary import rotary_embedding_
 from vllm.transformers_utils.config import HFConfig
 
 
 @dataclass(frozen=True)
-class EncoderSpec:
-    """An encoder with learned positions.
+class HeadSpec:
+    """A classification head: out(norm(act(dense(x)))).
 
     Attributes:
-        num_positions: rows of the table of positions, of which row p + position_offset belongs to position p.
+        activation: None = out(x), without the layers before it.
+        bias: of the dense layer.
+        norm: whether there is a norm, with the encoder's epsilon and bias.
+    """
+
+    activation: str | None = None
+    bias: bool = True
+    norm: bool = False
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """An encoder.
+
+    Attributes:
+        num_positions: rows of the table of positions, of which row p + position_offset belongs to position p; 0 = there
+            is none.
+        context: the longest sequence in tokens where there is no table of positions.
         num_types: rows of the table of token types; 0 = there is none.
+        rotary, windows: of each layer; empty = of none. A window of w reaches w - 1 tokens to either side.
+        alibi_slopes: of each head: slope * -|key's position - query's| is added to scores.
+        gated: whether the MLP is down(act(gate(x)) * up(x)) in place of down(act(up(x))).
+        pre_norm: whether norms are before attention and MLP, the first layer has none before attention, and one
+            follows the last layer; else they are after the sum.
+        qkv_bias, out_bias, up_bias, down_bias, norm_bias: which layers have a bias.
     """
 
     vocab_size: int
@@ -42,22 +69,26 @@ class EncoderSpec:
     intermediate_size: int
     activation: str
     eps: float
-    num_positions: int
+    num_positions: int = 0
     position_offset: int = 0
+    context: int = 0
     num_types: int = 0
+    rotary: tuple[RotarySpec, ...] = ()
+    windows: tuple[int | None, ...] = ()
+    alibi_slopes: tuple[float, ...] = ()
+    gated: bool = False
+    pre_norm: bool = False
+    qkv_bias: bool = True
+    out_bias: bool = True
+    up_bias: bool = True
+    down_bias: bool = True
+    norm_bias: bool = True
+    head: HeadSpec | None = None
 
     @property
     def max_positions(self) -> int:
         """The longest sequence in tokens."""
-        return self.num_positions - self.position_offset
-
-
-@dataclass(frozen=True)
-class HeadSpec:
-    """A classification head on the first token: out(act(dense(x)))."""
-
-    num_labels: int
-    activation: str
+        return self.num_positions - self.position_offset if self.num_positions else self.context
 
 
 class EncoderEmbeddings(nn.Module):
@@ -67,65 +98,99 @@ class EncoderEmbeddings(nn.Module):
         super().__init__()
         self.offset = spec.position_offset
         self.word_embeddings = Embedding(spec.vocab_size, spec.hidden_size)
-        self.position_embeddings = Embedding(spec.num_positions, spec.hidden_size)
+        self.position_embeddings = Embedding(spec.num_positions, spec.hidden_size) if spec.num_positions else None
         self.token_type_embeddings = Embedding(spec.num_types, spec.hidden_size) if spec.num_types else None
-        self.LayerNorm = LayerNorm(spec.hidden_size, spec.eps, bias=True)
+        self.LayerNorm = LayerNorm(spec.hidden_size, spec.eps, bias=spec.norm_bias)
 
     def forward(self, ids: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         hidden = self.word_embeddings(ids)
         if self.token_type_embeddings is not None:
             hidden = hidden + self.token_type_embeddings(types)
-        return self.LayerNorm(hidden + self.position_embeddings(positions + self.offset))
+        if self.position_embeddings is not None:
+            hidden = hidden + self.position_embeddings(positions + self.offset)
+        return self.LayerNorm(hidden)
 
 
 class EncoderLayer(nn.Module):
-    """Attention and MLP, each added to its input and normalised."""
+    """Attention and MLP, each added to its input, with a norm after the sum or before them."""
 
-    def __init__(self, spec: EncoderSpec) -> None:
+    def __init__(self, spec: EncoderSpec, index: int, rotary: RotaryEmbedding | None) -> None:
         super().__init__()
-        hidden, head_dim = spec.hidden_size, spec.hidden_size // spec.num_heads
-        self.head_dim = head_dim
-        self.qkv_proj = QKVParallelLinear(hidden, head_dim, spec.num_heads, spec.num_heads, True)
-        self.o_proj = RowParallelLinear(hidden, hidden, True, "o_proj")
-        self.attention_norm = LayerNorm(hidden, spec.eps, bias=True)
-        self.up_proj = ColumnParallelLinear(hidden, spec.intermediate_size, True, "up_proj")
-        self.act_fn = get_act_fn(spec.activation)
-        self.down_proj = RowParallelLinear(spec.intermediate_size, hidden, True, "down_proj")
-        self.output_norm = LayerNorm(hidden, spec.eps, bias=True)
+        hidden, self.head_dim = spec.hidden_size, spec.hidden_size // spec.num_heads
+        self.pre_norm, self.rotary = spec.pre_norm, rotary
+        slopes = torch.tensor(spec.alibi_slopes, dtype=torch.float32) if spec.alibi_slopes else None
+        window = spec.windows[index] if spec.windows else None
+        self.options = AttentionOptions(window=window, alibi_slopes=slopes)
+        self.qkv_proj = QKVParallelLinear(hidden, self.head_dim, spec.num_heads, spec.num_heads, spec.qkv_bias)
+        self.o_proj = RowParallelLinear(hidden, hidden, spec.out_bias, "o_proj")
+        has_norm = index > 0 or not spec.pre_norm
+        self.attention_norm = LayerNorm(hidden, spec.eps, bias=spec.norm_bias) if has_norm else nn.Identity()
+        inner = spec.intermediate_size
+        self.up_proj: nn.Module
+        if spec.gated:
+            self.up_proj, self.act_fn = GatedLinear(hidden, inner, spec.up_bias, spec.activation), None
+        else:
+            self.up_proj = ColumnParallelLinear(hidden, inner, spec.up_bias, "up_proj")
+            self.act_fn = get_act_fn(spec.activation)
+        self.down_proj = RowParallelLinear(inner, hidden, spec.down_bias, "down_proj")
+        self.output_norm = LayerNorm(hidden, spec.eps, bias=spec.norm_bias)
 
-    def forward(self, hidden: Tensor, sequences: PackedSequences) -> Tensor:
+    def forward(self, hidden: Tensor, positions: Tensor, sequences: PackedSequences) -> Tensor:
+        if self.pre_norm:
+            hidden = self._attend(self.attention_norm(hidden), positions, sequences).add_(hidden)
+            return self._mlp(self.output_norm(hidden)).add_(hidden)
+        hidden = self.attention_norm(self._attend(hidden, positions, sequences).add_(hidden))
+        return self.output_norm(self._mlp(hidden).add_(hidden))
+
+    def _attend(self, hidden: Tensor, positions: Tensor, sequences: PackedSequences) -> Tensor:
         q, k, v = self.qkv_proj(hidden).view(len(hidden), 3, -1, self.head_dim).unbind(1)
-        attended = attend_packed(q, k, v, sequences, AttentionOptions()).flatten(1)
-        hidden = self.attention_norm(hidden + self.o_proj(attended))
-        return self.output_norm(hidden + self.down_proj(self.act_fn(self.up_proj(hidden))))
+        if self.rotary is not None:
+            rotary_embedding_(positions, q, k, self.rotary.cos_sin_cache)
+        return self.o_proj(attend_packed(q, k, v, sequences, self.options).flatten(1))
+
+    def _mlp(self, hidden: Tensor) -> Tensor:
+        inner = self.up_proj(hidden)
+        return self.down_proj(inner if self.act_fn is None else self.act_fn(inner))
 
 
 class Encoder(nn.Module):
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
         self.embeddings = EncoderEmbeddings(spec)
-        self.layers = nn.ModuleList(EncoderLayer(spec) for _ in range(spec.num_layers))
+        # One table for all layers of a kind.
+        tables: dict[str, RotaryEmbedding] = {}
+        for each in spec.rotary:
+            tables.setdefault(repr(each), RotaryEmbedding(each.dim, spec.max_positions, each.rope))
+        rotary: list[Any] = [tables[repr(each)] for each in spec.rotary] or [None] * spec.num_layers
+        self.layers = nn.ModuleList(EncoderLayer(spec, index, rotary[index]) for index in range(spec.num_layers))
+        self.final_norm = LayerNorm(spec.hidden_size, spec.eps, bias=spec.norm_bias) if spec.pre_norm else None
         self.projection: nn.Module | None = None
 
     def forward(self, ids: Tensor, positions: Tensor, types: Tensor, lengths: Sequence[int]) -> Tensor:
         hidden, sequences = self.embeddings(ids, positions, types), PackedSequences(lengths)
         for layer in self.layers:
-            hidden = layer(hidden, sequences)
+            hidden = layer(hidden, positions, sequences)
+        if self.final_norm is not None:
+            hidden = self.final_norm(hidden)
         return hidden if self.projection is None else self.projection(hidden)
 
 
 class ClassificationHead(nn.Module):
-    def __init__(self, spec: HeadSpec, hidden_size: int) -> None:
+    def __init__(self, head: HeadSpec, spec: EncoderSpec, num_labels: int) -> None:
         super().__init__()
-        self.dense = ReplicatedLinear(hidden_size, hidden_size, True, "dense")
-        self.act_fn: Callable[[Tensor], Tensor] = (
-            torch.tanh if spec.activation == "tanh" else get_act_fn(spec.activation)
-        )
-        self.out_proj = ReplicatedLinear(hidden_size, spec.num_labels, True, "out_proj")
+        size = spec.hidden_size
+        if head.activation is not None:
+            self.dense = ReplicatedLinear(size, size, head.bias, "dense")
+            self.act_fn = get_act_fn(head.activation)
+        self.has_dense = head.activation is not None
+        self.norm = LayerNorm(size, spec.eps, bias=spec.norm_bias) if head.norm else None
+        self.out_proj = ReplicatedLinear(size, num_labels, True, "out_proj")
 
-    def forward(self, first: Tensor) -> Tensor:
-        """Hidden states of first tokens [R, H] -> logits [R, labels]."""
-        return self.out_proj(self.act_fn(self.dense(first)))
+    def forward(self, rows: Tensor) -> Tensor:
+        """Hidden states [R, H] -> logits [R, labels]."""
+        if self.has_dense:
+            rows = self.act_fn(self.dense(rows))
+        return self.out_proj(rows if self.norm is None else self.norm(rows))
 
 
 class EncoderForPooling(UpdatableModel):
@@ -133,8 +198,6 @@ class EncoderForPooling(UpdatableModel):
     `describe` and the `names` of its checkpoints."""
 
     names: ClassVar[CheckpointNames] = CheckpointNames()
-    head_activation: ClassVar[str | None] = None
-    """Of the classification head; None: there is none."""
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
@@ -169,8 +232,8 @@ class EncoderForPooling(UpdatableModel):
         self.spec = self.spec_of(config)
         self.model, self._like = Encoder(self.spec), torch.empty(0)
         self.head: ClassificationHead | None = None
-        if self.head_activation is not None:
-            self.head = ClassificationHead(HeadSpec(config.num_labels, self.head_activation), self.spec.hidden_size)
+        if self.spec.head is not None:
+            self.head = ClassificationHead(self.spec.head, self.spec, config.num_labels)
 
     def forward(self, ids: Tensor, positions: Tensor, types: Tensor, lengths: Sequence[int]) -> Tensor:
         """Final hidden states [T, H] of sequences that follow one another.
@@ -182,10 +245,10 @@ class EncoderForPooling(UpdatableModel):
         """
         return self.model(ids, positions, types, lengths)
 
-    def classify(self, first: Tensor) -> Tensor:
-        """Hidden states of first tokens [R, H] -> logits, float32 [R, labels]."""
+    def classify(self, rows: Tensor) -> Tensor:
+        """Hidden states of sequences or of tokens [R, H] -> logits, float32 [R, labels]."""
         assert self.head is not None
-        return self.head(first.to(self._like.dtype)).float()
+        return self.head(rows.to(self._like.dtype)).float()
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Our names and tensors of a checkpoint's one."""

@@ -88,20 +88,35 @@ _LEFT_TO_TRANSFORMERS = {"Gemma4ForCausalLM": "enable_moe_block"}
 
 # Encoders, whose requests are not sampled.
 _POOLING = {
-    name: f"vllm.model_executor.models.bert:{entry}"
+    name: f"vllm.model_executor.models.{entry}"
     for name, entry in {
-        "BertModel": "BertModel",
-        "HF_ColBERT": "ColBertModel",
-        "ColBERTModel": "ColBertModel",
-        "BertForMaskedLM": "BertModel",
-        "BertForSequenceClassification": "BertForSequenceClassification",
-        "RobertaModel": "RobertaModel",
-        "RobertaForMaskedLM": "RobertaModel",
-        "RobertaForSequenceClassification": "RobertaForSequenceClassification",
-        "XLMRobertaModel": "RobertaModel",
-        "XLMRobertaForMaskedLM": "RobertaModel",
-        "XLMRobertaForSequenceClassification": "RobertaForSequenceClassification",
+        "HF_ColBERT": "bert:ColBertModel",
+        "ColBERTModel": "bert:ColBertModel",
+        "NewModel": "gte:GteModel",
+        "NewForMaskedLM": "gte:GteModel",
+        "NewForSequenceClassification": "gte:GteForSequenceClassification",
+        "NewForTokenClassification": "gte:GteForTokenClassification",
+        "GteNewModel": "gte:GteModel",
+        "GteNewForSequenceClassification": "gte:GteForSequenceClassification",
+        "JinaBertModel": "jina_bert:JinaBertModel",
+        "JinaBertForMaskedLM": "jina_bert:JinaBertModel",
+        "JinaBertForSequenceClassification": "jina_bert:JinaBertForSequenceClassification",
+        "XLMRobertaModel": "bert:RobertaModel",
+        "XLMRobertaForMaskedLM": "bert:RobertaModel",
+        "XLMRobertaForSequenceClassification": "bert:RobertaForSequenceClassification",
+        "XLMRobertaForTokenClassification": "bert:RobertaForTokenClassification",
     }.items()
+} | {
+    f"{family}{ending}": f"vllm.model_executor.models.{module}:{family}{'Model' if ending == 'ForMaskedLM' else ending}"
+    for family, module in {
+        "Bert": "bert",
+        "DistilBert": "distilbert",
+        "Gte": "gte",
+        "ModernBert": "modernbert",
+        "NomicBert": "nomic_bert",
+        "Roberta": "bert",
+    }.items()
+    for ending in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 }
 
 

@@ -20,45 +20,6 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
-# What published files say, whose models came with code of their own, in place of transformers' names.
-_MODEL_TYPES = {"new": "gte"}
-_NOMIC_NAMES = {
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_inner": "intermediate_size",
-    "layer_norm_epsilon": "layer_norm_eps",
-    "rotary_emb_base": "rope_theta",
-}
-# The options of theirs that transformers' modules do not have, and the values that they mean.
-_FIXED = {
-    "position_embedding_type": ("rope", "rotary", "absolute"),
-    "layer_norm_type": ("layer_norm",),
-    "activation_function": ("swiglu",),
-    "prenorm": (False,),
-    "rotary_emb_fraction": (1.0,),
-    "num_experts": (0,),
-}
-
-
-def as_transformers_has_it(raw: dict[str, Any]) -> dict[str, Any]:
-    """config.json's content under transformers' names.
-
-    Raises:
-        ValueError: an option that transformers' module does not have.
-    """
-    kind = raw.get("model_type")
-    if kind not in (*_MODEL_TYPES, "nomic_bert") or "auto_map" not in raw:
-        return raw
-    for name, values in _FIXED.items():
-        if raw.get(name) is not None and raw[name] not in values:
-            raise ValueError(f"config.json: {name}={raw[name]!r} is not supported: transformers' module has it not")
-    renamed = {_NOMIC_NAMES.get(name, name): value for name, value in raw.items() if name != "auto_map"}
-    names = [
-        name if name.startswith("Nomic") else f"Gte{name.removeprefix('Gte').removeprefix('New')}"
-        for name in raw.get("architectures") or ()
-    ]
-    return {**renamed, "model_type": _MODEL_TYPES.get(kind, kind), "architectures": names}
 
 
 def find_encoder(raw: dict[str, Any], classifies: bool = True) -> str | None:
@@ -67,7 +28,6 @@ def find_encoder(raw: dict[str, Any], classifies: bool = True) -> str | None:
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
-    raw = as_transformers_has_it(raw)
     kind, names = str(raw.get("model_type")), raw.get("architectures") or ()
     name = names[0] if names else ""
     is_known = kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES or name.endswith("EncoderModel")
@@ -86,7 +46,6 @@ def load_encoder_config(raw: dict[str, Any], folder: Path, trust_remote_code: bo
     Raises:
         ValueError: transformers cannot use it.
     """
-    raw = as_transformers_has_it(raw)
     auto = load_auto_config(raw, folder, trust_remote_code)
     with torch.device("meta"):
         model = _build(raw, auto)
@@ -139,7 +98,7 @@ class TransformersEncoder(nn.Module):
         super().__init__()
         import transformers
 
-        raw = as_transformers_has_it(config.hf_config.raw)
+        raw = config.hf_config.raw
         if config.quantization is not None:
             raise ValueError(f"quantization={config.quantization!r} is not supported for this encoder")
         name = find_encoder(raw, config.convert != "embed")
