@@ -82,6 +82,8 @@ def prepare(tests: Path, work: Path) -> None:
     places = {**dict.fromkeys(MODELS, model), **{name: pooling[kind] for name, kind in POOLING_MODELS.items()}}
     copy = work / "tests"
     shutil.copytree(tests, copy, ignore=shutil.ignore_patterns("__pycache__", "kernels", "compile", "distributed"))
+    if (tests.parent / "examples").is_dir():
+        shutil.copytree(tests.parent / "examples", work / "examples")
     (work / "pytest.ini").write_text(_INI)
     names = sorted(places, key=len, reverse=True)
     for file in copy.rglob("*.py"):

@@ -77,6 +77,7 @@ def reference_embeddings(folder: Path, texts: list[str]) -> torch.Tensor:
 def test_minilm_embeds_as_transformers(minilm):
     llm = LLM(str(minilm))
     assert llm.model_config.max_model_len == 256  # of sentence_bert_config.json
+    assert not llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
     expected = reference_embeddings(minilm, TEXTS)
     together = torch.tensor([each.outputs.embedding for each in llm.embed(TEXTS, use_tqdm=False)])
     torch.testing.assert_close(together, expected, **TOLERANCE)

@@ -38,6 +38,11 @@ class VllmConfig:
     quant_config: ClassVar[None] = None
 
     @property
+    def use_v2_model_runner(self) -> bool:
+        """True: there is no other."""
+        return True
+
+    @property
     def kv_cache_dtype(self) -> str:
         """What torch calls the KV cache's dtype."""
         return self.cache_config.float8_dtype or self.model_config.dtype

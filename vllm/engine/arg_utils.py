@@ -249,7 +249,7 @@ class EngineArgs(UpstreamArgs):
         scheduler_config = self._scheduler_config(max_model_len, device, usage_context == UsageContext.LLM_CLASS)
         return VllmConfig(
             model_config=model_config,
-            cache_config=self._cache_config(device, source, scheduler_config, max_model_len),
+            cache_config=self._cache_config(device, source, scheduler_config, model_config),
             scheduler_config=scheduler_config,
             parallel_config=parallel_config,
             device_config=DeviceConfig(device),
@@ -268,17 +268,18 @@ class EngineArgs(UpstreamArgs):
         return config.torch_profiler_dir
 
     def _cache_config(
-        self, device: str, source: ResolvedModel, scheduler_config: SchedulerConfig, max_model_len: int
+        self, device: str, source: ResolvedModel, scheduler_config: SchedulerConfig, model_config: ModelConfig
     ) -> CacheConfig:
         return CacheConfig(
             cache_dtype=resolve_cache_dtype(self.kv_cache_dtype, source.dtype, source.is_encoder),
             block_size=self.block_size,  # type: ignore[arg-type]  # None is the default here
-            enable_prefix_caching=self.enable_prefix_caching,  # type: ignore[arg-type]
+            # A token that sees those after it has no result that other prompts share.
+            enable_prefix_caching=bool(self.enable_prefix_caching) and model_config.attn_type != "encoder_only",
             num_blocks=self.num_gpu_blocks_override,
             caches_hidden_states=device == "cpu" if self.cache_hidden_states is None else self.cache_hidden_states,
             # A GPU computes the tokens that this saves in less time than the launches of the copies take.
             shares_parts_of_blocks=device == "cpu",
-            max_idle_tokens=self._max_idle_tokens(device, scheduler_config, max_model_len),
+            max_idle_tokens=self._max_idle_tokens(device, scheduler_config, model_config.max_model_len),
             gpu_memory_utilization=self.gpu_memory_utilization,
             memory_bytes=self.kv_cache_memory_bytes,
             swap_space=self.swap_space,

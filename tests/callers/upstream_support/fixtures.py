@@ -109,6 +109,21 @@ class VllmRunner:
         )
         return self.generate_w_logprobs(prompts, params, **fields)
 
+    def embed(self, prompts: list[Any], **fields: Any) -> list[list[float]]:
+        return [output.outputs.embedding for output in self.llm.embed(prompts, **fields)]
+
+    def classify(self, prompts: list[Any], **fields: Any) -> list[list[float]]:
+        return [output.outputs.probs for output in self.llm.classify(prompts, **fields)]
+
+    def token_embed(self, prompts: list[Any]) -> list[torch.Tensor]:
+        return [output.outputs.data for output in self.llm.encode(prompts, pooling_task="token_embed")]
+
+    def token_classify(self, prompts: list[Any]) -> list[torch.Tensor]:
+        return [output.outputs.data for output in self.llm.encode(prompts, pooling_task="token_classify")]
+
+    def score(self, first: Any, second: Any, **fields: Any) -> list[float]:
+        return [output.outputs.score for output in self.llm.score(first, second, **fields)]
+
     def generate_beam_search(
         self, prompts: list[Any], beam_width: int, max_tokens: int, concurrency_limit: int | None = None
     ) -> list[tuple[list[list[int]], list[Any]]]:
@@ -127,6 +142,7 @@ class HfRunner:
         dtype: str = "auto",
         is_sentence_transformer: bool = False,
         is_cross_encoder: bool = False,
+        auto_cls: Any = None,
         **fields: Any,
     ) -> None:
         if is_sentence_transformer or is_cross_encoder:
@@ -138,7 +154,8 @@ class HfRunner:
 
         kind = getattr(torch, _DTYPES.get(dtype, dtype), torch.float32)
         self.tokenizer = AutoTokenizer.from_pretrained(model_name)
-        self.model = AutoModelForCausalLM.from_pretrained(model_name, dtype=kind).eval()
+        self.model = (auto_cls or AutoModelForCausalLM).from_pretrained(model_name, dtype=kind).eval()
+        self.config = self.model.config
 
     def __enter__(self) -> HfRunner:
         return self
@@ -151,6 +168,20 @@ class HfRunner:
 
     def predict(self, pairs: list[list[str]], **fields: Any) -> torch.Tensor:
         return torch.as_tensor(self.model.predict(pairs))
+
+    def wrap_device(self, inputs: Any, **fields: Any) -> Any:
+        return inputs
+
+    def classify(self, prompts: list[str]) -> list[list[float]]:
+        found = []
+        for prompt in prompts:
+            with torch.no_grad():
+                logits = self.model(**self.tokenizer(prompt, return_tensors="pt")).logits[0]
+            kind = self.config.problem_type
+            is_share = kind not in ("regression", "multi_label_classification")
+            values = logits.softmax(-1) if is_share else logits.sigmoid() if kind != "regression" else logits
+            found.append(values.tolist())
+        return found
 
     def _ids(self, prompt: Any) -> torch.Tensor:
         ids = self.tokenizer(prompt).input_ids if isinstance(prompt, str) else prompt

@@ -116,6 +116,10 @@ def set_random_seed(seed: int | None) -> None:
         torch.manual_seed(seed)
 
 
+def wait_for_memory_to_settle(**fields: Any) -> None:
+    """A GPU's."""
+
+
 def get_open_port() -> int:
     from vllm.utils.network_utils import get_open_port as open_port
 

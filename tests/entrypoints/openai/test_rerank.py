@@ -12,6 +12,7 @@ from byte_tokenizer import EOS, VOCAB_SIZE, byte_ids, make_byte_tokenizer
 from models_util import make_random_model
 from tiny_llm import make_tiny_llm
 
+from vllm.entrypoints.pooling.pairs import order_of
 from vllm.entrypoints.score_templates import TEMPLATES, score_template
 from vllm.exceptions import VLLMValidationError
 
@@ -232,6 +233,20 @@ def test_a_classifier_of_two_words(folder_and_model, encode):
         make_tiny_llm(folder, hf_overrides={**overrides, "classifier_from_token": ["yes"]})
     with pytest.raises(ValueError, match="method must be from_2_way_softmax"):
         make_tiny_llm(folder, hf_overrides={**overrides, "method": "other"})
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [("gemma", "bge-reranker-v2-gemma"), ("qwen2", "mxbai-rerank-v2"), ("qwen3", "qwen3-reranker")]
+)
+def test_built_in_templates_order_documents_as_transformers(tmp_path, family, name):
+    _, model = make_random_model(family, "small", tmp_path, vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
+    make_byte_tokenizer(tmp_path)
+    llm = make_tiny_llm(tmp_path, max_model_len=1024)
+    encode, template = llm.llm_engine.tokenizer.encode, TEMPLATES[name]
+    want = [expected(model, encode, template.render(QUERY, each), template.labels)[0] for each in DOCUMENTS]
+    scores = [each.outputs.score for each in llm.score(QUERY, DOCUMENTS, chat_template=name, use_tqdm=False)]
+    assert scores == pytest.approx(want, abs=1e-5)
+    assert order_of(scores) == order_of(want)
 
 
 def test_published_wordings():
