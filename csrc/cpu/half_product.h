@@ -86,13 +86,36 @@ struct HalfProduct {
         add_to_totals<R, P, kSideBySide>(sums, totals);
       }
     }
-    const float* inverse = reinterpret_cast<const float*>(x) + filled_up(inner) * R;
+    write_totals<R, P>(a, totals, x + filled_up(inner) * R, scales, scales_stride, row, panel);
+  }
+
+  // Writes totals, scaled back: `inverses` are the rows' as floats.
+  template <int R, int P>
+  static void write_totals(const LinearArgs& a, const float (&totals)[R][P][kPanel], const uint32_t* inverses,
+                           const float* scales, int64_t scales_stride, int64_t row, int64_t panel) {
     for (int r = 0; r < R; ++r) {
+      const Vec scale = set1(reinterpret_cast<const float*>(inverses)[r]);
       for (int p = 0; p < P; ++p) {
         const float* own = scales + p * scales_stride;
-        const Vec scale = set1(inverse[r]);
         write_sums<BF16>(a, load(totals[r][p]) * (scale * load(own)),
                          load(totals[r][p] + 16) * (scale * load(own + 16)), row + r, panel + p, 0);
+      }
+    }
+  }
+
+  template <int R, int P, bool kSideBySide>
+  static inline void add_to_totals(const __m512h (&sums)[R][P], float (&totals)[R][P][kPanel]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) {
+        const __m512i bits = _mm512_castph_si512(sums[r][p]);
+        const __m256i first = kSideBySide ? _mm512_cvtepi32_epi16(bits) : _mm512_castsi512_si256(bits);
+        const __m256i second =
+            kSideBySide ? _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)) : _mm512_extracti64x4_epi64(bits, 1);
+        const Vec low{_mm512_cvtph_ps(first)}, high{_mm512_cvtph_ps(second)};
+        store(totals[r][p], load(totals[r][p]) + low);
+        store(totals[r][p] + 16, load(totals[r][p] + 16) + high);
       }
     }
   }
@@ -160,23 +183,6 @@ struct HalfProduct {
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
         sums[r][p] = kFirst ? _mm512_mul_ph(value, weights[p]) : _mm512_fmadd_ph(value, weights[p], sums[r][p]);
-      }
-    }
-  }
-
-  template <int R, int P, bool kSideBySide>
-  static inline void add_to_totals(const __m512h (&sums)[R][P], float (&totals)[R][P][kPanel]) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) {
-        const __m512i bits = _mm512_castph_si512(sums[r][p]);
-        const __m256i first = kSideBySide ? _mm512_cvtepi32_epi16(bits) : _mm512_castsi512_si256(bits);
-        const __m256i second =
-            kSideBySide ? _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)) : _mm512_extracti64x4_epi64(bits, 1);
-        const Vec low{_mm512_cvtph_ps(first)}, high{_mm512_cvtph_ps(second)};
-        store(totals[r][p], load(totals[r][p]) + low);
-        store(totals[r][p] + 16, load(totals[r][p] + 16) + high);
       }
     }
   }

@@ -144,36 +144,47 @@ inline Vec gather(const float* base, Words index) {
 }
 #endif
 
-// kLanes numbers from place `at` of an array of `type`.
-inline Vec load_stored(Stored type, const uint8_t* array, int64_t at) {
-  switch (type) {
-    case Stored::f32:
-      return load(reinterpret_cast<const float*>(array) + at);
-    case Stored::f16:
-      return load(reinterpret_cast<const F16*>(array) + at);
-    case Stored::bf16:
-      return load(reinterpret_cast<const BF16*>(array) + at);
-    case Stored::u8:
-      return to_vec(widen_bytes(array + at));
-    case Stored::i8:
-      return to_vec((Words)((SignedWords)(widen_bytes(array + at) << 24) >> 24));
-    case Stored::u4_low:
-      return to_vec(widen_bytes(array + at) & 15);
-    case Stored::u4_high:
-      return to_vec(widen_bytes(array + at) >> 4);
-    case Stored::e8m0:
-      return as_vec(widen_bytes(array + at) << 23);
-    case Stored::e4m3: {
-      const Words bytes = widen_bytes(array + at);
-      // With an exponent of 0 there is no leading one: 2^-7 (1 + m / 8) should be 2^-6 m / 8.
-      const Vec normal = as_vec(((bytes & 0x7f) << 20) + (120u << 23));
-      const Vec least = set1(0.015625f);
-      const Vec magnitude = select(lt(normal, least), normal + normal - least, normal);
-      return select(lt(to_vec(bytes), set1(128.0f)), magnitude, zero() - magnitude);
-    }
-    default:
-      return zero();
+// kLanes numbers from place `at` of an array of a type.
+template <Stored kType>
+inline Vec load_stored(const uint8_t* array, int64_t at) {
+  if constexpr (kType == Stored::f32) return load(reinterpret_cast<const float*>(array) + at);
+  if constexpr (kType == Stored::f16) return load(reinterpret_cast<const F16*>(array) + at);
+  if constexpr (kType == Stored::bf16) return load(reinterpret_cast<const BF16*>(array) + at);
+  if constexpr (kType == Stored::u8) return to_vec(widen_bytes(array + at));
+  if constexpr (kType == Stored::i8) return to_vec((Words)((SignedWords)(widen_bytes(array + at) << 24) >> 24));
+  if constexpr (kType == Stored::u4_low) return to_vec(widen_bytes(array + at) & 15);
+  if constexpr (kType == Stored::u4_high) return to_vec(widen_bytes(array + at) >> 4);
+  if constexpr (kType == Stored::e8m0) return as_vec(widen_bytes(array + at) << 23);
+  if constexpr (kType == Stored::e4m3) {
+    const Words bytes = widen_bytes(array + at);
+    // With an exponent of 0 there is no leading one: 2^-7 (1 + m / 8) should be 2^-6 m / 8.
+    const Vec normal = as_vec(((bytes & 0x7f) << 20) + (120u << 23));
+    const Vec least = set1(0.015625f);
+    const Vec magnitude = select(lt(normal, least), normal + normal - least, normal);
+    return select(lt(to_vec(bytes), set1(128.0f)), magnitude, zero() - magnitude);
   }
+  return zero();
+}
+
+// Calls f(load), where load(at) brings kLanes numbers from place `at` of an array of `type`; zeros of Stored::none.
+template <typename F>
+inline void with_stored(Stored type, const uint8_t* array, const F& f) {
+#define VLLM_STORED(type) \
+  case Stored::type:      \
+    return f([array](int64_t at) VLLM_INLINE { return load_stored<Stored::type>(array, at); })
+  switch (type) {
+    VLLM_STORED(f32);
+    VLLM_STORED(f16);
+    VLLM_STORED(bf16);
+    VLLM_STORED(u8);
+    VLLM_STORED(i8);
+    VLLM_STORED(u4_low);
+    VLLM_STORED(u4_high);
+    VLLM_STORED(e8m0);
+    VLLM_STORED(e4m3);
+    VLLM_STORED(none);
+  }
+#undef VLLM_STORED
 }
 
 // Codes of one plane. index<half, k>(lane) brings code k of each column of a half; above its bits is anything.
@@ -382,25 +393,47 @@ inline bool lacks_zero(const Quantized& q) {
   return q.zero != 0.0f && !q.int8 && q.values != Values::table && !(kLanes == 16 && q.values == Values::integers && q.bits <= 4);
 }
 
-// A panel's scale and offset in kLanes columns from `column` of group g: W = scale * value + offset.
-struct ScaleAndOffset {
-  Vec scale, offset;
-  ScaleAndOffset(const Quantized& q, const uint8_t* panel, int64_t g, int64_t column) {
-    const PanelLayout& at = q.at;
-    const int64_t place = g * kPanel + column;
-    scale = load_stored(q.scales, panel + at.scales, place);
-    offset = load_stored(q.offsets, panel + at.offsets, place);
-    if (q.supers > 0) {
-      const int64_t super = g / (q.groups / q.supers) * kPanel + column;
-      if (q.super_scales != Stored::none) scale = scale * load_stored(q.super_scales, panel + at.super_scales, super);
-      if (q.super_offsets != Stored::none) offset = offset * load_stored(q.super_offsets, panel + at.super_offsets, super);
-    }
-    if (q.zeros != Stored::none) offset = offset - scale * load_stored(q.zeros, panel + at.zeros, place);
-    if (lacks_zero(q)) offset = offset - scale * set1(q.zero);
-    // See even_e4m3.
-    if (q.values == Values::e4m3) scale = scale * set1(256.0f);
+inline bool has_offsets(const Quantized& q) {
+  return q.offsets != Stored::none || q.zeros != Stored::none || lacks_zero(q);
+}
+
+// A panel's scales and, if it has any, offsets as floats [groups][32] each: W = scale * value + offset.
+inline void widen_scales(const Quantized& q, const uint8_t* panel, float* scales, float* offsets) {
+  const PanelLayout& at = q.at;
+  const int64_t count = q.groups * kPanel;
+  const auto widen = [count](Stored type, const uint8_t* array, float* to) {
+    with_stored(type, array, [=](const auto& stored) VLLM_INLINE {
+      for (int64_t i = 0; i < count; i += kLanes) store(to + i, stored(i));
+    });
+  };
+  // Numbers [supers][32] times those of their groups.
+  const auto multiply = [&q](Stored type, const uint8_t* array, float* to) {
+    if (type == Stored::none) return;
+    const int64_t size = q.groups / q.supers * kPanel;
+    with_stored(type, array, [&](const auto& stored) VLLM_INLINE {
+      for (int64_t i = 0; i < q.supers * kPanel; i += kLanes) {
+        const Vec super = stored(i);
+        float* first = to + i / kPanel * size + i % kPanel;
+        for (int64_t group = 0; group < size; group += kPanel) store(first + group, load(first + group) * super);
+      }
+    });
+  };
+  widen(q.scales, panel + at.scales, scales);
+  multiply(q.super_scales, panel + at.super_scales, scales);
+  if (has_offsets(q)) {
+    widen(q.offsets, panel + at.offsets, offsets);
+    multiply(q.super_offsets, panel + at.super_offsets, offsets);
+    const auto subtract = [=](const auto& zero_points) VLLM_INLINE {
+      for (int64_t i = 0; i < count; i += kLanes) store(offsets + i, load(offsets + i) - load(scales + i) * zero_points(i));
+    };
+    if (q.zeros != Stored::none) with_stored(q.zeros, panel + at.zeros, subtract);
+    if (lacks_zero(q)) subtract([&q](int64_t) VLLM_INLINE { return set1(q.zero); });
   }
-};
+  if (q.values == Values::e4m3) {
+    // See even_e4m3.
+    for (int64_t i = 0; i < count; i += kLanes) store(scales + i, load(scales + i) * set1(256.0f));
+  }
+}
 
 }  // namespace VLLM_ISA
 }  // namespace vllm_cpu

@@ -2,8 +2,8 @@
 //
 // A group's products are summed with the codes' plain values, and the sum is multiplied with the group's scale; what is
 // added to all values of a group is multiplied with the sum of the group's x. For few rows codes are widened in registers,
-// for some in the first-level cache, a group at a time, and for many a panel is widened once for all of them. Each output is summed in one order, whichever way it is computed: a
-// row's results do not depend on the other rows of the batch.
+// for some in the first-level cache, a group at a time, and for many a panel is widened once for all of them. Each output is
+// summed in one order, whichever way it is computed: a row's results do not depend on the other rows of the batch.
 #include "../quantized_panels.h"
 
 namespace vllm_cpu {
@@ -23,8 +23,6 @@ constexpr int kTileRows = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4;
 bool is_direct(const LinearArgs& a) { return a.rows <= kDirectRows; }
 // Widening anew for each of so few tiles takes less time than writing a panel's floats and reading them again.
 bool is_widened_once(const LinearArgs& a) { return a.rows > 3 * kTileRows; }
-
-bool has_offsets(const Quantized& q) { return q.offsets != Stored::none || q.zeros != Stored::none || lacks_zero(q); }
 
 // Panels that are prepared together.
 constexpr int kSlots = 2;
@@ -236,13 +234,7 @@ struct QuantizedProduct {
     for (; panel < stop; ++panel) {
       const uint8_t* weight = static_cast<const uint8_t*>(a.weight) + panel * q.at.size;
       const Prepared to(a, panel);
-      for (int64_t g = 0; g < q.groups; ++g) {
-        for (int column = 0; column < kPanel; column += kLanes) {
-          const ScaleAndOffset both(q, weight, g, column);
-          store(to.scales + g * kPanel + column, both.scale);
-          store(to.offsets + g * kPanel + column, both.offset);
-        }
-      }
+      widen_scales(q, weight, to.scales, to.offsets);
       if (!is_widened_once(a)) continue;
       const WidenUnits widen = widen_units_of(q);
       for (int lane = 0; lane < 16; lane += kLanes) widen(a, weight, weight, num_units(q), lane, to.values);
@@ -331,7 +323,7 @@ void take_rows(const QuantizedRowsArgs& a) {
     T* out = static_cast<T*>(a.out) + i * a.inner;
     const auto stored = [&](Stored type, int64_t part, int64_t g) {
       float lanes[kLanes];
-      store(lanes, load_stored(type, panel + part, g * kPanel + c / kLanes * kLanes));
+      with_stored(type, panel + part, [&](const auto& load) { store(lanes, load(g * kPanel + c / kLanes * kLanes)); });
       return lanes[c % kLanes];
     };
     Scratch<float> values(q.sparse_starts == nullptr ? 0 : a.inner);

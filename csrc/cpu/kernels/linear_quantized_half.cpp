@@ -2,9 +2,9 @@
 // this level. Other levels, and kinds of weights that float16 would not pay for, take linear_quantized.
 //
 // Each column is scaled by a power of two into float16's range; a weight is one fused multiply-add of its code's value with
-// the group's scale and offset, all in float16. For few rows weights are widened into the first-level cache, kHalfSum k at a
-// time, and for many a panel is widened once for all of them; either way the same numbers are summed in the same order: a
-// row's results do not depend on the other rows of the batch.
+// the group's scale and offset, all in float16. For a few rows weights are widened in registers, for more into the first-level
+// cache, kHalfSum k at a time, and for many a panel is widened once for all of them; in every way the same numbers are summed
+// in the same order: a row's results do not depend on the other rows of the batch.
 #include "../half_product.h"
 #include "../quantized_panels.h"
 
@@ -293,6 +293,9 @@ struct QuantizedHalfProduct {
   template <int R, int P>
   static void multiply(const LinearArgs& a, const uint32_t* x, int64_t row, int64_t panel, Ahead ahead) {
     const int64_t inner = packed_inner(a);
+    if constexpr (R <= kDirectRows) {
+      if (is_direct(a)) return multiply_directly<R, P>(a, x, row, panel);
+    }
     const Prepared first(a, panel);
     if (is_widened_once(a)) {
       const auto rows_from = [&](int64_t k) VLLM_INLINE { return first.values + k * kPanel; };
@@ -324,6 +327,10 @@ struct QuantizedHalfProduct {
   // The first of the panels that are prepared.
   static constexpr int64_t kHeader = 16;
 
+  // Rows for which weights are widened in registers.
+  static constexpr int kDirectRows = 4;
+
+  static bool is_direct(const LinearArgs& a) { return a.rows <= kDirectRows; }
   static bool is_widened_once(const LinearArgs& a) { return a.rows > kMaxRows; }
 
   // What is prepared of a panel: what to multiply sums of its columns with [32], scales and offsets of groups as floats
@@ -345,38 +352,96 @@ struct QuantizedHalfProduct {
     }
   };
 
+  // Of float16 numbers of 32 columns in order, those of columns c and c + 16 side by side.
+  static __m512i side_by_side(__m512i columns) {
+    alignas(64) static constexpr int16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), columns);
+  }
+
   // Vectors of columns c and c + 16, as float16 side by side.
-  static void store_pair(_Float16* to, Vec low, Vec high) {
+  static __m512i pair(Vec low, Vec high) {
     const __m512i first = _mm512_cvtepu16_epi32(_mm512_cvtps_ph(low.v, _MM_FROUND_TO_NEAREST_INT));
     const __m512i second = _mm512_cvtepu16_epi32(_mm512_cvtps_ph(high.v, _MM_FROUND_TO_NEAREST_INT));
-    _mm512_storeu_si512(to, _mm512_or_si512(first, _mm512_slli_epi32(second, 16)));
+    return _mm512_or_si512(first, _mm512_slli_epi32(second, 16));
+  }
+
+  // Whether scales and offsets are float16 as they are stored.
+  static bool has_half_scales(const Quantized& q) {
+    return q.scales == Stored::f16 && (q.offsets == Stored::f16 || q.offsets == Stored::none) && q.supers == 0 &&
+           q.zeros == Stored::none && !lacks_zero(q) && q.values != Values::e4m3;
   }
 
   // `greatest`, `factor`: of HalfCodes.
   static void scale_columns(const LinearArgs& a, int64_t panel, float greatest, float factor, const Prepared& to) {
     const Quantized& q = a.quant;
     const uint8_t* weight = static_cast<const uint8_t*>(a.weight) + panel * q.at.size;
-    const Vec most = set1(greatest), times = set1(factor);
-    Vec bounds[2] = {zero(), zero()};
-    for (int64_t g = 0; g < q.groups; ++g) {
-      for (int half = 0; half < 2; ++half) {
-        const ScaleAndOffset both(q, weight, g, 16 * half);
-        const Vec scale = both.scale * times;
-        bounds[half] = max(bounds[half], fma(magnitude(scale), most, magnitude(both.offset)));
-        store(to.wide + 2 * g * kPanel + 16 * half, scale);
-        store(to.wide + (2 * g + 1) * kPanel + 16 * half, both.offset);
+    const int shift = __builtin_ilogbf(factor);
+    const bool offsets = has_offsets(q);
+    if (has_half_scales(q)) {
+      const _Float16* stored = reinterpret_cast<const _Float16*>(weight + q.at.scales);
+      const _Float16* added = reinterpret_cast<const _Float16*>(weight + q.at.offsets);
+      __m512i scale = _mm512_setzero_si512(), offset = _mm512_setzero_si512();
+      for (int64_t i = 0; i < q.groups * kPanel; i += kPanel) {
+        scale = greater_half(scale, stored + i);
+        if (offsets) offset = greater_half(offset, added + i);
       }
+      const Vec bounds[2] = {
+          fma(half_of<0>(scale), set1(greatest * factor), half_of<0>(offset)),
+          fma(half_of<1>(scale), set1(greatest * factor), half_of<1>(offset)),
+      };
+      Vec exponents[2];
+      set_exponents(bounds, to, exponents);
+      const __m512h offset_shifts = (__m512h)pair(exponents[0], exponents[1]);
+      const __m512h scale_shifts = _mm512_add_ph(offset_shifts, _mm512_set1_ph(static_cast<_Float16>(shift)));
+      for (int64_t i = 0; i < q.groups * kPanel; i += kPanel) {
+        const __m512h some = (__m512h)side_by_side(_mm512_loadu_si512(stored + i));
+        _mm512_storeu_ph(to.group_scales + i, _mm512_scalef_ph(some, scale_shifts));
+        __m512h others = _mm512_setzero_ph();
+        if (offsets) others = _mm512_scalef_ph((__m512h)side_by_side(_mm512_loadu_si512(added + i)), offset_shifts);
+        _mm512_storeu_ph(to.group_offsets + i, others);
+      }
+      return;
     }
-    Vec inverses[2];
+    float *scales = to.wide, *added = to.wide + q.groups * kPanel;
+    widen_scales(q, weight, scales, added);
+    Vec bounds[2];
     for (int half = 0; half < 2; ++half) {
-      const Vec exponents = exponents_of(bounds[half]);
-      inverses[half] = scale_by_power_of_two(set1(1.0f), set1(float{HalfProduct::kRowExponent}) - exponents);
-      store(to.scales + 16 * half, scale_by_power_of_two(set1(1.0f), exponents - set1(float{HalfProduct::kRowExponent})));
+      Vec scale = zero(), offset = zero();
+      for (int64_t i = 16 * half; i < q.groups * kPanel; i += kPanel) {
+        scale = max(scale, magnitude(load(scales + i)));
+        if (offsets) offset = max(offset, magnitude(load(added + i)));
+      }
+      bounds[half] = fma(scale, set1(greatest * factor), offset);
     }
-    for (int64_t g = 0; g < q.groups; ++g) {
-      const float *scales = to.wide + 2 * g * kPanel, *offsets = scales + kPanel;
-      store_pair(to.group_scales + g * kPanel, load(scales) * inverses[0], load(scales + 16) * inverses[1]);
-      store_pair(to.group_offsets + g * kPanel, load(offsets) * inverses[0], load(offsets + 16) * inverses[1]);
+    Vec exponents[2], inverses[2];
+    set_exponents(bounds, to, exponents);
+    for (int half = 0; half < 2; ++half) inverses[half] = scale_by_power_of_two(set1(1.0f), exponents[half]);
+    for (int64_t i = 0; i < q.groups * kPanel; i += kPanel) {
+      const Vec low = load(scales + i) * set1(factor), high = load(scales + i + 16) * set1(factor);
+      _mm512_storeu_si512(to.group_scales + i, pair(low * inverses[0], high * inverses[1]));
+      __m512i others = _mm512_setzero_si512();
+      if (offsets) others = pair(load(added + i) * inverses[0], load(added + i + 16) * inverses[1]);
+      _mm512_storeu_si512(to.group_offsets + i, others);
+    }
+  }
+
+  // The greater magnitudes, as float16.
+  static __m512i greater_half(__m512i most, const _Float16* some) {
+    const __m512i bits = _mm512_and_si512(_mm512_loadu_si512(some), _mm512_set1_epi16(0x7fff));
+    return _mm512_max_epu16(most, bits);
+  }
+
+  template <int half>
+  static Vec half_of(__m512i columns) {
+    return {_mm512_cvtph_ps(_mm512_extracti64x4_epi64(columns, half))};
+  }
+
+  // Powers of two that bring columns whose weights do not exceed `bounds` into float16's range.
+  static void set_exponents(const Vec (&bounds)[2], const Prepared& to, Vec (&exponents)[2]) {
+    for (int half = 0; half < 2; ++half) {
+      exponents[half] = set1(float{HalfProduct::kRowExponent}) - exponents_of(bounds[half]);
+      store(to.scales + 16 * half, scale_by_power_of_two(set1(1.0f), zero() - exponents[half]));
     }
   }
 
@@ -386,6 +451,93 @@ struct QuantizedHalfProduct {
   static Vec exponents_of(Vec x) {
     const Vec least_one = set1(-120.0f), greatest_one = set1(120.0f);
     return select(gt(x, zero()), max(min(Vec{_mm512_getexp_ps(x.v)}, greatest_one), least_one), zero());
+  }
+
+  // Where a product is: codes and scales of the first of its panels, and units until their next group.
+  struct Place {
+    const uint8_t* codes;
+    const _Float16 *scales, *offsets;
+    int64_t left, units, codes_stride, scales_stride;
+  };
+
+  template <int R, int P>
+  static void multiply_directly(const LinearArgs& a, const uint32_t* x, int64_t row, int64_t panel) {
+    with_half_codes(a.quant, [&](auto* null) {
+      using Kind = std::remove_cvref_t<decltype(*null)>;
+      const Kind kind(a.quant);
+      constexpr int kTogether = R == 1 && P > 1 ? 2 : 1;
+      for (int p = 0; p < P; p += kTogether) add_panels<Kind, R, kTogether>(kind, a, x, row, panel + p);
+    });
+  }
+
+  template <typename C, int R, int P>
+  [[gnu::noinline]] static void add_panels(const C& all, const LinearArgs& a, const uint32_t* x, int64_t row,
+                                           int64_t panel) {
+    const C kind = all;
+    const int64_t inner = packed_inner(a), units = units_of_group(a.quant), size = panel_size(a);
+    const Prepared first(a, panel);
+    const char* next = static_cast<const char*>(a.weight) + (panel + P) * size;
+    const int64_t chunks = (inner + HalfProduct::kHalfSum - 1) / HalfProduct::kHalfSum;
+    const int64_t share = (P * size / 64 + chunks - 1) / chunks;
+    Place at{static_cast<const uint8_t*>(a.weight) + panel * size, first.group_scales, first.group_offsets, units, units,
+             size, 2 * Prepared::size(a)};
+    alignas(64) float totals[R][P][kPanel] = {};
+    int64_t k = 0;
+    for (; k + HalfProduct::kHalfSum <= inner; k += HalfProduct::kHalfSum) {
+      for (int64_t i = 0; i < share; ++i, next += 64) __builtin_prefetch(next, 0, 2);
+      __m512h sums[R][P];
+      add_runs<C, R, P, HalfProduct::kHalfSum>(kind, x + k * R, at, sums);
+      HalfProduct::add_to_totals<R, P, true>(sums, totals);
+    }
+    for (; k < inner; k += kRun) {
+      __m512h sums[R][P];
+      add_unit<C, R, P, true>(kind, x + k * R, at, sums);
+      if (k + kUnit < inner) add_unit<C, R, P, false>(kind, x + k * R + kUnit, at, sums);
+      HalfProduct::add_to_totals<R, P, true>(sums, totals);
+    }
+    HalfProduct::write_totals<R, P>(a, totals, x + HalfProduct::filled_up(inner) * R, first.scales, Prepared::size(a),
+                                    row, panel);
+  }
+
+  // sums = R rows of packed x times P panels over N values of k, as HalfProduct adds them.
+  template <typename C, int R, int P, int N>
+  [[gnu::always_inline]] static inline void add_runs(const C& kind, const uint32_t* x, Place& at, __m512h (&sums)[R][P]) {
+    if constexpr (N == kRun) {
+      add_unit<C, R, P, true>(kind, x, at, sums);
+      add_unit<C, R, P, false>(kind, x + kUnit, at, sums);
+    } else {
+      __m512h before[R][P];
+      add_runs<C, R, P, N / 2>(kind, x, at, before);
+      add_runs<C, R, P, N / 2>(kind, x + N / 2 * R, at, sums);
+      unroll<R>([&](auto r) VLLM_INLINE {
+        unroll<P>([&](auto p) VLLM_INLINE { sums[r][p] = _mm512_add_ph(before[r][p], sums[r][p]); });
+      });
+    }
+  }
+
+  // A unit's products, of each row's run.
+  template <typename C, int R, int P, bool kFirst>
+  [[gnu::always_inline]] static inline void add_unit(const C& kind, const uint32_t* x, Place& at, __m512h (&sums)[R][P]) {
+    unroll<P>([&](auto p) VLLM_INLINE {
+      const uint8_t* codes = at.codes + p * at.codes_stride;
+      for (int i = 0; i < kPanel * C::kBits; i += 64) __builtin_prefetch(codes + kCodesAhead + i);
+      const typename C::Unit eight(codes);
+      const __m512h scale = _mm512_loadu_ph(at.scales + p * at.scales_stride);
+      const __m512h offset = _mm512_loadu_ph(at.offsets + p * at.scales_stride);
+      unroll<kUnit>([&](auto k) VLLM_INLINE {
+        const __m512h weights = _mm512_fmadd_ph(kind.template values<k>(eight), scale, offset);
+        unroll<R>([&](auto r) VLLM_INLINE {
+          const __m512h value = _mm512_castsi512_ph(_mm512_set1_epi32(static_cast<int>(x[r * kRun + k])));
+          sums[r][p] = kFirst && k == 0 ? _mm512_mul_ph(value, weights) : _mm512_fmadd_ph(value, weights, sums[r][p]);
+        });
+      });
+    });
+    at.codes += kPanel * C::kBits;
+    if (--at.left == 0) {
+      at.left = at.units;
+      at.scales += kPanel;
+      at.offsets += kPanel;
+    }
   }
 
   // Units [unit, stop) of a panel, as [k][32], columns c and c + 16 side by side.

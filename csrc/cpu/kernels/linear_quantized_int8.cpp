@@ -15,7 +15,6 @@ constexpr int kBlockUnits = 4;
 constexpr int64_t kUnitBytes = kUnit * kPanel;
 
 bool is_widened(const LinearArgs& a) { return a.rows > kDirectRows; }
-bool has_offsets(const Quantized& q) { return q.offsets != Stored::none || q.zeros != Stored::none; }
 int64_t blocks_of_group(const Quantized& q) { return (units_of_group(q) + kBlockUnits - 1) / kBlockUnits; }
 // What is subtracted from every code, as it is multiplied.
 int32_t constant_zero(const Quantized& q) { return static_cast<int32_t>(q.zero) + (q.bits == 8 ? 128 : 0); }
@@ -227,6 +226,8 @@ template <typename C, int R, int P>
   }
 }
 
+typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+
 // A block's integers, scale and sum.
 struct Rounded {
   alignas(64) int8_t values[kBlockUnits * kUnit];
@@ -251,15 +252,29 @@ inline void round_block(const T* x, int count, Rounded* to) {
   const bool counts = absmax > 1e-30f && absmax < __builtin_inff();
   to->scale = (counts ? absmax / 127.0f : 0.0f) + none;
   const Vec inverse = set1(counts && none == 0.0f ? 127.0f / absmax : 0.0f);
-  to->sum = 0;
+  SignedWords sums{};
   for (int i = 0; i < kSize; i += kLanes) {
     float rounded[kLanes];
     store(rounded, round(load(values + i) * inverse));
-    for (int lane = 0; lane < kLanes; ++lane) {
-      to->values[i + lane] = static_cast<int8_t>(rounded[lane]);
-      to->sum += static_cast<int32_t>(rounded[lane]);
-    }
+    Floats floats;
+    std::memcpy(&floats, rounded, sizeof(floats));
+    const SignedWords words = __builtin_convertvector(floats, SignedWords);
+    sums += words;
+    const Bytes bytes = __builtin_convertvector(words, Bytes);
+    std::memcpy(to->values + i, &bytes, sizeof(bytes));
   }
+  to->sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) to->sum += sums[lane];
+}
+
+// Of eight bytes in order, the first and every second one, then the others.
+inline uint64_t evens_first(uint64_t bytes) {
+  const auto evens = [](uint64_t each) {
+    each &= 0x00ff00ff00ff00ff;
+    each = (each | each >> 8) & 0x0000ffff0000ffff;
+    return (each | each >> 16) & 0xffffffff;
+  };
+  return evens(bytes) | evens(bytes >> 8) << 32;
 }
 
 template <typename T>
@@ -298,10 +313,10 @@ struct QuantizedInt8Product {
         std::memcpy(infos + rows, &start, sizeof(start));
         sum += block.scale * static_cast<float>(block.sum);
         for (int64_t i = 0; i < least(kBlockUnits, units_of_group(q) - u); ++i, words += 2 * rows) {
-          const int8_t* unit = block.values + i * kUnit;
-          int8_t ordered[kUnit];
-          for (int j = 0; j < kUnit; ++j) ordered[j] = unit[q.bits == 8 ? j : j % 4 * 2 + j / 4];
-          std::memcpy(words, ordered, kUnit);
+          uint64_t unit;
+          std::memcpy(&unit, block.values + i * kUnit, sizeof(unit));
+          if (q.bits != 8) unit = evens_first(unit);
+          std::memcpy(words, &unit, sizeof(unit));
         }
       }
       *sums = sum;
@@ -313,13 +328,7 @@ struct QuantizedInt8Product {
     for (; panel < stop; ++panel) {
       const uint8_t* weight = static_cast<const uint8_t*>(a.weight) + panel * q.at.size;
       const Prepared to(a, panel);
-      for (int64_t g = 0; g < q.groups; ++g) {
-        for (int column = 0; column < kPanel; column += kLanes) {
-          const ScaleAndOffset both(q, weight, g, column);
-          store(to.scales + g * kPanel + column, both.scale);
-          store(to.offsets + g * kPanel + column, both.offset);
-        }
-      }
+      widen_scales(q, weight, to.scales, to.offsets);
       if (is_widened(a)) {
         with_byte_codes(q, [&](auto* kind) { widen<std::remove_cvref_t<decltype(*kind)>>(a, weight, to.bytes); });
       }
