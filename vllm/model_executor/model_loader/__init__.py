@@ -66,7 +66,7 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
             fill_with_noise(model, model_config.seed)
         else:
             load_weights(model, Path(model_config.path), use_tqdm, quantization)
-        _pack(model, method, quantization)
+        _pack(model, method, quantization, torch.device(device))
         if entry == TRANSFORMERS:
             model.check_loaded()
     # Loading and packing freed, with a small model, as much memory as the weights take.
@@ -74,12 +74,14 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
     return model.eval()
 
 
-def _pack(model: nn.Module, method: LinearMethod, quantization: QuantizationConfig | None) -> None:
+def _pack(
+    model: nn.Module, method: LinearMethod, quantization: QuantizationConfig | None, device: torch.device
+) -> None:
     """Pack the weights of all layers, on the CPU side by side; a user's own method has its layers one after another."""
     found = (getattr(module, "process_weights_after_loading", None) for module in model.modules())
     calls = [partial(finish, method) for finish in found if finish is not None]
     is_own = quantization is not None and not isinstance(quantization, StoredConfig)
-    if is_own or any(parameter.device.type != "cpu" for parameter in model.parameters()):
+    if is_own or device.type != "cpu":
         for call in calls:
             call()
         return
