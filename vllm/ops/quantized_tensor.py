@@ -132,6 +132,12 @@ class QuantizedTensor:
         """Whether the codes are the weight, in 16-bit floats."""
         return self.bits == 16
 
+    def is_finite(self) -> bool:
+        """Whether all that codes are multiplied with, added to or stand for is."""
+        parts = (self.scales, self.offsets, self.super_scales, self.super_offsets, self.values)
+        floats = [part for part in parts if part is not None and part.is_floating_point()]
+        return all(bool(part.float().isfinite().all()) for part in floats)
+
     def group_scales(self) -> Tensor:
         """float32 [N, G]: sub-scales times their super-scales."""
         return _times(self.scales, self.super_scales)

@@ -13,6 +13,7 @@ from test_formats import FLOAT4, FLOAT8, INT8, ROWS, compressed, only_blocks
 
 from vllm import LLM
 from vllm.config import QUANTIZATIONS
+from vllm.model_executor.layers.quantization import setting_values
 from vllm.model_executor.layers.quantization.settings import find_settings
 from vllm.platforms import current_platform
 
@@ -50,6 +51,8 @@ NO_SCALES = r"model.safetensors lacks model.layers.0.self_attn.q_proj.{}: a weig
     ("name", "change", "problem"),
     [
         ("gptq-4", without("scales"), NO_SCALES.format("scales", "gptq")),
+        ("gptq-4", with_value("scales", 3, float("nan")), r"q_proj.qweight has a scale, .* that is NaN or infinite"),
+        ("fp8", with_value("weight_scale", (), float("inf")), r"q_proj.weight has a scale, .* that is NaN or infinite"),
         ("gptq-4", without("qweight"), NO_SCALES.format("qweight", "gptq")),
         ("gptq-desc-act", without("g_idx"), r"q_proj.g_idx is missing: .* desc_act=True"),
         ("gptq-4", replaced("scales", lambda x: x[:-1]), r"q_proj.scales has shape \(3, 128\), expected \(4, 128\)"),
@@ -107,6 +110,11 @@ def test_files(name, change, problem, tmp_path):
         ("gptq-4", {"checkpoint_format": "marlin"}, r"checkpoint_format must be gptq or gptq_v2, got 'marlin'"),
         ("gptq-4", {"dynamic": {".*up_proj": {"bits": 7}}}, r"bits must be one of 2, 3, 4, 8, got 7"),
         ("gptq-4", {"dynamic": {"-:.*q_proj": {}}}, r"q_proj: .*dynamic '-:.*q_proj' excludes it, but it is quantised"),
+        ("gptq-4", {"dynamic": {"+:re[": {"bits": 4}}}, r"dynamic: 're\[' is not a regular expression"),
+        ("gptq-4", {"dynamic": {".*": 4}}, r"dynamic must be an object of objects, got"),
+        ("gptq-4", {"desc_act": "yes"}, r"desc_act must be true or false, got 'yes'"),
+        ("gptq-4", {"adapter": {"rank": 8}}, r"adapter is not implemented"),
+        ("gptq-4", {"checkpoint_format": ["gptq"]}, r"has a value of another kind than 'gptq' means"),
         ("gptq-4", {"quant_method": "unheard"}, r"quant_method 'unheard': quantization must be one of"),
         ("gptq-4", {"quant_method": "hqq"}, r"quant_method 'hqq': quantization='hqq' is not implemented: use a GPTQ"),
         ("gptq-4", {"quant_method": "awq"}, r"proj.scales has shape"),
@@ -121,6 +129,9 @@ def test_files(name, change, problem, tmp_path):
         ("packed-4", {"sparsity_config": {"format": "sparse-24-bitmask"}}, r"sparsity_config is not implemented"),
         ("packed-4", {"transform_config": {"config_groups": {"u": {}}}}, r"transform_config is not implemented"),
         ("packed-4", {"format": "marlin-24"}, r"group_0: format must be one of pack-quantized.*got 'marlin-24'"),
+        ("packed-4", {"ignore": "lm_head"}, r"ignore must be a list of names, got 'lm_head'"),
+        ("packed-4", {"ignore": ["re:["]}, r"ignore: '\[' is not a regular expression"),
+        ("packed-4", {"config_groups": {"W4A16": ["Linear"]}}, r"W4A16: must be an object with targets and weights"),
         ("packed-4", {"config_groups": {}}, r"config_groups must name at least one group"),
         ("packed-4", {"ignore": ["re:.*q_proj"]}, r"q_proj: quantization_config ignores it .* but it is quantised"),
         ("packed-4", {"format": "float-quantized"}, r"weights of format float-quantized cannot be of type 'int'"),
@@ -140,6 +151,8 @@ def test_settings(name, settings, problem, tmp_path):
     [
         (compressed(None, INT8 | {"strategy": "token"}, format="int-quantized"), r"strategy must be tensor, channel"),
         (compressed(None, INT8 | {"dynamic": True}, format="int-quantized"), r"weights must not be dynamic"),
+        (compressed(None, INT8 | {"actorder": "up"}, format="int-quantized"), r"actorder must be one of None, .* 'up'"),
+        (compressed(None, INT8 | {"symmetric": "no"}, format="int-quantized"), r"symmetric must be true or false"),
         (compressed(None, INT8, {"num_bits": 4, "type": "int"}, format="int-quantized"), r"input_activations must be"),
         (compressed(None, FLOAT8 | {"strategy": "block"}, format="float-quantized"), r"block_structure must be two"),
         (compressed(None, FLOAT4 | {"strategy": "group"}, format="mxfp4-pack-quantized"), r"group_size must be at"),
@@ -149,6 +162,15 @@ def test_schemes(row, problem, tmp_path):
     make("packed-4", tmp_path, **row.settings)
     with pytest.raises(ValueError, match=problem):
         make_llm(tmp_path)
+
+
+def test_settings_that_nothing_knows(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(setting_values, "warn_once", lambda _, text, *args: said.append(text % args))
+    make("gptq-4", tmp_path, sym=None, damp_percent=0.1, meta={"quantizer": "gptqmodel"}, twist=2, bend=None)
+    make_llm(tmp_path)
+    where = f"{tmp_path.name}/config.json: quantization_config"
+    assert set(said) == {f"{where} has settings that are not known here and have no effect: twist"}
 
 
 def test_settings_without_quantised_weights(tmp_path):

@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm.model_executor.layers.quantization.awq import AWQConfig
 from vllm.model_executor.layers.quantization.gptq import GPTQConfig
+from vllm.model_executor.layers.quantization.setting_values import read_objects
 from vllm.model_executor.layers.quantization.stored import StoredConfig, WeightFormat
 
 _GPTQ, _AWQ = "auto_round:auto_gptq", "auto_round:auto_awq"
@@ -25,7 +26,7 @@ class AutoRoundConfig(StoredConfig):
             raise ValueError(f"packing_format must be {_GPTQ} or {_AWQ}, got {packing!r}")
         if config.get("data_type", "int") != "int" or (config.get("act_bits") or _PLAIN_BITS) < _PLAIN_BITS:
             raise ValueError("data_type must be int, and act_bits 16: activations are not rounded")
-        own: dict[str, dict[str, Any]] = config.get("extra_config") or {}
+        own = read_objects(config, "extra_config")
         dynamic = {}
         for name, changes in own.items():
             is_plain = changes.get("bits", 0) >= _PLAIN_BITS

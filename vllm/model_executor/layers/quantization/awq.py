@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vllm.model_executor.layers.quantization.bits import unpack
 from vllm.model_executor.layers.quantization.groups import as_zero_points, check_group_size, num_groups
+from vllm.model_executor.layers.quantization.setting_values import read_flag
 from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor
@@ -42,7 +43,7 @@ class AWQConfig(StoredConfig):
         if version not in _VERSIONS:
             raise ValueError(f"version must be gemm, got {version!r}: quantise the model with version='GEMM'")
         self._group_size = check_group_size(self.get_from_keys_or(config, ["group_size", "q_group_size"], 128))
-        self._has_zeros = bool(config.get("zero_point", True))
+        self._has_zeros = read_flag(config, "zero_point", True)
 
     def get_name(self) -> str:
         return "awq"

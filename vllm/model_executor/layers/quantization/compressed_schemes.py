@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from vllm.model_executor.layers.quantization.activations import InputQuantization
+from vllm.model_executor.layers.quantization.setting_values import read_flag, read_names
 from vllm.model_executor.layers.quantization.stored import FLOATS, StoredTensors
 
 # By format, the type of its codes and their bits.
@@ -19,6 +20,8 @@ _BITS: dict[str, tuple[str, tuple[int, ...]]] = {
     "nvfp4-pack-quantized": ("float", (4,)),
     "mxfp4-pack-quantized": ("float", (4,)),
 }
+# The order in which inputs were quantised; "weight" and "static" keep their groups.
+_ORDERS = (None, False, True, "group", "dynamic", "weight", "static")
 # A checkpoint's quantised modules are of this class.
 _CLASSES = ("Linear", "LinearBase")
 
@@ -118,10 +121,12 @@ def parse_schemes(config: dict[str, Any]) -> Schemes:
     found = []
     for name, group in groups.items():
         try:
-            found.append((list(group.get("targets") or ()), _scheme(group, config.get("format"))))
+            if not isinstance(group, dict):
+                raise ValueError(f"must be an object with targets and weights, got {group!r}")
+            found.append((read_names(group, "targets"), _scheme(group, config.get("format"))))
         except ValueError as error:
             raise ValueError(f"config_groups: {name}: {error}") from None
-    return Schemes(found, list(config.get("ignore") or ()))
+    return Schemes(found, read_names(config, "ignore"))
 
 
 _REFUSED = {
@@ -164,14 +169,17 @@ def _scheme(group: dict[str, Any], usual_format: str | None) -> Scheme:
     group_size = weights.get("group_size") if strategy in ("group", "tensor_group") else None
     if strategy == "group" and (not isinstance(group_size, int) or group_size < 1):
         raise ValueError(f"weights' group_size must be at least 1, got {group_size!r}")
+    order = weights.get("actorder")
+    if order not in _ORDERS:
+        raise ValueError(f"weights' actorder must be one of {', '.join(map(repr, _ORDERS))}, got {order!r}")
     activations, is_static = parse_activations(group.get("input_activations"))
     return Scheme(
         name,
         bits,
-        bool(weights.get("symmetric", True)),
+        read_flag(weights, "symmetric", True),
         group_size,
         tuple(block) if strategy == "block" and block else None,
-        weights.get("actorder") in ("group", "dynamic", True),
+        order in ("group", "dynamic", True),
         activations,
         is_static,
     )

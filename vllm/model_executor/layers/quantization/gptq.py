@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vllm.model_executor.layers.quantization.bits import unpack
 from vllm.model_executor.layers.quantization.groups import as_zero_points, check_group_size, num_groups, sort_groups
+from vllm.model_executor.layers.quantization.setting_values import check_pattern, read_flag, read_objects
 from vllm.model_executor.layers.quantization.stored import FLOATS, StoredConfig, StoredTensors, WeightFormat
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor
@@ -39,7 +40,12 @@ class _Settings:
         bits = config.get("bits")
         if bits not in _BITS or isinstance(bits, bool):
             raise ValueError(f"bits must be one of {', '.join(map(str, _BITS))}, got {bits!r}")
-        return cls(bits, check_group_size(config.get("group_size", 128)), bool(config.get("desc_act", False)))
+        read_flag(config, "sym", True)  # the tensors tell
+        return cls(bits, check_group_size(config.get("group_size", 128)), read_flag(config, "desc_act", False))
+
+
+def _expression(pattern: str) -> str:
+    return pattern.removeprefix("-:").removeprefix("+:")
 
 
 class GPTQConfig(StoredConfig):
@@ -59,10 +65,13 @@ class GPTQConfig(StoredConfig):
             )
         if config.get("pack_dtype", "int32") not in ("int32", None):
             raise ValueError(f"pack_dtype must be int32, got {config['pack_dtype']!r}")
+        if config.get("adapter"):
+            raise ValueError("adapter is not implemented: its low-rank corrections are no tensors of the checkpoint")
         self._zero_offset = _FORMATS[name]
         # Patterns of modules with settings of their own; "-:" begins those that are not quantised.
-        self._dynamic: dict[str, dict[str, Any]] = config.get("dynamic") or {}
+        self._dynamic = read_objects(config, "dynamic")
         for pattern, changes in self._dynamic.items():
+            check_pattern("dynamic", _expression(pattern))
             if not pattern.startswith("-:"):
                 _Settings.of(config | changes)
 
@@ -80,7 +89,7 @@ class GPTQConfig(StoredConfig):
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         settings = self._settings
         for pattern, changes in self._dynamic.items():
-            if re.match(pattern.removeprefix("-:").removeprefix("+:"), module) is None:
+            if re.match(_expression(pattern), module) is None:
                 continue
             if pattern.startswith("-:"):
                 raise ValueError(f"quantization_config's dynamic {pattern!r} excludes it, but it is quantised")

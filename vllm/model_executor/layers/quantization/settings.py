@@ -10,6 +10,7 @@ from typing import Any
 from vllm.config.quantization import ON_LOAD, STORED, canonical_quantization, quantization_error
 from vllm.model_executor.layers.quantization import get_quantization_config, is_registered, registered_files
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.layers.quantization.setting_values import warn_of_unknown
 
 # Files that hold the settings in place of config.json, in this order.
 _FILES = ("quantize_config.json", "quant_config.json")
@@ -115,8 +116,16 @@ def load_quantization(method: str | None, folder: Path, raw: dict[str, Any]) -> 
     settings = find_settings(folder, raw)
     if settings is None:
         return get_quantization_config(method).from_config({}) if method is not None and is_registered(method) else None
-    cls = get_quantization_config(method or settings.method)
+    name = method or settings.method
+    cls = get_quantization_config(name)
     try:
-        return cls.from_config(settings.values)
+        config = cls.from_config(settings.values)
     except ValueError as error:
         raise ValueError(f"{settings.where}: {error}") from None
+    except (TypeError, AttributeError) as error:
+        if is_registered(name):
+            raise
+        raise ValueError(f"{settings.where} has a value of another kind than {name!r} means: {error}") from error
+    if not is_registered(name):
+        warn_of_unknown(name, settings.values, settings.where)
+    return config

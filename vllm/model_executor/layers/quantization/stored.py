@@ -177,7 +177,13 @@ def _named(name: str, tensor: Tensor) -> tuple[str, Value]:
 
 
 def _read(name: str, read: _Read, stored: StoredTensors) -> tuple[str, Value]:
-    return name, read(stored)
+    value = read(stored)
+    weights = [value] if isinstance(value, QuantizedWeight) else [part for rows in value.weights for part in rows]
+    for weight in weights:
+        if not weight.tensor.is_finite():
+            problem = "has a scale, offset or table value that is NaN or infinite"
+            raise ValueError(f"{stored.where}: {weight.source} {problem}")
+    return name, value
 
 
 def _split(name: str, config: StoredConfig) -> tuple[str, str]:
