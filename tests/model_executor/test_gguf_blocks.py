@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from vllm import SamplingParams
 from vllm.model_executor.layers.quantization.gguf import FLOATS, TYPES, read_blocks, tensor_name
 from vllm.model_executor.model_loader import resolve_model
+from vllm.model_executor.model_loader.gguf_file import GGUFFile
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 
@@ -205,6 +208,62 @@ def test_values_beyond_float16_are_named(tmp_path: Path, monkeypatch: pytest.Mon
     problem = r"folder: weight model.embed_tokens.weight has values of up to 99840, beyond float16's .* 65504"
     with pytest.raises(ValueError, match=problem):
         make_tiny_llm(tmp_path / "folder", dtype="float16", skip_tokenizer_init=True)
+
+
+UP = b"blk.0.ffn_up.weight"
+# Behind a key: its type, then its value. Behind a tensor's name: the number of sizes, these, its type and its place.
+KEY, SIZES, TYPE, PLACE = 4, 4, 20, 24
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "value", "problem"),
+    [
+        (b"llama.block_count", KEY, pack("<I", 0), r"block_count must be a positive integer, got 0"),
+        (b"llama.block_count", 0, pack("<I", 6), r"block_count must be a positive integer, got \d.*e-45"),
+        (b"llama.attention.head_count", KEY, pack("<I", 0), r"attention.head_count must be a positive integer, got 0"),
+        (b"llama.attention.head_count", KEY, pack("<I", 3), r"blk.0.attn_q.weight does not fit the header's sizes"),
+        (b"layer_norm_rms_epsilon", KEY, pack("<f", float("nan")), r"layer_norm_rms_epsilon must be finite, got nan"),
+        (b"tokenizer.ggml.tokens", KEY + 4, pack("<Q", 2**61), r"is cut short: expected at least"),
+        (UP, SIZES, pack("<Q", 0), r"blk.0.ffn_up.weight of type Q4_0 has shape \(256, 0\), expected rows of whole"),
+        (
+            UP,
+            SIZES + 8,
+            pack("<Q", 1),
+            r"m.gguf: float32-blocks: weight model.layers.0.mlp.up_proj.* has shape \(1, 256\)",
+        ),
+        (UP, SIZES + 8, pack("<Q", 2**40), r"tensors blk.0.ffn_up.weight and blk.0.ffn_down.weight overlap"),
+        (UP, TYPE, pack("<I", 15), r"tensors blk.0.ffn_up.weight and blk.0.ffn_down.weight overlap"),
+        (UP, PLACE, pack("<Q", 7), r"blk.0.ffn_up.weight begins at byte 7 of the data, .* a multiple of 32"),
+        (b"blk.0.attn_k.weight", -19, b"blk.0.attn_q", r"has two tensors blk.0.attn_q.weight"),
+    ],
+)
+def test_damaged_files(name: bytes, at: int, value: bytes, problem: str, tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", {"": "Q4_0"})
+    data = bytearray((tmp_path / "m.gguf").read_bytes())
+    start = data.index(name) + len(name) + at
+    data[start : start + len(value)] = value
+    (tmp_path / "m.gguf").write_bytes(data)
+    with pytest.raises(ValueError, match=problem) as error:
+        make_tiny_llm(tmp_path / "m.gguf", skip_tokenizer_init=True)
+    assert str(error.value).startswith("m.gguf")
+
+
+def test_damaged_blocks(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", {"": "Q4_0"})
+    tensor = GGUFFile(tmp_path / "m.gguf").tensors["blk.0.ffn_up.weight"]
+    data = bytearray((tmp_path / "m.gguf").read_bytes())
+    data[tensor.start : tensor.start + 2] = np.float16(np.inf).tobytes()
+    (tmp_path / "m.gguf").write_bytes(data)
+    with pytest.raises(ValueError, match=r"m.gguf: float32-blocks/.*mlp.up_proj.gguf_q4_0 has a scale, .* infinite"):
+        make_tiny_llm(tmp_path / "m.gguf", quantization="gguf")
+
+
+def test_a_type_of_no_weights(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", {"lm_head": "Q8_0", "": "Q4_0"})
+    file = GGUFFile(tmp_path / "m.gguf")
+    file.tensors["output.weight"] = replace(file.tensors["output.weight"], ggml_type=24)
+    with pytest.raises(ValueError, match=r"m.gguf: tensor output.weight has type I8, expected a float or a type of"):
+        file.dequantize("output.weight")
 
 
 @needs_kernels

@@ -65,13 +65,26 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
         if model_config.load_format == "dummy":
             fill_with_noise(model, model_config.seed)
         else:
-            load_weights(model, Path(model_config.path), use_tqdm, quantization)
+            with _naming(model_config):
+                load_weights(model, Path(model_config.path), use_tqdm, quantization)
         _pack(model, method, quantization, torch.device(device))
         if entry == TRANSFORMERS:
             model.check_loaded()
     # Loading and packing freed, with a small model, as much memory as the weights take.
     return_freed_memory()
     return model.eval()
+
+
+@contextlib.contextmanager
+def _naming(model_config: ModelConfig) -> Iterator[None]:
+    """Errors about a GGUF file's conversion name the file."""
+    try:
+        yield
+    except ValueError as error:
+        file = Path(model_config.model)
+        if file.suffix != ".gguf":
+            raise
+        raise ValueError(f"{file.name}: {error}") from None
 
 
 def _pack(

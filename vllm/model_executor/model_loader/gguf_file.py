@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,12 @@ class GGUFFile:
         kind = GGMLQuantizationType(tensor.ggml_type)
         if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
             data = data.view("<f4" if kind is GGMLQuantizationType.F32 else "<f2")
-        return dequantize(data, kind).reshape(tensor.shape)
+        try:
+            return dequantize(data, kind).reshape(tensor.shape)
+        except NotImplementedError:
+            raise ValueError(
+                f"{self.path.name}: tensor {name} has type {kind.name}, expected a float or a type of quantised weights"
+            ) from None
 
     def blocks(self, name: str) -> np.ndarray:
         """The tensor's bytes, uint8 [rows, bytes of a row], mapped."""
@@ -106,6 +112,8 @@ class _Part:
             shape = tuple(cursor.scalar("<Q") for _ in range(cursor.scalar("<I")))[::-1]
             entries.append((name, shape, cursor.scalar("<I"), cursor.scalar("<Q")))
         alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"{self.path.name}: general.alignment must be a positive number, got {alignment!r}")
         base = -(-cursor.position // alignment) * alignment
         sizes = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
         tensors: dict[str, GGUFTensor] = {}
@@ -113,8 +121,13 @@ class _Part:
             if ggml_type not in sizes:
                 known = ", ".join(kind.name for kind in GGMLQuantizationType)
                 raise ValueError(f"{self.path.name}: tensor {name} has type {ggml_type}; known types: {known}")
+            if name in tensors:
+                raise ValueError(f"{self.path.name} has two tensors {name}")
+            if offset % alignment:
+                problem = f"begins at byte {offset} of the data, expected a multiple of {alignment}"
+                raise ValueError(f"{self.path.name}: tensor {name} {problem}")
             block, block_bytes = sizes[ggml_type]
-            if not shape or shape[-1] % block:
+            if 0 in shape or not shape or shape[-1] % block:
                 kind = GGMLQuantizationType(ggml_type).name
                 raise ValueError(
                     f"{self.path.name}: tensor {name} of type {kind} has shape {shape}, expected rows of whole blocks "
@@ -126,6 +139,10 @@ class _Part:
         return tensors
 
     def _check_size(self, tensors: dict[str, GGUFTensor]) -> None:
+        in_order = sorted(tensors.values(), key=lambda tensor: tensor.start)
+        for one, other in pairwise(in_order):
+            if one.start + one.num_bytes > other.start:
+                raise ValueError(f"{self.path.name}: tensors {one.name} and {other.name} overlap")
         ends = {name: tensor.start + tensor.num_bytes for name, tensor in tensors.items()}
         cut = next((name for name, end in ends.items() if end > len(self._data)), None)
         if cut is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,19 +16,29 @@ class GGUFHeader:
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
         self.architecture: str = file.metadata.get("general.architecture", "")
-        self.layers: int = self.need("block_count")
-        self.hidden: int = self.need("embedding_length")
-        self.heads: int = self.uniform("attention.head_count")
-        self.head_dim: int = self.get("attention.key_length", self.hidden // self.heads)
+        self.layers = self._count("block_count", self.need("block_count"))
+        self.hidden = self._count("embedding_length", self.need("embedding_length"))
+        self.heads = self._count("attention.head_count", self.uniform("attention.head_count"))
+        width = self.get("attention.key_length", self.hidden // self.heads)
+        self.head_dim = self._count("attention.key_length", width)
 
     @property
     def kv_heads(self) -> int:
         """Those of every layer."""
-        return self.uniform("attention.head_count_kv", self.heads)
+        return self._count("attention.head_count_kv", self.uniform("attention.head_count_kv", self.heads))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A value, or `default`."""
-        return self.file.metadata.get(f"{self.architecture}.{key}", default)
+        """A value, which is no NaN or infinity, or `default`."""
+        value = self.file.metadata.get(f"{self.architecture}.{key}", default)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{self.file.path.name}: {self.architecture}.{key} must be finite, got {value}")
+        return value
+
+    def _count(self, key: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            name = f"{self.architecture}.{key}"
+            raise ValueError(f"{self.file.path.name}: {name} must be a positive integer, got {value!r}")
+        return value
 
     def need(self, key: str) -> Any:
         """A value that must be there."""

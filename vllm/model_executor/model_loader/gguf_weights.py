@@ -43,17 +43,23 @@ class Weight:
         value = file.dequantize(self.tensor)
         if value.ndim > 2:
             value = value.reshape(-1, value.shape[-1])
-        return self._changed(value).reshape(self.shape)
+        return self._changed(file, value).reshape(self.shape)
 
     def blocks(self, file: GGUFFile) -> Array:
         """The file's own bytes, uint8 [rows, bytes of a row], in the checkpoint's order."""
         assert self.keeps_rows
-        return self._changed(file.blocks(self.tensor))
+        return self._changed(file, file.blocks(self.tensor))
 
-    def _changed(self, value: Array) -> Array:
+    def _changed(self, file: GGUFFile, value: Array) -> Array:
         if self.rows is not None:
             value = value[self.rows]
-        return value if self.change is None else self.change(value)
+        if self.change is None:
+            return value
+        try:
+            return self.change(value)
+        except ValueError as error:
+            problem = f"tensor {self.tensor} does not fit the header's sizes: {error}"
+            raise ValueError(f"{file.path.name}: {problem}") from None
 
 
 @dataclass(frozen=True)
