@@ -1,0 +1,43 @@
+"""side_by_side: results in order, PyTorch's threads as before, errors to the caller."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+
+from vllm.utils.loading_threads import side_by_side
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_results_come_in_order_while_others_are_made() -> None:
+    second_ran = threading.Event()
+    calls = [
+        lambda: (second_ran.wait(20), torch.get_num_threads()),
+        lambda: (second_ran.set(), torch.is_inference_mode_enabled()),
+    ]
+    assert list(side_by_side(calls)) == [(True, 1), (None, True)]
+    assert torch.get_num_threads() == 2
+
+
+def test_an_error_is_the_caller_s() -> None:
+    def fail(number: int) -> int:
+        if number == 3:
+            raise ValueError("the third")
+        return number
+
+    results = side_by_side(partial(fail, number) for number in range(9))
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="the third"):
+        next(results)
+    assert torch.get_num_threads() == 2

@@ -1,0 +1,82 @@
+"""Values of a checkpoint's settings, checked as they are read: every ValueError names the setting."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from vllm.logger import init_logger, warn_once
+
+logger = init_logger(__name__)
+
+# By method, the settings that are read, and those that say how the checkpoint was made or how other programs run it.
+_KNOWN = {
+    "awq": """
+        bits w_bit group_size q_group_size zero_point version modules_to_not_convert backend do_fuse modules_to_fuse
+        fuse_max_seq_len exllama_config
+    """,
+    "compressed-tensors": """
+        config_groups format ignore quantization_status global_compression_ratio kv_cache_scheme sparsity_config
+        transform_config version
+    """,
+    "fp8": """
+        activation_scheme fmt weight_block_size modules_to_not_convert ignored_layers scale_fmt dequantize
+        is_checkpoint_fp8_serialized kv_cache_scheme weight_per_tensor act_per_tensor
+    """,
+    "gptq": """
+        act_group_aware adapter backend base_model_name_or_path batch_size bits block_name_to_quantize
+        cache_block_outputs checkpoint_format damp_auto_increment damp_percent dataset desc_act device disable_exllama
+        dynamic exllama_config fail_safe format group_size hyb_act is_marlin_format lm_head max_input_length meta
+        model_file_base_name model_name_or_path model_seqlen module_name_preceding_first_block
+        modules_in_block_to_quantize mse pack_dtype pad_token_id parallel_packing quantizer rotation static_groups sym
+        task_type tokenizer true_sequential uri use_cuda_fp16 use_exllama v2 version
+    """,
+}
+
+
+def read_flag(settings: dict[str, Any], name: str, usual: bool) -> bool:
+    """true or false; `usual` where it is null or not there."""
+    value = settings.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, got {value!r}")
+    return usual if value is None else value
+
+
+def read_names(settings: dict[str, Any], name: str) -> list[str]:
+    """Names of modules or of their classes, or expressions for them ("re:..."); none where it is null or not there."""
+    value = settings.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        raise ValueError(f"{name} must be a list of names, got {value!r}")
+    for each in value:
+        if each.startswith("re:"):
+            check_pattern(name, each.removeprefix("re:"))
+    return list(value)
+
+
+def read_objects(settings: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    """Settings by name or pattern; none where it is null or not there."""
+    value = settings.get(name) or {}
+    if not isinstance(value, dict) or not all(isinstance(each, dict | None) for each in value.values()):
+        raise ValueError(f"{name} must be an object of objects, got {value!r}")
+    return {key: each or {} for key, each in value.items()}
+
+
+def check_pattern(name: str, pattern: str) -> None:
+    """ValueError: it is no regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{name}: {pattern!r} is not a regular expression: {error}") from None
+
+
+def warn_of_unknown(method: str, settings: dict[str, Any], where: str) -> None:
+    """Say which settings have no effect because nothing here knows them."""
+    if method not in _KNOWN:
+        return
+    known = {"quant_method", *_KNOWN[method].split()}
+    # What is off, or empty, asks for nothing.
+    unknown = sorted(name for name, value in settings.items() if name not in known and value)
+    if unknown:
+        warn_once(logger, "%s has settings that are not known here and have no effect: %s", where, ", ".join(unknown))
