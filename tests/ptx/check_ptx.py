@@ -10,7 +10,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from vllm.ops.block_copies import block_parts, copy_blocks_
 from vllm.ops.count_above import count_above
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gumbel_sample import gumbel_sample
-from vllm.ops.kv_cache import kv_rows_shape, reshape_and_cache_
+from vllm.ops.kv_cache import FLOAT8, kv_rows_shape, reshape_and_cache_
 from vllm.ops.linear_readings import linear_readings
 from vllm.ops.paged_attention import paged_attention
 from vllm.ops.quantized_linear import pack_quantized, quantized_linear
@@ -48,15 +48,16 @@ def _ids(rows: int, columns: int, most: int) -> Tensor:
 
 def _reading_calls(dtype: torch.dtype, are_all: bool) -> Iterator[tuple[str, Call]]:
     # Whole chunks and a tail; rows that are not aligned; ties, infinities and counts.
-    for rows, vocab_size, columns in ((2, 8208, 20), (1, 4999, 3), (2, 301, 0), (1, 4100, 100))[: 4 if are_all else 2]:
+    every = ((2, 8208, 20), (1, 4999, 3), (2, 301, 0), (1, 4100, 100))
+    for rows, vocab_size, columns in every[: 4 if are_all else 2]:
         logits = torch.randn(rows, vocab_size).mul_(4).to(dtype)
         logits[:, 7:11] = logits.max()
         logits[0, 20:30] = -torch.inf
         ids, counts = _ids(rows, columns, vocab_size), torch.tensor([max(columns - 1, 0), columns][:rows]).int()
         name = f"[{rows}, {vocab_size}] {columns} ids"
-        if are_all or columns == 20:
+        if columns in (20, 0):
             yield f"token_readings {name}", lambda x=logits, i=ids: token_readings(x, i)
-        if are_all or columns == 3:
+        if columns in (3, 100):
             yield (
                 f"token_readings {name}, counts, entropy",
                 lambda x=logits, i=ids, n=counts: token_readings(x, i, n, entropy=True),
@@ -146,9 +147,9 @@ def _fill_call() -> Call:
     return run
 
 
-def _float8_calls(dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+def _float8_calls(dtype: torch.dtype, kinds: Sequence[torch.dtype]) -> Iterator[tuple[str, Call]]:
     """Writing and reading a cache of 8-bit floats."""
-    for float8 in (torch.float8_e4m3fn, torch.float8_e5m2):
+    for float8 in kinds:
         k, v = torch.randn(2, 24, 2, 40).mul_(20).to(dtype)
         slots, q = torch.arange(24) + 5, torch.randn(9, 4, 40).to(dtype)
 
@@ -211,22 +212,24 @@ def _attention_calls(dtype: torch.dtype, count: int) -> Iterator[tuple[str, Call
 
 
 def _calls(capability: int) -> Iterator[tuple[str, Call]]:
-    """All on Hopper; elsewhere of each kernel what is compiled in another way than there or than in another dtype."""
+    """All on Hopper; elsewhere of each kernel what is compiled in another way than there. On Ampere those are the
+    products, on Turing, which has no bfloat16, all kernels in float16."""
     half, is_hopper = torch.bfloat16 if capability >= 80 else torch.float16, capability >= 90
-    for dtype in (torch.float32, half):
-        for name, call in (*_reading_calls(dtype, is_hopper), *_layer_calls(dtype)):
-            yield f"{name} {dtype}", call
-    # Products are the tensor cores' own on each generation; without those, and so always on Turing, much the same.
-    counts = {torch.float32: 4 if is_hopper else 1, torch.bfloat16: 4, torch.float16: 2}
+    if capability != 80:
+        for dtype in (torch.float32, half) if is_hopper else (half,):
+            for name, call in (*_reading_calls(dtype, is_hopper), *_layer_calls(dtype)):
+                yield f"{name} {dtype}", call
+        yield from _copy_calls()
+        yield "fill_logprob_token_ids", _fill_call()
+    # Without tensor cores, and so always on Turing, products are much the same.
+    counts = {torch.float32: 3 if is_hopper else 0, torch.bfloat16: 4 if is_hopper else 2, torch.float16: 2}
     for dtype in (torch.float32, half):
         for name, call in _attention_calls(dtype, counts[dtype]):
             yield f"{name} {dtype}", call
-    yield from _float8_calls(half)
-    yield from _copy_calls()
+    yield from _float8_calls(half, FLOAT8 if is_hopper else FLOAT8[:1])
     if capability >= 80:
         yield from _linear_readings_calls()
         yield from _quantized_calls()
-    yield "fill_logprob_token_ids", _fill_call()
 
 
 def _largest_error(got: Any, wanted: Any) -> float:

@@ -10,9 +10,10 @@ import contextlib
 import io
 import json
 import re
-import sys
+import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,25 +45,33 @@ def _int32(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
 
-def _calls(capability: int) -> Iterator[Callable[[], Any]]:
+def _product_calls(capability: int) -> Iterator[Callable[[], Any]]:
+    """Of kernels with matrix products, which each generation has its own units for."""
     half = torch.bfloat16 if capability >= 80 else torch.float16
-    # float32 needs no tensor cores, so it is much the same on every generation, and its attention the slowest to
-    # compile.
-    dtypes = (torch.float32, half) if capability == 80 else (half,)
-    for dtype in dtypes:
-        logits = torch.empty(4, 49152, dtype=dtype)
-        yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4))
-        yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4), entropy=True)
-        yield lambda x=logits: count_above(x, torch.empty(4, 20), _int32(4))
-        x, weight = torch.empty(8, 4096, dtype=dtype), torch.empty(4096, dtype=dtype)
-        yield lambda x=x, weight=weight: fused_add_rms_norm_(x, x.clone(), weight, 1e-5)
     # These are left to PyTorch on Turing.
     if capability >= 80:
         # A small and a large hidden size.
         for size in (1024, 4096) if capability == 90 else (1024,):
             hidden, head = torch.empty(300, size, dtype=half), torch.empty(49152, size, dtype=half)
             yield lambda hidden=hidden, head=head: linear_readings(hidden, head, _int32(300, 5))
-        yield from _quantized_calls(half)
+        quantized = list(_quantized_calls(half))
+        # Few rows and many of integers, and 8-bit floats; all formats on one generation.
+        yield from quantized if capability == 80 else (quantized[0], quantized[1], quantized[-1])
+    yield from _attention_calls(half, 32, 8, 128)
+    # float32 needs no tensor cores, so it is much the same on every generation, and the slowest to compile.
+    if capability == 80:
+        yield from _attention_calls(torch.float32, 32, 8, 128)
+
+
+def _other_calls(capability: int) -> Iterator[Callable[[], Any]]:
+    half = torch.bfloat16 if capability >= 80 else torch.float16
+    for dtype in (torch.float32, half) if capability == 80 else (half,):
+        logits = torch.empty(4, 49152, dtype=dtype)
+        yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4))
+        yield lambda x=logits: token_readings(x, _int32(4, 20), _int32(4), entropy=True)
+        yield lambda x=logits: count_above(x, torch.empty(4, 20), _int32(4))
+        x, weight = torch.empty(8, 4096, dtype=dtype), torch.empty(4096, dtype=dtype)
+        yield lambda x=x, weight=weight: fused_add_rms_norm_(x, x.clone(), weight, 1e-5)
     # An odd vocabulary: rows that are not aligned.
     logits = torch.empty(4, 50257, dtype=half)
     yield lambda: token_readings(logits, _int32(4, 0))
@@ -74,8 +83,7 @@ def _calls(capability: int) -> Iterator[Callable[[], Any]]:
     yield lambda: rms_norm(x, weight, 1e-5)
     yield lambda: rms_norm(x.view(8, 32, 128), weight[:128], 1e-5)
     yield lambda: silu_and_mul(x)
-    for dtype in dtypes:
-        yield from _attention_calls(dtype, 32, 8, 128)
+    yield from _cache_calls(half, 32, 8, 128)
     slots = torch.zeros(4, dtype=torch.int64)
     yield lambda: gumbel_sample(logits.float(), torch.ones(8), slots, slots, _int32(4))
     yield lambda: gumbel_sample(logits.float(), torch.ones(8), slots, slots, _int32(4), first_id=50257)
@@ -102,66 +110,90 @@ def _quantized_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
 
 
 def _attention_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> Iterator[Callable[[], Any]]:
-    qkv = torch.empty(8, heads + 2 * kv_heads, head_dim, dtype=dtype)
-    q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
+    """Contexts that may be split, and requests of several queries: plain, and with all that takes registers."""
+    q = torch.empty(8, heads, head_dim, dtype=dtype)
     caches = [torch.empty(kv_rows_shape(64, 16, kv_heads, head_dim), dtype=dtype) for _ in range(2)]
-    positions = torch.zeros(8, dtype=torch.int64)
-    # Contexts that may be split, and requests of several queries.
     yield lambda: paged_attention(q, *caches, _int32(2, 64), _int32(3), _int32(2), 0.125)
     if dtype != torch.float32:
+        codes = [cache.to(torch.float8_e4m3fn) for cache in caches]
         of_heads = torch.empty(heads), torch.empty(heads)
         arguments = _int32(2, 64), _int32(3), _int32(2), 0.125, None, None, None, 128, 30.0, *of_heads
-        yield lambda: paged_attention(q, *caches, *arguments)
-        codes = [cache.to(torch.float8_e4m3fn) for cache in caches]
-        yield lambda: paged_attention(q, *codes, _int32(2, 64), _int32(3), _int32(2), 0.125)
-        yield lambda: rotary_and_cache_(positions, q, k, v, torch.empty(64, head_dim), *codes, positions)
-    if dtype != torch.float32 and head_dim == 128:
-        table = torch.empty(64, head_dim)
-        yield lambda: rotary_embedding_(positions, q, k, table)
-        yield lambda: reshape_and_cache_(k, v, *caches, positions)
-        yield lambda: rotary_and_cache_(positions, q, k, v, table, *caches, positions)
+        yield lambda: paged_attention(q, *codes, *arguments)
 
 
-def _compile(capability: int) -> Iterator[dict[str, Any]]:
-    """A report on each kernel that the calls launch on a device of this capability, each variant once."""
+def _cache_calls(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> Iterator[Callable[[], Any]]:
+    q, k, v = torch.empty(8, heads + 2 * kv_heads, head_dim, dtype=dtype).split([heads, kv_heads, kv_heads], dim=1)
+    table, positions = torch.empty(64, head_dim), torch.zeros(8, dtype=torch.int64)
+    yield lambda: rotary_embedding_(positions, q, k, table)
+    for kind in (dtype, torch.float8_e4m3fn):
+        caches = [torch.empty(kv_rows_shape(64, 16, kv_heads, head_dim)).to(kind) for _ in range(2)]
+        yield lambda caches=caches: reshape_and_cache_(k, v, *caches, positions)
+        yield lambda caches=caches: rotary_and_cache_(positions, q, k, v, table, *caches, positions)
+
+
+def _report(kernel: str, capability: int, log: str, compiled: Any, cubin_bytes: int) -> dict[str, Any]:
+    found = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", log, re.DOTALL)
+    assert found, f"the assembler's log says nothing of spills: {log}"
+    return {
+        "kernel": kernel,
+        "capability": capability,
+        "spilled_bytes": int(found[1]),
+        "registers": int(found[2]),
+        "shared_bytes": compiled.metadata.shared,
+        "num_warps": compiled.metadata.num_warps,
+        "cubin_bytes": cubin_bytes,
+    }
+
+
+def _assemble(kernel: str, compiled: Any, capability: int) -> dict[str, Any]:
+    """A report on what was compiled for an earlier generation, assembled for this one."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(compiled.asm["ptx"])
+        command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name=sm_{capability}", str(source), "-o", str(target)]
+        log = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+        return _report(kernel, capability, log, compiled, target.stat().st_size)
+
+
+def _compile(
+    capability: int, calls: Iterable[Callable[[], Any]], later: Sequence[int] = ()
+) -> Iterator[dict[str, Any]]:
+    """A report on each kernel that the calls launch on a device of this capability, each variant once; and on the same
+    assembled for the capabilities `later`."""
     pretend_capability(capability)
-    reports: dict[str, dict[str, Any]] = {}
+    reports: dict[str, list[dict[str, Any]]] = {}
 
     def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         log = io.StringIO()
         with contextlib.redirect_stdout(log):
             compiled = run(kernel, *args, grid=grid, warmup=True, **kwargs)
         if log.getvalue():
-            found = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", log.getvalue(), re.DOTALL)
-            assert found, f"the assembler's log says nothing of spills: {log.getvalue()}"
-            reports[compiled.hash] = {
-                "kernel": kernel.__name__,
-                "capability": capability,
-                "spilled_bytes": int(found[1]),
-                "registers": int(found[2]),
-                "shared_bytes": compiled.metadata.shared,
-                "num_warps": compiled.metadata.num_warps,
-                "cubin_bytes": len(compiled.asm["cubin"]),
-            }
+            own = _report(kernel.__name__, capability, log.getvalue(), compiled, len(compiled.asm["cubin"]))
+            reports[compiled.hash] = [own, *(_assemble(kernel.__name__, compiled, each) for each in later)]
 
     run, JITFunction.run = JITFunction.run, compile_only
     try:
         with force("triton"):
-            for call in _calls(capability):
+            for call in calls:
                 call()
     finally:
         JITFunction.run = run
-    yield from reports.values()
+    for each in reports.values():
+        yield from each
 
 
 def main() -> None:
-    """Compile for the capabilities named, or for all, and print the reports."""
+    """Compile for all capabilities and print the reports."""
     triton.knobs.nvidia.dump_ptxas_log = True
     with tempfile.TemporaryDirectory() as folder:
         # A kernel found in a cache leaves no log.
         triton.knobs.cache.dir = folder
-        for capability in [int(each) for each in sys.argv[1:]] or CAPABILITIES:
-            for report in _compile(capability):
+        for capability in CAPABILITIES:
+            for report in _compile(capability, _product_calls(capability)):
+                print(json.dumps(report), flush=True)
+        # Without products what is compiled is the same from Ampere on.
+        for capability, later in ((75, ()), (80, (90, 100))):
+            for report in _compile(capability, _other_calls(capability), later):
                 print(json.dumps(report), flush=True)
 
 

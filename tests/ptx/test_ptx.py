@@ -42,7 +42,7 @@ def reports(everything: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_results_are_those_of_the_references(reports: list[dict[str, Any]]) -> None:
     wrong = [each for each in reports if each["error"] > 1 and not each["check"].startswith("spoiled")]
-    assert len(reports) > 100 and wrong == []
+    assert len(reports) > 80 and wrong == []
 
 
 def test_an_instruction_that_is_wrong_shows(reports: list[dict[str, Any]]) -> None:
@@ -61,7 +61,9 @@ def test_every_kernel_is_run(reports: list[dict[str, Any]]) -> None:
         for capability in (75, 80, 90)
     }
     products = {"_linear_readings_kernel", "_chosen_logits_kernel", "_quantized_linear_kernel"}
-    assert by_capability[80] == by_capability[90] == set(KERNELS)
+    attention = {"_decode_kernel", "_merge_splits_kernel", "_prefill_kernel", "_write_cache_kernel"}
+    assert by_capability[90] == set(KERNELS)
+    assert by_capability[80] == products | attention
     assert by_capability[75] == set(KERNELS) - products
 
 

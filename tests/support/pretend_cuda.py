@@ -31,9 +31,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import vllm.ops.triton as triton_kernels
 from vllm.ops._dispatch import force
+from vllm.v1.worker.gpu import piecewise_graphs
 
 DEVICE = torch.device("cuda", 0)
 MEMORY_BYTES = 4 * 2**30
+SIZES = (16, 48)
+"""Numbers of tokens of steps with prompts that are captured."""
 
 _aten = torch.ops.aten
 _WAITING = {
@@ -426,6 +429,8 @@ def pretending(interpreted: bool = False) -> Iterator[None]:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.version, "cuda", "13.0")
+        # Capturing takes as long as running.
+        patch.setattr(piecewise_graphs, "_SIZES", SIZES)
         patch.setattr(torch, "tensor", _tensor_maker(mode, torch.tensor))
         for name, fake in fakes.items():
             patch.setattr(torch.cuda, name, fake)

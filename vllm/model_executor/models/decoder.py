@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -337,7 +337,7 @@ class Decoder(nn.Module):
     def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         hidden = self.embed_tokens(ids)
         if self.embedding_scale != 1.0:
-            hidden = hidden * torch.tensor(self.embedding_scale, dtype=hidden.dtype, device=hidden.device)
+            hidden = hidden * _rounded(self.embedding_scale, hidden.dtype)
         if self.project_in is not None:
             hidden = self.project_in(hidden)
         if self.embed_positions is not None and self.positions is not None:
@@ -368,6 +368,12 @@ class Decoder(nn.Module):
         if norm is not None:
             hidden = norm(hidden)
         return hidden if self.project_out is None else self.project_out(hidden)
+
+
+@cache
+def _rounded(scale: float, dtype: torch.dtype) -> float:
+    """As a tensor of this dtype holds it; a number may be multiplied with while a graph is captured."""
+    return float(torch.tensor(scale, dtype=dtype, device="cpu"))
 
 
 class SinusoidalPositions(nn.Module):

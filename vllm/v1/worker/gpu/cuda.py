@@ -13,6 +13,8 @@ from torch import Tensor
 from vllm.distributed.communicator import ALONE, Communicator
 
 Result = TypeVar("Result")
+Cut = Callable[[], None]
+"""Ends the piece that is captured, and begins the next one."""
 
 
 class Movable(Protocol):
@@ -66,21 +68,36 @@ class GraphRecorder:
     def record(self, function: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
         """Capture the device work of `function`, which is called twice, on tensors that stay in place. Returns the
         captured call's result, and the replay, on the current stream, that writes it again."""
+        result, (replay,) = self.record_pieces(lambda cut: function())
+        return result, replay
+
+    def record_pieces(self, function: Callable[[Cut], Result]) -> tuple[Result, list[Callable[[], None]]]:
+        """As `record`, in pieces: `function` calls what it is given between two of them. What is done between their
+        replays must leave in place what the later ones read."""
         # The first call compiles kernels and sets up libraries, which a capture does not allow.
-        function()
+        function(lambda: None)
         torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream), _no_garbage_collection():
+        graphs: list[torch.cuda.CUDAGraph] = []
+
+        def begin() -> None:
+            graphs.append(torch.cuda.CUDAGraph())
             # Other threads may use the device meanwhile.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+        def cut() -> None:
+            graphs[-1].capture_end()
+            begin()
+
+        with torch.cuda.stream(self._stream), _no_garbage_collection():
+            begin()
             num_calls, num_bytes = self._group.num_calls.copy(), self._group.num_bytes.copy()
             try:
-                result = function()
+                result = function(cut)
             finally:
-                graph.capture_end()
-        return result, self._counting(
-            graph.replay, self._group.num_calls - num_calls, self._group.num_bytes - num_bytes
-        )
+                graphs[-1].capture_end()
+        calls, size = self._group.num_calls - num_calls, self._group.num_bytes - num_bytes
+        first, *others = (graph.replay for graph in graphs)
+        return result, [self._counting(first, calls, size), *others]
 
     def _counting(
         self, replay: Callable[[], None], num_calls: Mapping[str, int], num_bytes: Mapping[str, int]

@@ -27,6 +27,7 @@ from vllm.v1.worker.gpu.cuda import GraphRecorder, graph_recorder, host_copies
 from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, GreedyGraphs, ladder
 from vllm.v1.worker.gpu.input_batch import InputBatch, PromptBatch, build_input_batch
 from vllm.v1.worker.gpu.kv_swap import KVSwap
+from vllm.v1.worker.gpu.piecewise_graphs import PiecewiseGraphs
 from vllm.v1.worker.gpu.recorded_decode import RecordedDecode
 from vllm.v1.worker.gpu.sample.logprob import ReadingClock
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
@@ -149,6 +150,8 @@ class GPUModelRunner:
         # On the CPU collectives cannot be recorded.
         self._records_kernels = records and self.group.world_size == 1 and device.type == "cpu"
         self._recorded_decode: RecordedDecode | DecodeGraphs | None = None
+        self._pieces: PiecewiseGraphs | None = None
+        self._max_tokens = config.scheduler_config.max_num_batched_tokens
         self._greedy_graphs: GreedyGraphs | None = None
         self._packing_version = 0
         self._max_decode_rows = min(max_num_reqs, config.scheduler_config.max_num_batched_tokens)
@@ -168,7 +171,7 @@ class GPUModelRunner:
     def release_kv_cache(self) -> None:
         """Free the KV cache and what depends on it, until initialize_kv_cache. No request may have a slot."""
         self.kv_caches, self.kv_swap, self._hidden_cache = [], None, None
-        self._recorded_decode = self._greedy_graphs = None
+        self._recorded_decode = self._greedy_graphs = self._pieces = None
 
     def _record_decode(self) -> None:
         if self._graph_recorder is not None:
@@ -199,6 +202,8 @@ class GPUModelRunner:
         self._recorded_decode = graphs
         self._greedy_graphs = GreedyGraphs(self.model, self.sampler, self.states, recorder)
         self._greedy_graphs.record(graphs.steps)
+        self._pieces = PiecewiseGraphs(self.model, self._backend, self.kv_caches, self.device, self._max_tokens)
+        self._pieces.record(recorder, len(tables))
 
     def _make_kv_caches(self, num_blocks: int) -> KVCaches:
         """One pair a layer; layers that lie in the same cache have the same pair."""
@@ -212,13 +217,13 @@ class GPUModelRunner:
     @contextlib.contextmanager
     def scratch_cache(self) -> Iterator[None]:
         """For steps whose results are discarded: a cache of one block, number 0; nothing is recorded or replayed."""
-        kept = self.kv_caches, self.kv_swap, self._recorded_decode, self._hidden_cache
+        kept = self.kv_caches, self.kv_swap, self._recorded_decode, self._pieces, self._hidden_cache
         self.kv_caches, self.kv_swap = self._make_kv_caches(1), None
-        self._recorded_decode = self._hidden_cache = None
+        self._recorded_decode = self._pieces = self._hidden_cache = None
         try:
             yield
         finally:
-            self.kv_caches, self.kv_swap, self._recorded_decode, self._hidden_cache = kept
+            self.kv_caches, self.kv_swap, self._recorded_decode, self._pieces, self._hidden_cache = kept
 
     def max_logits_bytes(self) -> int:
         """The most bytes of logits in a step: a float32 row a sequence, a copy of it for processing, another in the
@@ -262,12 +267,16 @@ class GPUModelRunner:
             self._record_decode()
 
     def _forward(self, batch: InputBatch) -> Tensor:
-        if self._recorded_decode is not None and self._recorded_decode.takes(batch):
-            if self._host_copies is not None:
-                # Graphs share memory: this one may overwrite the last one's results.
-                self._host_copies.fence()
+        decodes = self._recorded_decode is not None and self._recorded_decode.takes(batch)
+        is_replayed = decodes or (self._pieces is not None and self._pieces.takes(batch))
+        if is_replayed and self._host_copies is not None:
+            # Graphs share memory: this one may overwrite the last one's results.
+            self._host_copies.fence()
+        if self._recorded_decode is not None and decodes:
             return self._recorded_decode(batch)
         inputs = batch.to_device(self.states)
+        if self._pieces is not None and is_replayed:
+            return self._pieces(inputs)
         return self.model(inputs.input_ids, inputs.positions, self.kv_caches, inputs.attn, inputs.hidden_rows)
 
     def _sample(self, batch: InputBatch, slots: np.ndarray, hidden: Tensor) -> Sampled:
