@@ -53,6 +53,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
     "int4 with int8 activations": {"dtype": "bfloat16", "quantization": "int4", "int8_activations": True},
     "fp8": {"dtype": "bfloat16", "quantization": "fp8"},
+    "fp8 KV cache": {"dtype": "bfloat16", "kv_cache_dtype": "fp8", "plain": True},
+    "fp8_e5m2 KV cache": {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e5m2", "plain": True},
 }
 PAIRS = (*((name, "float32") for name in ENGINES if name != "float32"), ("int8", "bfloat16"))
 

@@ -155,6 +155,7 @@ def test_the_cache_is_described():
     assert sample.value == 1
     assert sample.labels == {
         "block_size": "32",
+        "cache_dtype": "auto",
         "enable_prefix_caching": "True",
         "gpu_memory_utilization": "0.9",
         "swap_space": "0.0",

@@ -74,7 +74,7 @@ def core_metrics(engine: CoreState) -> Iterator[Metric]:
 
 def cache_info(num_blocks: int, config: CacheConfig) -> Metric:
     """The cache's settings, as labels."""
-    names = ("block_size", "enable_prefix_caching", "gpu_memory_utilization", "swap_space")
+    names = ("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization", "swap_space")
     values = {**{name: getattr(config, name) for name in names}, "num_gpu_blocks": num_blocks}
     gauge = GaugeMetricFamily("vllm:cache_config_info", "The KV cache; always 1", labels=tuple(values))
     gauge.add_metric(tuple(map(str, values.values())), 1)
