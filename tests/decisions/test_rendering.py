@@ -8,10 +8,12 @@ from decision_models import CHATML, STRICT, make_decision_model
 
 from vllm.decisions.conversation import parse_input
 from vllm.decisions.labels import LabelSpeller
+from vllm.decisions.prompts import EXAMPLES, answers_in_words, question_text
 from vllm.decisions.questions import parse_questions
 from vllm.decisions.render import make_frame
 from vllm.exceptions import VLLMValidationError
 from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
+from vllm.transformers_utils.config import parse_hf_config
 
 DROPPING = "{% for m in messages %}{% if m.role == 'user' %}<s>{{ m.content }}{% endif %}{% endfor %}</s>"
 THINKING = "{% for m in messages %}{{ m.content }}{% endfor %}</s><think>\n"
@@ -123,6 +125,57 @@ def test_values_are_read_after_a_cue(tokenizers):
             parse_questions({"type": "predicate", "instructions": ""})[0], ""
         )
         assert tokenizers["bytes"].decode(label.token_ids) == " true"
+
+
+@pytest.mark.parametrize("template", [None, CHATML, STRICT])
+def test_examples_stand_between_the_system_and_the_input(tokenizers, template):
+    def head_of(input):
+        return make_frame(parse_input(input), "Q?", tokenizers["bytes"], template, None, "Label:", True).head
+
+    text, examples = head_of("Hello"), [text for text, _, _ in EXAMPLES]
+    places = [text.index(each) for each in [*examples, "Text: Hello"]]
+    assert places == sorted(places) and text.count("Label: ") == len(examples)
+    assert [word in text for *_, word in EXAMPLES] == [True] * len(examples)
+    # All inputs share them, which is what makes them cheap.
+    assert head_of("Bye")[: places[-1]] == text[: places[-1]]
+    assert all(each in head_of("") for each in examples)
+    if template == CHATML:
+        text = head_of(CONVERSATION)
+        places = [text.index(each) for each in ["Be brief.", *examples, "Hello", "Hi"]]
+        assert places == sorted(places) and "Text: Hello" not in text
+
+
+def test_options_are_listed_for_small_models_only_where_they_say_more_than_their_texts():
+    def asked(instructions, **described):
+        choices = [{"value": "new"}, {"value": "old", **described}]
+        (question,) = parse_questions({"type": "choice", "instructions": instructions, "choices": choices})
+        return [question_text(question, (), (0, 1), in_words) for in_words in (False, True)]
+
+    assert asked("Which?") == ["Which?\n(new, old)", "Which?"]
+    assert asked("") == ["(new, old)"] * 2
+    assert asked("Which?", description="worn") == ["Which?\n- new\n- old (worn)"] * 2
+    (predicate,) = parse_questions({"type": "predicate", "instructions": "Is it?"})
+    assert question_text(predicate, ("yes", "no"), (0, 1), True) == "Is it? Yes or no?"
+    assert question_text(predicate, (), (1, 0), True) == "Is it? False or true?"
+
+
+def test_which_models_answer_in_words():
+    tiny, smol, qwen = (
+        {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "vocab_size": vocab}
+        for hidden, layers, heads, vocab in ((64, 2, 4, 300), (960, 32, 15, 49152), (896, 24, 14, 151936))
+    )
+    sizes = {
+        "tiny": tiny,
+        "smollm2-360m": smol | {"num_key_value_heads": 5, "intermediate_size": 2560, "tie_word_embeddings": True},
+        "qwen2.5-0.5b": qwen | {"num_key_value_heads": 2, "intermediate_size": 4864, "tie_word_embeddings": True},
+        "experts": smol | {"num_local_experts": 8, "tie_word_embeddings": True},
+    }
+    counts = {name: parse_hf_config(raw, {}).num_weights for name, raw in sizes.items()}
+    # Their published sizes, without norms and biases.
+    assert counts["smollm2-360m"] == pytest.approx(362e6, rel=0.01)
+    assert counts["qwen2.5-0.5b"] == pytest.approx(494e6, rel=0.01)
+    assert counts["experts"] > 2e9
+    assert [name for name, count in counts.items() if answers_in_words(count)] == ["smollm2-360m"]
 
 
 def test_labels_of_one_token_are_taken_where_there_are_some(tokenizers):

@@ -105,5 +105,5 @@ class RandomDecisions:
 
     def options(self) -> dict[str, Any]:
         """Of LLM.decide."""
-        read = self._random.choice(["labels", "labels", "values"])
+        read = self._random.choice(["labels", None, "values"])
         return {"read": read, "permutations": self._random.choice([1, 1, 1, 2, 3])}

@@ -51,7 +51,7 @@ def order_reading(question: Question, order: Sequence[int], scores: LabelScores,
     )
 
 
-def diagnose(orders: Sequence[OrderReading]) -> Diagnostics:
+def diagnose(orders: Sequence[OrderReading], read: str = "labels") -> Diagnostics:
     """All orders' readings together."""
     shares = np.asarray(
         [[option.probability for option in each.options] for each in orders]
@@ -65,6 +65,7 @@ def diagnose(orders: Sequence[OrderReading]) -> Diagnostics:
         probabilities=mean.tolist(),
         order_sensitivity=float(distances.max()),
         orders=list(orders),
+        read=read,
     )
 
 

@@ -149,6 +149,13 @@ def conversations(turns: Sequence[Turn], question: str, has_developer: bool) -> 
     yield [{"role": "user", "content": f"{text}\n\n{question}" if text else question}]
 
 
+def after_examples(turns: Sequence[Turn], examples: Sequence[tuple[str, str]]) -> list[Turn]:
+    """The turns with examples, each a user's text and its answer, behind what the system says first."""
+    start = next((index for index, turn in enumerate(turns) if turn.role not in ("system", "developer")), len(turns))
+    shown = [Turn(role, text) for pair in examples for role, text in zip(("user", "assistant"), pair, strict=True)]
+    return [*turns[:start], *shown, *turns[start:]]
+
+
 def transcript(turns: Sequence[Turn]) -> str:
     """All turns as one text; a single user's message as it is."""
     if all(turn.role == "user" for turn in turns):

@@ -19,11 +19,15 @@ class LabelSpeller:
 
     Args:
         tail: the text between a question and its answer.
+        predicate_labels: what may stand for true and false, the preferred first.
     """
 
-    def __init__(self, tokenizer: Tokenizer, tail: str) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, tail: str, predicate_labels: Sequence[Sequence[str]] = PREDICATE_LABELS
+    ) -> None:
         self._tokenizer = tokenizer
         self._tail = tail
+        self._predicate_labels = predicate_labels
         self._tail_ids = tokenizer.encode(tail, add_special_tokens=False)
         # A template ends where an answer begins; after a word an answer begins with a space.
         is_template = not tail or tail[-1].isspace() or self._tail_ids[-1] in tokenizer.all_special_ids
@@ -54,7 +58,8 @@ class LabelSpeller:
 
     def _choose(self, kind: str, count: int) -> list[Label]:
         usable = None
-        for texts in _candidates(kind, count):
+        preferred = self._predicate_labels if kind == "predicate" else ()
+        for texts in itertools.chain(preferred, _candidates(kind, count)):
             labels = [self._spell(text) for text in texts]
             if not _are_distinct(labels) or any(map(self._is_unknown, labels)):
                 continue
@@ -82,8 +87,6 @@ class LabelSpeller:
 
 def _candidates(kind: str, count: int) -> Iterator[Sequence[str]]:
     """Sets of `count` labels, the preferred first. Within a set all are equally long, so that none begins another."""
-    if kind == "predicate":
-        yield from PREDICATE_LABELS
     if kind == "score":
         yield [str(index) for index in range(count)]
     if count <= len(_LETTERS):

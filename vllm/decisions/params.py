@@ -11,6 +11,8 @@ from vllm.decisions.calibration import Calibration
 from vllm.exceptions import VLLMValidationError
 from vllm.utils.checks import check_encodable, check_integer, check_number, wrong_type
 
+READS = ("auto", "labels", "values")
+
 MAX_PERMUTATIONS = 64
 """Most orders of the options that one question is asked in."""
 
@@ -21,6 +23,7 @@ class DecisionParams:
 
     Attributes:
         read: "labels" = letters, digits or yes and no that stand for the options; "values" = the options' own texts.
+            None or "auto": of a small model (`prompts.answers_in_words`) the texts of choices and levels, else labels.
         permutations: orders of the options to average over, at most MAX_PERMUTATIONS; a question that has fewer
             different ones (2 of two options, otherwise twice their number) is asked in all of these.
         min_label_mass: a question with a smaller label mass gets a Refusal; in [0, 1].
@@ -35,7 +38,7 @@ class DecisionParams:
         VLLMValidationError: a value out of range; names the field.
     """
 
-    read: str = "labels"
+    read: str | None = None
     permutations: int = 1
     min_label_mass: float = 0.0
     calibration: Calibration | Mapping[str, Any] | str | PathLike[str] | None = None
@@ -45,8 +48,8 @@ class DecisionParams:
     truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if self.read not in ("labels", "values"):
-            raise VLLMValidationError(f'read must be "labels" or "values", got {self.read!r}', "read", self.read)
+        if self.read not in READS and self.read is not None:
+            raise VLLMValidationError(f"read must be one of {', '.join(READS)}, got {self.read!r}", "read", self.read)
         check_integer("permutations", self.permutations, 1, MAX_PERMUTATIONS)
         check_number("min_label_mass", self.min_label_mass, 0.0, 1.0)
         if isinstance(self.calibration, (str, PathLike)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,13 @@ from vllm.decisions.answers import answer, diagnose, order_reading
 from vllm.decisions.conversation import Turn, parse_input, without_beginning
 from vllm.decisions.labels import LabelSpeller
 from vllm.decisions.params import DecisionParams
-from vllm.decisions.prompts import VALUE_CUE, question_text
+from vllm.decisions.prompts import (
+    PREDICATE_LABELS,
+    VALUE_CUE,
+    WORD_PREDICATE_LABELS,
+    answers_in_words,
+    question_text,
+)
 from vllm.decisions.questions import parse_questions
 from vllm.decisions.render import make_frame
 from vllm.decisions.types import Decision, DecisionUsage
@@ -42,6 +49,7 @@ class _Reading:
         order: the options' indices, as the prompt lists them.
         labels: as the prompt lists them.
         places: each option's index in `scorer`'s labels.
+        read: "labels" or "values".
     """
 
     index: int
@@ -49,6 +57,7 @@ class _Reading:
     labels: list[Label]
     places: list[int]
     scorer: LabelScorer
+    read: str
 
 
 class DecisionPlan:
@@ -79,6 +88,8 @@ class DecisionPlan:
         self._params.scalings.check(self.questions)
         self._config = config
         self._tokenizer = tokenizer
+        self._in_words = self._params.read != "labels" and answers_in_words(config.hf_config.num_weights)
+        self._by_value = self._in_words or self._params.read == "values"
         self._scorers: dict[tuple[tuple[int, ...], ...], LabelScorer] = {}
         self._readings, prompts = self._plan(parse_input(input))
         salt = self._params.cache_salt
@@ -110,9 +121,11 @@ class DecisionPlan:
     def _write(self, turns: list[Turn]) -> tuple[list[_Reading], list[list[int]]]:
         params, tokenizer = self._params, self._tokenizer
         probe = question_text(self.questions[0], (), range(len(self.questions[0].options)))
-        cue = VALUE_CUE if params.read == "values" else ""
-        frame = make_frame(turns, probe, tokenizer, params.chat_template, params.chat_template_kwargs, cue)
-        readings = list(self._read_all(LabelSpeller(tokenizer, frame.tail)))
+        template = (params.chat_template, params.chat_template_kwargs)
+        cue = VALUE_CUE if self._by_value else ""
+        frame = make_frame(turns, probe, tokenizer, *template, cue, self._in_words)
+        predicate_labels = WORD_PREDICATE_LABELS if self._in_words else PREDICATE_LABELS
+        readings = list(self._read_all(LabelSpeller(tokenizer, frame.tail, predicate_labels)))
         num_tokens = sum(len(label.token_ids) for each in readings for label in each.labels)
         if num_tokens > MAX_READINGS:
             message = f"the questions' options in all orders are {num_tokens} readings, more than {MAX_READINGS}"
@@ -121,13 +134,12 @@ class DecisionPlan:
         return readings, frame.encode(tokenizer, texts)
 
     def _text(self, reading: _Reading) -> str:
-        shown = [label.text or "" for label in reading.labels] if self._params.read == "labels" else ()
-        return question_text(self.questions[reading.index], shown, reading.order)
+        shown = [label.text or "" for label in reading.labels] if reading.read == "labels" else ()
+        return question_text(self.questions[reading.index], shown, reading.order, self._in_words)
 
     def _read_all(self, speller: LabelSpeller) -> Iterator[_Reading]:
         for index, question in enumerate(self.questions):
-            by_value = self._params.read == "values"
-            labels = speller.value_labels(question, f"questions[{index}]") if by_value else speller.labels_for(question)
+            labels, by_value = self._labels(speller, index)
             # Labels that say what they stand for go with their options, the others with the places in the list.
             is_fixed = by_value or (question.type == "predicate" and labels[0].text != "A")
             scorer = self._scorer(labels)
@@ -136,7 +148,18 @@ class DecisionPlan:
                     list(range(len(labels))) if is_fixed else [order.index(option) for option in range(len(labels))]
                 )
                 listed = [labels[option] for option in order] if is_fixed else labels
-                yield _Reading(index, order, listed, places, scorer)
+                yield _Reading(index, order, listed, places, scorer, "values" if by_value else "labels")
+
+    def _labels(self, speller: LabelSpeller, index: int) -> tuple[list[Label], bool]:
+        """A question's labels, and whether they are its options' texts."""
+        question, place = self.questions[index], f"questions[{index}]"
+        if self._params.read == "values":
+            return speller.value_labels(question, place), True
+        # A model that knows what to call things still says yes more readily than true.
+        if self._in_words and question.type != "predicate":
+            with suppress(VLLMValidationError):  # texts that the tokenizer cannot tell apart
+                return speller.value_labels(question, place), True
+        return speller.labels_for(question), False
 
     def _scorer(self, labels: Sequence[Label]) -> LabelScorer:
         key = tuple(tuple(label.token_ids) for label in labels)
@@ -178,6 +201,7 @@ class DecisionPlan:
         """The answers from the outputs of `requests`. `cached_step`: counts of cached tokens are rounded down to its
         multiples."""
         found: list[list[Any]] = [[] for _ in self.questions]
+        reads = {reading.index: reading.read for reading in self._readings}
         start = num_cached = 0
         error = None
         for reading, prompt in zip(self._readings, self._prompts, strict=True):
@@ -194,8 +218,8 @@ class DecisionPlan:
             return Decision([], usage, error)
         scaling_of = self._params.scalings.scaling_of
         answers = [
-            answer(question, diagnose(own), scaling_of(question), self._params.min_label_mass)
-            for question, own in zip(self.questions, found, strict=True)
+            answer(question, diagnose(own, reads[index]), scaling_of(question), self._params.min_label_mass)
+            for index, (question, own) in enumerate(zip(self.questions, found, strict=True))
         ]
         return Decision(answers, usage)
 

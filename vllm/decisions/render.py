@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm.decisions.conversation import Turn, conversations, transcript
-from vllm.decisions.prompts import ANSWER_CUE
+from vllm.decisions.conversation import Turn, after_examples, conversations, transcript
+from vllm.decisions.prompts import ANSWER_CUE, EXAMPLES, example_question, example_text
 from vllm.entrypoints.chat import render_texts
 from vllm.exceptions import VLLMValidationError
 from vllm.tokenizers.tokenizer import Tokenizer
@@ -68,6 +68,7 @@ def make_frame(
     chat_template: str | None,
     template_kwargs: Mapping[str, Any] | None,
     cue: str = "",
+    has_examples: bool = False,
 ) -> Frame:
     """The frame of an input.
 
@@ -75,14 +76,19 @@ def make_frame(
         question: any of the questions; the frame is tried on it.
         chat_template: in place of the tokenizer's.
         cue: the beginning of the answer.
+        has_examples: EXAMPLES stand before the input.
 
     Raises:
         VLLMValidationError: template_kwargs that cannot be, or a template that takes no conversation at all.
     """
     template = chat_template or tokenizer.chat_template
+    examples = [(example_question(*own), f"{cue} {answer}") for *own, answer in EXAMPLES] if has_examples else []
+    if examples and len(turns) == 1 and turns[0].role == "user":
+        turns = [replace(turns[0], text=example_text(turns[0].text))]
     if template is None:
-        text = transcript(turns)
-        return Frame(f"{text}\n\n" if text else "", f"\n{cue or ANSWER_CUE}", False)
+        texts = [*map("\n".join, examples), *filter(None, [transcript(turns)])]
+        return Frame("".join(f"{each}\n\n" for each in texts), f"\n{cue or ANSWER_CUE}", False)
+    turns = after_examples(turns, examples)
     options: dict[str, Any] = {
         "chat_template": chat_template,
         "chat_template_kwargs": {"enable_thinking": False, **(template_kwargs or {})},

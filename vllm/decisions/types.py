@@ -101,6 +101,7 @@ class Diagnostics:
         probabilities: the options' shares before calibration, averaged over the orders.
         order_sensitivity: greatest total variation distance, in [0, 1], between an order's shares and their mean.
         orders: one reading an order; the first order is the question's own.
+        read: "labels" or "values": what stood for the options.
     """
 
     label_mass: float
@@ -108,6 +109,7 @@ class Diagnostics:
     probabilities: list[float]
     order_sensitivity: float
     orders: list[OrderReading]
+    read: str = "labels"
 
 
 @dataclass(frozen=True)

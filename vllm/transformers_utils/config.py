@@ -46,6 +46,10 @@ class RopeConfig:
     params: dict[str, Any] = field(default_factory=dict)
 
 
+# Names of how many feed-forward networks a layer chooses from.
+_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
 @dataclass(frozen=True)
 class HFConfig:
     """What the engine needs of a model's configuration; `raw` holds the whole config.json, from which the model reads
@@ -94,6 +98,17 @@ class HFConfig:
     def num_labels(self) -> int:
         """How many there are; two where the file does not say."""
         return len(self.id2label)
+
+    @property
+    def num_weights(self) -> int:
+        """About how many weights the model has, by the sizes of its matrices; with all of its experts."""
+        experts = next((self.raw[name] for name in _NUM_EXPERTS if isinstance(self.raw.get(name), int)), 0)
+        inner = self.intermediate_size
+        if experts:
+            inner = experts * (self.raw.get("moe_intermediate_size") or inner)
+        heads = 2 * (self.num_attention_heads + self.num_key_value_heads) * self.head_dim
+        embeddings = self.vocab_size * (1 if self.tie_word_embeddings else 2)
+        return self.hidden_size * (self.num_hidden_layers * (heads + 3 * inner) + embeddings)
 
 
 def load_hf_config(folder: Path, overrides: dict[str, Any] | None = None) -> HFConfig:

@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     fit = "write a calibration fitted on the known answers"
     calibration.add_argument("--fit-calibration", metavar="FILE", type=Path, help=fit)
-    read = "labels: letters that stand for the options; values: the options' own texts (default: labels)"
-    parser.add_argument("--read", choices=("labels", "values"), default="labels", help=read)
+    read = "labels: letters that stand for the options; values: the options' own texts (default: as the model's size)"
+    parser.add_argument("--read", choices=("auto", "labels", "values"), help=read)
     orders = "orders of the options to average over (default: 1)"
     parser.add_argument("--permutations", metavar="K", type=at_least(1), default=1, help=orders)
     mass = "refuse a question whose options have less probability together (default: 0)"

@@ -192,8 +192,8 @@ class DecisionRequest(DecisionFields):
     prompt_cache_key: str | None = Field(None, description="Shares cached prefixes with equal keys only.")
     prompt_cache_options: CacheOptions | None = Field(None, description="See docs/decisions.md.")
     safety_identifier: str | None = Field(None, max_length=128, description="Accepted; changes nothing here.")
-    read: Literal["labels", "values"] | None = Field(
-        None, description="Read labels that stand for the options (the default), or the options' own texts."
+    read: Literal["auto", "labels", "values"] | None = Field(
+        None, description="Read labels that stand for the options, or the options' own texts; else as the model's size."
     )
     permutations: Annotated[int, Field(ge=1, le=MAX_PERMUTATIONS)] | None = Field(
         None, description="Orders of the options to average over; 1 when left out."
@@ -234,6 +234,7 @@ class OrderDiagnostics(ResponseModel):
 class AnswerDiagnostics(OrderDiagnostics):
     """The first order, which is the question's own, but label_mass and argmax_is_label over all orders."""
 
+    read: Literal["labels", "values"] = Field(description="What stood for the options.")
     order_sensitivity: float | None = Field(
         None, description="Greatest total variation distance of an order's shares from their mean."
     )

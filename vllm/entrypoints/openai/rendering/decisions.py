@@ -72,7 +72,7 @@ def _result(answer: Answer) -> dict[str, Any]:
 def diagnostics_fields(diagnostics: Diagnostics, with_ids: bool) -> dict[str, Any]:
     """The first order's readings, and all orders' if there are several."""
     orders = [_order_fields(each, with_ids) for each in diagnostics.orders]
-    over_all = {"label_mass": diagnostics.label_mass, "argmax_is_label": diagnostics.argmax_is_label}
+    over_all = {name: getattr(diagnostics, name) for name in ("read", "label_mass", "argmax_is_label")}
     own = {**orders[0], **over_all}
     return own if len(orders) == 1 else {**own, "order_sensitivity": diagnostics.order_sensitivity, "orders": orders}
 

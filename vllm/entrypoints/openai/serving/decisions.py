@@ -112,7 +112,7 @@ async def decide(
 def decision_params(state: ServerState, body: DecisionRequest) -> DecisionParams:
     """The options of a request."""
     return DecisionParams(
-        read=body.read or "labels",
+        read=body.read,
         permutations=body.permutations or 1,
         min_label_mass=body.min_label_mass or 0.0,
         calibration=state.calibration if body.calibration is None else body.calibration,
