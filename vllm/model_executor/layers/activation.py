@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from statistics import NormalDist
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,12 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 ACTIVATION_NAMES = frozenset(_ACTIVATIONS) | {"xielu"}
+_IN_PLACE: dict[Any, Callable[[Tensor], Tensor]] = {
+    F.relu: torch.relu_,
+    F.gelu: torch.ops.aten.gelu_,
+    _GELU_TANH: partial(torch.ops.aten.gelu_, approximate="tanh"),
+    F.silu: partial(F.silu, inplace=True),
+}
 # Exact in every order.
 _UNROUNDED = (F.relu, _relu2)
 
@@ -53,6 +60,13 @@ def get_act_fn(name: str) -> Callable[[Tensor], Tensor]:
     function = _ACTIVATIONS[name]
     rounds = function not in _UNROUNDED
     return partial(_row_by_row, function) if rounds and envs.batch_invariant() else function
+
+
+def get_inplace_act_fn(name: str) -> Callable[[Tensor], Tensor]:
+    """`get_act_fn` of a tensor that nothing else reads: the result may take its memory. Each page of a large result in
+    new memory is a fault, which takes longer than the function."""
+    function = get_act_fn(name)
+    return _IN_PLACE.get(function, function)
 
 
 def _row_by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vllm.attention.options import AttentionOptions
 from vllm.attention.packed import PackedSequences, attend_packed
-from vllm.model_executor.layers.activation import get_act_fn
+from vllm.model_executor.layers.activation import get_act_fn, get_inplace_act_fn
 from vllm.model_executor.layers.layernorm import LayerNorm
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
@@ -131,7 +131,7 @@ class EncoderLayer(nn.Module):
             self.up_proj, self.act_fn = GatedLinear(hidden, inner, spec.up_bias, spec.activation), None
         else:
             self.up_proj = ColumnParallelLinear(hidden, inner, spec.up_bias, "up_proj")
-            self.act_fn = get_act_fn(spec.activation)
+            self.act_fn = get_inplace_act_fn(spec.activation)
         self.down_proj = RowParallelLinear(inner, hidden, spec.down_bias, "down_proj")
         self.output_norm = LayerNorm(hidden, spec.eps, bias=spec.norm_bias)
 

@@ -1,0 +1,17 @@
+"""Activations that write over their argument give the values of those that do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vllm.model_executor.layers.activation import get_act_fn, get_inplace_act_fn
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_new", "silu", "relu2"])
+def test_in_place(name: str) -> None:
+    x = torch.randn(5, 48, generator=torch.Generator().manual_seed(0))
+    expected = get_act_fn(name)(x.clone())
+    got = get_inplace_act_fn(name)(x)
+    assert torch.equal(got, expected)
+    assert (got.data_ptr() == x.data_ptr()) == (name != "relu2")
