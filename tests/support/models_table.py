@@ -15,6 +15,7 @@ from survey_architectures import load  # noqa: E402
 
 from vllm import ModelRegistry  # noqa: E402
 from vllm.model_executor.model_loader.gguf_configs import ARCHITECTURES  # noqa: E402
+from vllm.model_executor.models.registry import encoder_archs, pooling_kind  # noqa: E402
 from vllm.transformers_utils.text_part import WITH_TEXT_PART  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "models.md"
@@ -43,11 +44,34 @@ def table() -> list[str]:
     return rows
 
 
+_GIVES = {
+    "embed": "embeddings of texts and tokens",
+    "token_embed": "embeddings of tokens",
+    "classify": "classes of texts; with one label scores of pairs",
+    "token_classify": "classes of tokens",
+}
+
+
+def pooling_table() -> list[str]:
+    """The rows of encoders, and of the heads of decoders."""
+    rows = ["### That pool", "", "| architecture | runs | gives |", "|---|---|---|"]
+    names = sorted(encoder_archs(), key=lambda each: (each.lower(), each))
+    rows += [f"| {name} | `vllm`, as an encoder | {_GIVES[pooling_kind([name]) or 'embed']} |" for name in names]
+    heads = {"Model": "embed", "ForSequenceClassification": "classify", "ForTokenClassification": "token_classify"}
+    for ending, kind in heads.items():
+        rows.append(f"| *{ending} of any decoder above that runs | as the decoder | {_GIVES[kind]} |")
+        rows.append(
+            f"| *{ending} of other encoders that transformers has | `transformers`, as an encoder | {_GIVES[kind]} |"
+        )
+    rows.append("| *ForRewardModel, *ForProcessRewardModel of any such decoder | as the decoder | rewards of tokens |")
+    return rows
+
+
 def render(document: str) -> str:
     """The document with the table of now."""
     before, rest = document.split(BEGIN)
     after = rest.split(END)[1]
-    return "\n".join([before + BEGIN, "", *table(), "", END + after])
+    return "\n".join([before + BEGIN, "", *table(), "", *pooling_table(), "", END + after])
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 from tiny_llm import make_tiny_model
 
 from vllm import LLM, PoolingParams
+from vllm.entrypoints.openai.serving import pooling
 from vllm.entrypoints.pooling.utils import MetadataItem, build_metadata_items, decode_pooling_output
 
 TEXTS = ["The cat sits on the mat.", "A kitten is on a rug.", "Stocks fell."]
@@ -215,6 +216,24 @@ def test_coheres_long_texts(server):
     fits = {"texts": ["a b c"], "max_tokens": 3, "truncate": "NONE"}
     assert refused(server, fits, "/v2/embed")["param"] == "max_tokens"
     assert cut[0] == cut[1] and not np.allclose(cut[1], cut[2], atol=1e-2)
+
+
+def test_prompts_by_name(server, monkeypatch):
+    monkeypatch.setattr(pooling, "named_prompts", lambda folder: {"query": "the question: "})
+    whole = server.post("/v1/embeddings", input=[f"the question: {text}" for text in TEXTS])
+    for fields in ({"prompt_name": "query"}, {"input_type": "search_query"}, {"input_type": "query"}):
+        found = server.post("/v1/embeddings", input=TEXTS, **fields)
+        np.testing.assert_allclose(embeddings(found), embeddings(whole), atol=1e-6)
+    cohere = server.post("/v2/embed", texts=TEXTS, input_type="search_query")
+    np.testing.assert_allclose(np.array(cohere["embeddings"]["float"]), embeddings(whole), atol=1e-6)
+    for fields, param in (
+        ({"prompt_name": "search_query"}, "prompt_name"),
+        ({"prompt_name": "query", "input_type": "query"}, "prompt_name"),
+        ({"prompt_name": "query", "late_chunking_params": {"chunk_size": 2}}, "late_chunking_params"),
+        ({"prompt_name": "query", "input": [5]}, "input"),
+        ({"input_type": "passage"}, "input_type"),
+    ):
+        assert refused(server, {"input": "a", **fields})["param"] == param
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class UpstreamServerArgs:
     cohere_is_reasoning_model: bool = unused(True, _OTHER_API)
     cohere_format: str = unused("cmd4", _OTHER_API)
     anthropic_disabled_thinking_effort: str = unused("auto", _OTHER_API)
-    enable_flash_late_interaction: bool = unused(True, "pooling models are not served yet")
+    enable_flash_late_interaction: bool = unused(True, "MaxSim is computed from all vectors of both texts")
     h11_max_incomplete_event_size: int = unused(4194304, _HTTPTOOLS)
     h11_max_header_count: int = unused(256, _HTTPTOOLS)
 

@@ -131,6 +131,11 @@ _ENDINGS = {
 }
 
 
+def encoder_archs() -> AbstractSet[str]:
+    """Names in config.json of the encoders that have a model here."""
+    return _POOLING.keys()
+
+
 def pooling_kind(architectures: Sequence[str]) -> str | None:
     """What a model is made for, by the first name: "embed", "token_embed" (late interaction), "classify",
     "token_classify" or "reward"; None: text."""

@@ -112,6 +112,10 @@ class EncodingFields(PoolingFields):
         None, description="So many of an embedding's first numbers, normalised anew (Matryoshka)."
     )
     normalize: bool | None = Field(None, description="The older name of use_activation.")
+    prompt_name: Text | None = Field(
+        None, description="Of one of the model's prompts (config_sentence_transformers.json), put before each text."
+    )
+    input_type: Text | None = Field(None, description="As of /v2/embed: what the texts are for.")
 
 
 class LateChunking(RequestModel):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,23 +18,22 @@ from vllm.entrypoints.openai.protocol.pooling import (
 )
 from vllm.entrypoints.openai.serving.engine_requests import request_id_of, while_connected
 from vllm.entrypoints.openai.serving.item_scores import in_thread_if
-from vllm.entrypoints.openai.serving.pooling import encoded_answer, pool, pool_prompts, text_prompts, usage_of
+from vllm.entrypoints.openai.serving.pooling import (
+    encoded_answer,
+    pool,
+    pool_prompts,
+    prefix_of,
+    text_prompts,
+    usage_of,
+)
 from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.pooling.utils import encoded
-from vllm.exceptions import VLLMValidationError, shown
+from vllm.exceptions import VLLMValidationError
 from vllm.pooling_outputs import PoolingRequestOutput
 from vllm.pooling_params import PoolingParams
-from vllm.transformers_utils.sentence_transformers import named_prompts
 
 router = APIRouter()
 
-# Cohere's purposes, and what models call them.
-_PURPOSES = {
-    "search_query": ("search_query", "query"),
-    "search_document": ("search_document", "document", "passage"),
-    "classification": ("classification",),
-    "clustering": ("clustering",),
-}
 _LARGE = 4096
 
 
@@ -57,7 +55,7 @@ async def cohere_embed(request: Request, state: ServerState, body: CohereEmbedRe
         raise VLLMValidationError(f"{field} must be a list of texts", field)
     state.check_count(len(texts), field)
     answer_id = request_id_of(request, "embd", body.request_id)
-    prefix = _prefix(state, body.input_type)
+    prefix = prefix_of(state, body.input_type)
     params = PoolingParams(task="embed", dimensions=body.output_dimension)
     longest = state.engine.model_config.max_model_len
     # Texts are cut to what the model reads where more is asked for.
@@ -114,6 +112,8 @@ def _check_late_chunking(body: EmbeddingRequest, tasks: tuple[str, ...]) -> None
         name, problem = "messages", "late chunking needs plain-text input"
     elif body.encoding_format in ("bytes", "bytes_only"):
         name, problem = "encoding_format", "late chunking says its ranges in JSON: encoding_format float or base64"
+    elif body.prompt_name is not None or body.input_type is not None:
+        problem = "late chunking has ranges of the text as it is sent: begin it with the prompt yourself"
     if problem is not None:
         raise ApiError(400, problem, name, "invalid_value")
 
@@ -138,22 +138,6 @@ def _joined(body: CohereEmbedRequest) -> list[str]:
             raise VLLMValidationError(f"inputs[{index}]: a part's text must be a text", "inputs")
         texts.append("".join(part["text"] for part in parts))
     return texts
-
-
-def _prefix(state: ServerState, purpose: str | None) -> str:
-    """What the model wants before texts of this purpose. ApiError: it knows none of this name."""
-    if purpose is None:
-        return ""
-    prompts = named_prompts(Path(state.engine.model_config.path))
-    for name in _PURPOSES.get(purpose, (purpose,)):
-        if name in prompts:
-            return prompts[name]
-    if purpose in _PURPOSES and not prompts:
-        return ""
-    known = ", ".join(sorted(prompts)) or ", ".join(_PURPOSES)
-    raise ApiError(
-        400, f"Unsupported input_type {shown(purpose)}: the model knows {known}", "input_type", "invalid_value"
-    )
 
 
 def _written(output: PoolingRequestOutput[Any], kind: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,6 +31,7 @@ from vllm.entrypoints.pooling.utils import encode_pooling_bytes, encoded
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.pooling_outputs import LateChunks, PoolingRequestOutput
 from vllm.pooling_params import LateChunkingParams, PoolingParams
+from vllm.transformers_utils.sentence_transformers import named_prompts
 from vllm.utils.checks import check_encodable, check_integer, check_token_id, wrong_type
 from vllm.v1.engine.input_processor import ProcessedPrompt
 
@@ -38,6 +40,13 @@ router = APIRouter()
 # More characters, ids or numbers than this are processed in a thread, to keep the event loop responsive.
 _LARGE = 4096
 _METADATA = "metadata"
+# Cohere's purposes, and what models call them.
+_PURPOSES: dict[str, tuple[str, ...]] = {
+    "search_query": ("search_query", "query"),
+    "search_document": ("search_document", "document", "passage"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
 
 
 @post(router, "/pooling", PoolingRequest, PoolingResponse)
@@ -187,11 +196,38 @@ def text_prompts(
     return prompts
 
 
+def prefix_of(state: ServerState, purpose: str | None, prompt_name: str | None = None) -> str:
+    """What the model wants before texts of this purpose, or its prompt of this name. ApiError: it knows none of this
+    name."""
+    if purpose is None and prompt_name is None:
+        return ""
+    if purpose is not None and prompt_name is not None:
+        raise ApiError(400, "input_type and prompt_name exclude each other", "prompt_name", "invalid_value")
+    prompts = named_prompts(Path(state.engine.model_config.path))
+    field, name, aliases = ("prompt_name", prompt_name, {}) if purpose is None else ("input_type", purpose, _PURPOSES)
+    for each in aliases.get(str(name), (str(name),)):
+        if each in prompts:
+            return prompts[each]
+    if name in aliases and not prompts:
+        return ""
+    known = ", ".join(sorted(prompts)) or ", ".join(aliases) or "none"
+    raise ApiError(400, f"Unsupported {field} {shown(name)}: the model knows {known}", field, "invalid_value")
+
+
+def _with_prefix(given: list[Any], prefix: str) -> list[Any]:
+    """The texts with it. VLLMValidationError: they are token ids."""
+    if prefix and not all(isinstance(each, str) for each in given):
+        raise VLLMValidationError("a prompt is put before texts, and the input has token ids", "input")
+    return [each and prefix + each for each in given] if prefix else given
+
+
 def _prompts(state: ServerState, body: PoolingFields) -> list[ProcessedPrompt]:
     options = {"truncate_to": body.truncate_prompt_tokens, "from_end": body.truncation_side == "left"}
     conversations = body.conversations()
     if conversations is None:
         given: Any = [body.input] if _is_single(body.input) else body.input
+        if isinstance(body, EncodingFields):
+            given = _with_prefix(given, prefix_of(state, body.input_type, body.prompt_name))
         return text_prompts(state, given, "input", add_special_tokens=body.add_special_tokens is not False, **options)  # type: ignore[arg-type]
     body.add_generation_prompt = bool(body.add_generation_prompt)
     field = body.given_field()
