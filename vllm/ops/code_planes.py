@@ -20,8 +20,11 @@ def split_planes(codes: Tensor, bits: int) -> tuple[Tensor, ...]:
     below = 0
     for width in PLANES[bits]:
         count = 8 // width
-        part = (codes >> below) & (2**width - 1)
-        part = torch.nn.functional.pad(part, (0, -part.shape[1] % count)).unflatten(1, (-1, count))
+        # Codes of one plane have no other bits.
+        part = codes if width == bits else (codes >> below) & (2**width - 1)
+        if part.shape[1] % count:
+            part = torch.nn.functional.pad(part, (0, -part.shape[1] % count))
+        part = part.unflatten(1, (-1, count))
         plane = part[:, :, 0].clone()
         for i in range(1, count):
             plane |= part[:, :, i] << (i * width)

@@ -31,6 +31,7 @@ _STORED = {
     torch.float8_e8m0fnu: 7,
 }
 _NIBBLES = (8, 9)
+_WORDS = {2: torch.int16, 4: torch.int32}
 _INTEGERS, _TABLE_OF_ALL, _TABLE_A_ROW, _E4M3, _E5M2 = range(5)
 _FLOAT8 = {torch.float8_e4m3fn: _E4M3, torch.float8_e5m2: _E5M2}
 
@@ -193,8 +194,9 @@ def _codes_of_rows(weight: QuantizedTensor, kind: int, rows: slice) -> list[Tens
     codes, groups, size = weight.codes[rows].view(torch.uint8), weight.num_groups, weight.group_size
     if kind == _INTEGERS and weight.bits == 8:
         codes = codes ^ 128
-    codes = F.pad(codes, (0, groups * size - codes.shape[1]))
-    codes = F.pad(codes.unflatten(1, (groups, size)), (0, -size % UNIT)).flatten(1)
+    if codes.shape[1] != groups * size or size % UNIT:
+        codes = F.pad(codes, (0, groups * size - codes.shape[1]))
+        codes = F.pad(codes.unflatten(1, (groups, size)), (0, -size % UNIT)).flatten(1)
     planes = split_planes(codes, weight.bits)
     if kind in (_E4M3, _E5M2):
         return [planes[0][:, :, None]]
@@ -252,7 +254,12 @@ def _views(panels: Tensor, numbers: list[int]) -> Iterator[Tensor]:
 def _write(view: Tensor, rows: Tensor) -> None:
     """[I, A, B] into a view of panels that hold them, zeros after the last."""
     missing = len(view) * PANEL - len(rows)
-    view.copy_(F.pad(rows, (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, 2, 16)).permute(0, 3, 1, 2, 4))
+    whole = F.pad(rows, (0, 0, 0, 0, 0, missing)) if missing else rows
+    word = _WORDS.get(view.shape[-1])
+    if word is not None:
+        # Copied number by number, they may as well be larger ones.
+        view, whole = view.view(word), whole.view(word)
+    view.copy_(whole.unflatten(0, (-1, 2, 16)).permute(0, 3, 1, 2, 4))
 
 
 def _new_panels(rows: int, size: int) -> Tensor:
