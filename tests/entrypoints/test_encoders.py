@@ -11,6 +11,7 @@ import torch
 import transformers
 from minilm import extract_minilm
 from safetensors.torch import load_file, save_file
+from tiny_encoders import PROMPTS, SIZES, TOLERANCE, add_modules, save, tensors
 
 from vllm import LLM, PoolingParams, SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
@@ -18,51 +19,12 @@ from vllm.exceptions import VLLMValidationError
 from vllm.pooling_params import LateChunkingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-SIZES = {
-    "vocab_size": 200,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-}
-PROMPTS = [[5, 7, 9], [11, 12, 13, 14, 15, 16, 17], [3], [4, 5, 6], list(range(20, 60))]
-# float32, summed in another order.
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
-
-
-def save(folder: Path, config: transformers.PretrainedConfig, auto=transformers.AutoModel) -> Path:
-    """With a random model, biases and norms included."""
-    torch.manual_seed(0)
-    model = auto.from_config(config)
-    with torch.no_grad():
-        for values in model.parameters():
-            values += 0.05 * torch.randn_like(values)
-    model.save_pretrained(folder)
-    return folder
-
-
-def add_modules(folder: Path, mode: str, normalize: bool) -> None:
-    names = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
-    places = ["", "1_Pooling", "2_Normalize"]
-    modules = [
-        {"idx": i, "name": str(i), "path": places[i], "type": f"sentence_transformers.models.{name}"}
-        for i, name in enumerate(names)
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling/config.json").write_text(json.dumps({f"pooling_mode_{mode}": True}))
-
-
-def tensors(outputs) -> list[torch.Tensor]:
-    return [output.outputs.data for output in outputs]
-
 
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory):
     return extract_minilm(tmp_path_factory.mktemp("minilm"))
 
 
-TOKENS = PoolingParams(task="token_embed", use_activation=False)
 TEXTS = ["The cat sits on the mat.", "A kitten is on a rug.", "Stocks fell.", "hello " * 60]
 
 
@@ -323,54 +285,6 @@ def test_lengths_that_a_model_was_trained_for(minilm, overrides, taken, refused)
         EngineArgs(str(minilm), pooler_config={"dimensions": 32}).create_engine_config()
 
 
-# model_type: sizes under other names than SIZES'.
-OTHERS = {
-    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
-    "modernbert": {"local_attention": 16, "pad_token_id": 0, "classifier_pooling": "mean"},
-    "nomic_bert": {},
-    "jina_embeddings_v3": {},
-    "gte": {},
-    "eurobert": {"pad_token_id": 0},
-    "electra": {"embedding_size": 16},
-    "albert": {"embedding_size": 16},
-    "mpnet": {"max_position_embeddings": 66},
-    "deberta-v2": {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]},
-}
-
-
-def other_config(kind: str, **options) -> transformers.PretrainedConfig:
-    return transformers.CONFIG_MAPPING[kind](**(SIZES | {"max_position_embeddings": 64} | OTHERS[kind] | options))
-
-
-@pytest.mark.parametrize("kind", OTHERS)
-def test_encoders_of_transformers_embed(tmp_path, kind):
-    folder = save(tmp_path, other_config(kind))
-    add_modules(folder, "mean_tokens", normalize=True)
-    llm = LLM(str(folder), skip_tokenizer_init=True, max_num_batched_tokens=64)
-    assert llm.model_config.max_model_len == 64
-    model = transformers.AutoModel.from_pretrained(folder).eval()
-    with torch.no_grad():
-        hidden = [model(torch.tensor([ids])).last_hidden_state[0] for ids in PROMPTS]
-    got = torch.stack(tensors(llm.encode(PROMPTS, pooling_task="embed", use_tqdm=False)))
-    expected = torch.nn.functional.normalize(torch.stack([each.mean(0) for each in hidden]), dim=-1)
-    torch.testing.assert_close(got, expected, **TOLERANCE)
-
-
-@pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert", "nomic_bert", "gte", "deberta-v2"])
-@pytest.mark.parametrize("head", ["Sequence", "Token"])
-def test_other_classifiers(tmp_path, kind, head):
-    bert = transformers.BertConfig(**SIZES, max_position_embeddings=64, num_labels=3)
-    config = bert if kind == "bert" else other_config(kind, num_labels=3)
-    folder = save(tmp_path, config, getattr(transformers, f"AutoModelFor{head}Classification"))
-    llm = LLM(str(folder), skip_tokenizer_init=True)
-    model = getattr(transformers, f"AutoModelFor{head}Classification").from_pretrained(folder).eval()
-    with torch.no_grad():
-        expected = [model(torch.tensor([ids])).logits[0].softmax(-1) for ids in PROMPTS]
-    task = "classify" if head == "Sequence" else "token_classify"
-    for got, want in zip(tensors(llm.encode(PROMPTS, pooling_task=task, use_tqdm=False)), expected, strict=True):
-        torch.testing.assert_close(got, want, **TOLERANCE)
-
-
 @pytest.mark.parametrize("layout", ["HF_ColBERT", "modules"])
 def test_embeddings_of_tokens(tmp_path, layout):
     folder = save(tmp_path, transformers.BertConfig(**SIZES, max_position_embeddings=64))
@@ -400,137 +314,3 @@ def test_embeddings_of_tokens(tmp_path, layout):
         torch.testing.assert_close(each, torch.nn.functional.normalize(want[:, :20], dim=-1), **TOLERANCE)
     with pytest.raises(VLLMValidationError, match="dimensions"):
         llm.encode(PROMPTS, PoolingParams(dimensions=25), use_tqdm=False)
-
-
-@pytest.mark.parametrize("kind", ["gte", "nomic_bert"])
-def test_published_files_of_models_with_code_of_their_own(tmp_path, kind):
-    folder = save(tmp_path, other_config(kind))
-    model = transformers.AutoModel.from_pretrained(folder).eval()
-    raw = json.loads((folder / "config.json").read_text()) | {"auto_map": {"AutoModel": "code.Model"}}
-    if kind == "gte":
-        raw |= {"model_type": "new", "architectures": ["NewModel"], "position_embedding_type": "rope"}
-    else:
-        names = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
-        raw = {names.get(name, name): value for name, value in raw.items()} | {"activation_function": "swiglu"}
-    (folder / "config.json").write_text(json.dumps(raw))
-    llm = LLM(str(folder), skip_tokenizer_init=True)
-    with torch.no_grad():
-        expected = [model(torch.tensor([ids])).last_hidden_state[0, 0] for ids in PROMPTS]
-    params = PoolingParams(use_activation=False)
-    for got, want in zip(tensors(llm.encode(PROMPTS, params, use_tqdm=False)), expected, strict=True):
-        torch.testing.assert_close(got, want, **TOLERANCE)
-    (folder / "config.json").write_text(json.dumps({**raw, "logn_attention_scale": True, "num_experts": 8}))
-    with pytest.raises(ValueError, match="logn_attention_scale=True is|num_experts=8 is not supported"):
-        LLM(str(folder), skip_tokenizer_init=True)
-
-
-def test_scaled_positions_of_gte(tmp_path):
-    """Their "ntk": the base times the factor, and frequencies by factor ** (2 / dim)."""
-    folder = save(tmp_path, other_config("gte", rope_parameters={"rope_type": "default", "rope_theta": 80000.0}))
-    model = transformers.AutoModel.from_pretrained(folder).eval()
-    model.rotary_emb.inv_freq /= 8.0 ** (2 / 8)
-    raw = json.loads((folder / "config.json").read_text())
-    del raw["rope_parameters"]
-    raw |= {"architectures": ["NewModel"], "rope_theta": 10000.0, "rope_scaling": {"type": "ntk", "factor": 8.0}}
-    (folder / "config.json").write_text(json.dumps(raw))
-    llm = LLM(str(folder), skip_tokenizer_init=True)
-    with torch.no_grad():
-        expected = [model(torch.tensor([ids])).last_hidden_state[0] for ids in PROMPTS]
-    for got, want in zip(tensors(llm.encode(PROMPTS, TOKENS, use_tqdm=False)), expected, strict=True):
-        torch.testing.assert_close(got, want, **TOLERANCE)
-
-
-def jina_bert(weights: dict[str, torch.Tensor], ids: list[int], slopes: list[float], act) -> torch.Tensor:
-    """Hidden states [L, H] by the definitions of arXiv:2310.19923."""
-
-    def linear(x, name):
-        return torch.nn.functional.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
-
-    def norm(x, name):
-        return torch.nn.functional.layer_norm(
-            x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-12
-        )
-
-    places = torch.arange(len(ids))
-    bias = -torch.tensor(slopes)[:, None, None] * (places[:, None] - places).abs()
-    x = weights["embeddings.word_embeddings.weight"][ids] + weights["embeddings.token_type_embeddings.weight"][0]
-    x = norm(x, "embeddings.LayerNorm")
-    for layer in range(2):
-        at = f"encoder.layer.{layer}"
-        q, k, v = (
-            linear(x, f"{at}.attention.self.{name}").unflatten(-1, (len(slopes), -1)).transpose(0, 1)
-            for name in ("query", "key", "value")
-        )
-        attended = (q @ k.transpose(1, 2) / q.shape[-1] ** 0.5 + bias).softmax(-1) @ v
-        attended = linear(attended.transpose(0, 1).flatten(1), f"{at}.attention.output.dense")
-        x = norm(x + attended, f"{at}.attention.output.LayerNorm")
-        gate, up = linear(x, f"{at}.mlp.gated_layers").chunk(2, -1)
-        x = norm(x + linear(act(gate) * up, f"{at}.mlp.wo"), f"{at}.mlp.layernorm")
-    return x
-
-
-@pytest.mark.parametrize("kind", ["geglu", "reglu"])
-def test_jina_v2(tmp_path, kind):
-    hidden, inner, torch_act = 24, 40, torch.nn.functional.gelu if kind == "geglu" else torch.relu
-    shapes = {"embeddings.word_embeddings.weight": (50, hidden), "embeddings.token_type_embeddings.weight": (2, hidden)}
-    norms = ["embeddings.LayerNorm"]
-    for layer in range(2):
-        at = f"encoder.layer.{layer}"
-        for name in ("self.query", "self.key", "self.value", "output.dense"):
-            shapes |= {
-                f"{at}.attention.{name}.weight": (hidden, hidden),
-                f"{at}.attention.{name}.bias": (hidden,),
-            }
-        shapes |= {f"{at}.mlp.gated_layers.weight": (2 * inner, hidden), f"{at}.mlp.wo.weight": (hidden, inner)}
-        shapes[f"{at}.mlp.wo.bias"] = (hidden,)
-        norms += [f"{at}.attention.output.LayerNorm", f"{at}.mlp.layernorm"]
-    shapes |= {f"{name}.{part}": (hidden,) for name in norms for part in ("weight", "bias")}
-    torch.manual_seed(0)
-    weights = {name: 0.3 * torch.randn(shape) for name, shape in shapes.items()}
-    save_file({f"bert.{name}": values for name, values in weights.items()}, tmp_path / "model.safetensors")
-    raw = {
-        "architectures": ["JinaBertForMaskedLM"],
-        "auto_map": {"AutoModel": "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel"},
-        "model_type": "bert",
-        "vocab_size": 50,
-        "hidden_size": hidden,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 6,
-        "intermediate_size": inner,
-        "feed_forward_type": kind,
-        "position_embedding_type": "alibi",
-        "max_position_embeddings": 1024,
-        "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12,
-        "emb_pooler": "mean",
-    }
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    llm = LLM(str(tmp_path), skip_tokenizer_init=True)
-    prompts = [*PROMPTS[:4], [index % 50 for index in range(600)]]
-    # Of the paper: 4 heads have 2^-2 ... 2^-8, two more the first and third of 8.
-    slopes = [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
-    expected = [jina_bert(weights, ids, slopes, torch_act) for ids in prompts]
-    for got, want in zip(tensors(llm.encode(prompts, TOKENS, use_tqdm=False)), expected, strict=True):
-        torch.testing.assert_close(got, want, **TOLERANCE)
-    for got, want in zip(llm.embed(prompts, use_tqdm=False), expected, strict=True):
-        mean = torch.nn.functional.normalize(want.mean(0), dim=-1)
-        torch.testing.assert_close(torch.tensor(got.outputs.embedding), mean, **TOLERANCE)
-    (tmp_path / "config.json").write_text(json.dumps({**raw, "feed_forward_type": "other"}))
-    with pytest.raises(ValueError, match="feed_forward_type='other' is not supported"):
-        LLM(str(tmp_path), skip_tokenizer_init=True)
-
-
-def test_windows_of_long_sequences(tmp_path):
-    """ModernBERT's layers whose queries are taken in blocks."""
-    folder = save(tmp_path, other_config("modernbert", max_position_embeddings=1024, local_attention=20))
-    model = transformers.AutoModel.from_pretrained(folder).eval()
-    prompts = [[index % 200 for index in range(length)] for length in (600, 3, 257)]
-    llm = LLM(str(folder), skip_tokenizer_init=True)
-    with torch.no_grad():
-        expected = [model(torch.tensor([ids])).last_hidden_state[0] for ids in prompts]
-    for got, want in zip(tensors(llm.encode(prompts, TOKENS, use_tqdm=False)), expected, strict=True):
-        torch.testing.assert_close(got, want, **TOLERANCE)
-    half = LLM(str(folder), skip_tokenizer_init=True, dtype="bfloat16")
-    for got, want in zip(tensors(half.encode(prompts, TOKENS, use_tqdm=False)), expected, strict=True):
-        # Two layers round to 8 bits.
-        assert torch.nn.functional.cosine_similarity(got, want, dim=-1).min() > 0.999

@@ -29,7 +29,7 @@ class DistilBertModel(EncoderForPooling):
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
         # Tables of sines are in the checkpoint, as learned ones are.
-        reader.ignore("sinusoidal_pos_embds", "intermediate_size")
+        reader.ignore("sinusoidal_pos_embds", "intermediate_size", "tie_weights_")
         mlp = reader.mlp("gelu", sizes=(reader.integer("hidden_dim", default=3072),))
         return EncoderSpec(
             vocab_size=reader.integer("vocab_size"),

@@ -52,7 +52,7 @@ class NomicBertModel(EncoderForPooling):
             if value is not None and value not in values:
                 raise reader.refuse(name, f"it must be {' or '.join(map(repr, values)) or None}")
         reader.ignore("max_trained_positions", "pad_vocab_size_multiple", "fused_bias_fc", "fused_dropout_add_ln")
-        reader.ignore("use_xentropy", "expert_choice_router", "ffn_div")
+        reader.ignore("use_xentropy", "expert_choice_router", "ffn_div", "dense_seq_output")
         activation = reader.get("activation_function", "hidden_act", default="silu")
         qkv_bias = reader.boolean("qkv_proj_bias", default=False)
         rotary = reader.rotary(
