@@ -88,3 +88,13 @@ def test_choices_are_at_least_as_accurate_as_vllm_score(embedded):
         decided = sum(each.choice == own for each, own in zip(answers, known, strict=True))
         scored = sum(each.best.label.strip() == own for each, own in zip(scores, known, strict=True))
         assert decided >= scored
+
+
+def test_a_small_model_is_asked_without_examples_where_there_is_no_room(embedded):
+    question = {"type": "choice", "instructions": "What is it?", "choices": [{"value": "cat"}, {"value": "dog"}]}
+    lengths = []
+    for most in (None, 256, 40):
+        (decision,) = embedded.decide("It barks. " * 100, question, use_tqdm=False, truncate_prompt_tokens=most)
+        lengths.append(decision.usage.input_tokens)
+        assert decision.answers[0].diagnostics.read == "values" and not decision.error
+    assert lengths[0] > 400 and 200 < lengths[1] <= 256 and 20 < lengths[2] <= 40

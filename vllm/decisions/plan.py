@@ -14,6 +14,7 @@ from vllm.decisions.labels import LabelSpeller
 from vllm.decisions.params import DecisionParams
 from vllm.decisions.prompts import (
     PREDICATE_LABELS,
+    ROOM_FOR_EXAMPLES,
     VALUE_CUE,
     WORD_PREDICATE_LABELS,
     answers_in_words,
@@ -123,7 +124,10 @@ class DecisionPlan:
         probe = question_text(self.questions[0], (), range(len(self.questions[0].options)))
         template = (params.chat_template, params.chat_template_kwargs)
         cue = VALUE_CUE if self._by_value else ""
-        frame = make_frame(turns, probe, tokenizer, *template, cue, self._in_words)
+        given, longest = params.truncate_prompt_tokens, self._config.max_model_len
+        room = longest if given is None or given < 0 else given
+        has_examples = self._in_words and room >= ROOM_FOR_EXAMPLES
+        frame = make_frame(turns, probe, tokenizer, *template, cue, has_examples)
         predicate_labels = WORD_PREDICATE_LABELS if self._in_words else PREDICATE_LABELS
         readings = list(self._read_all(LabelSpeller(tokenizer, frame.tail, predicate_labels)))
         num_tokens = sum(len(label.token_ids) for each in readings for label in each.labels)

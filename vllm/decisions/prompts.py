@@ -25,6 +25,9 @@ EXAMPLES = (
 )
 """Texts, questions and answers that show a model that answers in words what is asked of it."""
 
+ROOM_FOR_EXAMPLES = 256
+"""Where prompts may have fewer tokens, the examples, about 100, are left out."""
+
 _WORD_MODELS = range(10_000_000, 400_000_000)
 """Weights of models that answer in words but not by letter; those of fewer do neither."""
 
