@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -31,6 +32,7 @@ def make_cases(setting: Setting) -> dict[str, Case]:
         f"logits {name}": lambda name=name, shape=shape: _compare_logits(setting, name, shape)
         for name, shape in setting.sizes.models.items()
     }
+    cases["prompts as outputs"] = lambda: _same_bits(setting)
     cases["kernels at the start"] = lambda: _late_compilations(setting, models)
     cases["decode host time"] = lambda: _host_share(setting, models)
     cases["all reduce"] = lambda: _all_reduce(setting)
@@ -82,6 +84,31 @@ def _generate(llm: LLM, prompts: list[list[int]], max_tokens: int, **fields: Any
     seconds = time.perf_counter() - began
     assert all(len(output.outputs[0].token_ids) == max_tokens for output in outputs)
     return seconds
+
+
+def _same_bits(setting: Setting) -> dict[str, Any]:
+    """Generated positions, read again as a prompt's, with VLLM_BATCH_INVARIANT=1."""
+    sizes = setting.sizes
+    generator = torch.Generator().manual_seed(setting.seed)
+    prompts = torch.randint(sizes.shape.vocab_size, (3, sizes.prompt_len), generator=generator).tolist()
+    ids, count = list(range(sizes.num_ids)), min(8, sizes.max_tokens - 1)
+    os.environ["VLLM_BATCH_INVARIANT"] = "1"
+    try:
+        llm = _make_engine(setting, write_config(setting.folder / "invariant", sizes.shape))
+        params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, logprob_token_ids=ids)
+        written = llm.generate(prompts, params, use_tqdm=False)
+        whole = [[*prompt, *each.outputs[0].token_ids] for prompt, each in zip(prompts, written, strict=True)]
+        read = llm.generate(whole, SamplingParams(max_tokens=1, prompt_logprob_token_ids=ids), use_tqdm=False)
+    finally:
+        del os.environ["VLLM_BATCH_INVARIANT"]
+    differing = sum(
+        int((own.outputs[0].logprobs.select(ids).logits != other.prompt_logprobs.select(ids).logits[-count:]).sum())
+        for own, other in zip(written, read, strict=True)
+    )
+    del llm
+    gc.collect()
+    work = "logits of generated positions that differ in a bit when they are read as a prompt's, batch invariant"
+    return {"rows": [make_row("prompts_as_outputs", work, float(differing), 0.0, "logits", at_least=False)]}
 
 
 def _late_compilations(setting: Setting, models: _Models) -> dict[str, Any]:

@@ -27,7 +27,7 @@ ROWS = {
         "prompt_against_output",
     },
     "attention": {"prefill_paged", "decode_paged"},
-    "engine": {"late_compilations", "decode_ids", "generate_2", "generate_3"},
+    "engine": {"prompts_as_outputs", "late_compilations", "decode_ids", "generate_2", "generate_3"},
 }
 
 
@@ -56,6 +56,7 @@ def test_every_case_runs_at_tiny_sizes(part: str, check_module: Import, tmp_path
         assert row["value"] > 0 or row["row"] in (
             "prompt_readings_memory",
             "prompt_against_output",
+            "prompts_as_outputs",
             "late_compilations",
         )
 

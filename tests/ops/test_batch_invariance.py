@@ -42,8 +42,10 @@ def test_a_variable_that_contradicts(name: str, value: str, monkeypatch: pytest.
         EngineArgs(device="cpu").create_engine_config()
 
 
-def test_another_device() -> None:
-    with pytest.raises(ValueError, match="on the CPU only, got device='cuda'"):
+def test_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_batch_invariance("cuda")
+    monkeypatch.setenv("VLLM_USE_TRITON", "0")
+    with pytest.raises(ValueError, match="on CUDA it needs Triton's kernels: .*do not set VLLM_USE_TRITON=0"):
         check_batch_invariance("cuda")
 
 

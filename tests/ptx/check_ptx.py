@@ -23,6 +23,7 @@ from vllm.ops.block_copies import block_parts, copy_blocks_
 from vllm.ops.count_above import count_above
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gumbel_sample import gumbel_sample
+from vllm.ops.invariant_linear import invariant_linear
 from vllm.ops.kv_cache import FLOAT8, kv_rows_shape, reshape_and_cache_
 from vllm.ops.linear_readings import linear_readings
 from vllm.ops.paged_attention import paged_attention
@@ -230,6 +231,8 @@ def _calls(capability: int) -> Iterator[tuple[str, Call]]:
     if capability >= 80:
         yield from _linear_readings_calls()
         yield from _quantized_calls()
+        x, weight, bias = (torch.randn(*shape).to(half) for shape in ((3, 40), (70, 40), (70,)))
+        yield "invariant_linear", lambda: invariant_linear(x, weight, bias, float_out=True)
 
 
 def _largest_error(got: Any, wanted: Any) -> float:

@@ -26,6 +26,7 @@ from vllm.ops.block_copies import block_parts, copy_blocks_
 from vllm.ops.count_above import count_above
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.gumbel_sample import gumbel_sample
+from vllm.ops.invariant_linear import invariant_linear
 from vllm.ops.kv_cache import kv_rows_shape, reshape_and_cache_
 from vllm.ops.linear_readings import linear_readings
 from vllm.ops.paged_attention import paged_attention
@@ -57,10 +58,16 @@ def _product_calls(capability: int) -> Iterator[Callable[[], Any]]:
         quantized = list(_quantized_calls(half))
         # Few rows and many of integers, and 8-bit floats; all formats on one generation.
         yield from quantized if capability == 80 else (quantized[0], quantized[1], quantized[-1])
+        yield from _invariant_calls(half)
     yield from _attention_calls(half, 32, 8, 128)
     # float32 needs no tensor cores, so it is much the same on every generation, and the slowest to compile.
     if capability == 80:
         yield from _attention_calls(torch.float32, 32, 8, 128)
+        yield from _invariant_calls(torch.float32)
+
+
+def _invariant_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
+    yield lambda: invariant_linear(torch.empty(8, 1024, dtype=dtype), torch.empty(512, 1024, dtype=dtype))
 
 
 def _other_calls(capability: int) -> Iterator[Callable[[], Any]]:

@@ -61,6 +61,7 @@ def test_every_kernel_is_run(reports: list[dict[str, Any]]) -> None:
         for capability in (75, 80, 90)
     }
     products = {"_linear_readings_kernel", "_chosen_logits_kernel", "_quantized_linear_kernel"}
+    products.add("_invariant_linear_kernel")
     attention = {"_decode_kernel", "_merge_splits_kernel", "_prefill_kernel", "_write_cache_kernel"}
     assert by_capability[90] == set(KERNELS)
     assert by_capability[80] == products | attention

@@ -33,6 +33,7 @@ KERNELS = sorted(
         "_chosen_logits_kernel",
         "_linear_readings_kernel",
         "_quantized_linear_kernel",
+        "_invariant_linear_kernel",
     }
 )
 
@@ -85,7 +86,9 @@ def test_every_kernel_is_compiled(reports: list[dict[str, int | str]], capabilit
     here = Counter(report["kernel"] for report in reports if report["capability"] == capability)
     # Turing's products go through cuBLAS.
     left_out = (
-        {"_linear_readings_kernel", "_chosen_logits_kernel", "_quantized_linear_kernel"} if capability < 80 else set()
+        {"_linear_readings_kernel", "_chosen_logits_kernel", "_quantized_linear_kernel", "_invariant_linear_kernel"}
+        if capability < 80
+        else set()
     )
     assert sorted(here) == [name for name in KERNELS if name not in left_out]
     sizes = [report["cubin_bytes"] for report in reports if report["capability"] == capability]

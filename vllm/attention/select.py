@@ -47,7 +47,7 @@ def select_backend(
     activations, and of the cache unless `kv_dtype` is another; `block_size` the tokens of a KV block. ValueError if the
     backend named cannot be used here, with the reason."""
     device = torch.device(device)
-    if kv_dtype in FLOAT8 and name == "auto":
+    if name == "auto" and (kv_dtype in FLOAT8 or envs.batch_invariant()):
         name = "paged"
     activated = name in ("auto", "varlen") and varlen.activate_newer(device)
     if name != "auto":
@@ -77,6 +77,8 @@ def check_backend(
     if unsupported is None:
         raise ValueError(f"attention_backend must be one of auto, paged, varlen, flashinfer, got {name!r}")
     reason = unsupported(torch.device(device), dtype, head_dim)
+    if reason is None and envs.batch_invariant():
+        reason = "VLLM_BATCH_INVARIANT=1 needs attention_backend='paged', whose sums do not depend on the batch"
     if reason is None and kv_dtype in FLOAT8:
         reason = "its KV cache has the model's dtype; kv_cache_dtype='fp8' needs attention_backend='paged'"
     if reason is not None:

@@ -414,10 +414,11 @@ class EngineArgs(UpstreamArgs):
 
         if envs.batch_invariant():
             check_batch_invariance(device)
-            if self.disable_custom_all_reduce and self.tensor_parallel_size > 2:
-                raise ValueError(
-                    "VLLM_BATCH_INVARIANT=1 rules out disable_custom_all_reduce: gloo adds in no one order"
-                )
+            if self.tensor_parallel_size > 2 - (device == "cuda") and (
+                device == "cuda" or self.disable_custom_all_reduce
+            ):
+                asked = "tensor_parallel_size" if device == "cuda" else "disable_custom_all_reduce"
+                raise ValueError(f"VLLM_BATCH_INVARIANT=1 rules out {asked}: gloo and NCCL add in no one order")
         if device == "cpu":
             check_cpu_gemm()
 

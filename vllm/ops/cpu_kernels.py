@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 
 from vllm import envs
@@ -34,12 +36,17 @@ def check_batch_invariance(device: str) -> None:
     """Refuse what VLLM_BATCH_INVARIANT=1 cannot be kept with: every kernel between a token and its readings must
     compute a row alike whatever the batch. ValueError where the `device` ("cpu" or "cuda"), a variable or the missing
     library selects kernels whose sums depend on the batch."""
-    if device != "cpu":
-        reason = f"it is kept on the CPU only, got device={device!r}"
-    elif envs.ops_reference():
+    if envs.ops_reference():
         reason = "VLLM_OPS=reference computes with PyTorch, whose order of sums follows the shape of the batch"
     elif envs.cpu_gemm() == "onednn":
         reason = "VLLM_CPU_GEMM=onednn multiplies with oneDNN, whose order of sums follows the shape of the batch"
+    elif device == "cuda":
+        if not envs.use_triton() or find_spec("triton") is None:
+            reason = "on CUDA it needs Triton's kernels: install triton, and do not set VLLM_USE_TRITON=0"
+        elif torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
+            reason = "on CUDA it needs a compute capability of 8.0"
+        else:
+            return
     elif cpu_ops() is None:
         reason = (
             f"it needs the C++ kernels, and {LIBRARY} is missing or does not load: PyTorch, which runs in their place, "

@@ -7,6 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from vllm import envs
 from vllm.ops._dispatch import implementation, triton_function
 from vllm.ops.count_above import check_table
 from vllm.ops.float_linear import float_linear
@@ -32,7 +33,10 @@ def linear_readings(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token
 
 
 def has_linear_readings(hidden: Tensor) -> bool:
-    """Whether such hidden states have a kernel; the reference is slow."""
+    """Whether such hidden states have a kernel; the reference is slow. With VLLM_BATCH_INVARIANT they are read as those
+    of generated tokens are, to the same bits."""
+    if envs.batch_invariant():
+        return False
     is_16_bit = hidden.dtype in (torch.bfloat16, torch.float16)
     return implementation(hidden) == "triton" and is_16_bit and _multiplies_tiles(hidden.device)
 

@@ -13,6 +13,7 @@ from vllm import envs
 from vllm.ops._dispatch import ISA_LEVELS, cpu_ops, implementation
 from vllm.ops.cpu_kernels import check_cpu_gemm, onednn_lacks
 from vllm.ops.float_linear import float_linear
+from vllm.ops.invariant_linear import has_invariant_linear, invariant_linear
 from vllm.ops.rms_norm import AddedNorm
 
 Layout = Literal["plain", "packed_f32", "packed_bf16_dot", "packed_fp16", "onednn"]
@@ -105,6 +106,8 @@ def packed_linear(x: Tensor, packed: PackedLinear, float_out: bool = False, norm
     if norm is not None:
         x = norm(x)
     if packed.layout == "plain":
+        if has_invariant_linear(x):
+            return invariant_linear(x, packed.weight, packed.bias, float_out)
         if not float_out:
             return F.linear(x, packed.weight, packed.bias)
         sums = float_linear(x, packed.weight)

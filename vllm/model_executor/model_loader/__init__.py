@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from vllm import envs
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.linear_method import LinearMethod, linear_method
@@ -58,6 +59,15 @@ def get_model(model_config: ModelConfig, device: torch.device | str, use_tqdm: b
         quantization = load_quantization(model_config.quantization, Path(model_config.path), config.raw)
         if quantization is not None:
             _use_quantization(model, quantization, model_config)
+    if (
+        envs.batch_invariant()
+        and torch.device(device).type == "cuda"
+        and model_config.quantization not in (None, "gguf")
+    ):
+        raise ValueError(
+            "VLLM_BATCH_INVARIANT=1 cannot be kept: on CUDA the sums of quantised weights follow the batch, got "
+            f"quantization={model_config.quantization!r}"
+        )
     # "fp8" is also the name of a checkpoint's own format.
     method = linear_method(model_config.quantization if quantization is None else None)
     model.weight_updater = WeightUpdater(model, method)

@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm import envs
 from vllm.ops.kv_cache import cache_rows
 from vllm.ops.triton.paged_decode import decode
 from vllm.ops.triton.paged_tiles import (
@@ -61,6 +62,10 @@ def paged_attention(
         keys, values = cache_rows(k_cache, v_cache, q.shape[-1])
         requests = block_table, query_start_loc, seq_lens
         inputs = Inputs(q, keys, values, *requests, scale, out, window, softcap, alibi_slopes, sinks, k_scale, v_scale)
+        if envs.batch_invariant():
+            # A position's bits are the same as a prompt's and as an output's.
+            _prefill(inputs, 0, takes_all=True)
+            return out
         if num_decodes != 0:
             decode(inputs.of_rows(0, num_decodes), max_decode_len)
         first = num_decodes or 0
@@ -69,8 +74,8 @@ def paged_attention(
     return out
 
 
-def _prefill(inputs: Inputs, first_token: int) -> None:
-    """Attend for the requests with several queries, of which the first is query `first_token`."""
+def _prefill(inputs: Inputs, first_token: int, takes_all: bool = False) -> None:
+    """Attend for the requests with several queries, or for all, of which the first is query `first_token`."""
     q, kv_heads, requests = inputs.q, inputs.keys.shape[1], len(inputs.seq_lens)
     group = q.shape[1] // kv_heads
     tile = _prefill_tile(padded(q.shape[2]), q.element_size(), shared_kib(q.device))
@@ -78,7 +83,13 @@ def _prefill(inputs: Inputs, first_token: int) -> None:
         # What they do to scores takes registers.
         tile = tile._replace(rows=max(tile.rows // 2, 16), keys=max(tile.keys // 2, 16))
     rows = max(tile.rows, triton.next_power_of_2(group))
-    launch = {"ROWS": rows, "KEYS": tile.keys, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    launch = {
+        "ROWS": rows,
+        "KEYS": tile.keys,
+        "TAKES_ALL": takes_all,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }
     tokens = rows // group
     grid = kv_heads, len(q) // tokens - first_token // tokens + requests
     _prefill_kernel[grid](*inputs.arguments(), requests, **inputs.constants(), **launch)
@@ -134,6 +145,7 @@ def _prefill_kernel(
     WIDEN: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    TAKES_ALL: tl.constexpr,
 ):
     TOKENS: tl.constexpr = ROWS // GROUP
     kv_head = tl.program_id(0)
@@ -144,7 +156,9 @@ def _prefill_kernel(
     first_token = tl.load(query_start_loc_ptr + request)
     num_tokens = tl.load(query_start_loc_ptr + request + 1) - first_token
     first_query = (tile - (first_token // TOKENS + request)) * TOKENS
-    if (num_tokens == 1) | (first_query >= num_tokens):
+    if first_query >= num_tokens:
+        return
+    if not TAKES_ALL and num_tokens == 1:
         return
     seq_len = tl.load(seq_lens_ptr + request)
     row = tl.arange(0, ROWS)
