@@ -27,7 +27,7 @@ def test_encoders_of_transformers_embed(tmp_path, kind):
     torch.testing.assert_close(got, expected, **TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert", "nomic_bert", "gte", "deberta-v2"])
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert", "nomic_bert", "gte", "eurobert", "deberta-v2"])
 @pytest.mark.parametrize("head", ["Sequence", "Token"])
 def test_other_classifiers(tmp_path, kind, head):
     bert = transformers.BertConfig(**SIZES, max_position_embeddings=64, num_labels=3)
@@ -55,7 +55,7 @@ PUBLISHED = {
             "position_embedding_type": "absolute",
             "reference_compile": None,
         },
-        {"unknown_option": 3},
+        {"classifier_pooling": "max"},
     ),
     "gte": (
         {

@@ -160,11 +160,9 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
 
 
 def _encoder_mode(raw: Mapping[str, Any], kind: str) -> str:
-    """ModernBERT's classifiers and Jina's embeddings name theirs."""
-    named = raw.get("emb_pooler" if "embed" in kind else "classifier_pooling") or "cls"
-    if named not in ("cls", "mean"):
-        raise ValueError(f"config.json: pooling of a sequence must be cls or mean, got {shown(named)}")
-    return named
+    """ModernBERT's classifiers and Jina's embeddings name theirs; transformers' classifiers pool themselves."""
+    named = raw.get("emb_pooler" if "embed" in kind else "classifier_pooling")
+    return "mean" if named == "mean" else "cls"
 
 
 def attends_both_ways(raw: Mapping[str, Any]) -> bool:

@@ -27,7 +27,9 @@ class JinaBertModel(EncoderForPooling):
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
-        reader.ignore("emb_pooler", "attn_implementation")
+        reader.ignore("attn_implementation")
+        if reader.get("emb_pooler", default="cls") not in ("cls", "mean"):
+            raise reader.refuse("emb_pooler", "it must be cls or mean")
         if reader.get("position_embedding_type", default="alibi") != "alibi":
             raise reader.refuse("position_embedding_type", "positions of this architecture must be alibi")
         kind = reader.get("feed_forward_type", default="geglu")

@@ -31,7 +31,9 @@ class ModernBertModel(EncoderForPooling):
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
         reader.ignore("decoder_bias", "deterministic_flash_attn", "sparse_prediction", "sparse_pred_ignore_index")
         # Of published files; those of transformers name the layers.
-        reader.ignore("classifier_pooling", "reference_compile", "repad_logits_with_grad", "position_embedding_type")
+        reader.ignore("reference_compile", "repad_logits_with_grad", "position_embedding_type")
+        if reader.get("classifier_pooling", default="cls") not in ("cls", "mean"):
+            raise reader.refuse("classifier_pooling", "it must be cls or mean")
         every = reader.integer("global_attn_every_n_layers", default=3)
         kinds = reader.layer_kinds(
             ["sliding_attention" if index % every else "full_attention" for index in range(reader.num_layers)]
