@@ -102,8 +102,11 @@ def make_generator(folder: Path, minilm: Path) -> Path:
     heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 2048}
     config = transformers.LlamaConfig(**sizes, **heads, tie_word_embeddings=True)
     transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
-    tokenizer.model_input_names = ["input_ids", "attention_mask"]  # decoders take no token types
+    # A decoder's folder with BERT's class of tokenizers would be read by the decoder's own.
+    backend = transformers.AutoTokenizer.from_pretrained(minilm).backend_tokenizer
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
     tokenizer.save_pretrained(folder)
     return folder
 

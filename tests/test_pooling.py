@@ -71,10 +71,21 @@ def test_params_are_values():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("task", "classify"), ("dimensions", 0), ("dimensions", 33), ("step_tag_id", 3)]
+    ("field", "value"),
+    [
+        ("task", "classify"),
+        ("dimensions", 0),
+        ("dimensions", 33),
+        ("step_tag_id", 3),
+        ("use_activation", "x"),
+        ("extra_kwargs", {"x": 1}),
+        ("extra_kwargs", {"compressed_token_type_ids": "a"}),
+    ],
 )
 def test_what_the_model_cannot_do_is_named(field, value):
-    with pytest.raises(VLLMValidationError, match=field if field != "task" else "embed, token_embed"):
+    with pytest.raises(
+        VLLMValidationError, match={"task": "embed, token_embed", "extra_kwargs": "_type_ids"}.get(field, field)
+    ):
         PoolingParams(**{field: value}).verified(config())
     assert PoolingParams(normalize=False).verified(config()).use_activation is False
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.sampling_params import RequestOutputKind
-from vllm.utils.checks import MAX_INTEGER, wrong_type
+from vllm.utils.checks import MAX_INTEGER, check_boolean, check_integer, wrong_type
 from vllm.utils.struct import Struct
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify"]
@@ -143,6 +143,9 @@ class PoolingParams(Struct, omit_defaults=True, array_like=True):
         if own.dimensions is not None and "classify" in own.task:
             raise VLLMValidationError("dimensions is for embeddings", "dimensions", own.dimensions)
         check_dimensions(own.dimensions, model_config)
+        if own.use_activation is not None:
+            check_boolean("use_activation", own.use_activation)
+        own._check_extra()
         if own.late_interaction_params is not None:
             message = "late_interaction_params is not supported: leave it out; LLM.score and /score compute MaxSim"
             raise VLLMValidationError(message, "late_interaction_params")
@@ -156,7 +159,21 @@ class PoolingParams(Struct, omit_defaults=True, array_like=True):
             value = getattr(own, name)
             if value is not None and own.task != "token_classify":
                 raise VLLMValidationError(f"{name} is for the task token_classify, not {own.task}", name, value)
+        for column in own.returned_token_ids or ():
+            check_integer("returned_token_ids", column, 0, model_config.hf_config.num_labels - 1)
         return own
+
+    def _check_extra(self) -> None:
+        extra = dict(self.extra_kwargs or {})
+        first = extra.pop("compressed_token_type_ids", None)
+        if first is not None:
+            check_integer("compressed_token_type_ids", first, 0)
+        if extra:
+            name = next(iter(extra))
+            message = (
+                f"extra_kwargs takes compressed_token_type_ids, and max_tokens_per_doc for LLM.score; got {name!r}"
+            )
+            raise VLLMValidationError(message, "extra_kwargs", name)
 
     def clone(self) -> PoolingParams:
         """A copy of its own."""

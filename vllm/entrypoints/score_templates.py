@@ -224,12 +224,28 @@ def cut_text(tokenizer: Tokenizer, text: str, num_tokens: int) -> str:
     return tokenizer.decode(ids[:num_tokens], skip_special_tokens=False).rstrip("\ufffd")
 
 
+def _text_of(value: Any) -> Any:
+    """The text of {"text": ...}, or of {"content": [text parts]}; anything else as it is."""
+    if not isinstance(value, dict) or len(value) != 1:
+        return value
+    parts = value.get("content")
+    if (
+        isinstance(parts, list)
+        and parts
+        and all(isinstance(part, dict) and part.get("type") == "text" for part in parts)
+    ):
+        texts = [part.get("text") for part in parts]
+        return "".join(texts) if all(isinstance(text, str) for text in texts) else value
+    return value.get("text", value)
+
+
 def pairs_of(first: Any, second: Any, names: tuple[str, str]) -> list[tuple[str, str]]:
     """Texts paired one by one, or one text with each of the others. VLLMValidationError: they are no texts, there are
     none, or as many as cannot be paired; `names` are the fields'."""
     lists = []
     for name, value in zip(names, (first, second), strict=True):
-        texts = [value] if isinstance(value, str) else value
+        given = [value] if isinstance(value, (str, dict)) else value
+        texts = [_text_of(each) for each in given] if isinstance(given, (list, tuple)) else given
         if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
             raise VLLMValidationError(f"{name} must be a text or a list of texts, got {shown(value)}", name, value)
         if not texts:

@@ -31,7 +31,7 @@ _KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**_BERT, "id2label": {0: "LABEL_0"}, "sbert_ce_default_activation_function": "torch.nn.Identity"},
     ),
     "classes": ("BertConfig", "ForSequenceClassification", {**_BERT, "id2label": _TWO}),
-    "decoder classes": ("Qwen2Config", "ForSequenceClassification", {**_DECODER, **_PADDED, "id2label": _TWO}),
+    "decoder classes": ("Qwen3Config", "ForSequenceClassification", {**_DECODER, **_PADDED, "id2label": _TWO}),
     "roberta classes": ("XLMRobertaConfig", "ForSequenceClassification", {**_ROBERTA, "num_labels": 3}),
     "several": (
         "RobertaConfig",
@@ -67,7 +67,12 @@ def make_pooling_models(folder: Path) -> dict[str, Path]:
         own = getattr(transformers, config_class)(**{"initializer_range": 0.5, **sizes})
         model = getattr(transformers, config_class.removesuffix("Config") + head)(own)
         model.save_pretrained(models[kind])
-        tokenizer.save_pretrained(models[kind])
+        own_tokenizer = tokenizer
+        if "Bert" not in config_class and "Roberta" not in config_class:
+            # transformers gives a decoder's folder the decoder's own class of tokenizers, whatever it names.
+            names = {name: getattr(tokenizer, name) for name in ("cls_token", "sep_token", "pad_token", "unk_token")}
+            own_tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **names)
+        own_tokenizer.save_pretrained(models[kind])
     _add_pooling(models["decoder"], models["decoder embed"])
     shutil.copytree(models["decoder embed"], models["both ways"])
     path = models["both ways"] / "config.json"

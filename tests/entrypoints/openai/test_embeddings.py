@@ -259,6 +259,11 @@ def test_scores_are_cosines(server, expected):
     for path in ("/score", "/v1/score"):
         data = server.post(path, text_1=TEXTS[0], text_2=TEXTS[1:])["data"]
         np.testing.assert_allclose([each["score"] for each in data], want, atol=1e-5)
+    parts = [{"content": [{"type": "text", "text": text}]} for text in TEXTS[1:]]
+    data = server.post("/score", queries={"text": TEXTS[0]}, documents=parts)["data"]
+    np.testing.assert_allclose([each["score"] for each in data], want, atol=1e-5)
+    image = {"content": [{"type": "image_url", "image_url": {"url": "a"}}]}
+    assert refused(server, {"queries": "a", "documents": image}, "/score")["param"] == "documents"
     answer = server.post("/rerank", query=TEXTS[0], documents=TEXTS[::-1])
     assert [each["index"] for each in answer["results"]] == [2, 1, 0]
     assert answer["results"][0]["relevance_score"] == pytest.approx(1.0, abs=1e-5)

@@ -49,6 +49,9 @@ def pooling_text_options(tokenization_kwargs: Mapping[str, Any] | None) -> tuple
         raise VLLMValidationError(
             f"truncation must be true or false, got {shown(truncation)}", "tokenization_kwargs", truncation
         )
+    if max_length is not None and truncation in (None, False, "do_not_truncate"):
+        message = "tokenization_kwargs: max_length needs truncation=True; without it, nothing is cut"
+        raise VLLMValidationError(message, "tokenization_kwargs", max_length)
     if limit is None and truncation and truncation != "do_not_truncate":
         limit = -1 if max_length is None else max_length
     return adds_special_tokens(options), limit
