@@ -145,6 +145,7 @@ SKIPS = (
     ("pooling/embed/test_online.py::test_chat_request", TEMPLATE),
     ("bi_encoder_online.py::test_pooling_embed", WORDS),
     ("token_embed/test_online.py::test_pooling_token_embed", WORDS),
+    ("test_embeddings_without_chunking_match_pooling[inputs1]", WORDS),
     ("bigger_truncation_size", ERRORS),
     ("classify/test_online.py::test_score", "404 of a route that the model cannot serve: a 400 here, which says why"),
     ("classify/test_online.py::test_rerank", "404 of a route that the model cannot serve: a 400 here, which says why"),
