@@ -393,6 +393,22 @@ inline bool lacks_zero(const Quantized& q) {
   return q.zero != 0.0f && !q.int8 && q.values != Values::table && !(kLanes == 16 && q.values == Values::integers && q.bits <= 4);
 }
 
+// Fetches the panels after those that are multiplied into the second-level cache, scales and all, a part with each unit:
+// what the hardware fetches by itself stops at each page, and many requests at once would hold up the loads behind them.
+struct NextPanels {
+  const char* at;
+  int64_t step;
+  NextPanels(const LinearArgs& a, int64_t panel, int64_t panels)
+      : at(static_cast<const char*>(a.weight) + (panel + panels) * a.quant.at.size),
+        step(panels * a.quant.at.size / num_units(a.quant)) {}
+  // Of a unit of so many bits a code, in each of the panels: one line more is for the scales.
+  template <int kBits, int kPanels>
+  void fetch() {
+    for (int i = 0; i < kPanels * (kPanel * kBits + 64); i += 64) __builtin_prefetch(at + i, 0, 2);
+    at += step;
+  }
+};
+
 inline bool has_offsets(const Quantized& q) {
   return q.offsets != Stored::none || q.zeros != Stored::none || lacks_zero(q);
 }

@@ -91,6 +91,7 @@ template <typename C, int R, int P>
   const float* prepared[P];
   for (int p = 0; p < P; ++p) prepared[p] = Prepared(a, panel + p).scales + lane;
   const int64_t units = units_of_group(q);
+  NextPanels next(a, panel, P);
   const bool offsets = has_offsets(q);
   const float* row_sums = x + num_units(q) * kUnit * R;
   Vec totals[R][P][2];
@@ -115,11 +116,7 @@ template <typename C, int R, int P>
       }
       for (int64_t u = 0; u < chain; ++u, x += R * kUnit, unit_codes += kPanel * C::kBits) {
         if constexpr (C::kBits != 32) {
-          if (kGroups == 1 || lane == 0) {
-            unroll<P>([&](auto p) VLLM_INLINE {
-              for (int i = 0; i < kPanel * C::kBits; i += 64) __builtin_prefetch(unit_codes + p * codes_stride + kAhead + i);
-            });
-          }
+          if (kGroups == 1 || lane == 0) next.fetch<C::kBits, P>();
         }
         unroll<P>([&](auto p) VLLM_INLINE {
           const C& kind = p == 0 ? first : second;

@@ -458,6 +458,7 @@ struct QuantizedHalfProduct {
     const uint8_t* codes;
     const _Float16 *scales, *offsets;
     int64_t left, units, codes_stride, scales_stride;
+    NextPanels next;
   };
 
   template <int R, int P>
@@ -476,15 +477,11 @@ struct QuantizedHalfProduct {
     const C kind = all;
     const int64_t inner = packed_inner(a), units = units_of_group(a.quant), size = panel_size(a);
     const Prepared first(a, panel);
-    const char* next = static_cast<const char*>(a.weight) + (panel + P) * size;
-    const int64_t chunks = (inner + HalfProduct::kHalfSum - 1) / HalfProduct::kHalfSum;
-    const int64_t share = (P * size / 64 + chunks - 1) / chunks;
     Place at{static_cast<const uint8_t*>(a.weight) + panel * size, first.group_scales, first.group_offsets, units, units,
-             size, 2 * Prepared::size(a)};
+             size, 2 * Prepared::size(a), NextPanels(a, panel, P)};
     alignas(64) float totals[R][P][kPanel] = {};
     int64_t k = 0;
     for (; k + HalfProduct::kHalfSum <= inner; k += HalfProduct::kHalfSum) {
-      for (int64_t i = 0; i < share; ++i, next += 64) __builtin_prefetch(next, 0, 2);
       __m512h sums[R][P];
       add_runs<C, R, P, HalfProduct::kHalfSum>(kind, x + k * R, at, sums);
       HalfProduct::add_to_totals<R, P, true>(sums, totals);
@@ -518,10 +515,9 @@ struct QuantizedHalfProduct {
   // A unit's products, of each row's run.
   template <typename C, int R, int P, bool kFirst>
   [[gnu::always_inline]] static inline void add_unit(const C& kind, const uint32_t* x, Place& at, __m512h (&sums)[R][P]) {
+    at.next.template fetch<C::kBits, P>();
     unroll<P>([&](auto p) VLLM_INLINE {
-      const uint8_t* codes = at.codes + p * at.codes_stride;
-      for (int i = 0; i < kPanel * C::kBits; i += 64) __builtin_prefetch(codes + kCodesAhead + i);
-      const typename C::Unit eight(codes);
+      const typename C::Unit eight(at.codes + p * at.codes_stride);
       const __m512h scale = _mm512_loadu_ph(at.scales + p * at.scales_stride);
       const __m512h offset = _mm512_loadu_ph(at.offsets + p * at.scales_stride);
       unroll<kUnit>([&](auto k) VLLM_INLINE {

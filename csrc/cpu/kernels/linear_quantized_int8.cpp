@@ -9,7 +9,6 @@ namespace {
 
 constexpr int kDirectRows = kLanes == 16 ? 4 : 2;
 constexpr int kSlots = 2;
-constexpr int64_t kAhead = 2048;
 constexpr int kBlockUnits = 4;
 // Bytes of a unit's codes as bytes: [first four k, others][half][16][4].
 constexpr int64_t kUnitBytes = kUnit * kPanel;
@@ -165,6 +164,8 @@ template <typename C, int R, int P>
   const PackedRows at(q, R);
   const float* prepared[P];
   for (int p = 0; p < P; ++p) prepared[p] = Prepared(a, panel + p).scales + lane;
+  NextPanels next(a, panel, P);
+  const bool fetches = !is_widened(a) && (kGroups == 1 || lane == 0);
   const bool offsets = has_offsets(q);
   const float *infos = x + at.infos, *group_sums = x + at.sums;
   Vec totals[R][P][2];
@@ -180,12 +181,9 @@ template <typename C, int R, int P>
         unroll<P>([&](auto p) VLLM_INLINE { sums[r][p][0] = sums[r][p][1] = Words{} + static_cast<uint32_t>(start); });
       });
       for (int64_t u = least(left, kBlockUnits); u > 0; --u, x += 2 * R, codes += kPanel * C::kBits) {
+        if (fetches) next.fetch<C::kBits, P>();
         unroll<P>([&](auto p) VLLM_INLINE {
-          const uint8_t* from = codes + p * codes_stride;
-          if (kGroups == 1 || lane == 0) {
-            for (int i = 0; i < kPanel * C::kBits; i += 64) __builtin_prefetch(from + kAhead + i);
-          }
-          const C unit(from, lane);
+          const C unit(codes + p * codes_stride, lane);
           unroll<2>([&](auto part) VLLM_INLINE {
             const Words low = unit.template get<0, part>(), high = unit.template get<1, part>();
             unroll<R>([&](auto r) VLLM_INLINE {
