@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "float8.h"
 #include "scratch.h"
 #include "vec.h"
 

@@ -8,21 +8,33 @@
 namespace vllm_cpu {
 namespace {
 
+CacheDType cache_dtype_of(const Tensor& cache, const char* name, const Tensor& like) {
+  if (cache.scalar_type() == ScalarType::Float8_e4m3fn) return CacheDType::e4m3;
+  if (cache.scalar_type() == ScalarType::Float8_e5m2) return CacheDType::e5m2;
+  check_same_dtype(cache, name, like, "q and k, or be float8_e4m3fn or float8_e5m2");
+  return CacheDType::same;
+}
+
+float scale_of(double scale, const char* name, CacheDType dtype) {
+  STD_TORCH_CHECK(scale > 0 && (scale == 1 || dtype != CacheDType::same), name,
+                  " must be positive, and 1 for a cache that is not of 8-bit floats, got ", scale);
+  return static_cast<float>(scale);
+}
+
 // Checks a pair of caches for keys of `head_dim`; the block size.
-int64_t check_caches(const Tensor& k_cache, const Tensor& v_cache, const Tensor& like, int64_t head_dim) {
+int64_t check_caches(const Tensor& k_cache, const Tensor& v_cache, int64_t head_dim) {
   check_shape(k_cache, "k_cache", {-1, -1, -1});
   check_shape(v_cache, "v_cache", {k_cache.size(0), k_cache.size(1), k_cache.size(2)});
   check_contiguous(k_cache, "k_cache");
   check_contiguous(v_cache, "v_cache");
-  check_same_dtype(k_cache, "k_cache", like, "q and k");
-  check_same_dtype(v_cache, "v_cache", like, "q and k");
+  check_same_dtype(v_cache, "v_cache", k_cache, "k_cache");
   STD_TORCH_CHECK(head_dim > 0 && k_cache.size(2) % head_dim == 0 && k_cache.size(2) > 0,
                   "k_cache must have cells of a multiple of ", head_dim, " values, got ", k_cache.size(2));
   return k_cache.size(2) / head_dim;
 }
 
 CacheArgs cache_args(const Tensor& k, const Tensor& v, const Tensor& k_cache, const Tensor& v_cache,
-                     const Tensor& slot_mapping) {
+                     const Tensor& slot_mapping, double k_scale, double v_scale) {
   CacheArgs args{};
   args.dtype = dtype_of(k, "k");
   check_same_dtype(v, "v", k, "k");
@@ -31,7 +43,10 @@ CacheArgs cache_args(const Tensor& k, const Tensor& v, const Tensor& k_cache, co
   args.tokens = k.size(0);
   args.head_dim = k.size(2);
   check_shape(v, "v", {args.tokens, k.size(1), k.size(2)});
-  args.block_size = check_caches(k_cache, v_cache, k, args.head_dim);
+  args.block_size = check_caches(k_cache, v_cache, args.head_dim);
+  args.cache_dtype = cache_dtype_of(k_cache, "k_cache", k);
+  args.k_scale = scale_of(k_scale, "k_scale", args.cache_dtype);
+  args.v_scale = scale_of(v_scale, "v_scale", args.cache_dtype);
   args.num_blocks = k_cache.size(0);
   check_shape(k_cache, "k_cache", {-1, k.size(1), -1});
   read_integers(slot_mapping, "slot_mapping", args.tokens, &args.slots_int64, &args.slots_int32);
@@ -40,8 +55,9 @@ CacheArgs cache_args(const Tensor& k, const Tensor& v, const Tensor& k_cache, co
   return args;
 }
 
-void reshape_and_cache_(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor slot_mapping) {
-  const CacheArgs args = cache_args(k, v, k_cache, v_cache, slot_mapping);
+void reshape_and_cache_(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor slot_mapping, double k_scale,
+                        double v_scale) {
+  const CacheArgs args = cache_args(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale);
   launch([args, kernel = VLLM_KERNEL(write_cache)] { kernel(args); }, k, v, k_cache, v_cache, slot_mapping);
 }
 
@@ -71,9 +87,9 @@ void rotary_embedding_(Tensor positions, Tensor q, Tensor k, Tensor cos_sin_cach
 }
 
 void rotary_and_cache_(Tensor positions, Tensor q, Tensor k, Tensor v, Tensor cos_sin_cache, Tensor k_cache,
-                       Tensor v_cache, Tensor slot_mapping) {
+                       Tensor v_cache, Tensor slot_mapping, double k_scale, double v_scale) {
   const RotaryArgs rotary = rotary_args(positions, q, k, cos_sin_cache);
-  const CacheArgs cache = cache_args(k, v, k_cache, v_cache, slot_mapping);
+  const CacheArgs cache = cache_args(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale);
   launch([rotary, cache, kernel = VLLM_KERNEL(rotary_and_cache)] { kernel(rotary, cache); }, positions, q, k, v,
          cos_sin_cache, k_cache, v_cache, slot_mapping);
 }
@@ -96,12 +112,14 @@ const float* float_row(const std::optional<Tensor>& t, const char* name, int64_t
 
 void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start_loc,
                      Tensor seq_lens, double scale, Tensor out, int64_t window, double softcap,
-                     std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks, bool bidirectional) {
+                     std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks, bool bidirectional, double k_scale,
+                     double v_scale) {
   AttentionArgs args{};
   args.dtype = dtype_of(q, "q");
   args.q = heads_of(q, "q");
   args.head_dim = q.size(2);
-  args.block_size = check_caches(k_cache, v_cache, q, args.head_dim);
+  args.block_size = check_caches(k_cache, v_cache, args.head_dim);
+  args.cache_dtype = cache_dtype_of(k_cache, "k_cache", q);
   args.num_kv_heads = k_cache.size(1);
   STD_TORCH_CHECK(q.size(1) % args.num_kv_heads == 0 && q.size(1) / args.num_kv_heads <= 256,
                   "q must have a multiple of the cache's ", args.num_kv_heads,
@@ -120,7 +138,8 @@ void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tabl
     STD_TORCH_CHECK(args.seq_lens[r] <= block_table.size(1) * args.block_size, "block_table must have blocks for ",
                     args.seq_lens[r], " tokens in row ", r);
   }
-  args.scale = static_cast<float>(scale);
+  args.scale = static_cast<float>(scale) * scale_of(k_scale, "k_scale", args.cache_dtype);
+  args.v_scale = scale_of(v_scale, "v_scale", args.cache_dtype);
   STD_TORCH_CHECK(window >= 0, "window must be at least 1 token, or 0 for none, got ", window);
   STD_TORCH_CHECK(softcap >= 0, "softcap must be positive, or 0 for none, got ", softcap);
   STD_TORCH_CHECK(!bidirectional || (!window && !alibi_slopes), "bidirectional attention has no window and no slopes");
@@ -129,7 +148,8 @@ void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tabl
   args.softcap = static_cast<float>(softcap);
   args.alibi_slopes = float_row(alibi_slopes, "alibi_slopes", q.size(1));
   args.sinks = float_row(sinks, "sinks", q.size(1));
-  args.dots = args.dtype == DType::bf16 && args.head_dim % 2 == 0 && has_fast_bf16_dot();
+  args.dots = args.dtype == DType::bf16 && args.cache_dtype == CacheDType::same && args.head_dim % 2 == 0 &&
+              has_fast_bf16_dot();
   args.k_cache = k_cache.data_ptr();
   args.v_cache = v_cache.data_ptr();
   args.block_table = static_cast<const int32_t*>(block_table.data_ptr());
@@ -143,15 +163,16 @@ void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tabl
 
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def(
-      "reshape_and_cache_(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping) -> ()");
+      "reshape_and_cache_(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, "
+      "float k_scale=1., float v_scale=1.) -> ()");
   m.def("rotary_embedding_(Tensor positions, Tensor(a!) q, Tensor(b!) k, Tensor cos_sin_cache) -> ()");
   m.def(
       "rotary_and_cache_(Tensor positions, Tensor(a!) q, Tensor(b!) k, Tensor v, Tensor cos_sin_cache, "
-      "Tensor(c!) k_cache, Tensor(d!) v_cache, Tensor slot_mapping) -> ()");
+      "Tensor(c!) k_cache, Tensor(d!) v_cache, Tensor slot_mapping, float k_scale=1., float v_scale=1.) -> ()");
   m.def(
       "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start_loc, "
       "Tensor seq_lens, float scale, Tensor(a!) out, int window=0, float softcap=0., Tensor? alibi_slopes=None, "
-      "Tensor? sinks=None, bool bidirectional=False) -> ()");
+      "Tensor? sinks=None, bool bidirectional=False, float k_scale=1., float v_scale=1.) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {

@@ -11,9 +11,19 @@ struct BF16 {
 struct F16 {
   uint16_t bits;
 };
+struct E4M3 {
+  uint8_t bits;
+};
+struct E5M2 {
+  uint8_t bits;
+};
 static_assert(sizeof(BF16) == 2 && sizeof(F16) == 2, "halves must have no padding");
+static_assert(sizeof(E4M3) == 1 && sizeof(E5M2) == 1, "8-bit floats must have no padding");
 
 enum class DType : int { f32, bf16, f16 };
+
+// Of the key/value cache: that of the keys and values, or 8-bit floats.
+enum class CacheDType : int { same, e4m3, e5m2 };
 
 }  // namespace vllm_cpu
 

@@ -45,6 +45,8 @@ struct RotaryArgs {
 // Caches are [num_blocks, num_kv_heads, head_dim * block_size]; see ops/kv_cache.py for a cell's layout.
 struct CacheArgs {
   DType dtype;
+  CacheDType cache_dtype;
+  float k_scale, v_scale;  // that 8-bit floats are multiplied by; else unused
   Heads k, v;
   void* k_cache;
   void* v_cache;
@@ -55,6 +57,7 @@ struct CacheArgs {
 
 struct AttentionArgs {
   DType dtype;
+  CacheDType cache_dtype;
   Heads q;
   const void* k_cache;
   const void* v_cache;
@@ -63,7 +66,8 @@ struct AttentionArgs {
   const int32_t* query_start_loc;  // [requests + 1]
   const int32_t* seq_lens;         // [requests]
   int64_t requests, table_stride, num_kv_heads, head_dim, block_size;
-  float scale;
+  float scale;    // of the scores, of keys as they are cached
+  float v_scale;  // of values as they are cached
   int64_t window;             // tokens that a query sees, itself included; 0: all before it
   float softcap;              // 0: none
   const float* alibi_slopes;  // [heads], or null

@@ -193,12 +193,12 @@ void merge_segment(const AttentionArgs& a, const Plan& plan, const Tile& tile, i
   }
 }
 
-// What a row's weighted values are multiplied with: one over the sum of its weights and of its head's sink.
+// What a row's weighted values are multiplied with: their scale over the sum of the row's weights and its head's sink.
 inline float normaliser(const AttentionArgs& a, int64_t head, float max, float sum) {
-  if (!a.sinks) return 1.0f / sum;
+  if (!a.sinks) return a.v_scale / sum;
   const float sink = a.sinks[head] * 1.44269504f, top = max < sink ? sink : max;
   const float shrink = first_lane(exp2(set1(max - top)));
-  return shrink / (sum * shrink + first_lane(exp2(set1(sink - top))));
+  return a.v_scale * shrink / (sum * shrink + first_lane(exp2(set1(sink - top))));
 }
 
 template <typename T>
@@ -217,11 +217,11 @@ void write_rows(const AttentionArgs& a, const Plan& plan, const Tile& tile, int6
   }
 }
 
-// A thread's memory, and the steps of its items.
-template <typename T, bool kDots>
+// A thread's memory, and the steps of its items; C is what the cache holds.
+template <typename T, typename C, bool kDots>
 class Worker {
-  using Near = typename ChunksOf<T, kDots>::Near;
-  using Wide = typename ChunksOf<T, kDots>::Wide;
+  using Near = typename ChunksOf<C, kDots>::Near;
+  using Wide = typename ChunksOf<C, kDots>::Wide;
 
  public:
   Worker(const AttentionArgs& a, const Plan& plan)
@@ -332,8 +332,8 @@ class Worker {
       if (at_token + kRun <= seen) at_token = seen / kRun * kRun;
       const uint32_t token = static_cast<uint32_t>(greatest(at_token, runs_are_whole() ? 0 : seen));
       const int64_t at = (blocks[token / size] * a_.num_kv_heads + step.head) * cell, offset = token % size;
-      chunk->keys[run] = static_cast<const T*>(a_.k_cache) + at + offset;
-      chunk->values[run] = static_cast<const T*>(a_.v_cache) + at + offset * dim_;
+      chunk->keys[run] = static_cast<const C*>(a_.k_cache) + at + offset;
+      chunk->values[run] = static_cast<const C*>(a_.v_cache) + at + offset * dim_;
     }
   }
 
@@ -353,7 +353,7 @@ class Worker {
   }
 
   void widen_keys(const Near& chunk, int64_t begin) {
-    const T *keys = chunk.keys[begin / kRun], *next = chunk.next->keys[begin / kRun];
+    const C *keys = chunk.keys[begin / kRun], *next = chunk.next->keys[begin / kRun];
     for (int64_t d = 0; d < dim_; ++d) {
       __builtin_prefetch(next + d * a_.block_size, 0, 2);
       if constexpr (kDots) {
@@ -369,7 +369,7 @@ class Worker {
   }
 
   void widen_run(const Near& chunk, int64_t begin, int64_t tokens) {
-    const T *values = chunk.values[begin / kRun], *next_values = chunk.next->values[begin / kRun];
+    const C *values = chunk.values[begin / kRun], *next_values = chunk.next->values[begin / kRun];
     widen_keys(chunk, begin);
     float* to = wide_.values + begin * dim_;
     const int64_t size = tokens * dim_;
@@ -385,15 +385,15 @@ class Worker {
     const int64_t token = step.start + t, block = token / a_.block_size, offset = token % a_.block_size;
     const int64_t id = a_.block_table[member_of(step).request * a_.table_stride + block];
     const int64_t cell = (id * a_.num_kv_heads + step.head) * dim_ * a_.block_size;
-    const T* key = static_cast<const T*>(a_.k_cache) + cell + offset;
-    const T* value = static_cast<const T*>(a_.v_cache) + cell + offset * dim_;
+    const C* key = static_cast<const C*>(a_.k_cache) + cell + offset;
+    const C* value = static_cast<const C*>(a_.v_cache) + cell + offset * dim_;
     for (int64_t d = 0; d < dim_; ++d) {
       if constexpr (kDots) {
-        std::memcpy(reinterpret_cast<T*>(wide_.keys + d / 2 * kChunk + t) + d % 2, key + d * a_.block_size, sizeof(T));
+        std::memcpy(reinterpret_cast<C*>(wide_.keys + d / 2 * kChunk + t) + d % 2, key + d * a_.block_size, sizeof(C));
       } else {
-        wide_.keys[d * kChunk + t] = to_float(key[d * a_.block_size]);
+        wide_.keys[d * kChunk + t] = first_lane(load_n(key + d * a_.block_size, 1));
       }
-      wide_.values[t * dim_ + d] = to_float(value[d]);
+      wide_.values[t * dim_ + d] = first_lane(load_n(value + d, 1));
     }
   }
 
@@ -410,8 +410,8 @@ class Worker {
     }
   }
 
-  template <typename C>
-  void attend_rows(const Step& step, const C& chunk, int64_t row, int64_t end) {
+  template <typename Some>
+  void attend_rows(const Step& step, const Some& chunk, int64_t row, int64_t end) {
     if (a_.window) {
       attend_some<true>(step, chunk, row, end);
     } else {
@@ -419,8 +419,8 @@ class Worker {
     }
   }
 
-  template <bool Windowed, typename C>
-  void attend_some(const Step& step, const C& chunk, int64_t row, int64_t end) {
+  template <bool Windowed, typename Some>
+  void attend_some(const Step& step, const Some& chunk, int64_t row, int64_t end) {
     const Partial to = target(step);
     const bool fresh = !Windowed && step.start % kSegment == 0;
     const bool adjusts = a_.softcap > 0 || a_.alibi_slopes;
@@ -488,12 +488,12 @@ void merge_item(const AttentionArgs& a, const Plan& plan, int64_t index, int64_t
   write_rows<T>(a, plan, tile, head, total);
 }
 
-template <typename T, bool kDots>
+template <typename T, typename C, bool kDots>
 void run_plan(const AttentionArgs& a, const Plan& plan) {
   Shares shares(plan.items());
 #pragma omp parallel if (plan.items() > 1)
   {
-    Worker<T, kDots> worker(a, plan);
+    Worker<T, C, kDots> worker(a, plan);
     int64_t turn = 0;
     worker.run([&] { return shares.claim(&turn); });
     if (plan.partials) {
@@ -532,10 +532,17 @@ void attend_all(const AttentionArgs& a) {
                   split ? partials.get() : nullptr, first_partial.get()};
 #if defined(__AVX512BF16__)
   if constexpr (__is_same(T, BF16)) {
-    if (a.dots) return run_plan<BF16, true>(a, plan);
+    if (a.dots) return run_plan<BF16, BF16, true>(a, plan);
   }
 #endif
-  run_plan<T, false>(a, plan);
+  switch (a.cache_dtype) {
+    case CacheDType::same:
+      return run_plan<T, T, false>(a, plan);
+    case CacheDType::e4m3:
+      return run_plan<T, E4M3, false>(a, plan);
+    case CacheDType::e5m2:
+      return run_plan<T, E5M2, false>(a, plan);
+  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "../float8.h"
 #include "../kernels.h"
 #include "../scratch.h"
 #include "../vec.h"
@@ -113,6 +114,37 @@ void write_run(const CacheArgs& a, int64_t token, int64_t length) {
   }
 }
 
+// The same in codes of 8 bits.
+template <typename F, typename T>
+void write_codes(const CacheArgs& a, int64_t token, int64_t length) {
+  const int64_t slot = slot_of(a, token);
+  if (slot < 0) return;
+  const int64_t size = a.block_size, block = slot / size, offset = slot % size, dim = a.head_dim;
+  for (int64_t h = 0; h < a.k.num_heads; ++h) {
+    const int64_t cell = (block * a.k.num_heads + h) * dim * size;
+    const T* key = static_cast<const T*>(a.k.data) + token * a.k.token_stride + h * a.k.head_stride;
+    const T* value = static_cast<const T*>(a.v.data) + token * a.v.token_stride + h * a.v.head_stride;
+    F* keys = static_cast<F*>(a.k_cache) + cell + offset;
+    F* values = static_cast<F*>(a.v_cache) + cell + offset * dim;
+    for (int64_t i = 0; i < length; ++i, key += a.k.token_stride, value += a.v.token_stride) {
+      store_codes(key, a.k_scale, dim, keys + i, size);
+      store_codes(value, a.v_scale, dim, values + i * dim, 1);
+    }
+  }
+}
+
+template <typename T>
+void write_tokens(const CacheArgs& a, int64_t token, int64_t length) {
+  switch (a.cache_dtype) {
+    case CacheDType::same:
+      return write_run<T>(a, token, length);
+    case CacheDType::e4m3:
+      return write_codes<E4M3, T>(a, token, length);
+    case CacheDType::e5m2:
+      return write_codes<E5M2, T>(a, token, length);
+  }
+}
+
 template <typename T>
 void rotate_all(const RotaryArgs& a) {
 #pragma omp parallel for schedule(static) if (a.tokens * a.q.num_heads * a.rot_dim > 32768)
@@ -128,7 +160,7 @@ void write_all(const CacheArgs& a, const RotaryArgs* rotary) {
     for (int64_t length; token < end; token += length) {
       length = run_length(a, token, end);
       for (int64_t i = 0; rotary && i < length; ++i) rotate_token<T>(*rotary, token + i);
-      write_run<T>(a, token, length);
+      write_tokens<T>(a, token, length);
     }
   }
 }
