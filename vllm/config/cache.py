@@ -37,7 +37,6 @@ class CacheConfig:
 
     Attributes:
         block_size: tokens a block.
-        cache_dtype: "auto", the model's, or one of FLOAT8_DTYPES.
         enable_prefix_caching: keep full blocks of finished requests and share them by content.
         num_blocks: blocks in the pool; None = sized from memory when the engine starts.
         caches_hidden_states: whether blocks of prompts that are read keep their tokens' final hidden states, too.
@@ -50,10 +49,10 @@ class CacheConfig:
             that had to make room, so that they are copied back instead of computed again; needs prefix caching.
         num_host_blocks: how many blocks that is, on every rank; set when the engine starts.
         group_windows: tokens that the layers of each KV group see, None = all; set when the engine starts.
+        cache_dtype: "auto", the model's, or one of FLOAT8_DTYPES.
     """
 
     block_size: int = 16
-    cache_dtype: str = "auto"
     enable_prefix_caching: bool = True
     num_blocks: int | None = None
     caches_hidden_states: bool = True
@@ -64,6 +63,7 @@ class CacheConfig:
     memory_bytes: int | None = None
     num_host_blocks: int = 0
     group_windows: tuple[int | None, ...] = (None,)
+    cache_dtype: str = "auto"
 
     @property
     def float8_dtype(self) -> str | None:
