@@ -15,8 +15,11 @@ import contextlib
 import importlib
 import inspect
 import pkgutil
+import tempfile
 from collections.abc import Callable, Collection, Iterator
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -384,6 +387,18 @@ def _graph_class(mode: _Mode) -> type:
     return Graph
 
 
+@cache
+def _load_experts_first() -> None:
+    """transformers' loader of experts keeps something of its first use in a process, which must not be a pretended
+    device's: models that are loaded later would get wrong weights."""
+    from tiny_models import make_tiny
+    from transformers import AutoModelForCausalLM
+
+    with tempfile.TemporaryDirectory() as folder:
+        make_tiny("mixtral", Path(folder), num_hidden_layers=2)
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
 @contextlib.contextmanager
 def pretending(interpreted: bool = False) -> Iterator[None]:
     """torch.cuda has one device, on which tensors can be made.
@@ -391,6 +406,7 @@ def pretending(interpreted: bool = False) -> Iterator[None]:
     Args:
         interpreted: whether Triton's kernels are run, by its interpreter.
     """
+    _load_experts_first()
     mode = _Mode()
 
     def set_sync_debug_mode(name: str) -> None:
