@@ -389,8 +389,8 @@ def _graph_class(mode: _Mode) -> type:
 
 @cache
 def _load_experts_first() -> None:
-    """transformers' loader of experts keeps something of its first use in a process, which must not be a pretended
-    device's: models that are loaded later would get wrong weights."""
+    """Load a small mixture of experts by transformers. In a process that runs an engine on the pretended device before
+    the first one is loaded, transformers leaves the rotary frequencies of those loaded later unset."""
     from tiny_models import make_tiny
     from transformers import AutoModelForCausalLM
 
