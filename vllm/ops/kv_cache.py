@@ -13,13 +13,10 @@ A cache has the dtype of the keys and values, or one of 8-bit floats (`FLOAT8`):
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-
 import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import Implementation, implementation, triton_function
+from vllm.ops._dispatch import dispatched
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -34,6 +31,7 @@ def kv_rows_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim:
     return (num_blocks, num_kv_heads, block_size, head_dim)
 
 
+@dispatched
 def reshape_and_cache_(
     k: Tensor,
     v: Tensor,
@@ -49,40 +47,6 @@ def reshape_and_cache_(
     caches are contiguous and of `kv_cache_shape`, or of `kv_rows_shape` (not in C++). `slot_mapping` is int32 or int64
     [T], distinct; a negative slot is skipped. The scales are those of `as_cached`.
     """
-    run_on_caches("reshape_and_cache_", __name__, _write, (k, v, k_cache, v_cache, slot_mapping), k_scale, v_scale)
-
-
-def run_on_caches(
-    name: str, module: str, reference: Callable[..., None], arguments: tuple, k_scale: float, v_scale: float
-) -> None:
-    """Run an operation whose last three arguments before the scales are the caches and the slots."""
-    k_cache = arguments[-3]
-    which = cache_implementation(k_cache)
-    if which == "triton":
-        triton_function(name, module)(*arguments, k_scale, v_scale)
-    elif which == "reference":
-        reference(*arguments, k_scale, v_scale)
-    elif k_cache.dtype in FLOAT8:
-        getattr(torch.ops.vllm_cpu, name)(*arguments, k_scale, v_scale)
-    else:
-        getattr(torch.ops.vllm_cpu, name)(*arguments)
-
-
-def cache_implementation(k_cache: Tensor) -> Implementation:
-    """The implementation of operations on such a cache: C++ that was built before it had 8-bit floats has none."""
-    which = implementation(k_cache)
-    return "reference" if which == "cpp" and k_cache.dtype in FLOAT8 and not _cpp_has_float8() else which
-
-
-@cache
-def _cpp_has_float8() -> bool:
-    schema = torch.ops.vllm_cpu.paged_attention.default._schema
-    return any(argument.name == "k_scale" for argument in schema.arguments)
-
-
-def _write(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, k_scale: float, v_scale: float
-) -> None:
     keys, values = cache_rows(k_cache, v_cache, k.shape[-1])
     kept = slot_mapping >= 0
     slots = slot_mapping[kept].long()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vllm.ops._dispatch import implementation, triton_function
-from vllm.ops.kv_cache import FLOAT8, cache_implementation, cache_rows
+from vllm.ops.kv_cache import cache_rows
 
 # Larger heads do not fit a program's registers.
 _MOST_TRITON_DIMS = 256
@@ -67,33 +65,27 @@ def paged_attention(
     if out is None:
         out = q.new_empty(q.shape)
     arguments = q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale, out
-    which, options = cache_implementation(k_cache), (window, softcap, alibi_slopes, sinks, k_scale, v_scale)
-    scales = (k_scale, v_scale) if k_cache.dtype in FLOAT8 else ()
+    which, options = implementation(q), (window, softcap, alibi_slopes, sinks, k_scale, v_scale)
     if bidirectional:
         assert which != "triton" and window is None and alibi_slopes is None
         if which == "cpp":
-            torch.ops.vllm_cpu.paged_attention(*arguments, 0, softcap or 0.0, None, sinks, True, *scales)
+            torch.ops.vllm_cpu.paged_attention(*arguments, 0, softcap or 0.0, None, sinks, True, k_scale, v_scale)
         else:
             paged_attention_reference(*arguments, *options, True)
         return out
     if which == "triton" and q.shape[-1] <= _MOST_TRITON_DIMS:
         return triton_function("paged_attention", __name__)(*arguments, num_decodes, max_decode_len, *options)
     if which == "cpp":
-        torch.ops.vllm_cpu.paged_attention(*arguments, window or 0, softcap or 0.0, alibi_slopes, sinks, False, *scales)
+        plain = window or 0, softcap or 0.0, alibi_slopes, sinks
+        torch.ops.vllm_cpu.paged_attention(*arguments, *plain, False, k_scale, v_scale)
     else:
         paged_attention_reference(*arguments, *options)
     return out
 
 
 def has_bidirectional_kernel(q: Tensor) -> bool:
-    """Whether a kernel runs `bidirectional` attention of q: the C++ one, unless it was built before it had that."""
-    return implementation(q) == "cpp" and _cpp_is_bidirectional()
-
-
-@cache
-def _cpp_is_bidirectional() -> bool:
-    schema = torch.ops.vllm_cpu.paged_attention.default._schema
-    return any(argument.name == "bidirectional" for argument in schema.arguments)
+    """Whether a kernel runs `bidirectional` attention of q: the C++ one."""
+    return implementation(q) == "cpp"
 
 
 def paged_attention_reference(

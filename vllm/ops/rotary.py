@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vllm.ops._dispatch import dispatched
-from vllm.ops.kv_cache import reshape_and_cache_, run_on_caches
+from vllm.ops.kv_cache import reshape_and_cache_
 
 
 @dispatched
@@ -26,6 +26,7 @@ def rotary_embedding_(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Te
         heads[..., : 2 * half] = rotated.to(heads.dtype)
 
 
+@dispatched
 def rotary_and_cache_(
     positions: Tensor,
     q: Tensor,
@@ -39,21 +40,5 @@ def rotary_and_cache_(
     v_scale: float = 1.0,
 ) -> None:
     """`rotary_embedding_` of q and k, then `reshape_and_cache_` of k and v; their arguments."""
-    arguments = positions, q, k, v, cos_sin_cache, k_cache, v_cache, slot_mapping
-    run_on_caches("rotary_and_cache_", __name__, _rotate_and_write, arguments, k_scale, v_scale)
-
-
-def _rotate_and_write(
-    positions: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cos_sin_cache: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    k_scale: float,
-    v_scale: float,
-) -> None:
     rotary_embedding_(positions, q, k, cos_sin_cache)
     reshape_and_cache_(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)

@@ -15,6 +15,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.ops._dispatch import cpu_ops
 from vllm.v1.worker.gpu.cuda import GraphRecorder
 from vllm.v1.worker.gpu.decode_graphs import DecodeGraphs, ladder
+from vllm.v1.worker.gpu.piecewise_graphs import PiecewiseGraphs
 
 pytestmark = pytest.mark.skipif(cpu_ops() is None, reason="rows are computed alike by the C++ operators alone")
 
@@ -95,6 +96,8 @@ def make_llm(folder, monkeypatch):
     def make(**fields):
         with monkeypatch.context() as patch:
             patch.setattr(f"{RUNNER}.graph_recorder", lambda device, group: Replays())
+            # Not of decodes, and no replay on the CPU.
+            patch.setattr(PiecewiseGraphs, "record", lambda *args: None)
             patch.setattr(f"{RUNNER}.host_copies", lambda device, group: LazyCopies())
             return make_tiny_llm(folder, **{**FIELDS, "async_scheduling": True, **fields})
 
@@ -238,6 +241,7 @@ def test_ranks_record_and_replay_alike(folder, monkeypatch):
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     eager = make_thread_llm(folder, 2, **FIELDS, enforce_eager=True)
     monkeypatch.setattr(f"{RUNNER}.graph_recorder", lambda device, group: Replays())
+    monkeypatch.setattr(PiecewiseGraphs, "record", lambda *args: None)
     llm = make_thread_llm(folder, 2, **FIELDS)
     recorders = [each.model_runner._graph_recorder for each in llm.llm_engine.engine_core.executor.workers]
     for name in ("tokens alone", "few ids", "drawn"):

@@ -45,6 +45,10 @@ class _Call(NamedTuple):
     out: Tensor  # [T, Hq, D]
 
 
+class _DependsOnRequests(AttributeError):
+    """A layer asks for what differs by step."""
+
+
 class _CapturedMetadata:
     """In place of AttentionMetadata: what is the same in every step. Layers that ask for more cannot be captured."""
 
@@ -52,6 +56,9 @@ class _CapturedMetadata:
 
     def __init__(self, slot_mapping: Tensor, groups: Sequence[_CapturedMetadata] = ()) -> None:
         self.slot_mapping, self.groups = slot_mapping, tuple(groups)
+
+    def __getattr__(self, name: str) -> Any:
+        raise _DependsOnRequests(f"a layer reads {name} of the step's requests")
 
 
 class _CuttingBackend(AttentionBackend):
@@ -119,7 +126,7 @@ class PiecewiseGraphs:
             for size in reversed(self._sizes):
                 hidden, replays = recorder.record_pieces(partial(self._run, size, cutting))
                 self._steps[size] = _Step(hidden, replays, cutting.calls)
-        except AttributeError as error:
+        except _DependsOnRequests as error:
             self._steps.clear()
             logger.debug("Steps with prompts are not captured: %s", error)
         finally:
