@@ -129,7 +129,7 @@ def serve(
 def _prepare(tokenizer: Tokenizer | None) -> None:
     """Import what the first requests need, while the core loads the model. Not in a thread: two threads in one cycle
     of imports see half-initialised modules."""
-    importlib.import_module("vllm.entrypoints.openai.api_server")
+    importlib.import_module("vllm.entrypoints.openai.app")
     if tokenizer is not None:
         # An unsupported tokenizer is reported to chat requests.
         with contextlib.suppress(ValueError):
