@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
+from thread_ranks import make_thread_llm
 from tiny_encoders import OTHERS, PROMPTS, SIZES, TOKENS, TOLERANCE, add_modules, other_config, save, tensors
 
 from vllm import LLM
@@ -23,8 +24,34 @@ def test_encoders_of_transformers_embed(tmp_path, kind):
     with torch.no_grad():
         hidden = [model(torch.tensor([ids])).last_hidden_state[0] for ids in PROMPTS]
     got = torch.stack(tensors(llm.encode(PROMPTS, pooling_task="embed", use_tqdm=False)))
+    if kind == "mpnet":
+        with pytest.raises(
+            ValueError, match="tensor_parallel_size=2 is not supported for MPNetModel.*data_parallel_size"
+        ):
+            make_thread_llm(folder, 2, skip_tokenizer_init=True, max_model_len=64)
     expected = torch.nn.functional.normalize(torch.stack([each.mean(0) for each in hidden]), dim=-1)
     torch.testing.assert_close(got, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["distilbert", "modernbert", "nomic_bert", "gte", "gemma3_text"])
+def test_ranks_share_an_encoder(tmp_path, kind):
+    """gemma3_text: a decoder whose tokens see those after them."""
+    gemma = {
+        "use_bidirectional_attention": True,
+        "head_dim": 8,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    config = transformers.Gemma3TextConfig(**SIZES, **gemma) if kind == "gemma3_text" else other_config(kind)
+    folder = save(tmp_path, config)
+    usual = {"skip_tokenizer_init": True, "max_model_len": 64}
+    want, llm = LLM(str(folder), dtype="float32", **usual), make_thread_llm(folder, 2, **usual)
+    for got, alone in zip(
+        *(tensors(each.encode(PROMPTS, TOKENS, use_tqdm=False)) for each in (llm, want)), strict=True
+    ):
+        torch.testing.assert_close(got, alone, **TOLERANCE)
+    assert llm.llm_engine.engine_core.stats()["collective_calls"]["all_reduce"] > 0
+    llm.llm_engine.engine_core.shutdown()
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert", "nomic_bert", "gte", "eurobert", "deberta-v2"])
@@ -203,6 +230,10 @@ def test_jina_v2(tmp_path, kind):
     expected = [jina_bert(weights, ids, slopes, torch_act) for ids in prompts]
     for got, want in zip(tensors(llm.encode(prompts, TOKENS, use_tqdm=False)), expected, strict=True):
         torch.testing.assert_close(got, want, **TOLERANCE)
+    shared = make_thread_llm(tmp_path, 2, skip_tokenizer_init=True, max_model_len=1024)
+    for got, want in zip(tensors(shared.encode(prompts, TOKENS, use_tqdm=False)), expected, strict=True):
+        torch.testing.assert_close(got, want, **TOLERANCE)
+    shared.llm_engine.engine_core.shutdown()
     for got, want in zip(llm.embed(prompts, use_tqdm=False), expected, strict=True):
         mean = torch.nn.functional.normalize(want.mean(0), dim=-1)
         torch.testing.assert_close(torch.tensor(got.outputs.embedding), mean, **TOLERANCE)

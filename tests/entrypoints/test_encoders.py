@@ -168,8 +168,21 @@ def test_types_of_a_pair_are_read(tmp_path, minilm):
     pairs = [("a query", "a document"), ("a query", "another one, longer")]
     with torch.no_grad():
         expected = [model(**tokenizer(*pair, return_tensors="pt")).logits.sigmoid().item() for pair in pairs]
-    scores = LLM(str(folder)).score("a query", [pair[1] for pair in pairs], use_tqdm=False)
+    llm = LLM(str(folder))
+    scores = llm.score("a query", [pair[1] for pair in pairs], use_tqdm=False)
     assert [each.outputs.score for each in scores] == pytest.approx(expected, abs=1e-5)
+    # Ranks in processes, joined by gloo.
+    llm = LLM(str(folder), tensor_parallel_size=2, disable_custom_all_reduce=True)
+    scores = llm.score("a query", [pair[1] for pair in pairs], use_tqdm=False)
+    assert [each.outputs.score for each in scores] == pytest.approx(expected, abs=1e-5)
+    # Its weights sleep and change as those of other models do.
+    weights = {name: each.clone() for name, each in model.state_dict().items() if name.startswith("classifier.")}
+    llm.sleep(level=2)
+    llm.wake_up()
+    llm.collective_rpc("load_weights", args=([(name, -each) for name, each in weights.items()],))
+    scores = llm.score("a query", [pair[1] for pair in pairs], use_tqdm=False)
+    assert [1 - each.outputs.score for each in scores] == pytest.approx(expected, abs=1e-5)
+    llm.llm_engine.engine_core.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -178,7 +191,7 @@ def test_types_of_a_pair_are_read(tmp_path, minilm):
         ("runner", "generate", "needs a model that generates"),
         ("convert", "classify", "needs an encoder with a classifier"),
         ("pooler_config", {"step_tag_id": 5}, "step_tag_id is for token_classify"),
-        ("tensor_parallel_size", 2, "must be 1 for an encoder"),
+        ("tensor_parallel_size", 3, "num_attention_heads=4: it must divide them"),
     ],
 )
 def test_what_an_encoder_cannot_be_is_refused(tmp_path, argument, value, message):

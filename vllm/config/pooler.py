@@ -142,7 +142,7 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
     kind = kind or "embed"
     if source.is_encoder and "embed" not in kind and source.pooling_kind in (None, "embed"):
         raise ValueError(f"convert={convert!r} needs an encoder with a classifier, and this one has none")
-    _check_served(args, pooler, is_bidirectional)
+    _check_served(args, pooler)
     tasks = tasks_of(kind, source.is_encoder, pooler)
     for name, needed in _FIELDS_OF_TASKS.items():
         if getattr(pooler, name) is not None and not needed & set(tasks):
@@ -184,9 +184,7 @@ def _asked(args: Any) -> tuple[str, str]:
     return (by_task[0] if runner == "auto" else runner), (by_task[1] if convert == "auto" else convert)
 
 
-def _check_served(args: Any, pooler: PoolerConfig, is_bidirectional: bool) -> None:
-    if is_bidirectional and args.tensor_parallel_size * args.data_parallel_size > 1:
-        raise ValueError("tensor_parallel_size and data_parallel_size must be 1 for an encoder")
+def _check_served(args: Any, pooler: PoolerConfig) -> None:
     if args.logits_processors:
         raise ValueError("logits_processors are for models that generate, and this one is served as a pooling model")
     for name in _UNSERVED:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vllm.attention.options import AttentionOptions
 from vllm.attention.packed import PackedSequences, attend_packed
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.activation import get_act_fn, get_inplace_act_fn
 from vllm.model_executor.layers.layernorm import LayerNorm
 from vllm.model_executor.layers.linear import (
@@ -21,6 +22,7 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+from vllm.model_executor.layers.sharding import Shard
 from vllm.model_executor.layers.vocab_parallel_embedding import Embedding
 from vllm.model_executor.layers.weight_update import UpdatableModel
 from vllm.model_executor.models.checkpoint_names import CheckpointNames
@@ -118,7 +120,9 @@ class EncoderLayer(nn.Module):
         super().__init__()
         hidden, self.head_dim = spec.hidden_size, spec.hidden_size // spec.num_heads
         self.pre_norm, self.rotary = spec.pre_norm, rotary
-        slopes = torch.tensor(spec.alibi_slopes, dtype=torch.float32) if spec.alibi_slopes else None
+        heads = Shard.even(spec.num_heads, get_tp_group()).held
+        own_slopes = spec.alibi_slopes[heads.start : heads.stop]
+        slopes = torch.tensor(own_slopes, dtype=torch.float32) if own_slopes else None
         window = spec.windows[index] if spec.windows else None
         self.options = AttentionOptions(window=window, alibi_slopes=slopes)
         self.qkv_proj = QKVParallelLinear(hidden, self.head_dim, spec.num_heads, spec.num_heads, spec.qkv_bias)

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.model_executor.layers.linear_method import UNQUANTIZED
+from vllm.model_executor.layers.weight_update import UpdatableModel, WeightUpdater
 from vllm.transformers_utils.auto_config import describe, load_auto_config
 from vllm.transformers_utils.config import HFConfig
 
@@ -87,18 +90,23 @@ def _build(raw: dict[str, Any], auto: Any) -> Any:
         raise ValueError(f"{name} cannot be built as config.json says ({type(error).__name__}: {error})") from error
 
 
-class TransformersEncoder(nn.Module):
+class TransformersEncoder(UpdatableModel):
     """A module of transformers; its results are hidden states, or logits, of sequences or of tokens."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         """
         Raises:
-            ValueError: quantised weights, or some that the module does not have.
+            ValueError: several ranks, quantised weights, or some that the module does not have.
         """
         super().__init__()
         import transformers
 
         raw = config.hf_config.raw
+        if (ranks := get_tp_group().world_size) > 1:
+            raise ValueError(
+                f"tensor_parallel_size={ranks} is not supported for {', '.join(config.hf_config.architectures)}, which "
+                "runs as transformers' module, whole on one device: data_parallel_size starts a replica on each"
+            )
         if config.quantization is not None:
             raise ValueError(f"quantization={config.quantization!r} is not supported for this encoder")
         name = find_encoder(raw, config.convert != "embed")
@@ -114,6 +122,7 @@ class TransformersEncoder(nn.Module):
             if missing := sorted(each for each in info["missing_keys"] if "pooler." not in each):
                 raise ValueError(f"{Path(config.path).name} lacks weights: {', '.join(missing[:5])}")
         self.model = model.to(device).eval()
+        self.weight_updater = WeightUpdater(self, UNQUANTIZED)
         self._gives_tokens = not name.endswith(_CLASSIFIERS[0])
         self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
 

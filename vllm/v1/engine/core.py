@@ -14,6 +14,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.unserved import refuse
 from vllm.v1.core.sched.async_scheduling import StepInFlight, can_schedule_ahead, complete, discard, dispatch
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.sched.whole_requests import WholeRequestScheduler
 from vllm.v1.engine.upstream_calls import SLEEP_TAGS, check_sleep_level, check_sleep_tags
 from vllm.v1.executor.select import Executor, make_executor
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
@@ -26,21 +27,26 @@ class EngineCore:
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
         self.executor = make_executor(config, use_tqdm)
+        self.scheduler: Any = self._make_scheduler(config)
+        self._model_config = config.model_config
+        self._readings_seconds = 0.0
+        self._runs_ahead = config.scheduler_config.async_scheduling and isinstance(self.scheduler, Scheduler)
+        self._in_flight: tuple[StepInFlight, PendingStep] | None = None
+        self._weights_version = self.executor.worker.weights_version
+        self._asleep: set[str] = set()
+        self._settled: list[EngineCoreOutput] = []
+        self.is_paused = False
+
+    def _make_scheduler(self, config: VllmConfig) -> Scheduler | WholeRequestScheduler:
+        if config.model_config.attn_type == "encoder_only":
+            return WholeRequestScheduler(config.scheduler_config)
         cache_config = replace(
             config.cache_config,
             num_blocks=self.executor.num_blocks,
             num_host_blocks=self.executor.num_host_blocks,
             group_windows=self.executor.worker.kv_group_windows,
         )
-        self.scheduler = Scheduler(config.scheduler_config, cache_config, config.model_config.max_model_len)
-        self._model_config = config.model_config
-        self._readings_seconds = 0.0
-        self._runs_ahead = config.scheduler_config.async_scheduling
-        self._in_flight: tuple[StepInFlight, PendingStep] | None = None
-        self._weights_version = self.executor.worker.weights_version
-        self._asleep: set[str] = set()
-        self._settled: list[EngineCoreOutput] = []
-        self.is_paused = False
+        return Scheduler(config.scheduler_config, cache_config, config.model_config.max_model_len)
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request; errors as Scheduler.add_request."""

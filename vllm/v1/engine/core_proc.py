@@ -19,7 +19,6 @@ from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_start import ABORT, ADD, CALL, DEAD, OUTPUTS, READY, REPLY, STOP, CoreStart
-from vllm.v1.engine.pooling_core import PoolingCore, make_core
 from vllm.v1.engine.serial import decode_request, encode_outputs
 from vllm.v1.messages import EngineCoreOutput
 
@@ -43,13 +42,13 @@ class CoreProcess:
         self._input.connect(start.input_address)
         self._output.connect(start.output_address)
         self._config = start.config
-        self._core: EngineCore | PoolingCore
+        self._core: EngineCore
         self._num_failed_steps = 0
 
     def run(self) -> int:
         """Serve until told to stop; the process's exit status."""
         try:
-            self._core = make_core(self._config)
+            self._core = EngineCore(self._config)
             try:
                 self._serve()
             finally:

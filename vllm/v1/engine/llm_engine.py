@@ -15,9 +15,9 @@ from vllm.sampling_params import SamplingParams
 from vllm.tracing import continued, make_tracer
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.checks import check_neutral
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer
 from vllm.v1.engine.output_processor import OutputProcessor
-from vllm.v1.engine.pooling_core import make_core
 from vllm.v1.engine.pooling_output_processor import PoolingOutputProcessor
 from vllm.v1.engine.upstream_calls import (
     NO_LORA,
@@ -71,7 +71,7 @@ class LLMEngine:
                 self._metrics = OfflineMetrics(config)
             counts = None if self._metrics is None else self._metrics.counts
             self.output_processor = OutputProcessor(self.tokenizer, counts, self.tracer)
-        self.engine_core: Any = make_core(config, use_tqdm)
+        self.engine_core: Any = EngineCore(config, use_tqdm)
 
     @classmethod
     def from_vllm_config(

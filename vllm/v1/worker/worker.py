@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vllm import envs
-from vllm.config import VllmConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.distributed.communicator import ALONE, Communicator
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.logger import init_logger
@@ -29,6 +29,7 @@ from vllm.v1.worker import memory
 from vllm.v1.worker.gpu.kv_swap import STAGING_BYTES
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.pool.decoder_runner import PoolingModelRunner
+from vllm.v1.worker.gpu.pool.encoder_runner import EncoderRunner
 from vllm.v1.worker.warm_up import warm_up
 
 logger = init_logger(__name__)
@@ -68,19 +69,20 @@ class Worker:
     def load_model(self, use_tqdm: bool = False) -> None:
         """Load this rank's weights and build the runner. Raises ValueError: see `check_free_memory`."""
         cache = self.config.cache_config
-        if self.device.type == "cuda" and cache.num_blocks is None:
+        if self.device.type == "cuda" and cache.num_blocks is None and self._has_cache:
             self._memory_at_start = memory.device_memory(self.device, begin_peak=True)
             memory.check_free_memory(self._memory_at_start, cache.gpu_memory_utilization)
         with tensor_parallel(self.group):
             model = get_model(self.config.model_config, self.device, use_tqdm=use_tqdm and not self.group.rank)
-            is_pooling = self.config.model_config.runner_type == "pooling"
-            runner = PoolingModelRunner if is_pooling else GPUModelRunner
-            self.model_runner = runner(self.config, model, self.device)
+            self.model_runner = _runner_class(self.model_config)(self.config, model, self.device)
 
     def determine_num_blocks(self) -> int:
         """How many KV blocks the pool gets: cache_config.num_blocks, else what the memory budget holds, at most what
-        max_num_seqs requests of max_model_len can use. ValueError: the budget does not hold one such request."""
+        max_num_seqs requests of max_model_len can use; 0 without a cache. ValueError: the budget does not hold one
+        such request."""
         cache = self.config.cache_config
+        if not self._has_cache:
+            return 0
         if cache.num_blocks is not None:
             return cache.num_blocks
         most = self._blocks_of_longest * self.config.scheduler_config.max_num_seqs
@@ -107,8 +109,14 @@ class Worker:
 
     def determine_num_host_blocks(self) -> int:
         """How many host blocks `swap_space` holds. Raises ValueError: see `host_block_count`."""
+        if not self._has_cache:
+            return 0
         block_bytes = self._kv_block_bytes()
         return memory.host_block_count(self.config, block_bytes, memory.available_host_bytes())
+
+    @property
+    def _has_cache(self) -> bool:
+        return self.model_config.attn_type != "encoder_only"
 
     @property
     def kv_group_windows(self) -> tuple[int | None, ...]:
@@ -124,6 +132,8 @@ class Worker:
 
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocate the KV cache and the host blocks of its offload."""
+        if not self._has_cache:
+            return
         logger.info("KV cache: %d blocks of %d tokens", num_blocks, self.config.cache_config.block_size)
         self._num_blocks = (num_blocks, num_host_blocks)
         if compiles_while_running(self.device):
@@ -254,6 +264,12 @@ class Worker:
         logger.info("GPU memory: %.2f GiB, of which weights, the largest steps and CUDA take %.2f GiB", gib, used_gib)
         memory.device_memory(self.device, begin_peak=True)  # frees the steps' memory for the cache
         return profile
+
+
+def _runner_class(config: ModelConfig) -> Any:
+    if config.attn_type == "encoder_only":
+        return EncoderRunner
+    return PoolingModelRunner if config.runner_type == "pooling" else GPUModelRunner
 
 
 def make_worker(config: VllmConfig, group: Communicator = ALONE) -> Worker:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +15,11 @@ from vllm.model_executor.layers.pooler import Pooler
 from vllm.pooling_params import PoolingParams
 from vllm.transformers_utils.sentence_transformers import warn_of_unread
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.input_batch import InputBatch, PromptBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.pool.step import PooledStep
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptRows
-
-_NON_FINITE = "the model's result is not finite (NaN or infinity)"
-
-
-@dataclass
-class PooledStep:
-    """A dispatched step; see PendingStep. `pooled`: by request."""
-
-    pooled: dict[str, Tensor]
-
-    def result(self) -> ModelRunnerOutput:
-        """Wait for the results. One that is not finite is an error of its request alone."""
-        pooled = {req_id: tensor.cpu().contiguous() for req_id, tensor in self.pooled.items()}
-        broken = [req_id for req_id, tensor in pooled.items() if not tensor.isfinite().all()]
-        count = len(pooled)
-        tokens = np.full(count, NO_TOKEN, dtype=np.int32)
-        output = ModelRunnerOutput(list(pooled), tokens, [None] * count, pooled=pooled)
-        if broken:
-            output = output.without(broken)
-            output.errors = {req_id: f"request {req_id}: {_NON_FINITE}" for req_id in broken}
-        return output
 
 
 class PoolingModelRunner(GPUModelRunner):

@@ -13,10 +13,10 @@ from vllm.attention.packed import PackedAttention, PackedSequences
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import attention_layers, use_backend
 from vllm.model_executor.layers.pooler import Pooler
-from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.models.transformers_encoder import TransformersEncoder
 from vllm.transformers_utils.sentence_transformers import warn_of_unread
-from vllm.v1.messages import EngineCoreRequest
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.worker.gpu.pool.step import PooledStep
 
 
 def whole_sequences(model: Any) -> Callable[[Tensor, Tensor, Tensor, Sequence[int]], Sequence[Tensor]]:
@@ -36,34 +36,43 @@ def whole_sequences(model: Any) -> Callable[[Tensor, Tensor, Tensor, Sequence[in
 
 
 class EncoderRunner:
-    """An encoder, or a decoder without its causal mask, with its pooler on one device."""
+    """An encoder, or a decoder without its causal mask, with its pooler on one device: the calls of a GPUModelRunner
+    that has no cache."""
 
-    def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
-        model_config = config.model_config
-        self.device = torch.device(config.device_config.device)
-        self.model: Any = get_model(model_config, self.device, use_tqdm)
-        warn_of_unread(Path(model_config.path))
-        self._forward = whole_sequences(self.model)
-        self._pooler = Pooler(model_config, self.device, getattr(self.model, "classify", None))
+    def __init__(self, config: VllmConfig, model: Any, device: torch.device) -> None:
+        self.model, self.device = model, device
+        warn_of_unread(Path(config.model_config.path))
+        self._forward = whole_sequences(model)
+        self._pooler = Pooler(config.model_config, device, getattr(model, "classify", None))
 
     @torch.inference_mode()
-    def run(self, requests: Sequence[EngineCoreRequest]) -> list[Tensor]:
-        """The float32 result of each request, on the CPU. The fewest attention calls are made for sorted lengths."""
-        lengths = [len(request.prompt_token_ids) for request in requests]
-        ids = torch.tensor([each for request in requests for each in request.prompt_token_ids])
+    def execute_model(self, scheduler_output: SchedulerOutput) -> PooledStep:
+        """Run a step of whole requests. The fewest attention calls are made for sorted lengths."""
+        self.model.weight_updater.complete()
+        requests = scheduler_output.scheduled_new_reqs
+        if not requests:
+            return PooledStep({})
+        lengths = [each.num_prompt_tokens for each in requests]
+        ids = torch.tensor([token_id for each in requests for token_id in each.prefill_token_ids])
         positions = torch.cat([torch.arange(length) for length in lengths])
-        types = torch.cat([_types(request, length) for request, length in zip(requests, lengths, strict=True)])
+        types = torch.cat([_types(each) for each in requests])
         ids, positions, types = (tensor.to(self.device) for tensor in (ids, positions, types))
         parts = self._forward(ids, positions, types, lengths)
-        return [self._pool(part, request) for part, request in zip(parts, requests, strict=True)]
+        return PooledStep({each.req_id: self._pool(part, each) for part, each in zip(parts, requests, strict=True)})
 
-    def _pool(self, hidden: Tensor, request: EngineCoreRequest) -> Tensor:
+    def _pool(self, hidden: Tensor, request: NewRequestData) -> Tensor:
         assert request.pooling_params is not None
-        return self._pooler(hidden, request.prompt_token_ids, request.pooling_params).cpu()
+        return self._pooler(hidden, request.prefill_token_ids, request.pooling_params)
+
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """There is none."""
+
+    def release_kv_cache(self) -> None:
+        """There is none."""
 
 
-def _types(request: EngineCoreRequest, length: int) -> Tensor:
+def _types(request: NewRequestData) -> Tensor:
     """Token types: 0, and 1 from the position that the parameters name."""
     extra = (request.pooling_params.extra_kwargs if request.pooling_params is not None else None) or {}
-    first = extra.get("compressed_token_type_ids", length)
-    return (torch.arange(length) >= first).long()
+    first = extra.get("compressed_token_type_ids", request.num_prompt_tokens)
+    return (torch.arange(request.num_prompt_tokens) >= first).long()

@@ -1,0 +1,31 @@
+"""What a step of a pooling model gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from vllm.v1.outputs import NO_TOKEN, ModelRunnerOutput
+
+_NON_FINITE = "the model's result is not finite (NaN or infinity)"
+
+
+@dataclass
+class PooledStep:
+    """A dispatched step; see PendingStep. `pooled`: by request."""
+
+    pooled: dict[str, Tensor]
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the results. One that is not finite is an error of its request alone."""
+        pooled = {req_id: tensor.cpu().contiguous() for req_id, tensor in self.pooled.items()}
+        broken = [req_id for req_id, tensor in pooled.items() if not tensor.isfinite().all()]
+        count = len(pooled)
+        tokens = np.full(count, NO_TOKEN, dtype=np.int32)
+        output = ModelRunnerOutput(list(pooled), tokens, [None] * count, pooled=pooled)
+        if broken:
+            output = output.without(broken)
+            output.errors = {req_id: f"request {req_id}: {_NON_FINITE}" for req_id in broken}
+        return output
