@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -205,14 +206,21 @@ def test_what_an_encoder_cannot_be_is_refused(tmp_path, argument, value, message
     [
         ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, lambda logits: logits),
         ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, torch.sigmoid),
+        # Of sentence-transformers 6, in a file of its own.
+        ({"activation_fn": "torch.nn.modules.activation.Tanh"}, torch.tanh),
     ],
-    ids=["identity", "sigmoid"],
+    ids=["identity", "sigmoid", "tanh"],
 )
 def test_a_cross_encoders_own_activation(tmp_path, entry, activation):
     config = transformers.BertConfig(**SIZES, num_labels=3)
     folder = save(tmp_path / "m", config, transformers.AutoModelForSequenceClassification)
     raw = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**raw, **entry}))
+    if "activation_fn" in entry:
+        (folder / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "CrossEncoder", **entry}))
+        modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.Transformer"}]
+        (folder / "modules.json").write_text(json.dumps(modules))
+    else:
+        (folder / "config.json").write_text(json.dumps({**raw, **entry}))
     llm = LLM(str(folder), dtype="float32", skip_tokenizer_init=True)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.no_grad():
@@ -228,10 +236,43 @@ def test_settings_that_are_not_read_are_said(tmp_path, caplog):
     settings = {"prompts": {"query": "query: "}, "default_prompt_name": "query", "similarity_fn_name": "dot"}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
     LLM(str(folder), dtype="float32", skip_tokenizer_init=True)
-    assert "default_prompt_name=query is not applied" in caplog.text and "similarity_fn_name=dot" in caplog.text
+    assert "similarity_fn_name=dot" in caplog.text
+    pooling = {"pooling_mode": "mean", "include_prompt": False}
+    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
+    with pytest.raises(ValueError, match="include_prompt=false is not supported"):
+        LLM(str(folder), dtype="float32", skip_tokenizer_init=True)
     (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
     with pytest.raises(ValueError, match="do_lower_case is not supported"):
         LLM(str(folder), dtype="float32", skip_tokenizer_init=True)
+
+
+def test_prompts_by_name_and_by_default(tmp_path, minilm):
+    folder = tmp_path / "m"
+    shutil.copytree(minilm, folder)
+    plain = LLM(str(minilm))
+    prompts = {"query": "find: ", "title": "title | "}
+    settings = {"prompts": prompts, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    llm = LLM(str(folder))
+
+    def ids(outputs):
+        return [output.prompt_token_ids for output in outputs]
+
+    texts = ["a cat", "find: a dog"]
+    begun = ids(plain.embed(["find: a cat", "find: a dog"], use_tqdm=False))
+    assert ids(llm.embed(texts, use_tqdm=False)) == begun
+    assert ids(llm.encode([{"prompt": each} for each in texts], pooling_task="token_embed", use_tqdm=False)) == begun
+    assert ids(llm.embed("a cat", prompt_name="title", use_tqdm=False)) == ids(
+        plain.embed("title | a cat", use_tqdm=False)
+    )
+    assert ids(llm.embed([[101, 102]], use_tqdm=False)) == [[101, 102]]
+    (one, other) = (
+        each.score(first, second, use_tqdm=False)[0].outputs.score
+        for each, first, second in ((llm, "a cat", "a dog"), (plain, "find: a cat", "find: a dog"))
+    )
+    assert one == other
+    with pytest.raises(VLLMValidationError, match="prompt_name must be one of the model's prompts: query, title"):
+        llm.embed("a", prompt_name="passage", use_tqdm=False)
 
 
 def test_long_texts_are_cut_by_tokenization_kwargs(minilm):
@@ -298,13 +339,15 @@ def test_lengths_that_a_model_was_trained_for(minilm, overrides, taken, refused)
         EngineArgs(str(minilm), pooler_config={"dimensions": 32}).create_engine_config()
 
 
-@pytest.mark.parametrize("layout", ["HF_ColBERT", "modules"])
+@pytest.mark.parametrize("layout", ["HF_ColBERT", "modules", "MultiVectorEncoder"])
 def test_embeddings_of_tokens(tmp_path, layout):
     folder = save(tmp_path, transformers.BertConfig(**SIZES, max_position_embeddings=64))
     model = transformers.AutoModel.from_pretrained(folder).eval()
     weight = torch.randn(24, 32)
-    if layout == "modules":
+    if layout != "HF_ColBERT":
         kinds = {"": "sentence_transformers.models.Transformer", "1_Dense": "pylate.models.Dense.Dense"}
+        if layout == "MultiVectorEncoder":
+            kinds |= {"2_Mask": "multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask", "3": "x.Normalize"}
         modules = [
             {"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(kinds.items())
         ]

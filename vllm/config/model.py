@@ -134,8 +134,7 @@ class ModelConfig:
     @property
     def embedding_size(self) -> int:
         """Length of an embedding."""
-        size = self.hf_config.hidden_size * len(self.pooling.modes)
-        return self.pooling.dense[-1].outputs if self.pooling.dense else size
+        return self.pooling.size(self.hf_config.hidden_size)
 
     @property
     def is_matryoshka(self) -> bool:

@@ -21,16 +21,25 @@ _MODES = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 
+ACTIVATIONS = ("identity", "sigmoid", "softmax", "tanh")
+
 
 @dataclass(frozen=True)
-class DenseLayer:
-    """A linear layer after the pooling; `activation` is torch's class name."""
+class PoolingLayer:
+    """What follows the pooling.
 
+    Attributes:
+        kind: "Dense", "LayerNorm" or "Normalize".
+        outputs: None: as many as inputs.
+        activation: of a dense layer, torch's class name.
+    """
+
+    kind: str
     folder: Path
-    inputs: int
-    outputs: int
-    bias: bool
-    activation: str
+    inputs: int = 0
+    outputs: int | None = None
+    bias: bool = True
+    activation: str = "Identity"
 
 
 @dataclass(frozen=True)
@@ -39,13 +48,13 @@ class SentencePooling:
 
     Attributes:
         modes: ways of pooling, whose results are joined.
-        dense: layers that follow.
+        layers: what follows.
         normalize: whether the result has length 1.
-        of_tokens: late interaction: tokens are not pooled, and each is projected by the layers.
+        of_tokens: late interaction: tokens are not pooled, and each goes through the layers.
     """
 
     modes: tuple[str, ...] = ("cls",)
-    dense: tuple[DenseLayer, ...] = ()
+    layers: tuple[PoolingLayer, ...] = ()
     normalize: bool = True
     of_tokens: bool = False
 
@@ -53,9 +62,14 @@ class SentencePooling:
         """Whether more than the last token's hidden state is pooled."""
         return str(task).startswith("token_") or self.modes != ("lasttoken",)
 
+    def size(self, hidden_size: int) -> int:
+        """Of an embedding, or of a token's."""
+        sizes = [layer.outputs for layer in self.layers if layer.outputs is not None]
+        return sizes[-1] if sizes else hidden_size * len(self.modes)
+
 
 def read_pooling(folder: Path) -> SentencePooling | None:
-    """What modules.json says; None without one.
+    """What modules.json says; None without one, and where it is of a model that generates.
 
     Raises:
         ValueError: a module or a mode that is not known.
@@ -64,39 +78,44 @@ def read_pooling(folder: Path) -> SentencePooling | None:
     if modules is None:
         return None
     modes: tuple[str, ...] = ()
-    dense: list[DenseLayer] = []
-    normalize = False
+    layers: list[PoolingLayer] = []
+    of_tokens = False
     for module in modules:
         kind, place = module["type"].rpartition(".")[2], folder / module["path"]
         if kind == "Pooling":
             modes = _modes(place)
-        elif normalize:
-            raise ValueError(f"{folder.name}/modules.json: {kind} after Normalize is not supported")
         elif kind == "Dense":
-            dense.append(_dense(place))
-        elif kind == "Normalize":
-            normalize = True
-        elif kind != "Transformer":
+            layers.append(_dense(place))
+        elif kind in ("LayerNorm", "Normalize"):
+            layers.append(PoolingLayer(kind, place))
+        elif kind == "LogitScore":
+            return None
+        elif kind == "MultiVectorMask":
+            of_tokens = True
+        elif kind not in ("Transformer", "Dropout"):
             raise ValueError(f"{folder.name}/modules.json: the module {module['type']} is not supported")
-    if dense and not modes:
-        return SentencePooling(("cls",), tuple(dense), True, of_tokens=True)
-    return SentencePooling(modes or ("mean",), tuple(dense), normalize)
+    normalize = bool(layers) and layers[-1].kind == "Normalize"
+    last = tuple(layers[:-1] if normalize else layers)
+    if of_tokens or (last and not modes):
+        return SentencePooling(("cls",), last, normalize or not of_tokens, of_tokens=True)
+    return SentencePooling(modes or ("mean",), last, normalize)
 
 
-def classifier_activation(raw: dict[str, Any]) -> str | None:
-    """The activation of a cross-encoder's logits by config.json's content: "identity", "sigmoid" or "softmax"; None: it
-    does not say.
+def classifier_activation(folder: Path, raw: dict[str, Any]) -> str | None:
+    """The activation of a cross-encoder's logits by its folder and config.json's content: one of ACTIVATIONS; None:
+    they do not say.
 
     Raises:
         ValueError: it is another one.
     """
-    named = (raw.get("sentence_transformers") or {}).get("activation_fn")
+    own = _read(folder / "config_sentence_transformers.json") or {}
+    named = own.get("activation_fn") or (raw.get("sentence_transformers") or {}).get("activation_fn")
     named = named or raw.get("sbert_ce_default_activation_function")
     if named is None:
         return None
     activation = str(named).rpartition(".")[2].lower()
-    if activation not in ("identity", "sigmoid", "softmax"):
-        raise ValueError(f"config.json: the activation {named} of its scores is not supported")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{folder.name}: the activation {named} of its scores is not supported")
     return activation
 
 
@@ -115,24 +134,54 @@ def warn_of_unread(folder: Path) -> None:
                 "do it; set it in tokenizer_config.json"
             )
     config = _read(folder / "config_sentence_transformers.json") or {}
-    name = config.get("default_prompt_name")
-    if name is not None:
-        prompt = (config.get("prompts") or {}).get(name)
-        logger.warning("default_prompt_name=%s is not applied: begin texts with %r yourself", name, prompt)
+    prompt = default_prompt(folder)
+    if prompt and _leaves_out_prompts(folder):
+        raise ValueError(f"{folder.name}: include_prompt=false is not supported with default_prompt_name")
+    if prompt and config.get("model_type") == "CrossEncoder":
+        logger.warning("default_prompt_name=%s is not applied to pairs", config["default_prompt_name"])
     if config.get("similarity_fn_name") not in (None, "cosine"):
         logger.warning("similarity_fn_name=%s: scores of embeddings are cosines here", config["similarity_fn_name"])
+    for module in _read(folder / "modules.json") or ():
+        if module["type"].endswith(".MultiVectorMask"):
+            mask = _read(folder / module["path"] / "config.json") or {}
+            if skipped := mask.get("skiplist_words") or mask.get("keep_only_token_ids"):
+                logger.warning("%s: tokens of documents are not left out here, got %s", module["path"], skipped)
 
 
 def named_prompts(folder: Path) -> dict[str, str]:
-    """What the model's authors put before texts, by the name of a purpose; {} where they say nothing."""
+    """What the model's authors put before texts, by the name of a purpose; {} where they say nothing, or where prompts
+    are not pooled (include_prompt=false)."""
     own = (_read(folder / "config.json") or {}).get("task_instructions")
     prompts = own or (_read(folder / "config_sentence_transformers.json") or {}).get("prompts") or {}
-    return {str(name): str(prompt) for name, prompt in prompts.items()}
+    return {} if _leaves_out_prompts(folder) else {str(name): str(prompt) for name, prompt in prompts.items()}
+
+
+def default_prompt(folder: Path) -> str:
+    """What is put before texts that are embedded where nothing is asked for: that of default_prompt_name."""
+    config = _read(folder / "config_sentence_transformers.json") or {}
+    return str((config.get("prompts") or {}).get(config.get("default_prompt_name")) or "")
+
+
+def with_prompt(text: Any, prompt: str) -> Any:
+    """A text that begins with the prompt; what is no text, or empty, as it is."""
+    if not isinstance(text, str) or not text or text.startswith(prompt):
+        return text
+    return prompt + text
+
+
+def _leaves_out_prompts(folder: Path) -> bool:
+    places = [each["path"] for each in _read(folder / "modules.json") or () if each["type"].endswith(".Pooling")]
+    return any((_read(folder / place / "config.json") or {}).get("include_prompt") is False for place in places)
 
 
 def sentence_length(folder: Path) -> int | None:
-    """The longest text in tokens by sentence_bert_config.json; None: it does not say."""
-    return _settings(folder)[0].get("max_seq_length")
+    """The longest text in tokens: by sentence_bert_config.json, else by the tokenizer of such a folder; None: neither
+    says it."""
+    length = _settings(folder)[0].get("max_seq_length")
+    if length is None and (folder / "modules.json").is_file():
+        length = (_read(folder / "tokenizer_config.json") or {}).get("model_max_length")
+    # Tokenizers without a limit have a very large one.
+    return int(length) if isinstance(length, int | float) and 0 < length < 2**31 else None
 
 
 def _settings(folder: Path) -> tuple[dict[str, Any], str]:
@@ -148,16 +197,16 @@ def _modes(place: Path) -> tuple[str, ...]:
     if given is not None:
         modes = (given,) if isinstance(given, str) else tuple(given)
     unknown = set(modes) - set(_MODES.values())
-    if unknown or config.get("include_prompt") is False:
-        what = f"pooling_mode {min(unknown)!r}" if unknown else "include_prompt=false"
-        raise ValueError(f"{place.name}/config.json: {what} is not supported")
+    if unknown:
+        raise ValueError(f"{place.name}/config.json: pooling_mode {min(unknown)!r} is not supported")
     return modes
 
 
-def _dense(place: Path) -> DenseLayer:
+def _dense(place: Path) -> PoolingLayer:
     config = _read(place / "config.json") or {}
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")[2]
-    return DenseLayer(place, config["in_features"], config["out_features"], config.get("bias", True), activation)
+    sizes = config["in_features"], config["out_features"], config.get("bias", True)
+    return PoolingLayer("Dense", place, *sizes, activation)
 
 
 def _read(path: Path) -> Any:

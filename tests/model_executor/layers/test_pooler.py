@@ -18,7 +18,7 @@ from vllm.transformers_utils.sentence_transformers import read_pooling, sentence
 def make_pooler(folder) -> Pooler:
     hf_config = SimpleNamespace(raw={})
     config = SimpleNamespace(
-        pooler_config=PoolerConfig(), pooling=read_pooling(folder), hf_config=hf_config, convert=""
+        pooler_config=PoolerConfig(), pooling=read_pooling(folder), hf_config=hf_config, convert="", path=str(folder)
     )
     return Pooler(config, torch.device("cpu"))
 
@@ -30,7 +30,7 @@ def make_folder(folder, *kinds):
     modules = []
     for index, kind in enumerate(["Transformer", "Pooling", *kinds]):
         path = f"{index}_{kind}"
-        (folder / path).mkdir()
+        (folder / path).mkdir(parents=True)
         modules.append({"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"})
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
@@ -60,9 +60,17 @@ def test_a_dense_layer_without_weights_is_named(tmp_path):
         make_pooler(folder)
 
 
-def test_layers_after_normalize_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="Dense after Normalize"):
-        read_pooling(make_folder(tmp_path, "Normalize", "Dense"))
+def test_layers_keep_their_order(tmp_path):
+    folder = make_folder(tmp_path, "Normalize", "LayerNorm", "Dropout", "Normalize")
+    weights = {"norm.weight": torch.randn(4), "norm.bias": torch.randn(4)}
+    save_file(weights, folder / "3_LayerNorm" / "model.safetensors")
+    hidden = torch.randn(5, 4)
+    vector = make_pooler(folder)(hidden, range(5), PoolingParams(task="embed"))
+    mean = torch.nn.functional.normalize(hidden.mean(0), dim=-1)
+    normed = torch.nn.functional.layer_norm(mean, (4,), weights["norm.weight"], weights["norm.bias"])
+    torch.testing.assert_close(vector, normed / normed.norm())
+    with pytest.raises(ValueError, match="WordWeights is not supported"):
+        read_pooling(make_folder(tmp_path / "other", "WordWeights"))
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta"])
@@ -70,3 +78,11 @@ def test_the_longest_text_under_older_names(tmp_path, kind):
     assert sentence_length(tmp_path) is None
     (tmp_path / f"sentence_{kind}_config.json").write_text('{"max_seq_length": 75}')
     assert sentence_length(tmp_path) == 75
+
+
+@pytest.mark.parametrize(("given", "length"), [(16, 16), (1e30, None), (None, None)])
+def test_the_longest_text_by_the_tokenizer(tmp_path, given, length):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": given}))
+    assert sentence_length(tmp_path) is None
+    (tmp_path / "modules.json").write_text("[]")
+    assert sentence_length(tmp_path) == length

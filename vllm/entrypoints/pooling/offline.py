@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs
@@ -16,6 +18,7 @@ from vllm.pooling_outputs import (
     ScoringRequestOutput,
 )
 from vllm.pooling_params import PoolingParams
+from vllm.transformers_utils.sentence_transformers import default_prompt, named_prompts, with_prompt
 from vllm.utils.checks import check_integer, check_neutral
 from vllm.v1.engine.label_scoring import LabelScorer, encode_labels
 from vllm.v1.engine.upstream_calls import NO_LORA, cut_to, pooling_text_options
@@ -152,15 +155,37 @@ class PoolingOfflineMixin(PairScoring):
         lora_request: list[LoRARequest] | LoRARequest | None = None,
         pooling_task: PoolingTask | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
+        prompt_name: str | None = None,
     ) -> list[PoolingRequestOutput]:
         """What the model pools of each prompt: a float32 tensor, [size] or, for token_embed, [tokens, size].
-        `tokenization_kwargs`: see pooling_text_options."""
+
+        Args:
+            tokenization_kwargs: see pooling_text_options.
+            prompt_name: of one of the model's prompts (config_sentence_transformers.json), which is put before each
+                text that is embedded; None: that of default_prompt_name, before texts that do not begin with it.
+        """
         check_neutral("lora_request", lora_request, NO_LORA)
         has_special_tokens, limit = pooling_text_options(tokenization_kwargs)
         params = self._with_task(pooling_params, pooling_task)
         if limit is not None:
             params = [cut_to(each, limit) for each in params] if isinstance(params, list) else cut_to(params, limit)
-        return self._pool(prompts, params, use_tqdm, has_special_tokens)
+        return self._pool(self._with_prompts(prompts, params, prompt_name), params, use_tqdm, has_special_tokens)
+
+    def _with_prompts(self, prompts: Any, params: Any, name: str | None) -> Any:
+        first = params[0] if isinstance(params, list) and params else params
+        task = getattr(first, "task", None) or (self._tasks or ("",))[0]
+        folder = Path(self.model_config.path)  # type: ignore[attr-defined]
+        if name is not None:
+            known = named_prompts(folder)
+            if "embed" not in task or name not in known:
+                message = (
+                    f"prompt_name must be one of the model's prompts: {', '.join(sorted(known)) or 'there are none'}"
+                )
+                raise VLLMValidationError(message, "prompt_name", name)
+            return _each_text(prompts, lambda text: text and known[name] + text)
+        prompt = default_prompt(folder)
+        is_plain = not prompt or "embed" not in task or getattr(first, "late_chunking_params", None) is not None
+        return prompts if is_plain else _each_text(prompts, partial(with_prompt, prompt=prompt))
 
     def embed(
         self,
@@ -170,8 +195,10 @@ class PoolingOfflineMixin(PairScoring):
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         lora_request: list[LoRARequest] | LoRARequest | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
+        prompt_name: str | None = None,
     ) -> list[EmbeddingRequestOutput] | list[PoolingRequestOutput]:
-        """An embedding for each prompt; of a model that embeds only tokens, the outputs of `encode`."""
+        """An embedding for each prompt; of a model that embeds only tokens, the outputs of `encode`. `prompt_name`: as
+        there."""
         task: PoolingTask = "token_embed" if self._tasks == ("token_embed",) else "embed"
         outputs = self.encode(
             prompts,
@@ -180,6 +207,7 @@ class PoolingOfflineMixin(PairScoring):
             lora_request=lora_request,
             pooling_task=task,
             tokenization_kwargs=tokenization_kwargs,
+            prompt_name=prompt_name,
         )
         if task == "token_embed":
             return outputs
@@ -244,6 +272,21 @@ class PoolingOfflineMixin(PairScoring):
         if isinstance(given, Sequence):
             return [named(params) for params in given]
         return named(PoolingParams() if given is None else given)
+
+
+def _each_text(prompts: Any, change: Callable[[str], str]) -> Any:
+    """Prompts whose texts are changed, and whose token ids are not."""
+    if isinstance(prompts, str):
+        return change(prompts)
+    if isinstance(prompts, Mapping):
+        is_text = prompts.get("prompt_token_ids") is None and isinstance(prompts.get("prompt"), str)
+        return {**prompts, "prompt": change(prompts["prompt"])} if is_text else prompts
+    is_list = isinstance(prompts, Sequence)
+    return (
+        [_each_text(each, change) if isinstance(each, str | Mapping) else each for each in prompts]
+        if is_list
+        else prompts
+    )
 
 
 def _without_limit(params: PoolingParams, limit: int | None) -> tuple[PoolingParams, int | None]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from vllm.config import ModelConfig
@@ -14,6 +15,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.pooling_outputs import PoolingRequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.transformers_utils.sentence_transformers import default_prompt, with_prompt
 from vllm.utils.checks import check_integer
 from vllm.v1.engine.input_processor import ProcessedPrompt
 
@@ -94,6 +96,7 @@ class PooledPairs:
         if limits.max_document_tokens is not None:
             cut = limits.max_document_tokens
             self._pairs = [(first, cut_text(tokenizer, second, cut)) for first, second in pairs]
+        self._prompt = default_prompt(Path(config.path))
         self._places: dict[str, int] = {}  # of embedded texts, in the order first seen
         if kind == "cross-encoder":
             if template is None and config.hf_config.raw.get("classifier_from_token"):
@@ -156,7 +159,8 @@ class PooledPairs:
             for text in pair:
                 self._places.setdefault(text, len(self._places))
         requests, limit = [], self._limits.limit
-        for text, ids in zip(self._places, self._tokenizer.encode_batch(list(self._places)), strict=True):
+        texts = [with_prompt(text, self._prompt) for text in self._places]
+        for text, ids in zip(self._places, self._tokenizer.encode_batch(texts), strict=True):
             if len(ids) > limit:
                 name = names.get(text, "the query")
                 if self._limits.truncate_to is None:

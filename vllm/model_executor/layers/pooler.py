@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from vllm.model_executor.model_loader.weight_files import iterate_tensors
 from vllm.pooling_params import PoolingParams
-from vllm.transformers_utils.sentence_transformers import DenseLayer, classifier_activation
+from vllm.transformers_utils.sentence_transformers import PoolingLayer, classifier_activation
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -33,7 +34,7 @@ class Pooler:
     ) -> None:
         self.config = config.pooler_config
         self.pooling = config.pooling
-        self._dense = [_load_dense(layer).to(device) for layer in self.pooling.dense]
+        self._layers = [_load_layer(layer).to(device) for layer in self.pooling.layers]
         self._classify = classify
         self._activation = _activation(config)
 
@@ -65,8 +66,8 @@ class Pooler:
         return torch.cat([_pooled(wide, mode) for mode in self.pooling.modes])
 
     def _project(self, vectors: Tensor) -> Tensor:
-        for dense in self._dense:
-            vectors = dense(vectors)
+        for layer in self._layers:
+            vectors = layer(vectors)
         return vectors
 
     def _classify_tokens(
@@ -93,13 +94,13 @@ class Pooler:
         if name in (None, "identity"):
             # One label has a probability of its own.
             name = "sigmoid" if logits.shape[-1] == 1 else "softmax"
-        return logits.sigmoid() if name == "sigmoid" else logits.softmax(-1)
+        return logits.softmax(-1) if name == "softmax" else getattr(torch, str(name))(logits)
 
 
 def _activation(config: ModelConfig) -> str | None:
     """Of the classifier's logits; None: by their number. One reward is no probability."""
     raw = config.hf_config.raw
-    named = classifier_activation(raw)
+    named = classifier_activation(Path(config.path), raw)
     if named is None and config.convert == "reward" and "Process" not in config.architecture:
         return "identity"
     by_problem = {"multi_label_classification": "sigmoid", "regression": "identity"}
@@ -120,15 +121,27 @@ def _pooled(hidden: Tensor, mode: str) -> Tensor:
     return total / len(hidden) ** (0.5 if mode == "mean_sqrt_len_tokens" else 1.0)
 
 
-def _load_dense(layer: DenseLayer) -> nn.Module:
+class _Normalize(nn.Module):
+    def forward(self, vectors: Tensor) -> Tensor:
+        return F.normalize(vectors, dim=-1)
+
+
+def _load_layer(layer: PoolingLayer) -> nn.Module:
+    if layer.kind == "Normalize":
+        return _Normalize()
     activation = getattr(nn, layer.activation, None)
     if activation is None:
         raise ValueError(f"{layer.folder.name}/config.json: the activation {layer.activation} is not supported")
-    linear = nn.Linear(layer.inputs, layer.outputs, layer.bias)
     stored, older = layer.folder / "model.safetensors", layer.folder / "pytorch_model.bin"
     file = next((each for each in (stored, older) if each.is_file()), None)
     if file is None:
         raise ValueError(f"{layer.folder.name} has neither {stored.name} nor {older.name}")
-    weights = dict(iterate_tensors([file]))
-    linear.load_state_dict({name.removeprefix("linear."): values.float() for name, values in weights.items()})
-    return nn.Sequential(linear, activation())
+    weights = {name.partition(".")[2]: values.float() for name, values in iterate_tensors([file])}
+    norm_or_linear: nn.Module
+    if layer.kind == "LayerNorm":
+        norm_or_linear = nn.LayerNorm(len(weights["weight"]))
+    else:
+        assert layer.outputs is not None
+        norm_or_linear = nn.Linear(layer.inputs, layer.outputs, layer.bias)
+    norm_or_linear.load_state_dict(weights)
+    return nn.Sequential(norm_or_linear, activation())

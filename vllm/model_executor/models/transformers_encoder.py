@@ -56,7 +56,7 @@ def load_encoder_config(raw: dict[str, Any], folder: Path, trust_remote_code: bo
     heads = getattr(auto, "num_attention_heads", None) or 1
     geometry = {
         "hidden_size": auto.hidden_size,
-        "vocab_size": embeddings.num_embeddings,
+        "vocab_size": embeddings.weight.shape[0],
         "num_hidden_layers": auto.num_hidden_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
@@ -135,7 +135,7 @@ class TransformersEncoder(UpdatableModel):
             rows = slice(start, start + count * length)
             inputs: dict[str, Tensor] = {"input_ids": ids[rows].view(count, length)}
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-            if self._takes_types and types[rows].any():
+            if self._takes_types:
                 inputs["token_type_ids"] = types[rows].view(count, length)
             results += self._run(inputs)
             start = rows.stop

@@ -18,7 +18,7 @@ from vllm.scoring.batches import Progress
 from vllm.scoring.files import Item
 from vllm.scoring.labels import finite
 from vllm.scoring.server import Server
-from vllm.transformers_utils.sentence_transformers import named_prompts
+from vllm.transformers_utils.sentence_transformers import default_prompt, named_prompts, with_prompt
 from vllm.utils.server_client import ServerError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Embedder:
         self._truncates = options.truncate_to is not None
         if not 1 <= self._limit <= self._longest:  # type: ignore[operator]
             raise CliError(f"--truncate-prompt-tokens must be between 1 and {self._longest}, or -1, got {self._limit}")
-        self._prompt = options.prompt
+        self._prompt, self._default = options.prompt or None, default_prompt(Path(config.path))
         if options.prompt_name is not None:
             prompts = named_prompts(Path(config.path))
             if options.prompt_name not in prompts:
@@ -109,7 +109,11 @@ class Embedder:
         self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
     ) -> Iterable[dict[str, Any]]:
         """See Scorer."""
-        prompts = self._tokenizer.encode_batch([self._prompt + item.text for item in batch])
+        texts = [
+            with_prompt(item.text, self._default) if self._prompt is None else self._prompt + item.text
+            for item in batch
+        ]
+        prompts = self._tokenizer.encode_batch(texts)
         limit, special = self._limit, self._tokenizer.all_special_ids
         kept = [keep_tokens(ids, limit, special) if self._truncates else ids for ids in prompts]  # type: ignore[arg-type]
         usable = [ids for ids in kept if 0 < len(ids) <= self._longest]

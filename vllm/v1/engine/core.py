@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cache
 from typing import Any, NoReturn
 
 from vllm.config import ModelConfig, VllmConfig
@@ -228,9 +229,12 @@ class EngineCore:
 def reads_for(params: PoolingParams, config: ModelConfig) -> SamplingParams:
     """The request of a generating model that computes what is pooled: nothing is sampled, and the last position is
     read, or all of them."""
+    return _reading(config.pooling.reads_all_tokens(params.task), params.skip_reading_prefix_cache)
+
+
+@cache
+def _reading(all_tokens: bool, skips_cache: bool | None) -> SamplingParams:
+    prompt_logprobs = 0 if all_tokens else None
     return SamplingParams(
-        max_tokens=0,
-        logprobs=0,
-        prompt_logprobs=0 if config.pooling.reads_all_tokens(params.task) else None,
-        skip_reading_prefix_cache=params.skip_reading_prefix_cache,
+        max_tokens=0, logprobs=0, prompt_logprobs=prompt_logprobs, skip_reading_prefix_cache=skips_cache
     )

@@ -19,10 +19,10 @@ from vllm.entrypoints.openai.protocol.pooling import (
 from vllm.entrypoints.openai.serving.engine_requests import request_id_of, while_connected
 from vllm.entrypoints.openai.serving.item_scores import in_thread_if
 from vllm.entrypoints.openai.serving.pooling import (
+    begun,
     encoded_answer,
     pool,
     pool_prompts,
-    prefix_of,
     text_prompts,
     usage_of,
 )
@@ -55,7 +55,7 @@ async def cohere_embed(request: Request, state: ServerState, body: CohereEmbedRe
         raise VLLMValidationError(f"{field} must be a list of texts", field)
     state.check_count(len(texts), field)
     answer_id = request_id_of(request, "embd", body.request_id)
-    prefix = prefix_of(state, body.input_type)
+    begun_texts = begun(state, texts, body.input_type)
     params = PoolingParams(task="embed", dimensions=body.output_dimension)
     longest = state.engine.model_config.max_model_len
     # Texts are cut to what the model reads where more is asked for.
@@ -66,7 +66,7 @@ async def cohere_embed(request: Request, state: ServerState, body: CohereEmbedRe
             sum(map(len, texts)) > _LARGE,
             lambda: text_prompts(
                 state,
-                [text and prefix + text for text in texts],
+                begun_texts,
                 field,
                 truncate_to=None if body.truncate == "NONE" else limit,
                 from_end=body.truncate == "START",

@@ -31,7 +31,7 @@ from vllm.entrypoints.pooling.utils import encode_pooling_bytes, encoded
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.pooling_outputs import LateChunks, PoolingRequestOutput
 from vllm.pooling_params import LateChunkingParams, PoolingParams
-from vllm.transformers_utils.sentence_transformers import named_prompts
+from vllm.transformers_utils.sentence_transformers import default_prompt, named_prompts, with_prompt
 from vllm.utils.checks import check_encodable, check_integer, check_token_id, wrong_type
 from vllm.v1.engine.input_processor import ProcessedPrompt
 
@@ -196,14 +196,28 @@ def text_prompts(
     return prompts
 
 
-def prefix_of(state: ServerState, purpose: str | None, prompt_name: str | None = None) -> str:
-    """What the model wants before texts of this purpose, or its prompt of this name. ApiError: it knows none of this
-    name."""
+def begun(state: ServerState, given: list[Any], purpose: str | None, prompt_name: str | None = None) -> list[Any]:
+    """Texts with what the model wants before those of this purpose, with its prompt of this name, or, where neither is
+    named, with its default one, which may be there already.
+
+    Raises:
+        ApiError: it knows none of this name.
+        VLLMValidationError: a prompt is named, and the input is token ids.
+    """
+    config = state.engine.model_config
+    folder = Path(config.path)
     if purpose is None and prompt_name is None:
-        return ""
+        prompt = default_prompt(folder) if "embed" in config.pooling_tasks[0] else ""
+        return [with_prompt(each, prompt) for each in given] if prompt else given
+    prefix = _prefix_of(named_prompts(folder), purpose, prompt_name)
+    if prefix and not all(isinstance(each, str) for each in given):
+        raise VLLMValidationError("a prompt is put before texts, and the input has token ids", "input")
+    return [each and prefix + each for each in given] if prefix else given
+
+
+def _prefix_of(prompts: dict[str, str], purpose: str | None, prompt_name: str | None) -> str:
     if purpose is not None and prompt_name is not None:
         raise ApiError(400, "input_type and prompt_name exclude each other", "prompt_name", "invalid_value")
-    prompts = named_prompts(Path(state.engine.model_config.path))
     field, name, aliases = ("prompt_name", prompt_name, {}) if purpose is None else ("input_type", purpose, _PURPOSES)
     for each in aliases.get(str(name), (str(name),)):
         if each in prompts:
@@ -214,20 +228,13 @@ def prefix_of(state: ServerState, purpose: str | None, prompt_name: str | None =
     raise ApiError(400, f"Unsupported {field} {shown(name)}: the model knows {known}", field, "invalid_value")
 
 
-def _with_prefix(given: list[Any], prefix: str) -> list[Any]:
-    """The texts with it. VLLMValidationError: they are token ids."""
-    if prefix and not all(isinstance(each, str) for each in given):
-        raise VLLMValidationError("a prompt is put before texts, and the input has token ids", "input")
-    return [each and prefix + each for each in given] if prefix else given
-
-
 def _prompts(state: ServerState, body: PoolingFields) -> list[ProcessedPrompt]:
     options = {"truncate_to": body.truncate_prompt_tokens, "from_end": body.truncation_side == "left"}
     conversations = body.conversations()
     if conversations is None:
         given: Any = [body.input] if _is_single(body.input) else body.input
-        if isinstance(body, EncodingFields):
-            given = _with_prefix(given, prefix_of(state, body.input_type, body.prompt_name))
+        if isinstance(body, EncodingFields) and getattr(body, "late_chunking_params", None) is None:
+            given = begun(state, given, body.input_type, body.prompt_name)
         return text_prompts(state, given, "input", add_special_tokens=body.add_special_tokens is not False, **options)  # type: ignore[arg-type]
     body.add_generation_prompt = bool(body.add_generation_prompt)
     field = body.given_field()
