@@ -271,6 +271,13 @@ def mxfp4(weight: Tensor) -> Stored:
     return Stored({"weight_packed": packed, "weight_scale": (exponents + 127).to(torch.uint8)}, values * exact)
 
 
+def mxfp8(weight: Tensor) -> Stored:
+    exponents = (weight.view(len(weight), -1, 32).abs().amax(-1).log2().floor() - 8).clamp(-127, 127)
+    exact = (2.0**exponents).repeat_interleave(32, 1)
+    codes = (weight / exact).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return Stored({"weight": codes, "weight_scale": (exponents + 127).to(torch.uint8)}, codes.float() * exact)
+
+
 def mxfp4_experts(weights: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """gpt-oss's experts [E, K, N]: tensors by the ends of their names, and the values, of the same shape."""
     stored = [mxfp4(weight.T.contiguous()) for weight in weights]

@@ -153,7 +153,6 @@ def test_settings(name, settings, problem, tmp_path):
         (compressed(None, INT8 | {"dynamic": True}, format="int-quantized"), r"weights must not be dynamic"),
         (compressed(None, INT8 | {"actorder": "up"}, format="int-quantized"), r"actorder must be one of None, .* 'up'"),
         (compressed(None, INT8 | {"symmetric": "no"}, format="int-quantized"), r"symmetric must be true or false"),
-        (compressed(None, INT8, {"num_bits": 4, "type": "int"}, format="int-quantized"), r"input_activations must be"),
         (compressed(None, FLOAT8 | {"strategy": "block"}, format="float-quantized"), r"block_structure must be two"),
         (compressed(None, FLOAT4 | {"strategy": "group"}, format="mxfp4-pack-quantized"), r"group_size must be at"),
     ],

@@ -84,6 +84,7 @@ def packed(bits: int = 4, group_size: int | None = 32, sym: bool = True, order: 
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
 FLOAT4 = {"num_bits": 4, "type": "float", "symmetric": True}
+MX = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 
@@ -157,7 +158,8 @@ ROWS = {
     "nvfp4": compressed(
         packing.nvfp4, FLOAT4 | {"strategy": "tensor_group", "group_size": 16}, format="nvfp4-pack-quantized"
     ),
-    "mxfp4": compressed(packing.mxfp4, FLOAT4 | {"strategy": "group", "group_size": 32}, format="mxfp4-pack-quantized"),
+    "mxfp4": compressed(packing.mxfp4, FLOAT4 | MX, FLOAT4 | MX | {"dynamic": True}, format="mxfp4-pack-quantized"),
+    "mxfp8": compressed(packing.mxfp8, FLOAT8 | MX, FLOAT8 | MX | {"dynamic": True}, format="mxfp8-quantized"),
     "fp8": Row(packing.fp8, FP8),
     "fp8-static": Row(partial(packing.fp8, static=True), FP8 | {"activation_scheme": "static"}),
     "fp8-block": Row(partial(packing.fp8, block=(128, 128)), FP8 | {"weight_block_size": [128, 128]}),

@@ -19,6 +19,7 @@ _BITS: dict[str, tuple[str, tuple[int, ...]]] = {
     "float-quantized": ("float", (8,)),
     "nvfp4-pack-quantized": ("float", (4,)),
     "mxfp4-pack-quantized": ("float", (4,)),
+    "mxfp8-quantized": ("float", (8,)),
 }
 # The order in which inputs were quantised; "weight" and "static" keep their groups.
 _ORDERS = (None, False, True, "group", "dynamic", "weight", "static")
@@ -79,11 +80,6 @@ class Schemes:
     def __init__(self, groups: list[tuple[list[str], Scheme]], ignored: list[str]) -> None:
         self._groups, self._ignored = groups, ignored
 
-    @property
-    def round_inputs(self) -> bool:
-        """Whether some scheme does something to inputs."""
-        return any(scheme.activations is not None for _, scheme in self._groups)
-
     def of(self, module: str) -> Scheme | None:
         """The scheme of a checkpoint's `module`; None: it has none. Exact names go before patterns, and these before
         names of classes."""
@@ -108,8 +104,9 @@ def _rank(target: str) -> int:
     return 2 if target in _CLASSES else 1 if target.startswith("re:") else 0
 
 
-def parse_schemes(config: dict[str, Any]) -> Schemes:
-    """Of the content of a quantization_config. ValueError names what is not implemented."""
+def parse_schemes(config: dict[str, Any], rounds_inputs: bool) -> Schemes:
+    """Of the content of a quantization_config, of which input_activations count only with `rounds_inputs`. ValueError
+    names what is not implemented."""
     for name, meaning in _REFUSED.items():
         value = config.get(name)
         if value and not (name == "sparsity_config" and value.get("format", "dense") == "dense"):
@@ -123,7 +120,7 @@ def parse_schemes(config: dict[str, Any]) -> Schemes:
         try:
             if not isinstance(group, dict):
                 raise ValueError(f"must be an object with targets and weights, got {group!r}")
-            found.append((read_names(group, "targets"), _scheme(group, config.get("format"))))
+            found.append((read_names(group, "targets"), _scheme(group, config.get("format"), rounds_inputs)))
         except ValueError as error:
             raise ValueError(f"config_groups: {name}: {error}") from None
     return Schemes(found, read_names(config, "ignore"))
@@ -144,7 +141,7 @@ def _check_kv_cache(scheme: dict[str, Any] | None) -> None:
             raise ValueError(f"kv_cache_scheme is not implemented with {name}={given!r}, only with {value!r}")
 
 
-def _scheme(group: dict[str, Any], usual_format: str | None) -> Scheme:
+def _scheme(group: dict[str, Any], usual_format: str | None, rounds_inputs: bool) -> Scheme:
     weights = group.get("weights")
     if not isinstance(weights, dict):
         raise ValueError("weights must say how they are quantised; groups of activations alone are not implemented")
@@ -172,7 +169,7 @@ def _scheme(group: dict[str, Any], usual_format: str | None) -> Scheme:
     order = weights.get("actorder")
     if order not in _ORDERS:
         raise ValueError(f"weights' actorder must be one of {', '.join(map(repr, _ORDERS))}, got {order!r}")
-    activations, is_static = parse_activations(group.get("input_activations"))
+    activations, is_static = parse_activations(group.get("input_activations") if rounds_inputs else None)
     return Scheme(
         name,
         bits,

@@ -8,7 +8,8 @@ Of a module with weight [N, K], `weight_scale` is [1], [N, 1], [N, K / g] or one
 - float-quantized: weight, float8_e4m3fn [N, K];
 - nvfp4-pack-quantized: weight_packed, uint8 [N, K / 2], two E2M1 codes a byte, the first in the low half; a float8
   scale for each 16 inputs, divided by weight_global_scale;
-- mxfp4-pack-quantized: the same with a power of two (E8M0, uint8) for each 32 inputs, and no global scale.
+- mxfp4-pack-quantized: the same with a power of two (E8M0, uint8) for each 32 inputs, and no global scale;
+- mxfp8-quantized: weight, float8_e4m3fn [N, K], with such powers of two.
 "naive-quantized" is one of the second and third. Activations are rounded as `input_activations` says only with
 VLLM_QUANTIZED_ACTIVATIONS=1.
 """
@@ -33,7 +34,7 @@ from vllm.ops.quantized_tensor import QuantizedTensor
 
 logger = init_logger(__name__)
 
-_NVFP4_GROUP, _MXFP4_GROUP = 16, 32
+_NVFP4_GROUP, _MX_GROUP = 16, 32
 
 
 class CompressedTensorsConfig(StoredConfig):
@@ -47,9 +48,9 @@ class CompressedTensorsConfig(StoredConfig):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self._schemes = parse_schemes(config)
         self._rounds = envs.quantized_activations()
-        if self._schemes.round_inputs and not self._rounds:
+        self._schemes = parse_schemes(config, self._rounds)
+        if not self._rounds and any(group.get("input_activations") for group in config["config_groups"].values()):
             warn_once(
                 logger,
                 "the checkpoint's input_activations are not applied: activations keep the model's dtype, which is more "
@@ -70,10 +71,10 @@ class CompressedTensorsConfig(StoredConfig):
 
         def read(tensors: StoredTensors) -> QuantizedWeight:
             tensor = _READERS[scheme.format](tensors, scheme)
-            return QuantizedWeight(tensor, f"{module}.{codes}", scheme.inputs(tensors) if self._rounds else None)
+            return QuantizedWeight(tensor, f"{module}.{codes}", scheme.inputs(tensors))
 
         codes = "weight_packed" if scheme.format.endswith("pack-quantized") else "weight"
-        required = [codes, "weight_scale", *(scheme.input_names if self._rounds else ())]
+        required = [codes, "weight_scale", *scheme.input_names]
         if scheme.format == "pack-quantized":
             required.append("weight_shape")
         if scheme.format == "nvfp4-pack-quantized":
@@ -154,9 +155,17 @@ def _read_nvfp4(stored: StoredTensors, scheme: Scheme) -> QuantizedTensor:
 
 def _read_mxfp4(stored: StoredTensors, scheme: Scheme) -> QuantizedTensor:
     data = stored.take("weight_packed", torch.uint8, None, None)
-    rows, width = data.shape[0], 2 * data.shape[1]
-    scales = stored.take("weight_scale", torch.uint8, rows, width // _MXFP4_GROUP).view(torch.float8_e8m0fnu)
-    return QuantizedTensor(unpack_nibbles(data), 4, scales, _MXFP4_GROUP, values=fp4_values())
+    scales = _powers_of_two(stored, data.shape[0], 2 * data.shape[1])
+    return QuantizedTensor(unpack_nibbles(data), 4, scales, _MX_GROUP, values=fp4_values())
+
+
+def _read_mxfp8(stored: StoredTensors, scheme: Scheme) -> QuantizedTensor:
+    weight = stored.take("weight", torch.float8_e4m3fn, None, None)
+    return QuantizedTensor(weight, 8, _powers_of_two(stored, *weight.shape), _MX_GROUP)
+
+
+def _powers_of_two(stored: StoredTensors, rows: int, width: int) -> Tensor:
+    return stored.take("weight_scale", torch.uint8, rows, width // _MX_GROUP).view(torch.float8_e8m0fnu)
 
 
 _READERS: dict[str, Callable[[StoredTensors, Scheme], QuantizedTensor]] = {
@@ -165,6 +174,7 @@ _READERS: dict[str, Callable[[StoredTensors, Scheme], QuantizedTensor]] = {
     "float-quantized": _read_floats,
     "nvfp4-pack-quantized": _read_nvfp4,
     "mxfp4-pack-quantized": _read_mxfp4,
+    "mxfp8-quantized": _read_mxfp8,
 }
 
 
