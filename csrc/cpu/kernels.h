@@ -94,6 +94,23 @@ struct PanelRowsArgs {
   bool pairs;
 };
 
+// See ops/block_codes.py.
+struct BitField {
+  int64_t first, count, at, width, shift, per_byte, to;
+};
+
+constexpr int64_t kMaxBlockCodes = 256;
+
+struct PackCodesArgs {
+  const int64_t* addresses;  // [rows]: where each row's blocks begin
+  uint8_t* panels;           // [ceil(rows / 32), panel_bytes], codes first
+  int64_t rows, panel_bytes, bits;
+  int64_t num_blocks, num_codes, num_bytes;  // of a row; of a block
+  int flipped;                               // bits of all codes
+  const BitField* fields;
+  int64_t num_fields;
+};
+
 // What the numbers of a quantised weight are stored as.
 enum class Stored : int8_t { none, f32, f16, bf16, u8, i8, e4m3, e8m0, u4_low, u4_high };
 
@@ -225,6 +242,7 @@ struct TopPArgs {
   void paged_attention(const AttentionArgs& args);    \
   void pack_linear(const PackLinearArgs& args);       \
   void panel_rows(const PanelRowsArgs& args);         \
+  void pack_codes(const PackCodesArgs& args);         \
   void linear(const LinearArgs& args);                \
   void linear_int8(const LinearArgs& args);           \
   void linear_quantized(const LinearArgs& args);      \

@@ -20,6 +20,9 @@ from vllm import SamplingParams
 from vllm.model_executor.layers.quantization.gguf import FLOATS, TYPES, read_blocks, tensor_name
 from vllm.model_executor.model_loader import resolve_model
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
+from vllm.ops.block_codes import BlockCodes
+from vllm.ops.quantized_panels import pack_panels
+from vllm.ops.quantized_tensor import concatenate
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 
@@ -40,7 +43,7 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
     if kind in FLOAT_NUMBERS:
         values = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 0.05
         return values.to(FLOATS[FLOAT_NUMBERS[kind]][1]).view(torch.uint8).numpy()
-    _, block, size, _ = TYPES[NUMBERS[kind]]
+    _, block, size, *_ = TYPES[NUMBERS[kind]]
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
     for at in HALVES[kind]:
@@ -64,6 +67,31 @@ def test_blocks_are_what_gguf_says(kind: str) -> None:
     data = random_blocks(kind, 5, 1024)
     tensor = read_blocks(torch.from_numpy(data), tensor_name(NUMBERS[kind]))
     assert torch.equal(tensor.dequantize(), reference(data, kind))
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_blocks_are_packed_as_unpacked_codes_are(kind: str) -> None:
+    """Whose rows are taken in another order, of several tensors."""
+    name = tensor_name(NUMBERS[kind])
+    parts = [read_blocks(torch.from_numpy(random_blocks(kind, rows, 1024, rows)), name) for rows in (37, 8)]
+    joined = concatenate(parts).take_rows(torch.randperm(45, generator=torch.Generator().manual_seed(1))[:41])
+    middle = joined.take_columns(256, 768)
+    assert isinstance(middle.codes, BlockCodes)
+    assert torch.equal(middle.dequantize(), joined.dequantize()[:, 256:768])
+    set_isa = torch.ops.vllm_cpu.set_isa
+    widest = set_isa(-1)
+    try:
+        for level in range(widest + 1):
+            set_isa(level)
+            for tensor in (joined, middle):
+                plain = replace(tensor, codes=tensor.plain_codes())
+                assert torch.equal(pack_panels(tensor).panels, pack_panels(plain).panels)
+    finally:
+        set_isa(widest)
+    if TYPES[NUMBERS[kind]][1] == 256:
+        part = joined.take_columns(32, 288)
+        assert torch.equal(part.dequantize(), joined.dequantize()[:, 32:288])
 
 
 def write(path: Path, kinds: dict[str, str], tied: bool = False, greatest: float = 0.0) -> LlamaForCausalLM:

@@ -9,10 +9,12 @@ from typing import Any
 
 import gguf
 import pytest
+import tokenizers
 
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_splits import pre_tokenizer
 from vllm.model_executor.model_loader.gguf_tokenizer import write_tokenizer
+from vllm.tokenizers.bpe_files import read_tokenizer
 
 SPACE = "\u2581"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
@@ -32,6 +34,8 @@ def load(tmp_path: Path, model: str, tokens: list[str], kinds: list[int], **opti
         step()
     writer.close()
     write_tokenizer(GGUFFile(path), tmp_path)
+    own = read_tokenizer(tmp_path).to_str()
+    assert own == tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).to_str()
     return AutoTokenizer.from_pretrained(tmp_path)
 
 

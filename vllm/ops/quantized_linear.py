@@ -107,7 +107,7 @@ def pack_quantized(
     if len(weights) > 1 and can_concatenate(weights):
         weights = [concatenate(weights)]
     shape = (sum(each.shape[0] for each in weights), weights[0].shape[1])
-    if implementation(weights[0].codes) != "cpp" or not all(map(fits_panels, weights)):
+    if implementation(weights[0].scales) != "cpp" or not all(map(fits_panels, weights)):
         return PackedQuantized(tuple(map(_plain, weights)), bias, shape)
     is_gated = gated and len(weights) == 1
     if is_gated:
@@ -213,8 +213,8 @@ def _only_part(packed: PackedQuantized) -> PlainPart | Panels:
 
 
 def _plain(weight: QuantizedTensor) -> PlainPart:
-    planes = split_planes(weight.codes, weight.bits)
-    return PlainPart(planes, replace(weight, codes=weight.codes.new_empty(1, 1).expand(weight.shape)))
+    codes = weight.plain_codes()
+    return PlainPart(split_planes(codes, weight.bits), replace(weight, codes=codes.new_empty(1, 1).expand(codes.shape)))
 
 
 @cache

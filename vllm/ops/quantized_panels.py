@@ -10,10 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vllm.ops.block_codes import BlockCodes
 from vllm.ops.code_planes import PLANES, split_planes
 from vllm.ops.packed_linear import PANEL, pack_as
 from vllm.ops.quantized_tensor import QuantizedTensor, SparseRows
 
+# Bits of integers of 8 bits that panels have the other way: their codes are less 128.
+_FLIPPED = 128
 # Inputs of a group are filled up to whole units.
 UNIT = 8
 _TABLE = 16
@@ -71,8 +74,8 @@ class QuantizedPanels:
 
     def take_rows(self, rows: Tensor) -> QuantizedPanels:
         """The rows W[rows], int64 [I], in panels of their own."""
-        panels = _new_panels(len(rows), self.panels.shape[1])
         numbers = self.description.tolist()
+        panels = _new_panels(len(rows), numbers)
         panel, half, lane = rows // PANEL, rows % PANEL // 16, rows % 16
         for source, target in zip(_views(self.panels, numbers), _views(panels, numbers), strict=True):
             _write(target, source[panel, :, half, lane])
@@ -115,7 +118,7 @@ def fits_panels(weight: QuantizedTensor) -> bool:
     if len(supers) > 1 or 0 in weight.shape:
         return False
     if weight.codes.dtype == torch.float8_e4m3fn:
-        return not bool((weight.codes.view(torch.uint8) & 0x7F == 0x7F).any())
+        return not bool((weight.plain_codes().view(torch.uint8) & 0x7F == 0x7F).any())
     return True
 
 
@@ -125,7 +128,7 @@ def _float_panels(weight: Tensor) -> FloatPanels:
 
 def pack_panels(weight: QuantizedTensor) -> Panels:
     """The weight, which fits, in panels; no value changes."""
-    return _float_panels(weight.codes) if weight.is_plain else _quantized_panels(weight)
+    return _float_panels(weight.plain_codes()) if weight.is_plain else _quantized_panels(weight)
 
 
 def _quantized_panels(weight: QuantizedTensor) -> QuantizedPanels:
@@ -143,21 +146,33 @@ def _quantized_panels(weight: QuantizedTensor) -> QuantizedPanels:
     supers = weight.super_scales if weight.super_scales is not None else weight.super_offsets
     num_supers = 0 if supers is None else supers.shape[1]
     numbers = [weight.bits, kind, weight.group_size, weight.num_groups, num_supers, zero, *kinds]
-    panels = _new_panels(weight.shape[0], _panel_bytes(numbers))
-    tile = max(1, _TILE_CODES // weight.shape[1] // PANEL) * PANEL
-    for start in range(0, weight.shape[0], tile):
-        rows = slice(start, start + tile)
-        parts = [*_codes_of_rows(weight, kind, rows), *(_bytes(part[rows]) for part in stored)]
-        if kind == _TABLE_A_ROW:
-            assert weight.values is not None
-            parts.append(_bytes(weight.values[rows].float()))
-        views = _views(panels[start // PANEL : (start + tile) // PANEL], numbers)
-        for view, part in zip(views, parts, strict=True):
-            _write(view, part)
+    if kind == _TABLE_A_ROW:
+        assert weight.values is not None
+        stored.append(weight.values.float())
+    panels = _new_panels(weight.shape[0], numbers)
+    _write_codes(weight, kind, panels, numbers)
+    for view, part in zip(_number_views(panels, numbers), stored, strict=True):
+        _write(view, _bytes(part))
     order = None if weight.input_order is None else weight.input_order.contiguous()
     sparse, places = _sparse(weight)
     has_integers = kind == _INTEGERS and sparse is None
     return QuantizedPanels(panels, torch.tensor(numbers), table, order, sparse, places, weight.shape, has_integers)
+
+
+def _write_codes(weight: QuantizedTensor, kind: int, panels: Tensor, numbers: list[int]) -> None:
+    codes, size = weight.codes, weight.group_size
+    if isinstance(codes, BlockCodes) and size % UNIT == 0 and weight.shape[1] % size == 0:
+        flipped = codes.layout.flipped ^ (_FLIPPED if kind == _INTEGERS and weight.bits == 8 else 0)
+        arguments = codes.addresses(), codes.numbers(), codes.num_blocks, weight.bits, flipped
+        torch.ops.vllm_cpu.pack_codes_(panels, *arguments)
+        return
+    plain = weight.plain_codes()
+    tile = max(1, _TILE_CODES // weight.shape[1] // PANEL) * PANEL
+    for start in range(0, weight.shape[0], tile):
+        parts = _planes(plain[start : start + tile], weight, kind)
+        views = _code_views(panels[start // PANEL : (start + tile) // PANEL], numbers)
+        for view, part in zip(views, parts, strict=True):
+            _write(view, part)
 
 
 def _stored_parts(weight: QuantizedTensor) -> tuple[list[Tensor], list[int]]:
@@ -189,11 +204,11 @@ def _exact(part: Tensor | None) -> Any:
     return part.float() if unknown else part
 
 
-def _codes_of_rows(weight: QuantizedTensor, kind: int, rows: slice) -> list[Tensor]:
-    """uint8 [rows, A, B] of each of the codes' views."""
-    codes, groups, size = weight.codes[rows].view(torch.uint8), weight.num_groups, weight.group_size
+def _planes(codes: Tensor, weight: QuantizedTensor, kind: int) -> list[Tensor]:
+    """uint8 [rows, A, B] of each of the codes' views, for some of the weight's rows."""
+    codes, groups, size = codes.view(torch.uint8), weight.num_groups, weight.group_size
     if kind == _INTEGERS and weight.bits == 8:
-        codes = codes ^ 128
+        codes = codes ^ _FLIPPED
     if codes.shape[1] != groups * size or size % UNIT:
         codes = F.pad(codes, (0, groups * size - codes.shape[1]))
         codes = F.pad(codes.unflatten(1, (groups, size)), (0, -size % UNIT)).flatten(1)
@@ -210,8 +225,11 @@ def _bytes(part: Tensor) -> Tensor:
 
 
 def _panel_bytes(numbers: list[int]) -> int:
-    size = _code_bytes(numbers) + sum(PANEL * count * width for count, width in _counts(numbers))
-    return -(-size // 64) * 64
+    return -(-_used_bytes(numbers) // 64) * 64
+
+
+def _used_bytes(numbers: list[int]) -> int:
+    return _code_bytes(numbers) + sum(PANEL * count * width for count, width in _counts(numbers))
 
 
 def _code_bytes(numbers: list[int]) -> int:
@@ -232,9 +250,13 @@ def _counts(numbers: list[int]) -> Iterator[tuple[int, int]]:
 
 def _views(panels: Tensor, numbers: list[int]) -> Iterator[Tensor]:
     """Of each plane of codes, and of each part behind them: [panels, A, 2, 16, B], columns by halves."""
+    yield from _code_views(panels, numbers)
+    yield from _number_views(panels, numbers)
+
+
+def _code_views(panels: Tensor, numbers: list[int]) -> Iterator[Tensor]:
     bits, kind = numbers[:2]
-    at = _code_bytes(numbers)
-    units = panels[:, :at].unflatten(1, (-1, PANEL * bits))
+    units = panels[:, : _code_bytes(numbers)].unflatten(1, (-1, PANEL * bits))
     if kind in (_E4M3, _E5M2):
         yield units.unflatten(2, (UNIT, 16, 2)).flatten(1, 2).transpose(2, 3)[..., None]
     elif bits == 8:
@@ -245,6 +267,10 @@ def _views(panels: Tensor, numbers: list[int]) -> Iterator[Tensor]:
             plane = units[:, :, start : start + PANEL * width]
             yield plane.unflatten(2, (2, 16, 4) if width == 4 else (16, 2, width)).movedim(-2 if width < 4 else 2, 2)
             start += PANEL * width
+
+
+def _number_views(panels: Tensor, numbers: list[int]) -> Iterator[Tensor]:
+    at = _code_bytes(numbers)
     for count, width in _counts(numbers):
         stop = at + PANEL * count * width
         yield panels[:, at:stop].unflatten(1, (count, 2, 16, width))
@@ -262,8 +288,11 @@ def _write(view: Tensor, rows: Tensor) -> None:
     view.copy_(whole.unflatten(0, (-1, 2, 16)).permute(0, 3, 1, 2, 4))
 
 
-def _new_panels(rows: int, size: int) -> Tensor:
-    return torch.zeros(-(-rows // PANEL), size, dtype=torch.uint8)
+def _new_panels(rows: int, numbers: list[int]) -> Tensor:
+    """Zeros in what no part of a weight fills."""
+    panels = torch.empty(-(-rows // PANEL), _panel_bytes(numbers), dtype=torch.uint8)
+    panels[:, _used_bytes(numbers) :] = 0
+    return panels
 
 
 def _sparse(weight: QuantizedTensor) -> tuple[SparseRows | None, Tensor | None]:

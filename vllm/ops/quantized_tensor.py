@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm.ops.block_codes import BlockCodes, Codes, join_codes, unpacked
+
 BITS = (2, 3, 4, 5, 6, 8, 16)
 # Codes that are their own values, and their bits.
 _FLOATS = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 8, torch.float16: 16, torch.bfloat16: 16}
@@ -56,7 +58,7 @@ class QuantizedTensor:
 
     Attributes:
         codes: uint8 [N, K], below 2^bits; or float8_e4m3fn, float8_e5m2, float16 or bfloat16 [N, K], which are their
-            own values.
+            own values. BlockCodes: uint8 that is not unpacked yet.
         bits: 2, 3, 4, 5, 6 or 8; or 16 of floats, whose scales are 1 and which have nothing else.
         scales: [N, G], G = ceil(K / group_size): float32, float16, bfloat16, float8_e4m3fn or float8_e8m0fnu; or, with
             super_scales, also uint8 or int8.
@@ -72,7 +74,7 @@ class QuantizedTensor:
     ValueError names the first field that does not fit.
     """
 
-    codes: Tensor
+    codes: Codes
     bits: int
     scales: Tensor
     group_size: int
@@ -149,11 +151,11 @@ class QuantizedTensor:
     def dequantize(self) -> Tensor:
         """float32 [N, K], columns in x's order."""
         if self.values is None:
-            plain = self.codes.float()
+            plain = self.plain_codes().float()
         elif self.values.dim() == 1:
-            plain = self.values.float()[self.codes.int()]
+            plain = self.values.float()[self.plain_codes().int()]
         else:
-            plain = self.values.float().gather(1, self.codes.long())
+            plain = self.values.float().gather(1, self.plain_codes().long())
         if isinstance(self.zero_points, Tensor):
             plain -= self._of_columns(self.zero_points.float())
         elif self.zero_points:
@@ -169,9 +171,14 @@ class QuantizedTensor:
             plain.index_put_(places, self.sparse.values.float(), accumulate=True)
         return plain
 
+    def plain_codes(self) -> Tensor:
+        """The codes as a tensor [N, K]."""
+        return unpacked(self.codes)
+
     def take_rows(self, rows: Tensor | slice) -> QuantizedTensor:
         """W[rows]: int64 [I] in any order, or a slice without a step."""
         taken: dict[str, Any] = {name: part[rows] for name, part in self._of_rows().items()}
+        taken["codes"] = self.codes.take_rows(rows) if isinstance(self.codes, BlockCodes) else self.codes[rows]
         if self.sparse is not None:
             if isinstance(rows, slice):
                 rows = torch.arange(*rows.indices(self.shape[0]), device=self.codes.device)
@@ -214,7 +221,11 @@ class QuantizedTensor:
         return replace(
             self,
             **taken,
-            codes=self.codes[:, first:last],
+            codes=(
+                self.codes.take_columns(first, last)
+                if isinstance(self.codes, BlockCodes)
+                else self.codes[:, first:last]
+            ),
             group_size=max(1, min(self.group_size, last - first)),
             input_order=order,
             sparse=None if self.sparse is None else self.sparse.take_columns(start, stop),
@@ -229,8 +240,8 @@ class QuantizedTensor:
         return replace(self, super_scales=spread(self.super_scales), super_offsets=spread(self.super_offsets))
 
     def _of_rows(self) -> dict[str, Tensor]:
-        """The fields that have a row for each of W's."""
-        names = ("codes", "scales", "zero_points", "offsets", "super_scales", "super_offsets", "values")
+        """The fields behind the codes that have a row for each of W's."""
+        names = ("scales", "zero_points", "offsets", "super_scales", "super_offsets", "values")
         parts = {name: getattr(self, name) for name in names}
         return {
             name: part
@@ -260,7 +271,7 @@ def concatenate(tensors: Sequence[QuantizedTensor]) -> QuantizedTensor:
     orders = [tensor.input_order for tensor in tensors]
     if any(not _equal(order, orders[0]) for order in orders):
         raise ValueError("weights of one product must have one input_order")
-    joined: dict[str, Any] = {"codes": torch.cat([tensor.codes for tensor in tensors])}
+    joined: dict[str, Any] = {"codes": join_codes([tensor.codes for tensor in tensors])}
     for name in ("scales", "offsets", "super_scales", "super_offsets"):
         parts = [getattr(tensor, name) for tensor in tensors]
         _must_agree(f"whether there are {name}", [part is None for part in parts])

@@ -15,6 +15,7 @@ import numpy as np
 import tokenizers
 
 from vllm.tokenizers import own_classes
+from vllm.tokenizers.bpe_files import read_tokenizer
 from vllm.transformers_utils.hub import download
 
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -425,10 +426,7 @@ def get_tokenizer(
             return OwnClassTokenizer(folder, settings, source)
     if tokenizer_mode == "slow" or not file.is_file():
         return _from_transformers(source)
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise ValueError(f"{folder.name}/tokenizer.json is not a usable tokenizer: {error}") from error
+    backend = read_tokenizer(folder)
     settings = {**_read_object(folder, "special_tokens_map.json"), **_read_object(folder, "tokenizer_config.json")}
     _add_missing_tokens(backend, settings)
     backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))

@@ -23,8 +23,14 @@ class RotaryEmbedding:
         inv_freq, attention_factor = rope_frequencies(head_dim, rope, max_positions)
         # On the CPU, so that every device has the same table.
         with torch.device("cpu"):
-            angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inv_freq)
-            table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
+            # In place: a long context's table takes tens of megabytes.
+            table = torch.empty(max_positions, 2 * len(inv_freq), dtype=torch.float32)
+            cosines, sines = table.chunk(2, dim=1)
+            torch.outer(torch.arange(max_positions, dtype=torch.float32), inv_freq, out=cosines)
+            torch.sin(cosines, out=sines)
+            cosines.cos_()
+            if attention_factor != 1.0:
+                table *= attention_factor
         self.cos_sin_cache = table.to(torch.get_default_device())
 
 

@@ -57,7 +57,7 @@ class WeightSlot:
             self.keep_stack(value)
             return
         if isinstance(value, QuantizedWeight) and self.keep is None and value.tensor.is_plain:
-            value = value.tensor.codes
+            value = value.tensor.plain_codes()
         if isinstance(value, QuantizedWeight):
             self._keep(value)
             return

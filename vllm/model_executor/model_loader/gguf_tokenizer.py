@@ -9,6 +9,11 @@ from typing import Any
 
 from vllm.model_executor.model_loader.gguf_file import GGUFFile
 from vllm.model_executor.model_loader.gguf_splits import WHOLE_WORDS, pre_tokenizer
+from vllm.tokenizers.bpe_files import write_bpe_files
+
+_Merges = list[tuple[str, str]]
+# A tokenizers.Tokenizer, and the merges of one by BPE.
+_Built = tuple[Any, _Merges | None]
 
 # Kinds of tokens, as SentencePiece numbers them.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
@@ -31,27 +36,29 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
     if kind not in _BUILDERS:
         raise ValueError(f"{file.path.name}: tokenizer.ggml.model must be one of {', '.join(_BUILDERS)}, got {kind!r}")
     try:
-        tokenizer = _BUILDERS[kind](meta)
+        tokenizer, merges = _BUILDERS[kind](meta)
     except ValueError as error:
         raise ValueError(f"{file.path.name}: {error}") from error
     _add_tokens(tokenizer, meta)
     _surround(tokenizer, meta)
     tokenizer.save(str(folder / "tokenizer.json"))
+    if merges is not None:
+        write_bpe_files(tokenizer, _vocab(meta), merges, folder)
     _write_tokenizer_config(meta, folder)
 
 
-def _byte_level_bpe(meta: dict[str, Any]) -> Any:
+def _byte_level_bpe(meta: dict[str, Any]) -> _Built:
     from tokenizers import Tokenizer, decoders, models
 
     name, vocab = meta.get("tokenizer.ggml.pre", "default"), _vocab(meta)
-    words = pre_tokenizer(name)
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=_given_merges(meta), ignore_merges=name in WHOLE_WORDS))
+    words, merges = pre_tokenizer(name), _given_merges(meta)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=name in WHOLE_WORDS))
     tokenizer.pre_tokenizer = words
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
+    return tokenizer, merges
 
 
-def _given_merges(meta: dict[str, Any]) -> list[tuple[str, str]]:
+def _given_merges(meta: dict[str, Any]) -> _Merges:
     vocab, kind = _vocab(meta), meta["tokenizer.ggml.model"]
     merges = [tuple(merge.split(" ")) for merge in meta.get("tokenizer.ggml.merges", ())]
     if not merges:
@@ -64,7 +71,7 @@ def _given_merges(meta: dict[str, Any]) -> list[tuple[str, str]]:
     return merges
 
 
-def _gemma4_bpe(meta: dict[str, Any]) -> Any:
+def _gemma4_bpe(meta: dict[str, Any]) -> _Built:
     """SentencePiece's text with merges of its own. llama.cpp takes a run of newlines that is a token as it is, which
     is the same where merges make it."""
     merges = _given_merges(meta)
@@ -75,11 +82,11 @@ def _gemma4_bpe(meta: dict[str, Any]) -> Any:
     return _spaced_bpe(meta, merges, meta.get("tokenizer.ggml.add_space_prefix", False))
 
 
-def _sentencepiece_bpe(meta: dict[str, Any]) -> Any:
+def _sentencepiece_bpe(meta: dict[str, Any]) -> _Built:
     return _spaced_bpe(meta, _merges_of_scores(meta), meta.get("tokenizer.ggml.add_space_prefix", True))
 
 
-def _spaced_bpe(meta: dict[str, Any], merges: list[tuple[str, str]], prefixed: bool) -> Any:
+def _spaced_bpe(meta: dict[str, Any], merges: _Merges, prefixed: bool) -> _Built:
     """Spaces are U+2581, one before the text if `prefixed`; what has no token is spelt in bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
@@ -96,10 +103,10 @@ def _spaced_bpe(meta: dict[str, Any], merges: list[tuple[str, str]], prefixed: b
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if prefixed else spaces
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefixed else steps)
-    return tokenizer
+    return tokenizer, merges
 
 
-def _merges_of_scores(meta: dict[str, Any]) -> list[tuple[str, str]]:
+def _merges_of_scores(meta: dict[str, Any]) -> _Merges:
     """SentencePiece joins the two neighbours whose union has the best score: the same as merges in that order."""
     tokens: list[str] = meta["tokenizer.ggml.tokens"]
     scores = meta.get("tokenizer.ggml.scores")
@@ -118,7 +125,7 @@ def _merges_of_scores(meta: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _unigram(meta: dict[str, Any]) -> Any:
+def _unigram(meta: dict[str, Any]) -> _Built:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     tokens = meta["tokenizer.ggml.tokens"]
@@ -138,10 +145,10 @@ def _unigram(meta: dict[str, Any]) -> Any:
     scheme = "always" if meta.get("tokenizer.ggml.add_space_prefix", True) else "never"
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)
     tokenizer.decoder = decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)
-    return tokenizer
+    return tokenizer, None
 
 
-_BUILDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+_BUILDERS: dict[str, Callable[[dict[str, Any]], _Built]] = {
     "gpt2": _byte_level_bpe,
     "llama": _sentencepiece_bpe,
     "gemma4": _gemma4_bpe,

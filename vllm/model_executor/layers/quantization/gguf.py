@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vllm.model_executor.layers.quantization.stored import StoredConfig, StoredTensors, WeightFormat
 from vllm.model_executor.layers.quantization.weight import QuantizedWeight
+from vllm.ops.block_codes import BitField, BlockCodes, BlockLayout
 from vllm.ops.quantized_tensor import QuantizedTensor, plain_tensor
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -27,26 +28,39 @@ def _halves(blocks: Tensor, start: int) -> Tensor:
     return blocks[:, :, start : start + 2].contiguous().view(torch.float16).squeeze(2)
 
 
-def _nibbles(data: Tensor) -> Tensor:
-    """[N, B, 2 L] of [N, B, L]: all low halves, then all high ones."""
-    return torch.cat((data & 15, data >> 4), 2)
-
-
 def _flat(values: Tensor) -> Tensor:
     """[N, B * ...] of [N, B, ...]."""
     return values.flatten(1).contiguous()
 
 
-def _small(blocks: Tensor, bits: int, has_minimum: bool) -> QuantizedTensor:
+def _nibbles(at: int, count: int = 32, size: int = 32) -> tuple[BitField, ...]:
+    """Of each `size` codes, in half as many bytes, all low halves, then all high ones."""
+    half = size // 2
+    return tuple(
+        BitField(start + part * half, half, at + start // 2, 4, shift=4 * part)
+        for start in range(0, count, size)
+        for part in range(2)
+    )
+
+
+def _quarters(at: int, to: int = 0) -> tuple[BitField, ...]:
+    """Of 256 codes in 64 bytes: of each 32 bytes the lowest two bits, then the next two, and so on."""
+    return tuple(
+        BitField(128 * half + 32 * part, 32, at + 32 * half, 2, shift=2 * part, to=to)
+        for half in range(2)
+        for part in range(4)
+    )
+
+
+def _eighths(at: int, to: int) -> tuple[BitField, ...]:
+    """Of 256 codes in 32 bytes: the lowest bits, then the next ones, and so on."""
+    return tuple(BitField(32 * part, 32, at, 1, shift=part, to=to) for part in range(8))
+
+
+def _small(blocks: Tensor, codes: BlockCodes, bits: int, has_minimum: bool) -> QuantizedTensor:
     """Q4_0, Q4_1, Q5_0 and Q5_1: blocks of 32 with a scale and maybe a minimum."""
-    at = 4 if has_minimum else 2
-    codes = _nibbles(blocks[:, :, -16:])
-    if bits == 5:
-        places = torch.arange(8, dtype=torch.uint8)
-        high = (blocks[:, :, at : at + 4, None] >> places) & 1
-        codes = codes | (high.flatten(2) << 4)
     return QuantizedTensor(
-        _flat(codes),
+        codes,
         bits,
         _halves(blocks, 0),
         32,
@@ -55,20 +69,14 @@ def _small(blocks: Tensor, bits: int, has_minimum: bool) -> QuantizedTensor:
     )
 
 
-def _q8_0(blocks: Tensor) -> QuantizedTensor:
-    return QuantizedTensor(_flat(blocks[:, :, 2:] ^ 128), 8, _halves(blocks, 0), 32, zero_points=128)
+def _q8_0(blocks: Tensor, codes: BlockCodes) -> QuantizedTensor:
+    return QuantizedTensor(codes, 8, _halves(blocks, 0), 32, zero_points=128)
 
 
-def _quarters(data: Tensor) -> Tensor:
-    """[N, B, 256] of [N, B, 64]: of each 32 bytes the lowest two bits, then the next two, and so on."""
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
-    return ((data.unflatten(2, (2, 1, 32)) >> shifts) & 3).flatten(2)
-
-
-def _q2_k(blocks: Tensor) -> QuantizedTensor:
+def _q2_k(blocks: Tensor, codes: BlockCodes) -> QuantizedTensor:
     both = blocks[:, :, :16]
     return QuantizedTensor(
-        _flat(_quarters(blocks[:, :, 16:80])),
+        codes,
         2,
         _flat(both & 15),
         16,
@@ -78,16 +86,13 @@ def _q2_k(blocks: Tensor) -> QuantizedTensor:
     )
 
 
-def _q3_k(blocks: Tensor) -> QuantizedTensor:
-    mask, scales = blocks[:, :, :32], blocks[:, :, 96:108]
-    places = torch.arange(8, dtype=torch.uint8)[:, None]
-    high = (mask[:, :, None] >> places) & 1
-    codes = _quarters(blocks[:, :, 32:96]) | (high.flatten(2) << 2)
-    low = _nibbles(scales[:, :, :8])
+def _q3_k(blocks: Tensor, codes: BlockCodes) -> QuantizedTensor:
+    scales = blocks[:, :, 96:108]
+    low = torch.cat((scales[:, :, :8] & 15, scales[:, :, :8] >> 4), 2)
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
     upper = ((scales[:, :, None, 8:] >> shifts) & 3).flatten(2)
     six = (low | (upper << 4)).to(torch.int8) - 32
-    return QuantizedTensor(_flat(codes), 3, _flat(six), 16, zero_points=4, super_scales=_halves(blocks, 108))
+    return QuantizedTensor(codes, 3, _flat(six), 16, zero_points=4, super_scales=_halves(blocks, 108))
 
 
 def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,20 +103,10 @@ def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
     return scales, minima
 
 
-def _pairs(data: Tensor) -> Tensor:
-    """[N, B, 256] of [N, B, 128]: of each 32 bytes all low halves, then all high ones."""
-    parts = data.unflatten(2, (4, 32))
-    return torch.stack((parts & 15, parts >> 4), 3).flatten(2)
-
-
-def _q4_or_5_k(blocks: Tensor, bits: int) -> QuantizedTensor:
+def _q4_or_5_k(blocks: Tensor, codes: BlockCodes, bits: int) -> QuantizedTensor:
     scales, minima = _six_bits(blocks[:, :, 4:16])
-    codes = _pairs(blocks[:, :, -128:])
-    if bits == 5:
-        places = torch.arange(8, dtype=torch.uint8)[:, None]
-        codes = codes | (((blocks[:, :, None, 16:48] >> places) & 1) << 4).flatten(2)
     return QuantizedTensor(
-        _flat(codes),
+        codes,
         bits,
         _flat(scales),
         32,
@@ -121,57 +116,67 @@ def _q4_or_5_k(blocks: Tensor, bits: int) -> QuantizedTensor:
     )
 
 
-def _q6_k(blocks: Tensor) -> QuantizedTensor:
-    # Of each half: 64 bytes of low bits, whose halves of a byte are 64 apart, and 32 of high ones.
-    low = blocks[:, :, :128].unflatten(2, (2, 64))
-    low = torch.cat((low & 15, low >> 4), 3)
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
-    high = ((blocks[:, :, 128:192].unflatten(2, (2, 1, 32)) >> shifts) & 3).flatten(3)
-    codes = low | (high << 4)
+def _q6_k(blocks: Tensor, codes: BlockCodes) -> QuantizedTensor:
     scales = blocks[:, :, 192:208].contiguous().view(torch.int8)
-    return QuantizedTensor(_flat(codes), 6, _flat(scales), 16, zero_points=32, super_scales=_halves(blocks, 208))
+    return QuantizedTensor(codes, 6, _flat(scales), 16, zero_points=32, super_scales=_halves(blocks, 208))
 
 
-def _iq4_nl(blocks: Tensor) -> QuantizedTensor:
-    return QuantizedTensor(
-        _flat(_nibbles(blocks[:, :, 2:])), 4, _halves(blocks, 0), 32, values=torch.tensor(_IQ4).float()
-    )
+def _iq4_nl(blocks: Tensor, codes: BlockCodes) -> QuantizedTensor:
+    return QuantizedTensor(codes, 4, _halves(blocks, 0), 32, values=torch.tensor(_IQ4).float())
 
 
-def _iq4_xs(blocks: Tensor) -> QuantizedTensor:
+def _iq4_xs(blocks: Tensor, codes: BlockCodes) -> QuantizedTensor:
     high = blocks[:, :, 2:4].contiguous().view(torch.int16).to(torch.int32)
     upper = (high >> torch.arange(0, 16, 2, dtype=torch.int32)) & 3
     low = blocks[:, :, 4:8]
     lower = torch.stack((low & 15, low >> 4), 3).flatten(2)
     scales = (lower | (upper.to(torch.uint8) << 4)).to(torch.int8) - 32
-    parts = blocks[:, :, 8:].unflatten(2, (8, 16))
-    codes = torch.cat((parts & 15, parts >> 4), 3)
     return QuantizedTensor(
-        _flat(codes), 4, _flat(scales), 32, values=torch.tensor(_IQ4).float(), super_scales=_halves(blocks, 0)
+        codes, 4, _flat(scales), 32, values=torch.tensor(_IQ4).float(), super_scales=_halves(blocks, 0)
     )
 
 
-def _mxfp4(blocks: Tensor) -> QuantizedTensor:
+def _mxfp4(blocks: Tensor, codes: BlockCodes) -> QuantizedTensor:
     values = torch.tensor((*_FP4, *(-value for value in _FP4)))
     exponents = blocks[:, :, 0].contiguous().view(torch.float8_e8m0fnu)
-    return QuantizedTensor(_flat(_nibbles(blocks[:, :, 1:])), 4, exponents, 32, values=values)
+    return QuantizedTensor(codes, 4, exponents, 32, values=values)
 
 
-# By GGML's number of the type: its name, values and bytes of a block, and what a block is.
-TYPES: dict[int, tuple[str, int, int, Callable[[Tensor], QuantizedTensor]]] = {
-    2: ("Q4_0", 32, 18, partial(_small, bits=4, has_minimum=False)),
-    3: ("Q4_1", 32, 20, partial(_small, bits=4, has_minimum=True)),
-    6: ("Q5_0", 32, 22, partial(_small, bits=5, has_minimum=False)),
-    7: ("Q5_1", 32, 24, partial(_small, bits=5, has_minimum=True)),
-    8: ("Q8_0", 32, 34, _q8_0),
-    10: ("Q2_K", 256, 84, _q2_k),
-    11: ("Q3_K", 256, 110, _q3_k),
-    12: ("Q4_K", 256, 144, partial(_q4_or_5_k, bits=4)),
-    13: ("Q5_K", 256, 176, partial(_q4_or_5_k, bits=5)),
-    14: ("Q6_K", 256, 210, _q6_k),
-    20: ("IQ4_NL", 32, 18, _iq4_nl),
-    23: ("IQ4_XS", 256, 136, _iq4_xs),
-    39: ("MXFP4", 32, 17, _mxfp4),
+_Decode = Callable[[Tensor, BlockCodes], QuantizedTensor]
+
+
+def _small_type(name: str, size: int, fields: tuple[BitField, ...], decode: _Decode, flipped: int = 0) -> Any:
+    return name, 32, size, decode, BlockLayout(32, size, fields, flipped)
+
+
+def _large_type(name: str, size: int, fields: tuple[BitField, ...], decode: _Decode) -> Any:
+    return name, 256, size, decode, BlockLayout(256, size, fields)
+
+
+def _fifth_bits(at: int) -> tuple[BitField, ...]:
+    return (BitField(0, 32, at, 1, per_byte=8, to=4),)
+
+
+_SMALL = {
+    (bits, has_minimum): partial(_small, bits=bits, has_minimum=has_minimum)
+    for bits in (4, 5)
+    for has_minimum in (False, True)
+}
+# By GGML's number of the type: its name, values and bytes of a block, what a block is, and where its codes are.
+TYPES: dict[int, tuple[str, int, int, _Decode, BlockLayout]] = {
+    2: _small_type("Q4_0", 18, _nibbles(2), _SMALL[4, False]),
+    3: _small_type("Q4_1", 20, _nibbles(4), _SMALL[4, True]),
+    6: _small_type("Q5_0", 22, (*_nibbles(6), *_fifth_bits(2)), _SMALL[5, False]),
+    7: _small_type("Q5_1", 24, (*_nibbles(8), *_fifth_bits(4)), _SMALL[5, True]),
+    8: _small_type("Q8_0", 34, (BitField(0, 32, 2, 8),), _q8_0, flipped=128),
+    10: _large_type("Q2_K", 84, _quarters(16), _q2_k),
+    11: _large_type("Q3_K", 110, (*_quarters(32), *_eighths(0, to=2)), _q3_k),
+    12: _large_type("Q4_K", 144, _nibbles(16, 256, 64), partial(_q4_or_5_k, bits=4)),
+    13: _large_type("Q5_K", 176, (*_nibbles(48, 256, 64), *_eighths(16, to=4)), partial(_q4_or_5_k, bits=5)),
+    14: _large_type("Q6_K", 210, (*_nibbles(0, 256, 128), *_quarters(128, to=4)), _q6_k),
+    20: _small_type("IQ4_NL", 18, _nibbles(2), _iq4_nl),
+    23: _large_type("IQ4_XS", 136, _nibbles(8, 256, 32), _iq4_xs),
+    39: _small_type("MXFP4", 17, _nibbles(1), _mxfp4),
 }
 # By the same, floats of 16 bits.
 FLOATS = {1: ("F16", torch.float16), 30: ("BF16", torch.bfloat16)}
@@ -189,10 +194,10 @@ _FLOAT_BY_NAME = {tensor_name(number): dtype for number, (_, dtype) in FLOATS.it
 def read_blocks(data: Tensor, name: str) -> QuantizedTensor:
     """The weight of `tensor_name` `name` whose bytes are uint8 [N, bytes of a row]. ValueError: a row is no whole
     number of blocks."""
-    kind, _, size, decode = _BY_NAME[name]
+    kind, _, size, decode, layout = _BY_NAME[name]
     if data.shape[1] % size:
         raise ValueError(f"has {data.shape[1]} bytes a row, expected a multiple of {size}: blocks of {kind}")
-    return decode(data.unflatten(1, (-1, size)))
+    return decode(data.unflatten(1, (-1, size)), BlockCodes.of(data, layout))
 
 
 class GGUFConfig(StoredConfig):

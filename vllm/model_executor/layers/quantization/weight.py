@@ -40,7 +40,10 @@ class QuantizedWeight:
 
     def to(self, device: torch.device) -> QuantizedWeight:
         """The weight on another device."""
-        return replace(self, tensor=_moved(self.tensor, device))
+        tensor = self.tensor
+        if device.type != "cpu":
+            tensor = replace(tensor, codes=tensor.plain_codes())
+        return replace(self, tensor=_moved(tensor, device))
 
     def take_columns(self, columns: range) -> QuantizedWeight:
         """The weight's part for the inputs in `columns`. ValueError: they begin or end inside of a group."""
@@ -96,7 +99,7 @@ def _take_ordered(tensor: QuantizedTensor, order: Tensor, columns: range) -> Qua
     }
     return replace(
         tensor,
-        codes=tensor.codes[:, places],
+        codes=tensor.plain_codes()[:, places],
         group_size=size,
         input_order=order[places] - columns.start,
         sparse=None if tensor.sparse is None else tensor.sparse.take_columns(columns.start, columns.stop),
