@@ -84,7 +84,7 @@ def make_core(worker: FakeWorker, scheduler, monkeypatch: pytest.MonkeyPatch) ->
     config = SimpleNamespace(
         scheduler_config=SchedulerConfig(async_scheduling=True),
         cache_config=CacheConfig(),
-        model_config=SimpleNamespace(max_model_len=1),
+        model_config=SimpleNamespace(max_model_len=1, attn_type="decoder"),
     )
     core = EngineCore(config)
     core.scheduler = worker.scheduler = scheduler
