@@ -161,6 +161,12 @@ FP4 = torch.tensor(
 )
 
 
+def fp8_by_row(weight: Tensor) -> Stored:
+    """As FBGEMM: a scale for each output, and a bound of those for activations."""
+    stored = float_quantized(weight)
+    return Stored(stored.tensors | {"input_scale_ub": torch.tensor([1200.0])}, stored.value)
+
+
 def bitsandbytes_4bit(weight: Tensor, kind: str = "nf4", block: int = 64, nested: bool = True) -> Stored:
     table = NF4 if kind == "nf4" else FP4
     flat = weight.flatten()
@@ -262,6 +268,20 @@ def nvfp4(weight: Tensor) -> Stored:
     packed, values = _pack_e2m1(weight / exact)
     tensors = {"weight_packed": packed, "weight_scale": scales, "weight_global_scale": whole.view(1)}
     return Stored(tensors, values * exact)
+
+
+def modelopt_nvfp4(weight: Tensor) -> Stored:
+    stored = nvfp4(weight)
+    own = stored.tensors
+    tensors = {"weight": own["weight_packed"], "weight_scale": own["weight_scale"]}
+    tensors |= {"weight_scale_2": 1 / own["weight_global_scale"].view(()), "input_scale": torch.tensor(0.01)}
+    return Stored(tensors, stored.value)
+
+
+def modelopt_blocks(weight: Tensor) -> Stored:
+    stored = fp8(weight, block=(128, 128))
+    scales = stored.tensors["weight_scale_inv"][:, None, :, None]
+    return Stored({"weight": stored.tensors["weight"], "weight_scale": scales}, stored.value)
 
 
 def mxfp4(weight: Tensor) -> Stored:

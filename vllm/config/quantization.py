@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-STORED = ("auto-round", "awq", "bitsandbytes", "compressed-tensors", "fp8", "gguf", "gptq", "mxfp4", "squeezellm")
+STORED = (
+    "auto-round", "awq", "bitsandbytes", "compressed-tensors", "fp8", "gguf", "gptq", "modelopt", "mxfp4", "squeezellm",
+)  # fmt: skip
 """Formats of checkpoints."""
 
 ON_LOAD = ("int8", "int4", "fp8")
@@ -21,9 +23,13 @@ _ALIASES = {
     "awq_marlin": "awq",
     "compressed_tensors": "compressed-tensors",
     "cpu_awq": "awq",
+    "fbgemm_fp8": "fp8",
     "gptq_bitblas": "gptq",
     "gptq_marlin": "gptq",
     "gpt_oss_mxfp4": "mxfp4",
+    "modelopt_fp4": "modelopt",
+    "modelopt_mixed": "modelopt",
+    "modelopt_mxfp8": "modelopt",
 }
 _INSTEAD = (
     "use a GPTQ, AWQ, compressed-tensors, fp8, bitsandbytes or GGUF checkpoint of the model, or quantization='int8', "
@@ -31,8 +37,8 @@ _INSTEAD = (
 )
 # Upstream's other names.
 _REFUSED = (
-    "aqlm bitblas deepspeedfp experts_int8 fbgemm_fp8 fp8_per_block fp8_per_tensor hqq "
-    "humming int8_per_channel_weight_only ipex marlin modelopt modelopt_fp4 modelopt_mixed modelopt_mxfp8 "
+    "aqlm bitblas deepspeedfp experts_int8 fp8_per_block fp8_per_tensor hqq "
+    "humming int8_per_channel_weight_only ipex marlin "
     "moe_wna16 mxfp8 neuron_quant nvfp4 online petit_nvfp4 ptpc_fp8 qqq quark quip rtn torchao tpu_int8"
 ).split()
 

@@ -40,6 +40,10 @@ def with_value(name, index, value):
     return change
 
 
+def renamed(name, new):
+    return lambda tensors: tensors.update({f"{Q}.{new}": tensors.pop(f"{Q}.{name}")})
+
+
 def replaced(name, make_new):
     return lambda tensors: tensors.update({f"{Q}.{name}": make_new(tensors[f"{Q}.{name}"]).contiguous()})
 
@@ -82,6 +86,7 @@ NO_SCALES = r"model.safetensors lacks model.layers.0.self_attn.q_proj.{}: a weig
         ("nvfp4", without("weight_global_scale"), NO_SCALES.format("weight_global_scale", "compressed-tensors")),
         ("fp8", without("weight_scale"), r"q_proj.weight has dtype torch.float8_e4m3fn, but no scales beside it"),
         ("fp8", replaced("weight_scale", lambda x: torch.ones(3)), r"q_proj.weight_scale has shape \(3,\), expected"),
+        ("modelopt-fp8", renamed("input_scale", "pre_quant_scale"), r"q_proj: pre_quant_scale, .* is not implemented"),
         ("fp8-block", replaced("weight_scale_inv", lambda x: torch.ones(2, 1)), r"weight_scale_inv has shape \(2, 1\)"),
         ("nf4", without("weight.quant_map"), NO_SCALES.format("weight.quant_map", "bitsandbytes")),
         ("nf4", without("weight.nested_absmax"), NO_SCALES.format("weight.nested_absmax", "bitsandbytes")),
@@ -136,6 +141,13 @@ def test_files(name, change, problem, tmp_path):
         ("packed-4", {"ignore": ["re:.*q_proj"]}, r"q_proj: quantization_config ignores it .* but it is quantised"),
         ("packed-4", {"format": "float-quantized"}, r"weights of format float-quantized cannot be of type 'int'"),
         ("fp8", {"activation_scheme": "guess"}, r"activation_scheme must be dynamic or static, got 'guess'"),
+        ("modelopt-fp8", {"quant_algo": "W4A16_AWQ"}, r"quant_algo must be one of FP8, .*, got 'W4A16_AWQ'"),
+        (
+            "modelopt-fp8",
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": "INT8"}}},
+            r"quantized_layers: a must be one of .*, got 'INT8'",
+        ),
+        ("modelopt-fp8", {"kv_cache_quant_algo": "NVFP4"}, r"kv_cache_quant_algo is not implemented with 'NVFP4'"),
         ("fp8-block", {"weight_block_size": [128]}, r"weight_block_size must be two sizes, got \[128\]"),
     ],
 )
@@ -192,7 +204,7 @@ def test_what_is_asked_for_must_agree(tmp_path):
     for name in ("awq", "awq_marlin", "fp8", "int8", "compressed-tensors", "gguf"):
         with pytest.raises(ValueError, match="config.json: quantization_config has quant_method 'gptq'"):
             make_llm(tmp_path, quantization=name)
-    for name in ("hqq", "modelopt", "torchao", "unheard"):
+    for name in ("hqq", "quark", "torchao", "unheard"):
         with pytest.raises(ValueError, match=f"quantization.*'{name}'.*: use a GPTQ, AWQ"):
             LLM(str(tmp_path), quantization=name)
 

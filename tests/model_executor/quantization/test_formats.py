@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,10 @@ import pytest
 import quantized_packing as packing
 import torch
 from quantized_models import Pack, Stored, assert_reads, generate, make_llm, make_quantized
+from safetensors.torch import load_file, save_file
+from tiny_models import make_tiny
 
+from vllm.config.quantization import canonical_quantization
 from vllm.model_executor.layers.quantization import get_quantization_config
 from vllm.model_executor.layers.quantization.stored import read_quantized
 from vllm.ops.quantized_linear import pack_quantized
@@ -87,6 +91,13 @@ FLOAT4 = {"num_bits": 4, "type": "float", "symmetric": True}
 MX = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+
+
+def modelopt(algorithm: str, **more: Any) -> dict[str, Any]:
+    """The content of Model Optimizer's own file."""
+    settings = {"quant_algo": algorithm, "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"], **more}
+    return {"producer": {"name": "modelopt", "version": "0.41.0"}, "quantization": settings}
+
 
 ROWS = {
     **{f"gptq-{bits}": gptq(bits, 32) for bits in (2, 3, 4, 8)},
@@ -166,11 +177,26 @@ ROWS = {
     "fp8-default-block": Row(partial(packing.fp8, block=(128, 128)), FP8),
     "fp8-one-scale-inv": Row(partial(packing.fp8, name="weight_scale_inv"), FP8),
     "fp8-odd-block": Row(partial(packing.fp8, block=(48, 80)), FP8 | {"weight_block_size": [48, 80]}),
+    "fbgemm-fp8": Row(
+        packing.fp8_by_row, {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": []}
+    ),
+    "modelopt-fp8": Row(
+        partial(packing.fp8, static=True),
+        {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
+    ),
+    "modelopt-nvfp4": Row(packing.modelopt_nvfp4, modelopt("NVFP4", group_size=16), "hf_quant_config.json"),
+    "modelopt-blocks": Row(packing.modelopt_blocks, modelopt("FP8_PB_WO"), "hf_quant_config.json"),
+    "modelopt-mxfp8": Row(packing.mxfp8, modelopt("MXFP8"), "hf_quant_config.json"),
     "nf4": Row(packing.bitsandbytes_4bit, BNB),
     "nf4-plain": Row(partial(packing.bitsandbytes_4bit, nested=False), BNB),
     "fp4": Row(partial(packing.bitsandbytes_4bit, kind="fp4"), BNB),
     "bitsandbytes-8": Row(packing.bitsandbytes_8bit, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }
+
+
+def method_of(name: str) -> str:
+    """The format of a row, as it is called here."""
+    return canonical_quantization(ROWS[name].settings.get("quant_method", name.split("-")[0]))
 
 
 def only_blocks(pack: Any) -> Pack:
@@ -186,8 +212,8 @@ def test_values_are_those_of_the_definition(name):
     weight = torch.randn(96, width, generator=torch.Generator().manual_seed(1))
     stored = row.pack(weight)
     tensors = [(f"model.q_proj.{own}", tensor) for own, tensor in stored.tensors.items()]
-    method = row.settings.get("quant_method", name.split("-")[0])
-    config = get_quantization_config(method).from_config(row.settings)
+    settings = row.settings.get("quantization", row.settings)
+    config = get_quantization_config(method_of(name)).from_config(settings)
     ((given, value),) = read_quantized(tensors, {own: "file" for own, _ in tensors}, config)
     assert given == "model.q_proj.weight"
     # Products of three factors in another order.
@@ -200,8 +226,39 @@ def test_readings_are_those_of_the_dequantised_weights(name, tmp_path: Path):
     row = ROWS[name]
     quantized = make_quantized(tmp_path, only_blocks(row.pack), row.settings, where=row.where)
     llm = make_llm(quantized.folder)
-    assert llm.llm_engine.vllm_config.model_config.quantization == row.settings.get("quant_method", name.split("-")[0])
+    assert llm.llm_engine.vllm_config.model_config.quantization == method_of(name)
     assert_reads(generate(llm), quantized.model)
+
+
+def test_fp8_with_weights_that_blocks_do_not_fill(tmp_path: Path):
+    """transformers leaves them as they are, with a scale that is not initialised."""
+
+    def pack(name: str, weight: torch.Tensor) -> Stored | None:
+        if "proj" not in name:
+            return None
+        if name.endswith(("k_proj", "v_proj")):
+            return Stored({"weight": weight, "weight_scale_inv": torch.tensor([[float("nan")]])}, weight)
+        return packing.fp8(weight, block=(128, 128))
+
+    quantized = make_quantized(tmp_path, pack, FP8 | {"weight_block_size": [128, 128]})
+    assert_reads(generate(make_llm(tmp_path)), quantized.model)
+
+
+def test_only_the_cache_is_quantised(tmp_path: Path):
+    """LLM Compressor's recipe of a kv_cache_scheme alone, and Model Optimizer's."""
+    model = make_tiny("llama", tmp_path)
+    path = tmp_path / "model.safetensors"
+    scales = {f"model.layers.{layer}.self_attn.{x}_scale": torch.ones(1) for layer in range(2) for x in "kv"}
+    save_file(load_file(path) | scales, path)
+    cache = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    plain = json.loads((tmp_path / "config.json").read_text())
+    settings = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": cache, "format": "dense"}
+    (tmp_path / "config.json").write_text(json.dumps(plain | {"quantization_config": settings}))
+    assert_reads(generate(make_llm(tmp_path)), model)
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    settings = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(settings))
+    assert_reads(generate(make_llm(tmp_path)), model)
 
 
 @pytest.mark.parametrize("name", ["gptq-3", "gptq-4-asym", "awq-32", "squeezellm", "int8", "fp8-block", "nvfp4", "nf4"])

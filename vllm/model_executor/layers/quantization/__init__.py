@@ -25,6 +25,7 @@ _FORMATS = {
     "fp8": ("fp8", "Fp8Config"),
     "gguf": ("gguf", "GGUFConfig"),
     "gptq": ("gptq", "GPTQConfig"),
+    "modelopt": ("modelopt", "ModelOptConfig"),
     "mxfp4": ("mxfp4", "Mxfp4Config"),
     "squeezellm": ("squeezellm", "SqueezeLLMConfig"),
 }

@@ -113,6 +113,8 @@ def parse_schemes(config: dict[str, Any], rounds_inputs: bool) -> Schemes:
             raise ValueError(f"{name} is not implemented: {meaning}")
     _check_kv_cache(config.get("kv_cache_scheme"))
     groups = config.get("config_groups")
+    if not groups and config.get("kv_cache_scheme"):
+        return Schemes([], [])
     if not isinstance(groups, dict) or not groups:
         raise ValueError("config_groups must name at least one group")
     found = []

@@ -50,7 +50,10 @@ class CompressedTensorsConfig(StoredConfig):
         super().__init__()
         self._rounds = envs.quantized_activations()
         self._schemes = parse_schemes(config, self._rounds)
-        if not self._rounds and any(group.get("input_activations") for group in config["config_groups"].values()):
+        groups = config.get("config_groups") or {}
+        # At most the KV cache is quantised.
+        self.may_be_plain = not groups
+        if not self._rounds and any(group.get("input_activations") for group in groups.values()):
             warn_once(
                 logger,
                 "the checkpoint's input_activations are not applied: activations keep the model's dtype, which is more "

@@ -1,10 +1,11 @@
-"""FP8 checkpoints, as AutoFP8, DeepSeek and transformers write them.
+"""FP8 checkpoints, as AutoFP8, DeepSeek, FBGEMM and transformers write them.
 
 A module with weight [N, K] has
 - weight: float8_e4m3fn [N, K];
 - weight_scale (or weight_scale_inv, which weights are multiplied by, too): one value, or one for each output; or, in
   blocks of [b, c] values, float [ceil(N / b), ceil(K / c)];
-- input_scale or activation_scale, with activation_scheme "static": a scale for activations.
+- input_scale or activation_scale, with activation_scheme "static": a scale for activations; FBGEMM's input_scale_ub
+  bounds such scales.
 Activations are not rounded to 8 bits here, whatever the scheme: as transformers does where it has no FP8 product.
 """
 
@@ -20,12 +21,13 @@ from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.ops.quantized_tensor import QuantizedTensor
 
 _BLOCK = (128, 128)
+_INPUT_NAMES = ("input_scale", "input_scale_ub", "activation_scale")
 
 
 class Fp8Config(StoredConfig):
     """See the module."""
 
-    names = ("weight_scale", "weight_scale_inv", "input_scale", "activation_scale")
+    names = ("weight_scale", "weight_scale_inv", *_INPUT_NAMES)
     shared_names = ("weight",)
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -54,12 +56,15 @@ class Fp8Config(StoredConfig):
     def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
         scale = "weight_scale_inv" if "weight_scale_inv" in stored else "weight_scale"
 
-        def read(tensors: StoredTensors) -> QuantizedWeight:
+        def read(tensors: StoredTensors) -> QuantizedWeight | Tensor:
             return self._read(tensors, scale)
 
-        return WeightFormat(("weight", scale), ("input_scale", "activation_scale"), read)
+        return WeightFormat(("weight", scale), _INPUT_NAMES, read)
 
-    def _read(self, stored: StoredTensors, scale: str) -> QuantizedWeight:
+    def _read(self, stored: StoredTensors, scale: str) -> QuantizedWeight | Tensor:
+        if stored.tensors["weight"].dtype in FLOATS:
+            # transformers leaves a weight as it is that blocks do not fill, and writes scales that mean nothing.
+            return stored.tensors["weight"]
         codes = stored.take("weight", torch.float8_e4m3fn, None, None)
         rows, width = codes.shape
         scales, group_size = stored.tensors[scale], width

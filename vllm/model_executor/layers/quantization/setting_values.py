@@ -21,7 +21,7 @@ _KNOWN = {
     """,
     "fp8": """
         activation_scheme fmt weight_block_size modules_to_not_convert ignored_layers scale_fmt dequantize
-        is_checkpoint_fp8_serialized kv_cache_scheme weight_per_tensor act_per_tensor
+        is_checkpoint_fp8_serialized kv_cache_scheme weight_per_tensor act_per_tensor activation_scale_ub
     """,
     "gptq": """
         act_group_aware adapter backend base_model_name_or_path batch_size bits block_name_to_quantize

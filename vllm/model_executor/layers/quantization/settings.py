@@ -14,6 +14,7 @@ from vllm.model_executor.layers.quantization.setting_values import warn_of_unkno
 
 # Files that hold the settings in place of config.json, in this order.
 _FILES = ("quantize_config.json", "quant_config.json")
+_MODELOPT_FILE = "hf_quant_config.json"
 _IN_CONFIG = ("quantization_config", "compression_config")
 
 
@@ -44,7 +45,7 @@ def find_settings(folder: Path, raw: dict[str, Any]) -> QuantizationSettings | N
             values = own.get(key)  # type: ignore[union-attr]
             if values:
                 return _settings(values, f"{folder.name}/config.json: {prefix}{key}")
-    for name in (*_FILES, *registered_files()):
+    for name in (*_FILES, _MODELOPT_FILE, *registered_files()):
         path = folder / name
         if path.is_file():
             try:
@@ -55,9 +56,15 @@ def find_settings(folder: Path, raw: dict[str, Any]) -> QuantizationSettings | N
     return None
 
 
-def _settings(values: Any, where: str) -> QuantizationSettings:
+def _settings(values: Any, where: str) -> QuantizationSettings | None:
+    if isinstance(values, dict) and isinstance(values.get("quantization"), dict):
+        # Model Optimizer's own file.
+        values, where = values["quantization"], f"{where}: quantization"
     if not isinstance(values, dict):
         raise ValueError(f"{where} must be an object, got {values!r}")
+    if "quant_algo" in values and values["quant_algo"] is None:
+        # At most the KV cache was quantised.
+        return None
     method = values.get("quant_method") or _implied_method(values)
     if method is None:
         raise ValueError(f"{where} has no quant_method; it must be one of {', '.join(STORED)}")
@@ -68,6 +75,8 @@ def _implied_method(values: dict[str, Any]) -> str | None:
     """Of settings by programs that leave the method out."""
     if values.get("load_in_4bit") or values.get("load_in_8bit"):
         return "bitsandbytes"
+    if "quant_algo" in values:
+        return "modelopt"
     if "config_groups" in values:
         return "compressed-tensors"
     if "wbits" in values:

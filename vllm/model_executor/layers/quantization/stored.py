@@ -66,7 +66,7 @@ class StoredTensors:
         return _join(self.module, name)
 
 
-_Read = Callable[[StoredTensors], QuantizedWeight | QuantizedStack]
+_Read = Callable[[StoredTensors], Value]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class StoredConfig(QuantizationConfig):
 
     names: ClassVar[tuple[str, ...]]
     shared_names: ClassVar[tuple[str, ...]] = ()
-    may_be_plain: ClassVar[bool] = False
+    may_be_plain: bool = False
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
         return list(FLOATS)
@@ -178,6 +178,8 @@ def _named(name: str, tensor: Tensor) -> tuple[str, Value]:
 
 def _read(name: str, read: _Read, stored: StoredTensors) -> tuple[str, Value]:
     value = read(stored)
+    if isinstance(value, Tensor):
+        return name, value
     weights = [value] if isinstance(value, QuantizedWeight) else [part for rows in value.weights for part in rows]
     for weight in weights:
         if not weight.tensor.is_finite():

@@ -1,0 +1,111 @@
+"""Checkpoints of NVIDIA's Model Optimizer.
+
+A module with weight [N, K] has, by its `quant_algo`,
+- FP8: weight, float8_e4m3fn [N, K]; weight_scale, one value, or one for each output, or, as [N / 128, 1, K / 128, 1],
+  for each block;
+- NVFP4: weight, uint8 [N, K / 2], two E2M1 codes a byte, the first in the low half; weight_scale, float8_e4m3fn
+  [N, K / 16]; weight_scale_2, one value, which these are multiplied by;
+- MXFP4 and MXFP8: weight as above; weight_scale, uint8 [N, K / 32], powers of two (E8M0);
+and input_scale, for activations, which are not rounded here. The tensors tell which of these a module has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm.logger import init_logger, warn_once
+from vllm.model_executor.layers.quantization.bits import fp4_values, unpack_nibbles
+from vllm.model_executor.layers.quantization.fp8 import block_scales, row_scales
+from vllm.model_executor.layers.quantization.setting_values import read_objects
+from vllm.model_executor.layers.quantization.stored import StoredConfig, StoredTensors, WeightFormat
+from vllm.model_executor.layers.quantization.weight import QuantizedWeight
+from vllm.ops.quantized_tensor import QuantizedTensor
+
+logger = init_logger(__name__)
+
+_NVFP4_GROUP, _MX_GROUP = 16, 32
+_BLOCK = (128, 128)
+_WEIGHT_ONLY = ("FP8_PB_WO", "W4A16_NVFP4", "W4A16_MXFP4")
+_WITH_ACTIVATIONS = (
+    "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_REAL", "NVFP4", "NVFP4_AWQ", "MXFP4", "MXFP8", "W4A8_NVFP4_FP8",
+    "W4A8_MXFP4_FP8",
+)  # fmt: skip
+_MIXED = "MIXED_PRECISION"
+
+
+class ModelOptConfig(StoredConfig):
+    """See the module."""
+
+    names = ("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
+    shared_names = ("weight",)
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        algorithms = {"quant_algo": config.get("quant_algo")}
+        if config.get("quant_algo") == _MIXED:
+            layers = read_objects(config, "quantized_layers")
+            algorithms = {f"quantized_layers: {name}": each.get("quant_algo") for name, each in layers.items()}
+        for where, algorithm in algorithms.items():
+            if algorithm not in (*_WEIGHT_ONLY, *_WITH_ACTIVATIONS):
+                known = ", ".join((*_WITH_ACTIVATIONS, *_WEIGHT_ONLY, _MIXED))
+                raise ValueError(f"{where} must be one of {known}, got {algorithm!r}")
+        if (cache := config.get("kv_cache_quant_algo")) not in (None, "FP8"):
+            raise ValueError(f"kv_cache_quant_algo is not implemented with {cache!r}, only with 'FP8'")
+        if set(algorithms.values()) & {*_WITH_ACTIVATIONS}:
+            warn_once(logger, "the checkpoint's activations keep the model's dtype: input_scale is not applied")
+
+    def get_name(self) -> str:
+        return "modelopt"
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return ["hf_quant_config.json"]
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> ModelOptConfig:
+        return cls(config)
+
+    def weight_format(self, module: str, stored: set[str]) -> WeightFormat:
+        if "pre_quant_scale" in stored:
+            raise ValueError("pre_quant_scale, a scale for each input, is not implemented")
+        if "weight_scale_2" in stored:
+            return WeightFormat(("weight", "weight_scale", "weight_scale_2"), ("input_scale",), _read_nvfp4)
+        return WeightFormat(("weight", "weight_scale"), ("input_scale",), _read)
+
+
+def _read_nvfp4(stored: StoredTensors) -> QuantizedWeight:
+    codes = _fp4_codes(stored)
+    rows, width = codes.shape
+    scales = stored.take("weight_scale", torch.float8_e4m3fn, rows, width // _NVFP4_GROUP)
+    whole = stored.scalar("weight_scale_2").expand(rows, 1)
+    return _weight(stored, QuantizedTensor(codes, 4, scales, _NVFP4_GROUP, values=fp4_values(), super_scales=whole))
+
+
+def _read(stored: StoredTensors) -> QuantizedWeight:
+    if stored.tensors["weight"].dtype == torch.uint8:
+        codes = _fp4_codes(stored)
+        return _weight(stored, QuantizedTensor(codes, 4, _powers(stored, codes), _MX_GROUP, values=fp4_values()))
+    codes, scales = stored.take("weight", torch.float8_e4m3fn, None, None), stored.tensors["weight_scale"]
+    rows, width = codes.shape
+    if scales.dtype == torch.uint8:
+        return _weight(stored, QuantizedTensor(codes, 8, _powers(stored, codes), _MX_GROUP))
+    if scales.dim() == 4:
+        stored.tensors["weight_scale"] = scales.flatten(2).flatten(0, 1)
+        return _weight(stored, QuantizedTensor(codes, 8, *block_scales(stored, "weight_scale", (rows, width), _BLOCK)))
+    return _weight(stored, QuantizedTensor(codes, 8, row_scales(stored, "weight_scale", rows), width))
+
+
+def _fp4_codes(stored: StoredTensors) -> Tensor:
+    return unpack_nibbles(stored.take("weight", torch.uint8, None, None))
+
+
+def _powers(stored: StoredTensors, codes: Tensor) -> Tensor:
+    rows, width = codes.shape
+    return stored.take("weight_scale", torch.uint8, rows, width // _MX_GROUP).view(torch.float8_e8m0fnu)
+
+
+def _weight(stored: StoredTensors, tensor: QuantizedTensor) -> QuantizedWeight:
+    return QuantizedWeight(tensor, f"{stored.module}.weight")
