@@ -72,7 +72,9 @@ class PoolingParams(Struct, omit_defaults=True, array_like=True):
         task: which pooling is asked for; None: the method called says it.
         requires_token_ids: whether the head needs the prompt's ids.
         skip_reading_prefix_cache: compute the whole prompt.
-        extra_kwargs: compressed_token_type_ids: the position from which tokens have type 1.
+        extra_kwargs: compressed_token_type_ids: the position from which tokens have type 1. attended_tokens: how many
+            of the first tokens others see. Of token_embed: skipped_token_ids, kept_token_ids: whose vectors are left
+            out, or alone are not.
         truncate_prompt_tokens: keep so many tokens of the beginning; -1: as many as the model takes; None: no more is
             an error.
         late_chunking_params: of token_embed: the mean of each so many tokens' vectors, in place of them.
@@ -146,6 +148,9 @@ class PoolingParams(Struct, omit_defaults=True, array_like=True):
         if own.use_activation is not None:
             check_boolean("use_activation", own.use_activation)
         own._check_extra()
+        if "attended_tokens" in (own.extra_kwargs or {}) and model_config.attn_type == "decoder":
+            message = "attended_tokens is not supported for models whose tokens see only those before them"
+            raise VLLMValidationError(message, "attended_tokens")
         if own.late_interaction_params is not None:
             message = "late_interaction_params is not supported: leave it out; LLM.score and /score compute MaxSim"
             raise VLLMValidationError(message, "late_interaction_params")
@@ -165,14 +170,21 @@ class PoolingParams(Struct, omit_defaults=True, array_like=True):
 
     def _check_extra(self) -> None:
         extra = dict(self.extra_kwargs or {})
-        first = extra.pop("compressed_token_type_ids", None)
-        if first is not None:
-            check_integer("compressed_token_type_ids", first, 0)
+        for name, least in (("compressed_token_type_ids", 0), ("attended_tokens", 1)):
+            if (number := extra.pop(name, None)) is not None:
+                check_integer(name, number, least)
+        for name in ("skipped_token_ids", "kept_token_ids"):
+            ids = extra.pop(name, None)
+            if ids is None:
+                continue
+            if self.task != "token_embed" or self.late_chunking_params is not None:
+                raise VLLMValidationError(f"{name} is for the task token_embed without late chunking", name, self.task)
+            for token_id in ids:
+                check_integer(name, token_id, 0)
         if extra:
             name = next(iter(extra))
-            message = (
-                f"extra_kwargs takes compressed_token_type_ids, and max_tokens_per_doc for LLM.score; got {name!r}"
-            )
+            known = "compressed_token_type_ids, attended_tokens, skipped_token_ids, kept_token_ids"
+            message = f"extra_kwargs takes {known}, and max_tokens_per_doc for LLM.score; got {name!r}"
             raise VLLMValidationError(message, "extra_kwargs", name)
 
     def clone(self) -> PoolingParams:

@@ -24,16 +24,22 @@ _QUERIES = 256
 
 @dataclass
 class PackedSequences:
-    """A step of whole sequences, one after another, in place of AttentionMetadata. `kv`: of the layer that runs."""
+    """A step of whole sequences, one after another, in place of AttentionMetadata.
+
+    Attributes:
+        attended: how many of each sequence's first tokens are seen by all of them; None: all are.
+        kv: of the layer that runs.
+    """
 
     lengths: Sequence[int]
+    attended: Sequence[int] | None = None
     kv: KVCache | None = None
     _pages: _Pages | None = None
 
     def pages(self, k: Tensor) -> _Pages:
         """A cache for keys and values like k, [T, Hkv, D]; of all layers, since none reads another's."""
         if self._pages is None or self._pages.keys.shape[1:] != (k.shape[1], _BLOCK * k.shape[2]):
-            self._pages = _make_pages(self.lengths, k)
+            self._pages = _make_pages(self.lengths, self.attended or self.lengths, k)
         return self._pages
 
 
@@ -45,10 +51,10 @@ class _Pages(NamedTuple):
     slots: Tensor  # int64 [T]
     block_table: Tensor  # int32 [R, blocks of the longest]
     query_start_loc: Tensor  # int32 [R + 1]
-    lengths: Tensor  # int32 [R]
+    attended: Tensor  # int32 [R]
 
 
-def _make_pages(lengths: Sequence[int], k: Tensor) -> _Pages:
+def _make_pages(lengths: Sequence[int], attended: Sequence[int], k: Tensor) -> _Pages:
     sizes = torch.tensor(lengths, dtype=torch.int32)
     counts = (sizes + _BLOCK - 1) // _BLOCK
     ends, firsts = sizes.cumsum(0, dtype=torch.int32), counts.cumsum(0, dtype=torch.int32) - counts
@@ -57,7 +63,8 @@ def _make_pages(lengths: Sequence[int], k: Tensor) -> _Pages:
     table = firsts[:, None] + torch.arange(int(counts.max()), dtype=torch.int32)
     shape = kv_cache_shape(int(counts.sum()), _BLOCK, k.shape[1], k.shape[2])
     starts = torch.nn.functional.pad(ends, (1, 0))
-    return _Pages(k.new_empty(shape), k.new_empty(shape), slots, table, starts, sizes)
+    seen = torch.tensor(attended, dtype=torch.int32)
+    return _Pages(k.new_empty(shape), k.new_empty(shape), slots, table, starts, seen)
 
 
 class PackedAttention(AttentionBackend):
@@ -116,21 +123,22 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, sequences: PackedSequences, o
         pages = sequences.pages(k)
         reshape_and_cache_(k, v, pages.keys, pages.values, pages.slots)
         scale = q.shape[-1] ** -0.5 if options.scale is None else options.scale
-        blocks = pages.block_table, pages.query_start_loc, pages.lengths
+        blocks = pages.block_table, pages.query_start_loc, pages.attended
         return paged_attention(q, pages.keys, pages.values, *blocks, scale, softcap=options.softcap, bidirectional=True)
     out = torch.empty_like(q)
     start = 0
-    for length, same in groupby(lengths):
+    for (length, seen), same in groupby(zip(lengths, sequences.attended or lengths, strict=True)):
         count = len(list(same))
         rows = slice(start, start + count * length)
         queries, keys, values = (each[rows].unflatten(0, (count, length)).transpose(1, 2) for each in (q, k, v))
-        out[rows] = _attend(queries, keys, values, options).transpose(1, 2).flatten(0, 1)
+        out[rows] = _attend(queries, keys[:, :, :seen], values[:, :, :seen], options).transpose(1, 2).flatten(0, 1)
         start = rows.stop
     return out
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-    """[N, Hq, L, D] and [N, Hkv, L, D]. Blocks of queries bound the memory of masks and skip keys out of reach."""
+    """[N, Hq, L, D] and of the keys that are seen [N, Hkv, S, D]. Blocks of queries bound the memory of masks and skip
+    keys out of reach; a query without one in its reach has zeros."""
     length = q.shape[2]
     reach = length if options.window is None else options.window - 1
     if reach >= length - 1 and options.alibi_slopes is None:
@@ -139,7 +147,10 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tenso
     parts = []
     for start in range(0, length, _QUERIES):
         stop = min(start + _QUERIES, length)
-        keys = slice(max(start - reach, 0), stop + reach)
+        keys = slice(max(start - reach, 0), min(stop + reach, k.shape[2]))
+        if keys.start >= keys.stop:
+            parts.append(torch.zeros_like(q[:, :, start:stop]))
+            continue
         distances = (places[start:stop, None] - places[keys]).abs()
         parts.append(_attend_block(q[:, :, start:stop], k[:, :, keys], v[:, :, keys], distances, options))
     return torch.cat(parts, 2)

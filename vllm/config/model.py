@@ -11,6 +11,7 @@ from vllm.config.pooler import PoolerConfig
 from vllm.pooling_params import check_dimensions
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
 from vllm.sampling_params import LogprobsMode as LogprobsMode
+from vllm.transformers_utils.late_interaction import LateInteraction
 from vllm.transformers_utils.sentence_transformers import SentencePooling
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class ModelConfig:
         attn_type: "decoder", or "encoder_only", where tokens see those after them, too.
         pooling: from hidden states to an embedding, or the input of a classifier.
         pooling_tasks: what it can do, the default first.
+        late_interaction: how queries and documents become tokens that are compared one by one; None: as other texts.
     """
 
     model: str
@@ -88,6 +90,7 @@ class ModelConfig:
     pooler_config: PoolerConfig = field(default_factory=PoolerConfig)
     pooling: SentencePooling = field(default_factory=SentencePooling)
     pooling_tasks: tuple[str, ...] = ()
+    late_interaction: LateInteraction | None = None
 
     def __post_init__(self) -> None:
         self._complete()

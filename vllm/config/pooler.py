@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from vllm.config.unserved import UnservedConfig, as_config, choice, number
 from vllm.exceptions import shown
+from vllm.transformers_utils.late_interaction import LateInteraction, read_late_interaction
 from vllm.transformers_utils.sentence_transformers import SentencePooling, read_pooling
 
 SequencePoolingType = Literal["CLS", "LAST", "MEAN"]
@@ -156,7 +157,17 @@ def runner_fields(args: Any, source: Source) -> dict[str, Any]:
         "pooler_config": pooler,
         "pooling": pooler.applied_to(pooling),
         "pooling_tasks": tasks,
+        "late_interaction": _late_interaction(source, is_bidirectional) if "token_embed" in tasks else None,
     }
+
+
+def _late_interaction(source: Source, is_bidirectional: bool) -> LateInteraction | None:
+    """ValueError: it needs tokens that are not attended to, of a model that has none."""
+    found = read_late_interaction(source.path, source.hf_config.raw)
+    if found is not None and found.hides_tokens and not is_bidirectional:
+        message = "attend_to_expansion_tokens=false is not supported for models whose tokens see only those before them"
+        raise ValueError(f"{source.path.name}: {message}; set it, or do_query_expansion=false")
+    return found
 
 
 def _encoder_mode(raw: Mapping[str, Any], kind: str) -> str:

@@ -32,6 +32,7 @@ class PoolingLayer:
         kind: "Dense", "LayerNorm" or "Normalize".
         outputs: None: as many as inputs.
         activation: of a dense layer, torch's class name.
+        is_residual: whether a dense layer adds its input, or a projection of it, to its output.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class PoolingLayer:
     outputs: int | None = None
     bias: bool = True
     activation: str = "Identity"
+    is_residual: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def read_pooling(folder: Path) -> SentencePooling | None:
     Raises:
         ValueError: a module or a mode that is not known.
     """
-    modules = _read(folder / "modules.json")
+    modules = read_json(folder / "modules.json")
     if modules is None:
         return None
     modes: tuple[str, ...] = ()
@@ -83,6 +85,8 @@ def read_pooling(folder: Path) -> SentencePooling | None:
     for module in modules:
         kind, place = module["type"].rpartition(".")[2], folder / module["path"]
         if kind == "Pooling":
+            if layers:
+                raise ValueError(f"{folder.name}/modules.json: {layers[0].kind} before the pooling is not supported")
             modes = _modes(place)
         elif kind == "Dense":
             layers.append(_dense(place))
@@ -108,7 +112,7 @@ def classifier_activation(folder: Path, raw: dict[str, Any]) -> str | None:
     Raises:
         ValueError: it is another one.
     """
-    own = _read(folder / "config_sentence_transformers.json") or {}
+    own = read_json(folder / "config_sentence_transformers.json") or {}
     named = own.get("activation_fn") or (raw.get("sentence_transformers") or {}).get("activation_fn")
     named = named or raw.get("sbert_ce_default_activation_function")
     if named is None:
@@ -125,40 +129,35 @@ def warn_of_unread(folder: Path) -> None:
     Raises:
         ValueError: texts would have to be changed before they are tokenised.
     """
-    settings, where = _settings(folder)
+    settings, where = transformer_settings(folder)
     if settings.get("do_lower_case"):
-        tokenizer = _read(folder / "tokenizer_config.json") or {}
+        tokenizer = read_json(folder / "tokenizer_config.json") or {}
         if not tokenizer.get("do_lower_case"):
             raise ValueError(
                 f"{where}: do_lower_case is not supported where the tokenizer does not "
                 "do it; set it in tokenizer_config.json"
             )
-    config = _read(folder / "config_sentence_transformers.json") or {}
+    config = read_json(folder / "config_sentence_transformers.json") or {}
     prompt = default_prompt(folder)
     if prompt and _leaves_out_prompts(folder):
         raise ValueError(f"{folder.name}: include_prompt=false is not supported with default_prompt_name")
     if prompt and config.get("model_type") == "CrossEncoder":
         logger.warning("default_prompt_name=%s is not applied to pairs", config["default_prompt_name"])
-    if config.get("similarity_fn_name") not in (None, "cosine"):
+    if str(config.get("similarity_fn_name")).lower() not in ("none", "cosine", "maxsim", "meanmaxsim"):
         logger.warning("similarity_fn_name=%s: scores of embeddings are cosines here", config["similarity_fn_name"])
-    for module in _read(folder / "modules.json") or ():
-        if module["type"].endswith(".MultiVectorMask"):
-            mask = _read(folder / module["path"] / "config.json") or {}
-            if skipped := mask.get("skiplist_words") or mask.get("keep_only_token_ids"):
-                logger.warning("%s: tokens of documents are not left out here, got %s", module["path"], skipped)
 
 
 def named_prompts(folder: Path) -> dict[str, str]:
     """What the model's authors put before texts, by the name of a purpose; {} where they say nothing, or where prompts
     are not pooled (include_prompt=false)."""
-    own = (_read(folder / "config.json") or {}).get("task_instructions")
-    prompts = own or (_read(folder / "config_sentence_transformers.json") or {}).get("prompts") or {}
+    own = (read_json(folder / "config.json") or {}).get("task_instructions")
+    prompts = own or (read_json(folder / "config_sentence_transformers.json") or {}).get("prompts") or {}
     return {} if _leaves_out_prompts(folder) else {str(name): str(prompt) for name, prompt in prompts.items()}
 
 
 def default_prompt(folder: Path) -> str:
     """What is put before texts that are embedded where nothing is asked for: that of default_prompt_name."""
-    config = _read(folder / "config_sentence_transformers.json") or {}
+    config = read_json(folder / "config_sentence_transformers.json") or {}
     return str((config.get("prompts") or {}).get(config.get("default_prompt_name")) or "")
 
 
@@ -170,28 +169,28 @@ def with_prompt(text: Any, prompt: str) -> Any:
 
 
 def _leaves_out_prompts(folder: Path) -> bool:
-    places = [each["path"] for each in _read(folder / "modules.json") or () if each["type"].endswith(".Pooling")]
-    return any((_read(folder / place / "config.json") or {}).get("include_prompt") is False for place in places)
+    places = [each["path"] for each in read_json(folder / "modules.json") or () if each["type"].endswith(".Pooling")]
+    return any((read_json(folder / place / "config.json") or {}).get("include_prompt") is False for place in places)
 
 
 def sentence_length(folder: Path) -> int | None:
     """The longest text in tokens: by sentence_bert_config.json, else by the tokenizer of such a folder; None: neither
     says it."""
-    length = _settings(folder)[0].get("max_seq_length")
+    length = transformer_settings(folder)[0].get("max_seq_length")
     if length is None and (folder / "modules.json").is_file():
-        length = (_read(folder / "tokenizer_config.json") or {}).get("model_max_length")
+        length = (read_json(folder / "tokenizer_config.json") or {}).get("model_max_length")
     # Tokenizers without a limit have a very large one.
     return int(length) if isinstance(length, int | float) and 0 < length < 2**31 else None
 
 
-def _settings(folder: Path) -> tuple[dict[str, Any], str]:
+def transformer_settings(folder: Path) -> tuple[dict[str, Any], str]:
     """sentence_bert_config.json, which older folders name after another kind of model, and its name."""
     path = next(iter(sorted(folder.glob("sentence_*_config.json"))), None)
-    return ({}, "") if path is None else (_read(path), f"{folder.name}/{path.name}")
+    return ({}, "") if path is None else (read_json(path), f"{folder.name}/{path.name}")
 
 
 def _modes(place: Path) -> tuple[str, ...]:
-    config = _read(place / "config.json") or {}
+    config = read_json(place / "config.json") or {}
     given = config.get("pooling_mode")
     modes = tuple(mode for name, mode in _MODES.items() if config.get(name))
     if given is not None:
@@ -203,11 +202,12 @@ def _modes(place: Path) -> tuple[str, ...]:
 
 
 def _dense(place: Path) -> PoolingLayer:
-    config = _read(place / "config.json") or {}
+    config = read_json(place / "config.json") or {}
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")[2]
     sizes = config["in_features"], config["out_features"], config.get("bias", True)
-    return PoolingLayer("Dense", place, *sizes, activation)
+    return PoolingLayer("Dense", place, *sizes, activation, bool(config.get("use_residual")))
 
 
-def _read(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """A file's content; None: there is no such file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm.entrypoints.pooling.late_interaction import LateTexts
 from vllm.entrypoints.pooling.pairs import PairLimits, PooledPairs
 from vllm.entrypoints.score_templates import PairPrompts, ScoreTemplate, pairs_of, score_template
 from vllm.exceptions import VLLMValidationError
@@ -18,6 +19,7 @@ from vllm.pooling_outputs import (
     ScoringRequestOutput,
 )
 from vllm.pooling_params import PoolingParams
+from vllm.transformers_utils.late_interaction import SIDES, Side
 from vllm.transformers_utils.sentence_transformers import default_prompt, named_prompts, with_prompt
 from vllm.utils.checks import check_integer, check_neutral
 from vllm.v1.engine.label_scoring import LabelScorer, encode_labels
@@ -162,14 +164,32 @@ class PoolingOfflineMixin(PairScoring):
         Args:
             tokenization_kwargs: see pooling_text_options.
             prompt_name: of one of the model's prompts (config_sentence_transformers.json), which is put before each
-                text that is embedded; None: that of default_prompt_name, before texts that do not begin with it.
+                text that is embedded; None: that of default_prompt_name, before texts that do not begin with it. Of a
+                model of late interaction "query" or "document": texts are read as such; None: as they are.
         """
         check_neutral("lora_request", lora_request, NO_LORA)
         has_special_tokens, limit = pooling_text_options(tokenization_kwargs)
         params = self._with_task(pooling_params, pooling_task)
         if limit is not None:
             params = [cut_to(each, limit) for each in params] if isinstance(params, list) else cut_to(params, limit)
+        if (texts := self._late_texts(params, prompt_name)) is not None:
+            check_neutral("add_special_tokens=False", not has_special_tokens, f"{prompt_name} texts have them")
+            prompts, params = _as_side(texts, prompts, params, prompt_name)  # type: ignore[arg-type]
+            return self._pool(prompts, params, use_tqdm, has_special_tokens)
         return self._pool(self._with_prompts(prompts, params, prompt_name), params, use_tqdm, has_special_tokens)
+
+    def _late_texts(self, params: Any, name: str | None) -> LateTexts | None:
+        """None: texts are not read as queries or documents of late interaction."""
+        config, first = self.model_config, params[0] if isinstance(params, list) and params else params  # type: ignore[attr-defined]
+        task = getattr(first, "task", None) or (self._tasks or ("",))[0]
+        if config.late_interaction is None or name not in SIDES or task != "token_embed":
+            return None
+        tokenizer = self.llm_engine.tokenizer
+        if tokenizer is None:
+            raise VLLMValidationError(
+                "prompt_name needs a tokenizer, and skip_tokenizer_init left it out", "prompt_name"
+            )
+        return LateTexts(config, config.late_interaction, tokenizer)
 
     def _with_prompts(self, prompts: Any, params: Any, name: str | None) -> Any:
         first = params[0] if isinstance(params, list) and params else params
@@ -272,6 +292,31 @@ class PoolingOfflineMixin(PairScoring):
         if isinstance(given, Sequence):
             return [named(params) for params in given]
         return named(PoolingParams() if given is None else given)
+
+
+def _as_side(texts: LateTexts, prompts: Any, params: Any, side: Side) -> tuple[list[Any], list[PoolingParams]]:
+    """Prompts of token ids, and the parameters of each."""
+    each = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+    found = [one.get("prompt") if isinstance(one, Mapping) and "prompt_token_ids" not in one else one for one in each]
+    if not all(isinstance(text, str) and text for text in found):
+        raise VLLMValidationError(f"prompt_name {side!r} is for texts that are not empty", "prompts")
+    of_each = list(params) if isinstance(params, list) else [params] * len(found)
+    if len(of_each) != len(found):
+        raise VLLMValidationError(f"{len(of_each)} pooling_params for {len(found)} prompts", "pooling_params")
+    if any(own.late_chunking_params is not None for own in of_each):
+        raise VLLMValidationError("late chunking has ranges of the text as it is: leave prompt_name out", "prompt_name")
+    requests: list[Any] = [None] * len(found)
+    # Texts of one object's parameters, usually all of them, are tokenised together.
+    for own in {id(own): own for own in of_each}.values():
+        places = [index for index, other in enumerate(of_each) if other is own]
+        names = [f"prompts[{index}]" for index in places]
+        own_texts: list[Any] = [found[index] for index in places]
+        made = texts.requests(own_texts, side, own, own.truncate_prompt_tokens, names)
+        for index, request in zip(places, made, strict=True):
+            requests[index] = request
+    rest = [{k: v for k, v in one.items() if k != "prompt"} if isinstance(one, Mapping) else {} for one in each]
+    ids = [{**more, "prompt_token_ids": prompt.token_ids} for more, (prompt, _) in zip(rest, requests, strict=True)]
+    return ids, [own for _, own in requests]
 
 
 def _each_text(prompts: Any, change: Callable[[str], str]) -> Any:

@@ -4,20 +4,26 @@ cosine, of token embeddings the sum over the query's tokens of the best dot prod
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.config import ModelConfig
+from vllm.entrypoints.pooling.late_interaction import LateTexts
+from vllm.entrypoints.pooling.utils import keep_tokens
 from vllm.entrypoints.score_templates import PairPrompts, ScoreTemplate, cut_text, score_template
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling_outputs import PoolingRequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.transformers_utils.late_interaction import Side
 from vllm.transformers_utils.sentence_transformers import default_prompt, with_prompt
 from vllm.utils.checks import check_integer
 from vllm.v1.engine.input_processor import ProcessedPrompt
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ScoreType = Literal["cross-encoder", "bi-encoder", "late-interaction"]
 _TASKS: dict[ScoreType, Any] = {"cross-encoder": "classify", "bi-encoder": "embed", "late-interaction": "token_embed"}
@@ -97,7 +103,10 @@ class PooledPairs:
             cut = limits.max_document_tokens
             self._pairs = [(first, cut_text(tokenizer, second, cut)) for first, second in pairs]
         self._prompt = default_prompt(Path(config.path))
-        self._places: dict[str, int] = {}  # of embedded texts, in the order first seen
+        # Of embedded texts, in the order first seen; what is a query is read apart where documents are read otherwise.
+        self._places: dict[tuple[bool, str], int] = {}
+        self._late = config.late_interaction if kind == "late-interaction" else None
+        self._texts = None if self._late is None else LateTexts(config, self._late, tokenizer)
         if kind == "cross-encoder":
             if template is None and config.hf_config.raw.get("classifier_from_token"):
                 template = score_template(None, None, config.hf_config.raw)
@@ -117,8 +126,8 @@ class PooledPairs:
             tensors = [tensor / tensor.norm() for tensor in tensors]
         values = []
         for first, second in self._pairs:
-            one, other = tensors[self._places[first]], tensors[self._places[second]]
-            values.append(float(one @ other if one.ndim == 1 else (one @ other.T).amax(-1).sum()))
+            one, other = tensors[self._place(first, True)], tensors[self._place(second, False)]
+            values.append(float(one @ other) if one.ndim == 1 else self._max_sim(one, other))
         return values
 
     def token_ids(self, index: int, outputs: Sequence[PoolingRequestOutput]) -> list[int]:
@@ -126,7 +135,18 @@ class PooledPairs:
         if self.kind == "cross-encoder":
             return outputs[index].prompt_token_ids
         first, second = self._pairs[index]
-        return outputs[self._places[first]].prompt_token_ids + outputs[self._places[second]].prompt_token_ids
+        one, other = outputs[self._place(first, True)], outputs[self._place(second, False)]
+        return one.prompt_token_ids + other.prompt_token_ids
+
+    def _place(self, text: str, is_query: bool) -> int:
+        return self._places[is_query and self._late is not None, text]
+
+    def _max_sim(self, query: Tensor, document: Tensor) -> float:
+        """Of [tokens, size] each. A document of which no token is compared has nothing in common with any query."""
+        if not len(document):
+            return 0.0
+        score = float((query @ document.T).amax(-1).sum())
+        return score / len(query) if self._late is not None and self._late.is_mean else score
 
     def _joined(self) -> list[tuple[ProcessedPrompt, PoolingParams]]:
         """As transformers joins texts, and cuts them: the longer one loses its end."""
@@ -156,11 +176,14 @@ class PooledPairs:
     def _embedded(self) -> list[tuple[ProcessedPrompt, PoolingParams]]:
         names = {second: name for (_, second), name in zip(self._pairs, self._names, strict=True)}
         for pair in self._pairs:
-            for text in pair:
-                self._places.setdefault(text, len(self._places))
+            for text, is_query in zip(pair, (True, False), strict=True):
+                self._places.setdefault((is_query and self._late is not None, text), len(self._places))
+        if self._texts is not None:
+            return self._late_requests(self._texts, names)
         requests, limit = [], self._limits.limit
-        texts = [with_prompt(text, self._prompt) for text in self._places]
-        for text, ids in zip(self._places, self._tokenizer.encode_batch(texts), strict=True):
+        texts = [text for _, text in self._places]
+        begun = [with_prompt(text, self._prompt) for text in texts]
+        for text, ids in zip(texts, self._tokenizer.encode_batch(begun), strict=True):
             if len(ids) > limit:
                 name = names.get(text, "the query")
                 if self._limits.truncate_to is None:
@@ -169,16 +192,16 @@ class PooledPairs:
             requests.append((ProcessedPrompt(text, ids, None), self._params.clone()))
         return requests
 
-
-def keep_tokens(ids: list[int], limit: int, special_ids: Sequence[int], from_end: bool = False) -> list[int]:
-    """`limit` tokens of a text's beginning, or of its end, with the special token on the side that is cut."""
-    if len(ids) <= limit:
-        return ids
-    if from_end:
-        head = ids[:1] if limit > 1 and ids[0] in special_ids else []
-        return head + ids[len(ids) - limit + len(head) :]
-    tail = ids[-1:] if limit > 1 and ids[-1] in special_ids else []
-    return ids[: limit - len(tail)] + tail
+    def _late_requests(self, texts: LateTexts, names: Mapping[str, str]) -> list[tuple[ProcessedPrompt, PoolingParams]]:
+        requests: list[Any] = [None] * len(self._places)
+        for is_query in (True, False):
+            of_side = {text: place for (own, text), place in self._places.items() if own == is_query}
+            side: Side = "query" if is_query else "document"
+            named = ["the query" if is_query else names[text] for text in of_side]
+            made = texts.requests(list(of_side), side, self._params, self._limits.truncate_to, named)
+            for place, request in zip(of_side.values(), made, strict=True):
+                requests[place] = request
+        return requests
 
 
 def order_of(scores: Sequence[float]) -> list[int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -58,7 +58,8 @@ class Pooler:
             vectors = self._project(vectors)
         vectors = vectors[..., : params.dimensions or self.config.dimensions]
         normalize = self.pooling.normalize if activate is None else activate
-        return F.normalize(vectors, dim=-1) if normalize else vectors
+        vectors = F.normalize(vectors, dim=-1) if normalize else vectors
+        return vectors[_compared(token_ids, params.extra_kwargs)] if params.extra_kwargs else vectors
 
     def pooled(self, hidden: Tensor) -> Tensor:
         """Hidden states [L, H] -> float32 [H * modes]."""
@@ -97,6 +98,14 @@ class Pooler:
         return logits.softmax(-1) if name == "softmax" else getattr(torch, str(name))(logits)
 
 
+def _compared(token_ids: TokenIds, extra: Mapping[str, Any]) -> Tensor:
+    """Which tokens' vectors late interaction keeps, bool [L]."""
+    ids = np.asarray(token_ids)
+    kept = extra.get("kept_token_ids")
+    is_kept = np.ones(len(ids), dtype=bool) if kept is None else np.isin(ids, kept)
+    return torch.from_numpy(is_kept & ~np.isin(ids, extra.get("skipped_token_ids") or ()))
+
+
 def _activation(config: ModelConfig) -> str | None:
     """Of the classifier's logits; None: by their number. One reward is no probability."""
     raw = config.hf_config.raw
@@ -126,6 +135,22 @@ class _Normalize(nn.Module):
         return F.normalize(vectors, dim=-1)
 
 
+class _Dense(nn.Module):
+    """act(W x + b), and with a residual x, or its projection, beside it."""
+
+    def __init__(self, layer: PoolingLayer, activation: nn.Module) -> None:
+        super().__init__()
+        assert layer.outputs is not None
+        self.linear, self.activation = nn.Linear(layer.inputs, layer.outputs, layer.bias), activation
+        self.is_residual = layer.is_residual
+        projects = layer.is_residual and layer.inputs != layer.outputs
+        self.residual = nn.Linear(layer.inputs, layer.outputs, bias=False) if projects else nn.Identity()
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        changed = self.activation(self.linear(vectors))
+        return changed + self.residual(vectors) if self.is_residual else changed
+
+
 def _load_layer(layer: PoolingLayer) -> nn.Module:
     if layer.kind == "Normalize":
         return _Normalize()
@@ -136,12 +161,11 @@ def _load_layer(layer: PoolingLayer) -> nn.Module:
     file = next((each for each in (stored, older) if each.is_file()), None)
     if file is None:
         raise ValueError(f"{layer.folder.name} has neither {stored.name} nor {older.name}")
-    weights = {name.partition(".")[2]: values.float() for name, values in iterate_tensors([file])}
-    norm_or_linear: nn.Module
+    weights = {name: values.float() for name, values in iterate_tensors([file])}
     if layer.kind == "LayerNorm":
-        norm_or_linear = nn.LayerNorm(len(weights["weight"]))
-    else:
-        assert layer.outputs is not None
-        norm_or_linear = nn.Linear(layer.inputs, layer.outputs, layer.bias)
-    norm_or_linear.load_state_dict(weights)
-    return nn.Sequential(norm_or_linear, activation())
+        norm = nn.LayerNorm(len(weights["norm.weight"]))
+        norm.load_state_dict({name.partition(".")[2]: values for name, values in weights.items()})
+        return norm
+    dense = _Dense(layer, activation())
+    dense.load_state_dict(weights)
+    return dense

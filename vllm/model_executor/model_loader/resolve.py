@@ -24,6 +24,7 @@ from vllm.model_executor.models.registry import (
 from vllm.ops.cpu_kernels import cpu_kernel_isa
 from vllm.transformers_utils.config import HFConfig, parse_hf_config, read_config
 from vllm.transformers_utils.hub import download
+from vllm.transformers_utils.late_interaction import read_late_interaction
 from vllm.transformers_utils.sentence_transformers import sentence_length
 from vllm.utils.device import cuda_has_bfloat16
 from vllm.utils.packages import needed_by
@@ -64,7 +65,10 @@ class ResolvedModel:
         longest = self.hf_config.max_context_len
         if asked not in (None, -1, "auto"):
             return longest
-        return min(longest, sentence_length(self.path) or longest)
+        said = sentence_length(self.path) or longest
+        late = read_late_interaction(self.path, self.hf_config.raw)
+        # max_seq_length of such folders is often that of the texts that were read last.
+        return min(longest, said if late is None else max(said, late.longest))
 
 
 def embedded_model_path() -> Path | None:

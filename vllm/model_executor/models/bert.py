@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+
+import torch
+from torch import Tensor
 
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.models.checkpoint_names import CheckpointNames
@@ -78,12 +82,27 @@ class BertForTokenClassification(BertModel):
 
 
 class RobertaModel(BertModel):
-    """BERT whose positions begin after the padding token's id."""
+    """BERT whose positions begin after the padding token's id. A padding token inside a text has that row, and is not
+    counted."""
 
     @classmethod
     def describe(cls, reader: ConfigReader) -> EncoderSpec:
         padding = reader.get("pad_token_id", default=1)
         return cls._describe(reader, padding + 1)
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        types: Tensor,
+        lengths: Sequence[int],
+        attended: Sequence[int] | None = None,
+    ) -> Tensor:
+        is_padding = ids == self.spec.position_offset - 1
+        if is_padding.any():
+            parts = (~is_padding).long().split(list(lengths))
+            positions = torch.cat([part.cumsum(0) for part in parts]).sub_(1).masked_fill_(is_padding, -1)
+        return super().forward(ids, positions, types, lengths, attended)
 
 
 class RobertaForSequenceClassification(RobertaModel):

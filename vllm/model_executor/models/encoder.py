@@ -170,8 +170,8 @@ class Encoder(nn.Module):
         self.final_norm = LayerNorm(spec.hidden_size, spec.eps, bias=spec.norm_bias) if spec.pre_norm else None
         self.projection: nn.Module | None = None
 
-    def forward(self, ids: Tensor, positions: Tensor, types: Tensor, lengths: Sequence[int]) -> Tensor:
-        hidden, sequences = self.embeddings(ids, positions, types), PackedSequences(lengths)
+    def forward(self, ids: Tensor, positions: Tensor, types: Tensor, sequences: PackedSequences) -> Tensor:
+        hidden = self.embeddings(ids, positions, types)
         for layer in self.layers:
             hidden = layer(hidden, positions, sequences)
         if self.final_norm is not None:
@@ -239,15 +239,23 @@ class EncoderForPooling(UpdatableModel):
         if self.spec.head is not None:
             self.head = ClassificationHead(self.spec.head, self.spec, config.num_labels)
 
-    def forward(self, ids: Tensor, positions: Tensor, types: Tensor, lengths: Sequence[int]) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        types: Tensor,
+        lengths: Sequence[int],
+        attended: Sequence[int] | None = None,
+    ) -> Tensor:
         """Final hidden states [T, H] of sequences that follow one another.
 
         Args:
             ids, types: token ids and token types, int64 [T].
             positions: of each token in its sequence, int64 [T].
             lengths: of the sequences, T together.
+            attended: how many of each sequence's first tokens are seen by all of them; None: all are.
         """
-        return self.model(ids, positions, types, lengths)
+        return self.model(ids, positions, types, PackedSequences(lengths, attended))
 
     def classify(self, rows: Tensor) -> Tensor:
         """Hidden states of sequences or of tokens [R, H] -> logits, float32 [R, labels]."""

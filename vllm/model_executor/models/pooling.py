@@ -68,7 +68,7 @@ def use_pooling_head(model: Any, config: ModelConfig) -> None:
     raw, size = config.hf_config.raw, config.hf_config.hidden_size
     head: nn.Module | None = None
     if words := raw.get("classifier_from_token"):
-        if config.convert != "embed":
+        if "embed" not in config.convert:
             ids, is_difference = _token_ids(words, config), raw.get("method") != "no_post_processing"
             model.add_module("head", TokenClassifier(model, ids, is_difference, config.vocab_size))
             model.classify = model.head.__call__
@@ -76,7 +76,7 @@ def use_pooling_head(model: Any, config: ModelConfig) -> None:
     elif config.convert == "reward":
         middle = WideLinear(size, size, bias=True)
         head = nn.Sequential(middle, nn.ReLU(), WideLinear(size, _num_rewards(config), bias=True))
-    elif config.convert != "embed":
+    elif "embed" not in config.convert:
         head = WideLinear(size, config.hf_config.num_labels, bias=config.convert == "token_classify")
     dropped = model.drop_head()
     if head is not None:

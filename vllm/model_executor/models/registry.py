@@ -92,6 +92,7 @@ _POOLING = {
     for name, entry in {
         "HF_ColBERT": "bert:ColBertModel",
         "ColBERTModel": "bert:ColBertModel",
+        "ColBERTModernBertModel": "modernbert:ModernBertModel",
         "NewModel": "gte:GteModel",
         "NewForMaskedLM": "gte:GteModel",
         "NewForSequenceClassification": "gte:GteForSequenceClassification",

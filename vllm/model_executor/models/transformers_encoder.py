@@ -109,7 +109,7 @@ class TransformersEncoder(UpdatableModel):
             )
         if config.quantization is not None:
             raise ValueError(f"quantization={config.quantization!r} is not supported for this encoder")
-        name = find_encoder(raw, config.convert != "embed")
+        name = find_encoder(raw, "embed" not in config.convert)
         assert name is not None
         auto, dtype = load_auto_config(raw, Path(config.path), config.trust_remote_code), getattr(torch, config.dtype)
         if config.load_format == "dummy":
@@ -126,15 +126,23 @@ class TransformersEncoder(UpdatableModel):
         self._gives_tokens = not name.endswith(_CLASSIFIERS[0])
         self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
 
-    def forward(self, ids: Tensor, positions: Tensor, types: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        types: Tensor,
+        lengths: Sequence[int],
+        attended: Sequence[int] | None = None,
+    ) -> list[Tensor]:
         """Of each sequence the hidden states [L, H], or logits: [L, labels] or [1, labels]. See EncoderForPooling."""
         results: list[Tensor] = []
         start = 0
-        for length, same in groupby(lengths):
+        for (length, seen), same in groupby(zip(lengths, attended or lengths, strict=True)):
             count = len(list(same))
             rows = slice(start, start + count * length)
             inputs: dict[str, Tensor] = {"input_ids": ids[rows].view(count, length)}
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+            inputs["attention_mask"][:, seen:] = 0
             if self._takes_types:
                 inputs["token_type_ids"] = types[rows].view(count, length)
             results += self._run(inputs)

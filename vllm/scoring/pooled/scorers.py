@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vllm.entrypoints.pooling.pairs import keep_tokens, score_type
+from vllm.entrypoints.pooling.pairs import score_type
+from vllm.entrypoints.pooling.utils import keep_tokens
 from vllm.entrypoints.score_templates import ScoreTemplate
 from vllm.exceptions import CliError, VLLMValidationError
 from vllm.pooling_params import PoolingParams

@@ -24,10 +24,10 @@ from vllm.entrypoints.openai.protocol.pooling import (
 from vllm.entrypoints.openai.serving.chat import render
 from vllm.entrypoints.openai.serving.engine_requests import Submission, request_id_of, while_connected
 from vllm.entrypoints.openai.serving.item_scores import in_thread_if
+from vllm.entrypoints.openai.serving.late_interaction import late_requests
 from vllm.entrypoints.openai.state import ServerState
-from vllm.entrypoints.pooling.pairs import keep_tokens
 from vllm.entrypoints.pooling.token_embed.late_chunking import late_chunks
-from vllm.entrypoints.pooling.utils import encode_pooling_bytes, encoded
+from vllm.entrypoints.pooling.utils import encode_pooling_bytes, encoded, keep_tokens
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.pooling_outputs import LateChunks, PoolingRequestOutput
 from vllm.pooling_params import LateChunkingParams, PoolingParams
@@ -78,16 +78,20 @@ async def pool(
     params = _params(body, task)
 
     async def run() -> list[PoolingRequestOutput[Any]]:
-        prompts, chunks = await in_thread_if(is_large, prepared)
-        outputs = await pool_prompts(state, prompts, [params] * len(prompts), answer_id, body.priority or 0)
+        prompts, own_params, chunks = await in_thread_if(is_large, prepared)
+        outputs = await pool_prompts(state, prompts, own_params, answer_id, body.priority or 0)
         for output, parts in zip(outputs, chunks, strict=True):
             output.late_chunking = parts
         return outputs
 
-    def prepared() -> tuple[list[ProcessedPrompt], list[LateChunks | None]]:
-        prompts = [replace(prompt, cache_salt=body.cache_salt) for prompt in _prompts(state, body)]
+    def prepared() -> tuple[list[ProcessedPrompt], list[PoolingParams], list[LateChunks | None]]:
+        made = late_requests(state, body, params)
+        if made is None:
+            made = [(prompt, params) for prompt in _prompts(state, body)]
+        prompts = [replace(prompt, cache_salt=body.cache_salt) for prompt, _ in made]
         has_special = body.add_special_tokens is not False
-        return prompts, [late_chunks(state.engine.tokenizer, prompt, params, has_special) for prompt in prompts]
+        chunks = [late_chunks(state.engine.tokenizer, prompt, params, has_special) for prompt in prompts]
+        return prompts, [own for _, own in made], chunks
 
     answer_id = request_id_of(request, prefix, body.request_id)
     outputs = await while_connected(request, run())

@@ -19,18 +19,24 @@ from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.worker.gpu.pool.step import PooledStep
 
 
-def whole_sequences(model: Any) -> Callable[[Tensor, Tensor, Tensor, Sequence[int]], Sequence[Tensor]]:
+def whole_sequences(model: Any) -> Callable[..., Sequence[Tensor]]:
     """A model's hidden states [L, H] of each of the sequences that follow one another; arguments as those of
     EncoderForPooling.forward."""
     layers = attention_layers(model)
     if isinstance(model, TransformersEncoder):
         return model
     if not layers:
-        return lambda ids, positions, types, lengths: model(ids, positions, types, lengths).split(lengths)
+        return lambda ids, positions, types, lengths, *more: model(ids, positions, types, lengths, *more).split(lengths)
     use_backend(model, PackedAttention())
 
-    def forward(ids: Tensor, positions: Tensor, types: Tensor, lengths: Sequence[int]) -> Sequence[Tensor]:
-        return model(ids, positions, [None] * len(layers), PackedSequences(lengths), None).split(lengths)
+    def forward(
+        ids: Tensor,
+        positions: Tensor,
+        types: Tensor,
+        lengths: Sequence[int],
+        attended: Sequence[int] | None = None,
+    ) -> Sequence[Tensor]:
+        return model(ids, positions, [None] * len(layers), PackedSequences(lengths, attended), None).split(lengths)
 
     return forward
 
@@ -57,7 +63,11 @@ class EncoderRunner:
         positions = torch.cat([torch.arange(length) for length in lengths])
         types = torch.cat([_types(each) for each in requests])
         ids, positions, types = (tensor.to(self.device) for tensor in (ids, positions, types))
-        parts = self._forward(ids, positions, types, lengths)
+        asked = (_extra(each).get("attended_tokens", length) for each, length in zip(requests, lengths, strict=True))
+        attended = [min(pair) for pair in zip(asked, lengths, strict=True)]
+        # A model that a caller registered may not know of them.
+        more = () if attended == lengths else (attended,)
+        parts = self._forward(ids, positions, types, lengths, *more)
         return PooledStep({each.req_id: self._pool(part, each) for part, each in zip(parts, requests, strict=True)})
 
     def _pool(self, hidden: Tensor, request: NewRequestData) -> Tensor:
@@ -73,6 +83,9 @@ class EncoderRunner:
 
 def _types(request: NewRequestData) -> Tensor:
     """Token types: 0, and 1 from the position that the parameters name."""
-    extra = (request.pooling_params.extra_kwargs if request.pooling_params is not None else None) or {}
-    first = extra.get("compressed_token_type_ids", request.num_prompt_tokens)
+    first = _extra(request).get("compressed_token_type_ids", request.num_prompt_tokens)
     return (torch.arange(request.num_prompt_tokens) >= first).long()
+
+
+def _extra(request: NewRequestData) -> dict[str, Any]:
+    return (request.pooling_params.extra_kwargs if request.pooling_params is not None else None) or {}
