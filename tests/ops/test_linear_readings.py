@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
@@ -15,6 +17,8 @@ from vllm.ops._dispatch import force
 from vllm.ops.float_linear import float_linear
 from vllm.ops.linear_readings import linear_readings
 from vllm.ops.token_readings import Readings, token_readings
+from vllm.ops.triton import descriptors
+from vllm.ops.triton import linear_readings as kernels
 
 BACKENDS = backends("linear_readings")
 
@@ -28,6 +32,28 @@ def integers(num_rows: int, vocab_size: int, hidden_size: int) -> tuple[Tensor, 
     """Whose products are exact however they are added up, and often equal."""
     hidden = torch.randint(-2, 3, (num_rows, hidden_size)).to(torch.bfloat16)
     return hidden, torch.randint(-2, 3, (vocab_size, hidden_size)).to(torch.bfloat16)
+
+
+class Launches(descriptors.Variant):
+    """Fails where another kernel would be taken instead, and counts."""
+
+    count = 0
+
+    def launch(self, launch: Callable[[], object]) -> bool:
+        launch()
+        self.count += 1
+        return True
+
+
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    """Triton's kernel is given descriptors, as on a Hopper, where matrices are aligned."""
+    if torch.cuda.is_available():
+        pytest.skip("there the device decides")
+    launches = Launches("counted")
+    monkeypatch.setattr(descriptors, "are_fetched", lambda: True)
+    monkeypatch.setattr(kernels, "_DESCRIBED", launches)
+    return launches
 
 
 def ids_for(num_rows: int, vocab_size: int, width: int) -> Tensor:
@@ -110,6 +136,71 @@ def test_not_finite_marks_its_own_row_only(backend: str) -> None:
     assert got.lse.isfinite().tolist() == [True, False, False]
     assert ((got.argmax >= 0) & (got.argmax < 300)).all()
     assert_near(Readings(*(part[:1] for part in got[:5])), hidden[:1], weight, ids[:1], 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("num_rows", "vocab_size", "hidden_size", "width"), [(1, 1, 8, 0), (3, 300, 64, 3), (130, 513, 104, 2)]
+)
+def test_tiles_that_descriptors_fetch_are_the_same(
+    described: Launches, dtype: torch.dtype, num_rows: int, vocab_size: int, hidden_size: int, width: int
+) -> None:
+    torch.manual_seed(width)
+    hidden, weight = matrices(num_rows, vocab_size, hidden_size, dtype)
+    ids = ids_for(num_rows, vocab_size, width)
+    # Between aligned rows lies NaN, which is not read, though it would fill the last tile.
+    arguments = strided(hidden, gap=8), strided(weight, gap=16), ids, None
+    got = run("triton", linear_readings, *arguments)
+    assert described.count == 1
+    assert_near(got, hidden, weight, ids, 1e-5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(descriptors, "are_fetched", lambda: False)
+        plain = run("triton", linear_readings, *arguments)
+    assert described.count == 1
+    assert all(torch.equal(own, other) for own, other in zip(got[:5], plain[:5], strict=True))
+
+
+@pytest.mark.parametrize(("hidden_gap", "weight_gap"), [(3, 8), (8, 4)])
+def test_rows_that_are_not_aligned_have_no_descriptor(described: Launches, hidden_gap: int, weight_gap: int) -> None:
+    torch.manual_seed(4)
+    hidden, weight = matrices(3, 20, 16, torch.bfloat16)
+    ids = ids_for(3, 20, 2)
+    got = run("triton", linear_readings, strided(hidden, hidden_gap), strided(weight, weight_gap), ids, None)
+    assert_near(got, hidden, weight, ids, 1e-5)
+    assert described.count == 0
+
+
+def test_a_matrix_that_starts_between_aligned_places_has_no_descriptor(described: Launches) -> None:
+    torch.manual_seed(5)
+    hidden, weight = matrices(3, 20, 16, torch.bfloat16)
+    memory = torch.empty(4 + hidden.numel(), dtype=hidden.dtype)
+    ids = ids_for(3, 20, 2)
+    moved = memory[4:].view_as(hidden).copy_(hidden)
+    assert_near(run("triton", linear_readings, moved, weight, ids, None), hidden, weight, ids, 1e-5)
+    assert described.count == 0
+
+
+def test_a_kernel_that_cannot_be_launched_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, described: Launches, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(6)
+    hidden, weight = matrices(3, 20, 16, torch.bfloat16)
+    ids = ids_for(3, 20, 2)
+    tries = []
+
+    def refuse(*args: object) -> None:
+        tries.append(args)
+        raise RuntimeError("PassManager::run failed\nat a great length")
+
+    monkeypatch.setattr(kernels, "_DESCRIBED", descriptors.Variant("A fast kernel"))
+    monkeypatch.setattr(descriptors, "describe", refuse)
+    with caplog.at_level(logging.WARNING, descriptors.logger.name):
+        for _ in range(2):
+            assert_near(run("triton", linear_readings, hidden, weight, ids, None), hidden, weight, ids, 1e-5)
+    assert len(tries) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "A fast kernel is not used, a slower kernel is: RuntimeError: PassManager::run failed"
+    ]
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
@@ -38,6 +39,7 @@ from vllm.ops.silu_and_mul import silu_and_mul
 from vllm.ops.token_readings import token_readings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
+from vllm.ops.triton import descriptors
 
 CAPABILITIES = (75, 80, 90, 100)
 
@@ -51,10 +53,7 @@ def _product_calls(capability: int) -> Iterator[Callable[[], Any]]:
     half = torch.bfloat16 if capability >= 80 else torch.float16
     # These are left to PyTorch on Turing.
     if capability >= 80:
-        # A small and a large hidden size.
-        for size in (1024, 4096) if capability == 90 else (1024,):
-            hidden, head = torch.empty(300, size, dtype=half), torch.empty(49152, size, dtype=half)
-            yield lambda hidden=hidden, head=head: linear_readings(hidden, head, _int32(300, 5))
+        yield from _linear_readings_calls(half, capability)
         quantized = list(_quantized_calls(half))
         # Few rows and many of integers, and 8-bit floats; all formats on one generation.
         yield from quantized if capability == 80 else (quantized[0], quantized[1], quantized[-1])
@@ -64,6 +63,19 @@ def _product_calls(capability: int) -> Iterator[Callable[[], Any]]:
     if capability == 80:
         yield from _attention_calls(torch.float32, 32, 8, 128)
         yield from _invariant_calls(torch.float32)
+
+
+def _linear_readings_calls(dtype: torch.dtype, capability: int) -> Iterator[Callable[[], Any]]:
+    """A small and a large hidden size; with the kernel that is taken where descriptors cannot be."""
+
+    def without_descriptors(*args: torch.Tensor) -> None:
+        with mock.patch.object(descriptors, "are_fetched", lambda: False):
+            linear_readings(*args)
+
+    for size in (1024, 4096) if capability == 90 else (1024,):
+        args = torch.empty(300, size, dtype=dtype), torch.empty(49152, size, dtype=dtype), _int32(300, 5)
+        yield lambda args=args: linear_readings(*args)
+        yield lambda args=args: without_descriptors(*args)
 
 
 def _invariant_calls(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
@@ -149,6 +161,7 @@ def _report(kernel: str, capability: int, log: str, compiled: Any, cubin_bytes: 
         "shared_bytes": compiled.metadata.shared,
         "num_warps": compiled.metadata.num_warps,
         "cubin_bytes": cubin_bytes,
+        "fetches_tiles": "cp.async.bulk.tensor" in compiled.asm["ptx"],
     }
 
 

@@ -16,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import JITFunction
 
+from vllm.ops.triton import descriptors
 from vllm.ops.triton.paged_tiles import shared_kib
 
 _SCALARS = {"i32": np.int32, "i64": np.int64, "u32": np.uint32, "u64": np.uint64, "fp32": np.float32, "i1": np.uint8}
@@ -82,6 +83,10 @@ def running_ptx(capability: int, change: Callable[[str], str] = str) -> Iterator
         names.append(kernel.__name__)
 
     pretend_capability(capability)
-    # The assembler's work is not run here; test_triton_cubins.py holds it.
-    with mock.patch.object(JITFunction, "run", launch), mock.patch.object(CUDABackend, "make_cubin", lambda *_: b""):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(JITFunction, "run", launch))
+        # The assembler's work is not run here; test_triton_cubins.py holds it.
+        stack.enter_context(mock.patch.object(CUDABackend, "make_cubin", lambda *_: b""))
+        # The machine has no engine that fetches by descriptors.
+        stack.enter_context(mock.patch.object(descriptors, "are_fetched", lambda: False))
         yield names

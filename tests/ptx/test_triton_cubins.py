@@ -74,11 +74,31 @@ def programs_of_a_processor(report: dict[str, int | str]) -> int:
     return min(65536 // registers, 228 * 1024 // (int(report["shared_bytes"]) + 1024))
 
 
-def test_products_share_a_processor_where_their_tiles_are_soon_done(reports: list[dict[str, int | str]]) -> None:
+@pytest.fixture(scope="module")
+def head_readings(reports: list[dict[str, int | str]]) -> dict[tuple[int, bool], list[tuple[int, int]]]:
+    """Warps of a program, and programs that share a processor, by capability and by whether descriptors fetch tiles."""
+    found: dict[tuple[int, bool], list[tuple[int, int]]] = {}
+    for each in reports:
+        if each["kernel"] == "_linear_readings_kernel":
+            place = int(each["capability"]), bool(each["fetches_tiles"])
+            found.setdefault(place, []).append((int(each["num_warps"]), programs_of_a_processor(each)))
+    return {place: sorted(figures) for place, figures in found.items()}
+
+
+def test_products_share_a_processor_where_their_tiles_are_soon_done(
+    head_readings: dict[tuple[int, bool], list[tuple[int, int]]],
+) -> None:
     """On Hopper: of small hidden sizes two programs, so that one's reduction and the other's product overlap; of large
-    ones one with twice the columns."""
-    hopper = [each for each in reports if (each["kernel"], each["capability"]) == ("_linear_readings_kernel", 90)]
-    assert sorted((each["num_warps"], programs_of_a_processor(each)) for each in hopper) == [(4, 2), (8, 1)]
+    ones one with twice the columns. With descriptors the two have eight warps each. On Blackwell two of any size."""
+    assert head_readings[90, False] == [(4, 2), (8, 1)]
+    assert head_readings[90, True] == [(8, 1), (8, 2)]
+    assert head_readings[100, True] == [(4, 2)]
+
+
+def test_tiles_are_fetched_by_descriptors_from_hopper_on(
+    head_readings: dict[tuple[int, bool], list[tuple[int, int]]],
+) -> None:
+    assert sorted(head_readings) == [(80, False), (90, False), (90, True), (100, False), (100, True)]
 
 
 @pytest.mark.parametrize("capability", [75, 80, 90, 100])

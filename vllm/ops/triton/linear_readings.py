@@ -7,18 +7,24 @@ same bits in both, and ties are ties. A token's own column is left out by its id
 Then a program a tile: its rows' maxima, sums of exponentials and argmax, and for each requested logit how many are
 greater. These counts are added by integer atomics, whose order does not matter. Consecutive programs share a slice of
 the weight and go through all rows of hidden states, which the L2 cache holds.
+
+From Hopper on these programs fetch their tiles by descriptors, if matrices are aligned. That leaves so many registers
+that two programs with all eight warps share a processor. What a descriptor fetches is multiplied in the same order.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm.ops.triton import descriptors
+
 _ROWS = 128
 _DEPTH = 64
-_NUM_STAGES = 3
 # Up to this size a Hopper's processor has two programs, of which one multiplies while the other reduces its tile.
 _SMALL_HIDDEN_SIZE = 2048
 # Hidden states that the L2 cache holds; with more, the partial results would also be large.
@@ -32,9 +38,11 @@ def linear_readings(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token
     if num_token_ids is not None:
         valid = torch.arange(token_ids.shape[1], device=token_ids.device) < num_token_ids[:, None]
         token_ids = token_ids.masked_fill(~valid, 0)
+    # The kernel numbers the requested logits of a part by 32 bits.
+    size = min(_MAX_ROWS, (2**31 - 1) // max(1, token_ids.shape[1]))
     parts = [
-        _read_rows(hidden[first : first + _MAX_ROWS], weight, token_ids[first : first + _MAX_ROWS])
-        for first in range(0, max(1, len(hidden)), _MAX_ROWS)
+        _read_rows(hidden[first : first + size], weight, token_ids[first : first + size])
+        for first in range(0, max(1, len(hidden)), size)
     ]
     chosen, ranks, lse, argmax, highest = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
     if valid is not None:
@@ -43,23 +51,34 @@ def linear_readings(hidden: Tensor, weight: Tensor, token_ids: Tensor, num_token
     return chosen, ranks, lse, argmax, highest
 
 
-def _tile(hidden_size: int) -> tuple[int, int]:
-    """Columns of a tile, and warps of a program. 256 columns keep a Hopper's matrix units busy, and take all registers
-    of a processor; 128 with 4 warps take half of them. Other GPUs lack the registers for 256, as Hopper does for the
-    masks of a hidden size that is no multiple of the loop's step."""
-    if triton.knobs.runtime.interpret or hidden_size % _DEPTH:
-        return 128, 8
-    if triton.runtime.driver.active.get_current_target().arch // 10 != 9:
-        return 128, 8
-    return (128, 4) if hidden_size <= _SMALL_HIDDEN_SIZE else (256, 8)
+class _Tile(NamedTuple):
+    """Columns, and how a program is launched that computes addresses, or is given descriptors."""
+
+    columns: int
+    plain: dict[str, int]
+    described: dict[str, int]
+
+
+def _tile(hidden_size: int) -> _Tile:
+    """256 columns keep a Hopper's matrix units busy, and take all registers of a processor. Other GPUs lack the
+    registers for so many, as Hopper does for the masks of a hidden size that is no multiple of the loop's step."""
+    eight, four = {"num_warps": 8, "num_stages": 3}, {"num_warps": 4, "num_stages": 3}
+    if triton.knobs.runtime.interpret or descriptors.architecture() // 10 != 9:
+        return _Tile(128, eight, four)
+    # Without addresses there are registers for two programs of eight warps.
+    pair = eight | {"maxnreg": 128}
+    if hidden_size % _DEPTH:
+        return _Tile(128, eight, pair)
+    if hidden_size <= _SMALL_HIDDEN_SIZE:
+        return _Tile(128, four, pair)
+    return _Tile(256, eight, eight | {"num_stages": 4})
 
 
 def _read_rows(hidden: Tensor, weight: Tensor, token_ids: Tensor) -> Result:
     num_rows, hidden_size = hidden.shape
     vocab_size, num_columns = len(weight), token_ids.shape[1]
-    is_even = hidden_size % _DEPTH == 0
-    tile_columns, num_warps = _tile(hidden_size)
-    num_tiles = triton.cdiv(vocab_size, tile_columns)
+    tile = _tile(hidden_size)
+    num_tiles = triton.cdiv(vocab_size, tile.columns)
     num_row_tiles = triton.cdiv(num_rows, _ROWS)
     device = hidden.device
     # Rows last: neighbouring threads take neighbouring rows.
@@ -71,22 +90,36 @@ def _read_rows(hidden: Tensor, weight: Tensor, token_ids: Tensor) -> Result:
     argmaxima = torch.empty((num_tiles, num_rows), dtype=torch.int32, device=device)
     # The interpreter computes with NumPy, which has no bfloat16.
     widen = triton.knobs.runtime.interpret and hidden.dtype == torch.bfloat16
-    tile = dict(ROWS=_ROWS, COLUMNS=tile_columns, DEPTH=_DEPTH, IS_EVEN=is_even, WIDEN=widen)
-    constants = dict(**tile, num_warps=num_warps, num_stages=_NUM_STAGES)
+    constants = dict(ROWS=_ROWS, COLUMNS=tile.columns, DEPTH=_DEPTH, IS_EVEN=hidden_size % _DEPTH == 0, WIDEN=widen)
     product = (hidden, hidden.stride(0), num_rows, weight, weight.stride(0), vocab_size, hidden_size)
     if chosen.numel():
-        grid = (num_row_tiles, triton.cdiv(num_columns, tile_columns // _ROWS))
-        _chosen_logits_kernel[grid](*product, ids, num_columns, chosen, **constants)
+        grid = (num_row_tiles, triton.cdiv(num_columns, tile.columns // _ROWS))
+        _chosen_logits_kernel[grid](*product, ids, num_columns, chosen, **constants, **tile.plain)
     if num_rows:
-        _linear_readings_kernel[(num_row_tiles, num_tiles)](
-            *product, ids, num_columns, chosen, counts, maxima, sums, argmaxima, **constants
-        )
+        rest = (ids, num_columns, chosen, counts, maxima, sums, argmaxima)
+        _launch(product, rest, constants, tile, (num_row_tiles, num_tiles))
     highest = maxima.amax(dim=0)
     base = highest.masked_fill(highest.isinf(), 0.0)
     lse = (sums * (maxima - base).exp()).sum(dim=0).log() + base
     # No column equals a NaN maximum.
     argmax = argmaxima.masked_fill(maxima != highest, vocab_size - 1).amin(dim=0).clamp_(max=vocab_size - 1)
     return chosen.t().contiguous(), (1 + counts).t().contiguous(), lse, argmax, highest
+
+
+def _launch(product: tuple, rest: tuple, constants: dict, tile: _Tile, grid: tuple[int, int]) -> None:
+    hidden, weight = product[0], product[3]
+
+    def launch_described() -> None:
+        left, right = descriptors.describe(hidden, _ROWS, _DEPTH), descriptors.describe(weight, tile.columns, _DEPTH)
+        arguments = left, *product[1:3], right, *product[4:], *rest
+        _linear_readings_kernel[grid](*arguments, **constants, DESCRIBED=True, **tile.described)
+
+    is_described = descriptors.are_fetched() and descriptors.can_describe(hidden) and descriptors.can_describe(weight)
+    if not (is_described and _DESCRIBED.launch(launch_described)):
+        _linear_readings_kernel[grid](*product, *rest, **constants, DESCRIBED=False, **tile.plain)
+
+
+_DESCRIBED = descriptors.Variant("Reading logits from tiles that are fetched by descriptors")
 
 
 @triton.jit
@@ -120,6 +153,30 @@ def _product(
         sums = tl.dot(left, right, sums)
         left_ptr += DEPTH
         right_ptr += DEPTH
+    return sums
+
+
+@triton.jit
+def _described_product(
+    hidden,
+    first_row,
+    weight,
+    first_weight_row,
+    hidden_size,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """float32 [ROWS, COLUMNS]: as _product, of consecutive rows. Those past the last one are zeros."""
+    sums = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    for first in range(0, hidden_size, DEPTH):
+        left = hidden.load([first_row, first])
+        right = weight.load([first_weight_row, first])
+        if WIDEN:
+            left = left.to(tl.float32)
+            right = right.to(tl.float32)
+        sums = tl.dot(left, right.T, sums)
     return sums
 
 
@@ -164,10 +221,10 @@ def _chosen_logits_kernel(
 
 @triton.jit(do_not_specialize=["num_rows", "num_columns"], do_not_specialize_on_alignment=["ids_ptr"])
 def _linear_readings_kernel(
-    hidden_ptr,  # [R, H]
+    hidden_ptr,  # [R, H], or its descriptor
     hidden_stride,
     num_rows,
-    weight_ptr,  # [V, H]
+    weight_ptr,  # [V, H], or its descriptor
     weight_stride,
     vocab_size,
     hidden_size,
@@ -183,16 +240,33 @@ def _linear_readings_kernel(
     DEPTH: tl.constexpr,
     IS_EVEN: tl.constexpr,
     WIDEN: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):
     LOG2_E: tl.constexpr = 1.4426950408889634
     tile = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tile * COLUMNS + tl.arange(0, COLUMNS)
-    row_inside = tl.minimum(rows, num_rows - 1)
-    id_inside = tl.minimum(column, vocab_size - 1)
-    logits = _product(
-        hidden_ptr, hidden_stride, row_inside, weight_ptr, weight_stride, id_inside, hidden_size, DEPTH, IS_EVEN, WIDEN
-    )
+    place = tl.arange(0, COLUMNS)
+    column = tile * COLUMNS + place
+    if DESCRIBED:
+        first_row = tl.program_id(0) * ROWS
+        logits = _described_product(
+            hidden_ptr, first_row, weight_ptr, tile * COLUMNS, hidden_size, ROWS, COLUMNS, DEPTH, WIDEN
+        )
+    else:
+        row_inside = tl.minimum(rows, num_rows - 1)
+        id_inside = tl.minimum(column, vocab_size - 1)
+        logits = _product(
+            hidden_ptr,
+            hidden_stride,
+            row_inside,
+            weight_ptr,
+            weight_stride,
+            id_inside,
+            hidden_size,
+            DEPTH,
+            IS_EVEN,
+            WIDEN,
+        )
     logits = tl.where((column < vocab_size)[None, :], logits, float("-inf"))
     inside = rows < num_rows
     maxima_ptr += tile.to(tl.int64) * num_rows
@@ -204,17 +278,19 @@ def _linear_readings_kernel(
     base = tl.where(tl.abs(highest) == float("inf"), 0.0, highest)
     weights = tl.exp2((logits - base[:, None]) * LOG2_E)
     tl.store(sums_ptr + rows, tl.sum(weights, axis=1), mask=inside)
-    argmax = tl.min(tl.where(logits == highest[:, None], column[None, :], vocab_size), axis=1)
-    tl.store(argmaxima_ptr + rows, argmax, mask=inside)
-    for _ in tl.range(0, num_columns, num_stages=1):
-        own = tl.load(ids_ptr + rows, mask=inside, other=0)
-        threshold = tl.load(chosen_ptr + rows, mask=inside, other=float("inf"))
-        is_greater = logits > threshold[:, None]
-        above = tl.sum(is_greater.to(tl.int32), axis=1)
+    argmax = tl.min(tl.where(logits == highest[:, None], place[None, :], COLUMNS), axis=1)
+    tl.store(argmaxima_ptr + rows, tile * COLUMNS + argmax, mask=inside)
+    for index in tl.range(0, num_columns, num_stages=1):
+        first = index * num_rows
+        threshold = tl.load(chosen_ptr + first + rows, mask=inside, other=float("inf"))
+        above = tl.sum((logits > threshold[:, None]).to(tl.int32), axis=1)
+        tl.atomic_add(counts_ptr + first + rows, above, mask=inside & (above > 0), sem="relaxed")
+    # Seldom anything to do; in a loop of its own, which leaves the first one more registers.
+    for index in tl.range(0, num_columns, num_stages=1):
+        first = index * num_rows
+        own = tl.load(ids_ptr + first + rows, mask=inside, other=0)
         if tl.max((own // COLUMNS == tile).to(tl.int32), axis=0) > 0:
-            own_logit = tl.max(tl.where(column[None, :] == own[:, None], logits, float("-inf")), axis=1)
-            above -= (own_logit > threshold).to(tl.int32)
-        tl.atomic_add(counts_ptr + rows, above, mask=inside & (above > 0), sem="relaxed")
-        ids_ptr += num_rows
-        chosen_ptr += num_rows
-        counts_ptr += num_rows
+            threshold = tl.load(chosen_ptr + first + rows, mask=inside, other=float("inf"))
+            is_own = place[None, :] == (own - tile * COLUMNS)[:, None]
+            own_logit = tl.max(tl.where(is_own, logits, float("-inf")), axis=1)
+            tl.atomic_add(counts_ptr + first + rows, -1, mask=inside & (own_logit > threshold), sem="relaxed")
