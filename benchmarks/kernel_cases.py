@@ -16,6 +16,7 @@ from vllm.ops._dispatch import force
 from vllm.ops.count_above import count_above
 from vllm.ops.embedding import embedding
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
+from vllm.ops.gate_and_mul import gate_and_mul
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.int8_linear import Int8Linear, int8_linear, pack_int8_linear
 from vllm.ops.kv_cache import kv_cache_shape, reshape_and_cache_
@@ -25,7 +26,6 @@ from vllm.ops.quantized_linear import pack_quantized, quantized_linear
 from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_and_cache_, rotary_embedding_
-from vllm.ops.silu_and_mul import silu_and_mul
 from vllm.ops.token_readings import token_readings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
@@ -109,7 +109,7 @@ def _linear(shape: ModelShape) -> Iterator[Case]:
 
 def _plain_linear(x: Tensor, weight: Tensor, gated: bool) -> Tensor:
     product = F.linear(x, weight)
-    return silu_and_mul(product) if gated else product
+    return gate_and_mul(product, "silu") if gated else product
 
 
 def _linear_int8(shape: ModelShape) -> Iterator[Case]:
@@ -136,7 +136,7 @@ def _linear_int8(shape: ModelShape) -> Iterator[Case]:
 
 def _plain_int8_linear(x: Tensor, plain: Int8Linear, gated: bool) -> Tensor:
     product = int8_linear(x, plain)
-    return silu_and_mul(product) if gated and not plain.gated else product
+    return gate_and_mul(product, "silu") if gated and not plain.gated else product
 
 
 def _linear_quantized(shape: ModelShape) -> Iterator[Case]:
@@ -230,11 +230,11 @@ def _embedding(shape: ModelShape) -> Iterator[Case]:
         yield Case(f"{label} packed", call, num_bytes, reference=reference, touched=weight.nbytes)
 
 
-def _silu_and_mul(shape: ModelShape) -> Iterator[Case]:
+def _gate_and_mul(shape: ModelShape) -> Iterator[Case]:
     for rows in ROWS:
         x = _random(rows, 2 * shape.intermediate_size)
         label = f"{rows}x{2 * shape.intermediate_size}"
-        yield Case(label, partial(silu_and_mul, x), 2 * (x.numel() + x.numel() // 2))
+        yield Case(label, partial(gate_and_mul, x, "silu"), 2 * (x.numel() + x.numel() // 2))
 
 
 def _slots(tokens: int) -> Tensor:
@@ -381,7 +381,7 @@ def _caches(shape: ModelShape, num_blocks: int) -> tuple[Tensor, Tensor]:
 
 _CASES = (
     _linear, _linear_int8, _linear_quantized, _packed_rows, _rms_norm, _fused_add_rms_norm, _rotary, _embedding,
-    _silu_and_mul, _write_cache, _rotary_and_cache, _attention_prefill, _attention_decode, _attention_shared,
+    _gate_and_mul, _write_cache, _rotary_and_cache, _attention_prefill, _attention_decode, _attention_shared,
     _token_readings, _count_above, _topk, _top_p, _gumbel_sample, _fill_token_ids,
 )  # fmt: skip
 KERNELS: dict[str, Callable[[ModelShape], Iterator[Case]]] = {each.__name__.removeprefix("_"): each for each in _CASES}

@@ -20,12 +20,12 @@ from vllm.ops._dispatch import force
 from vllm.ops.count_above import count_above
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
 from vllm.ops.fp8_linear import fp8_linear, takes_fp8
+from vllm.ops.gate_and_mul import ACTIVATIONS, gate_and_mul
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.quantized_linear import pack_quantized, quantized_linear
 from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_embedding_
-from vllm.ops.silu_and_mul import silu_and_mul
 from vllm.ops.token_readings import token_readings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
@@ -63,7 +63,7 @@ def _all_checks(setting: Setting) -> Iterator[tuple[str, Callable[[], dict[str, 
         yield f"topk {name}", lambda dtype=dtype: _topk(setting, dtype)
         for model, shape in setting.sizes.models.items():
             yield f"rms_norm {model} {name}", lambda dtype=dtype, shape=shape: _rms_norm(setting, shape, dtype)
-            yield f"silu_and_mul {model} {name}", lambda dtype=dtype, shape=shape: _silu_and_mul(setting, shape, dtype)
+            yield f"gate_and_mul {model} {name}", lambda dtype=dtype, shape=shape: _gate_and_mul(setting, shape, dtype)
         yield f"rotary {name}", lambda dtype=dtype: _rotary(setting, dtype)
     yield "gumbel_sample", lambda: _gumbel_sample(setting)
     yield "keep_top_p", lambda: _keep_top_p(setting)
@@ -158,10 +158,11 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
     return wide * (wide.square().mean(-1, keepdim=True) + _EPS).rsqrt() * weight.double()
 
 
-def _silu_and_mul(setting: Setting, shape: ModelShape, dtype: torch.dtype) -> None:
+def _gate_and_mul(setting: Setting, shape: ModelShape, dtype: torch.dtype) -> None:
     x = _Inputs(setting).normal(setting.sizes.reading_rows, 2 * shape.intermediate_size, dtype=dtype, scale=3.0)
     gate, up = x.double().chunk(2, dim=1)
-    assert_accurate("triton", silu_and_mul(x), torch.nn.functional.silu(gate) * up)
+    for name, activation in ACTIVATIONS.items():
+        assert_accurate("triton", gate_and_mul(x, name), activation(gate) * up)
 
 
 def _rotary(setting: Setting, dtype: torch.dtype) -> None:

@@ -38,6 +38,13 @@ inline void check_same_dtype(const Tensor& t, const char* name, const Tensor& li
   STD_TORCH_CHECK(t.scalar_type() == like.scalar_type(), name, " must have the dtype of ", like_name);
 }
 
+// Whether the weight of a norm is float32; else it has the dtype of x.
+inline bool check_norm_weight_dtype(const Tensor& weight, const char* name, const Tensor& x) {
+  if (weight.scalar_type() == ScalarType::Float) return true;
+  STD_TORCH_CHECK(weight.scalar_type() == x.scalar_type(), name, " must be float32 or have the dtype of x");
+  return false;
+}
+
 // Checks the sizes; -1 stands for any.
 inline void check_shape(const Tensor& t, const char* name, std::initializer_list<int64_t> sizes) {
   STD_TORCH_CHECK(t.dim() == static_cast<int64_t>(sizes.size()), name, " must have ", sizes.size(),

@@ -13,9 +13,9 @@ RmsNormArgs norm_args(const Tensor& x, const Tensor& weight, const Tensor& out, 
   STD_TORCH_CHECK(last == 1 || last == 2, "x must have 2 or 3 dimensions, got ", x.dim());
   check_last_contiguous(x, "x");
   check_shape(weight, "weight", {x.size(last)});
-  check_same_dtype(weight, "weight", x, "x");
   check_contiguous(weight, "weight");
   RmsNormArgs args{};
+  args.wide_weight = check_norm_weight_dtype(weight, "weight", x);
   args.dtype = dtype_of(x, "x");
   args.x = x.data_ptr();
   args.weight = weight.data_ptr();
@@ -48,11 +48,14 @@ Tensor fused_add_rms_norm_(Tensor x, Tensor residual, Tensor weight, double eps)
   return out;
 }
 
-Tensor silu_and_mul(Tensor x) {
+Tensor gate_and_mul(Tensor x, int64_t activation) {
   check_shape(x, "x", {-1, -1});
   check_last_contiguous(x, "x");
   STD_TORCH_CHECK(x.size(1) % 2 == 0, "x must have an even number of columns, got ", x.size(1));
-  SiluAndMulArgs args{};
+  STD_TORCH_CHECK(activation >= 0 && activation <= static_cast<int64_t>(Activation::gelu),
+                  "activation must be the number of one, got ", activation);
+  GateAndMulArgs args{};
+  args.activation = static_cast<Activation>(activation);
   args.dtype = dtype_of(x, "x");
   args.rows = x.size(0);
   args.width = x.size(1) / 2;
@@ -60,7 +63,36 @@ Tensor silu_and_mul(Tensor x) {
   Tensor out = new_result(x, {args.rows, args.width});
   args.x = x.data_ptr();
   args.out = out.data_ptr();
-  launch([args, kernel = VLLM_KERNEL(silu_and_mul)] { kernel(args); }, x, out);
+  launch([args, kernel = VLLM_KERNEL(gate_and_mul)] { kernel(args); }, x, out);
+  return out;
+}
+
+ElementwiseArgs elementwise_args(const Tensor& x, const Tensor& out) {
+  check_contiguous(x, "x");
+  ElementwiseArgs args{};
+  args.dtype = dtype_of(x, "x");
+  args.x = x.data_ptr();
+  args.out = out.data_ptr();
+  args.count = x.numel();
+  return args;
+}
+
+Tensor scaled(Tensor x, double factor) {
+  Tensor out = new_result(x, x.sizes());
+  ElementwiseArgs args = elementwise_args(x, out);
+  args.factor = static_cast<float>(factor);
+  launch([args, kernel = VLLM_KERNEL(scaled)] { kernel(args); }, x, out);
+  return out;
+}
+
+Tensor added(Tensor x, Tensor y) {
+  STD_TORCH_CHECK(x.sizes() == y.sizes(), "y must have the shape of x");
+  check_same_dtype(y, "y", x, "x");
+  check_contiguous(y, "y");
+  Tensor out = new_result(x, x.sizes());
+  ElementwiseArgs args = elementwise_args(x, out);
+  args.y = y.data_ptr();
+  launch([args, kernel = VLLM_KERNEL(added)] { kernel(args); }, x, y, out);
   return out;
 }
 
@@ -101,7 +133,9 @@ int64_t set_isa_level(int64_t level) {
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("fused_add_rms_norm_(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor");
-  m.def("silu_and_mul(Tensor x) -> Tensor");
+  m.def("gate_and_mul(Tensor x, int activation) -> Tensor");
+  m.def("scaled(Tensor x, float factor) -> Tensor");
+  m.def("added(Tensor x, Tensor y) -> Tensor");
   m.def("embedding(Tensor weight, Tensor token_ids) -> Tensor");
   // The index of the level now used; -1 asks without changing it.
   m.def("set_isa(int level) -> int");
@@ -112,7 +146,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("rms_norm", TORCH_BOX(&vllm_cpu::rms_norm));
   m.impl("fused_add_rms_norm_", TORCH_BOX(&vllm_cpu::fused_add_rms_norm_));
-  m.impl("silu_and_mul", TORCH_BOX(&vllm_cpu::silu_and_mul));
+  m.impl("gate_and_mul", TORCH_BOX(&vllm_cpu::gate_and_mul));
+  m.impl("scaled", TORCH_BOX(&vllm_cpu::scaled));
+  m.impl("added", TORCH_BOX(&vllm_cpu::added));
   m.impl("embedding", TORCH_BOX(&vllm_cpu::embedding));
 }
 

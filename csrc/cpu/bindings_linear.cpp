@@ -164,7 +164,7 @@ struct Norm {
     check_same_dtype(*residual, "residual", x, "x");
     check_shape(*weight, "norm_weight", {args.inner});
     check_contiguous(*weight, "norm_weight");
-    check_same_dtype(*weight, "norm_weight", x, "x");
+    args.wide_norm_weight = check_norm_weight_dtype(*weight, "norm_weight", x);
     args.residual = residual->data_ptr();
     args.residual_stride = residual->stride(0);
     args.norm_weight = weight->data_ptr();

@@ -124,7 +124,7 @@ class Gemm {
       if (args_.residual != nullptr) {
         Row* normed = normed_.get() + this_thread() * args_.inner;
         Row* residual = static_cast<Row*>(args_.residual) + row * args_.residual_stride;
-        norm_row(x, residual, static_cast<const Row*>(args_.norm_weight), normed, args_.inner, args_.eps);
+        norm_row(x, residual, args_.norm_weight, args_.wide_norm_weight, normed, args_.inner, args_.eps);
         x = normed;
       }
       const int64_t tile = tiles.tile_of(row), start = tiles.start(tile);

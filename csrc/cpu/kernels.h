@@ -14,17 +14,31 @@ struct RmsNormArgs {
   DType dtype;
   const void* x;       // [rows, heads, hidden]
   void* residual;      // [rows, hidden] to add x to first, or null; there is one head then
-  const void* weight;  // [hidden]
+  const void* weight;  // [hidden], of the dtype or float32
+  bool wide_weight;    // it is float32
   void* out;           // [rows, heads, hidden]
   int64_t rows, heads, hidden, x_stride, head_stride, residual_stride;
   float eps;
 };
 
-struct SiluAndMulArgs {
+// The numbers of ops/gate_and_mul.py.
+enum class Activation : int8_t { silu, gelu_tanh, gelu };
+
+struct GateAndMulArgs {
   DType dtype;
+  Activation activation;
   const void* x;  // [rows, 2 * width]
   void* out;      // [rows, width]
   int64_t rows, width, x_stride;
+};
+
+struct ElementwiseArgs {
+  DType dtype;
+  const void* x;  // [count]
+  const void* y;  // [count], of `added`
+  void* out;      // [count]
+  int64_t count;
+  float factor;  // of `scaled`
 };
 
 // Heads of queries or keys: [tokens, heads, head_dim].
@@ -169,7 +183,8 @@ struct LinearArgs {
   bool streams;
   // Multiplied are not the rows of x but those of norm(residual += x) * norm_weight, in x's dtype; null: those of x.
   void* residual;  // [rows, inner]
-  const void* norm_weight;  // [inner]
+  const void* norm_weight;  // [inner], in x's dtype or float32
+  bool wide_norm_weight;    // it is float32
   int64_t residual_stride;
   float eps;
 };
@@ -234,7 +249,9 @@ struct TopPArgs {
   namespace vllm_cpu {                                \
   namespace ISA {                                     \
   void rms_norm(const RmsNormArgs& args);             \
-  void silu_and_mul(const SiluAndMulArgs& args);      \
+  void gate_and_mul(const GateAndMulArgs& args);      \
+  void scaled(const ElementwiseArgs& args);           \
+  void added(const ElementwiseArgs& args);            \
   void rotary(const RotaryArgs& args);                \
   void write_cache(const CacheArgs& args);            \
   void rotary_and_cache(const RotaryArgs& rotary,     \

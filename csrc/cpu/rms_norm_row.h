@@ -19,8 +19,8 @@ inline Vec add_to_residual(T* residual, const T* x, int n) {
 }
 
 // out = norm(x), or norm(residual += x) where there is a residual, times weight.
-template <typename T>
-inline void norm_row(const T* x, T* residual, const T* weight, T* out, int64_t hidden, float eps) {
+template <typename T, typename W>
+inline void norm_row(const T* x, T* residual, const W* weight, T* out, int64_t hidden, float eps) {
   Vec sums[4] = {zero(), zero(), zero(), zero()};
   const T* source = residual == nullptr ? x : residual;
   int64_t i = 0;
@@ -38,6 +38,13 @@ inline void norm_row(const T* x, T* residual, const T* weight, T* out, int64_t h
     const int n = static_cast<int>(hidden - i);
     store_n(out + i, load_n(source + i, n) * scale * load_n(weight + i, n), n);
   }
+}
+
+// The same with a weight of float32 if it is `wide`, else of T.
+template <typename T>
+inline void norm_row(const T* x, T* residual, const void* weight, bool wide, T* out, int64_t hidden, float eps) {
+  if (wide) return norm_row(x, residual, static_cast<const float*>(weight), out, hidden, eps);
+  norm_row(x, residual, static_cast<const T*>(weight), out, hidden, eps);
 }
 
 }  // namespace VLLM_ISA

@@ -64,10 +64,10 @@ def test_every_case_runs_at_tiny_sizes(part: str, check_module: Import, tmp_path
 def test_a_kernel_that_is_wrong_is_found(check_module: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kernels = check_module("gpu.kernels")
     setting = check_module("gpu.setting").Setting(torch.device("cpu"), check_module("gpu.sizes").TINY, 5, tmp_path, {})
-    right = kernels.silu_and_mul
-    monkeypatch.setattr(kernels, "silu_and_mul", lambda x: right(x) * (1 + 1e-4))
+    right = kernels.gate_and_mul
+    monkeypatch.setattr(kernels, "gate_and_mul", lambda x, activation: right(x, activation) * (1 + 1e-4))
     with pytest.raises(AssertionError, match="off by"):
-        kernels.make_cases(setting)["silu_and_mul 0.6B float32"]()
+        kernels.make_cases(setting)["gate_and_mul 0.6B float32"]()
 
 
 def test_the_command(tmp_path: Path) -> None:

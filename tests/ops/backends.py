@@ -19,7 +19,7 @@ OPERATIONS = (
     "rms_norm",
     "fused_add_rms_norm_",
     "rotary_embedding_",
-    "silu_and_mul",
+    "gate_and_mul",
     "reshape_and_cache_",
     "rotary_and_cache_",
     "paged_attention",

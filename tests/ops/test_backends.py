@@ -98,7 +98,7 @@ def test_triton_is_imported_only_when_it_runs() -> None:
     program = """
 import sys
 import vllm.v1.worker.gpu.sample.sampler, vllm.ops.paged_attention, vllm.ops.rms_norm
-import vllm.ops.rotary, vllm.ops.silu_and_mul
+import vllm.ops.gate_and_mul, vllm.ops.rotary
 assert "triton" not in sys.modules
 assert not any(name.startswith("vllm.ops.triton") for name in sys.modules)
 import vllm.ops.triton.fill_token_ids

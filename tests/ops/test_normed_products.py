@@ -24,8 +24,8 @@ def assert_normed_first(
 ) -> None:
     torch.manual_seed(rows)
     x, residual = (strided(torch.randn(max(ROWS), inner)).to(dtype)[:rows] for _ in range(2))
-    norm_weight = torch.randn(inner).to(dtype)
-    for gated in (False, True):
+    wide_weight = torch.randn(inner)
+    for gated, norm_weight in ((False, wide_weight), (False, wide_weight.to(dtype)), (True, wide_weight.to(dtype))):
         packed = pack(torch.randn(70, inner).to(dtype), torch.randn(70).to(dtype), gated=gated)
         apart, together = residual.clone(), strided(residual)
         expected = multiply(fused_add_rms_norm_(x, apart, norm_weight, 1e-5), packed)

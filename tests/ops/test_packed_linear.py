@@ -11,8 +11,8 @@ from backends import DTYPES, assert_accurate, chosen, strided
 from layouts import BFLOAT16_LAYOUTS, CPP_LEVELS, LEVELS, needs_kernels, needs_onednn
 from torch import Tensor
 
+from vllm.ops.gate_and_mul import gate_and_mul
 from vllm.ops.packed_linear import Layout, PackedLinear, pack_as, pack_linear, packed_linear, unpack_linear
-from vllm.ops.silu_and_mul import silu_and_mul
 
 # Below, at and above the panel's 32 columns, a chain's 256 products and every tile height.
 SHAPES = [(1, 1), (31, 7), (32, 16), (33, 256), (70, 257), (130, 600), (3, 1500)]
@@ -253,7 +253,7 @@ def test_gated_products(backend: str, layout: Layout, inner: int, monkeypatch: p
                 ready = pack_linear(weight, own_bias, gated=True)
                 assert ready.gated == (backend != "reference")
                 got = packed_linear(x, ready)
-                got = got if ready.gated else silu_and_mul(got)
+                got = got if ready.gated else gate_and_mul(got, "silu")
                 alone = packed_linear(x[7:8], ready)
                 if ready.gated:
                     assert torch.equal(alone, got[7:8])

@@ -11,10 +11,10 @@ import torch
 
 from vllm.ops._dispatch import cpu_ops, force
 from vllm.ops.embedding import embedding
+from vllm.ops.gate_and_mul import gate_and_mul
 from vllm.ops.packed_linear import pack_linear, packed_linear
 from vllm.ops.recording import RecordedMemory, Recording, can_record
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
-from vllm.ops.silu_and_mul import silu_and_mul
 
 pytestmark = pytest.mark.skipif(cpu_ops() is None, reason="the C++ operators are not built")
 
@@ -34,7 +34,7 @@ class Layer:
         residual = embedding(ids, self.table)
         hidden = rms_norm(residual, self.norm, 1e-6)
         hidden = rms_norm(hidden.view(len(ids), 3, 8), self.head_norm, 1e-6).flatten(1)
-        hidden = packed_linear(silu_and_mul(packed_linear(hidden, self.up)), self.down)
+        hidden = packed_linear(gate_and_mul(packed_linear(hidden, self.up), "gelu_tanh"), self.down)
         return fused_add_rms_norm_(hidden, residual, self.norm, 1e-6)
 
 

@@ -71,6 +71,17 @@ def test_fused_add_rms_norm(backend: str, dtype: torch.dtype, num_rows: int, hid
     check(backend, got, residual, weight)
 
 
+@pytest.mark.parametrize("backend", backends("fused_add_rms_norm_"))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_weight_with_more_digits_than_x(backend: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    x, weight = strided(rows(5, 100, dtype)), 1 + torch.randn(100)
+    check(backend, run(backend, rms_norm, x, weight, EPS), x, weight)
+    residual = torch.randn(5, 100).to(dtype)
+    got = run(backend, fused_add_rms_norm_, x, residual, weight, EPS)
+    check(backend, got, residual, weight)
+
+
 @pytest.mark.parametrize("backend", backends("rms_norm"))
 def test_a_row_does_not_depend_on_its_batch(backend: str) -> None:
     torch.manual_seed(1)

@@ -22,6 +22,7 @@ from vllm.ops._dispatch import force
 from vllm.ops.block_copies import block_parts, copy_blocks_
 from vllm.ops.count_above import count_above
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
+from vllm.ops.gate_and_mul import ACTIVATIONS, gate_and_mul
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.invariant_linear import invariant_linear
 from vllm.ops.kv_cache import FLOAT8, kv_rows_shape, reshape_and_cache_
@@ -31,7 +32,6 @@ from vllm.ops.quantized_linear import pack_quantized, quantized_linear
 from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_and_cache_, rotary_embedding_
-from vllm.ops.silu_and_mul import silu_and_mul
 from vllm.ops.token_readings import token_readings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
@@ -88,7 +88,8 @@ def _layer_calls(dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
         return fused_add_rms_norm_(x, total, weight, 1e-5), total
 
     yield "fused_add_rms_norm_", fused_add_rms_norm
-    yield "silu_and_mul", lambda: silu_and_mul(x)
+    for activation in ACTIVATIONS:
+        yield f"gate_and_mul {activation}", lambda activation=activation: gate_and_mul(x, activation)
     qkv = torch.randn(5, 4 + 2 * 2, 64).to(dtype)
     table, positions, slots = torch.randn(40, 64), torch.tensor([0, 39, 7, 7, 1]), torch.tensor([0, 33, 5, 18, 47])
 

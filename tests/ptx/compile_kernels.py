@@ -26,6 +26,7 @@ from vllm.ops._dispatch import force
 from vllm.ops.block_copies import block_parts, copy_blocks_
 from vllm.ops.count_above import count_above
 from vllm.ops.fill_token_ids import fill_logprob_token_ids
+from vllm.ops.gate_and_mul import ACTIVATIONS, gate_and_mul
 from vllm.ops.gumbel_sample import gumbel_sample
 from vllm.ops.invariant_linear import invariant_linear
 from vllm.ops.kv_cache import kv_rows_shape, reshape_and_cache_
@@ -35,7 +36,6 @@ from vllm.ops.quantized_linear import pack_quantized, quantized_linear
 from vllm.ops.quantized_tensor import QuantizedTensor
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 from vllm.ops.rotary import rotary_and_cache_, rotary_embedding_
-from vllm.ops.silu_and_mul import silu_and_mul
 from vllm.ops.token_readings import token_readings
 from vllm.ops.top_p import keep_top_p_
 from vllm.ops.topk import topk
@@ -101,7 +101,8 @@ def _other_calls(capability: int) -> Iterator[Callable[[], Any]]:
     yield lambda: keep_top_p_(logits.float(), torch.ones(4))
     yield lambda: rms_norm(x, weight, 1e-5)
     yield lambda: rms_norm(x.view(8, 32, 128), weight[:128], 1e-5)
-    yield lambda: silu_and_mul(x)
+    for activation in ACTIVATIONS:
+        yield lambda activation=activation: gate_and_mul(x, activation)
     yield from _cache_calls(half, 32, 8, 128)
     slots = torch.zeros(4, dtype=torch.int64)
     yield lambda: gumbel_sample(logits.float(), torch.ones(8), slots, slots, _int32(4))

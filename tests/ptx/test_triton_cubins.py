@@ -22,7 +22,7 @@ KERNELS = sorted(
         "_best_kernel",
         "_fill_logprob_token_ids_kernel",
         "_rms_norm_kernel",
-        "_silu_and_mul_kernel",
+        "_gate_and_mul_kernel",
         "_rotary_kernel",
         "_write_cache_kernel",
         "_copy_blocks_kernel",

@@ -23,7 +23,8 @@ class AddedNorm(NamedTuple):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32, rounded once to x's dtype; contiguous.
-    `x` is float32, bfloat16 or float16 [..., H], the last dimension contiguous; `weight` [H] has its dtype."""
+    `x` is float32, bfloat16 or float16 [..., H], the last dimension contiguous; `weight` [H] has its dtype or is
+    float32."""
     which = implementation(x)
     if which == "reference":
         return _reference(x, weight, eps)
@@ -36,7 +37,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @dispatched
 def fused_add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """residual += x in place, then the norm of the rounded residual, as unfused: [T, H], contiguous. `x` and
-    `residual` [T, H], the last dimension contiguous, and `weight` [H] have one dtype."""
+    `residual` [T, H], the last dimension contiguous, have one dtype, `weight` [H] has theirs or is float32."""
     residual += x
     return _reference(residual, weight, eps)
 

@@ -13,7 +13,7 @@ void norm_rows(const RmsNormArgs& a) {
   for (int64_t head = 0; head < a.rows * a.heads; ++head) {
     const int64_t row = head / a.heads;
     T* sum = residual == nullptr ? nullptr : residual + row * a.residual_stride;
-    norm_row(x + row * a.x_stride + head % a.heads * a.head_stride, sum, static_cast<const T*>(a.weight),
+    norm_row(x + row * a.x_stride + head % a.heads * a.head_stride, sum, a.weight, a.wide_weight,
              static_cast<T*>(a.out) + head * a.hidden, a.hidden, a.eps);
   }
 }

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from vllm import envs
 from vllm.distributed.communicator import Communicator
-from vllm.ops.silu_and_mul import silu_and_mul
+from vllm.ops.gate_and_mul import ACTIVATIONS, gate_and_mul
 
-_GELU_TANH = partial(F.gelu, approximate="tanh")
+_GELU_TANH = ACTIVATIONS["gelu_tanh"]
 
 
 def _relu2(x: Tensor) -> Tensor:
@@ -47,6 +47,14 @@ _IN_PLACE: dict[Any, Callable[[Tensor], Tensor]] = {
     F.gelu: torch.ops.aten.gelu_,
     _GELU_TANH: partial(torch.ops.aten.gelu_, approximate="tanh"),
     F.silu: partial(F.silu, inplace=True),
+}
+SILU_AND_MUL = partial(gate_and_mul, activation="silu")
+"""What get_act_and_mul_fn gives for "silu"; products with packed weights can have it in them."""
+
+_GATES: dict[Any, Callable[[Tensor], Tensor]] = {
+    F.silu: SILU_AND_MUL,
+    F.gelu: partial(gate_and_mul, activation="gelu"),
+    _GELU_TANH: partial(gate_and_mul, activation="gelu_tanh"),
 }
 # Exact in every order.
 _UNROUNDED = (F.relu, _relu2)
@@ -80,7 +88,7 @@ def _row_by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 def get_act_and_mul_fn(name: str) -> Callable[[Tensor], Tensor]:
     """An activation of a gated MLP: [T, 2 I] (gate | up) -> act(gate) * up [T, I]. ValueError for an unknown name."""
-    return silu_and_mul if name in ("silu", "swish") else partial(_act_and_mul, get_act_fn(name))
+    return _GATES.get(_ACTIVATIONS.get(name)) or partial(_act_and_mul, get_act_fn(name))
 
 
 class SparseActAndMul:

@@ -37,8 +37,8 @@ class _Norm(nn.Module):
         self.prepare: Callable[[Tensor], Tensor] | None = None
         self.weight: nn.Parameter | None = None
         self.bias: nn.Parameter | None = None
-        # `adding_to` needs a weight of the model's dtype.
-        self.can_be_added = weight and dtype in (None, torch.get_default_dtype())
+        # `adding_to` needs a weight for all rows.
+        self.can_be_added = weight and heads is None
         if weight:
             self.weight = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
         if bias:
@@ -63,7 +63,7 @@ class RMSNorm(_Norm):
     """x / rms(x) * (weight + offset) over the last dimension, computed in float32; with `heads`, a weight a head."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.weight is not None and self.weight.dtype == x.dtype and self.weight.dim() == 1:
+        if self.weight is not None and self.weight.dim() == 1:
             return rms_norm(x, self.weight, self.eps)
         wide = F.rms_norm(x.float(), self.shape, None, self.eps)
         return (wide if self.weight is None else wide * self.weight.float()).to(x.dtype)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vllm.distributed.communicator import split_kv_heads
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.model_executor.layers.activation import get_act_and_mul_fn
+from vllm.model_executor.layers.activation import SILU_AND_MUL, get_act_and_mul_fn
 from vllm.model_executor.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, pack_parts
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.layers.quantization.layer_parameters import parameter_slots
@@ -26,7 +26,6 @@ from vllm.model_executor.layers.quantization.weight import QuantizedWeight
 from vllm.model_executor.layers.sharding import Shard, WeightSlot
 from vllm.ops.packed_linear import PackedLinear, unpack_linear
 from vllm.ops.rms_norm import AddedNorm
-from vllm.ops.silu_and_mul import silu_and_mul
 
 
 class LinearMethodBase(QuantizeMethodBase):
@@ -294,7 +293,7 @@ class GatedLinear(LinearBase):
         return out if self.packed.gated else self.act_and_mul(out)
 
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
-        super().process_weights_after_loading(method, gated=self.act_and_mul is silu_and_mul)
+        super().process_weights_after_loading(method, gated=self.act_and_mul is SILU_AND_MUL)
 
 
 class QKVParallelLinear(LinearBase):

@@ -33,6 +33,7 @@ from vllm.model_executor.models.config_reader import ConfigReader
 from vllm.model_executor.models.norms import Norm, make_norm
 from vllm.model_executor.models.per_layer_inputs import LayerInput, PerLayerInputs
 from vllm.model_executor.models.spec import AttentionSpec, DecoderSpec, MlpSpec, RotarySpec
+from vllm.ops.elementwise import added, scaled
 from vllm.ops.rms_norm import AddedNorm
 from vllm.ops.rotary import rotary_embedding_
 from vllm.transformers_utils.config import HFConfig
@@ -268,10 +269,10 @@ class DecoderLayer(nn.Module):
         if output_norm is not None:
             out = output_norm(out)
         if self.residual_scale != 1.0:
-            out = out * self.residual_scale
+            out = scaled(out, self.residual_scale)
         if self.block == "post":
             assert norm is not None
-            return norm(stream + out), None
+            return norm(added(stream, out)), None
         return stream, out
 
     def _parallel(
@@ -284,7 +285,7 @@ class DecoderLayer(nn.Module):
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         if pending is not None:
-            stream = stream + pending
+            stream = added(stream, pending)
         assert self.input_layernorm is not None
         normed = self.input_layernorm(stream)
         attended = self.self_attn(positions, normed, kv_cache, attn, rows, None)
@@ -292,8 +293,8 @@ class DecoderLayer(nn.Module):
             stream, normed = stream.index_select(0, rows), normed.index_select(0, rows)
         if self.post_attention_layernorm is not None:
             normed = self.post_attention_layernorm(stream)
-        out = attended + self.mlp(normed, None)
-        return stream, out if self.residual_scale == 1.0 else out * self.residual_scale
+        out = added(attended, self.mlp(normed, None))
+        return stream, out if self.residual_scale == 1.0 else scaled(out, self.residual_scale)
 
 
 def enter(norm: Norm | None, stream: Tensor, pending: Tensor | None) -> tuple[Tensor, Tensor, AddedNorm | None]:
@@ -302,7 +303,7 @@ def enter(norm: Norm | None, stream: Tensor, pending: Tensor | None) -> tuple[Te
     if pending is not None:
         if isinstance(norm, RMSNorm) and norm.can_be_added:
             return stream, pending, norm.adding_to(stream)
-        stream = stream + pending
+        stream = added(stream, pending)
     return stream, stream if norm is None else norm(stream), None
 
 
@@ -337,12 +338,12 @@ class Decoder(nn.Module):
     def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         hidden = self.embed_tokens(ids)
         if self.embedding_scale != 1.0:
-            hidden = hidden * _rounded(self.embedding_scale, hidden.dtype)
+            hidden = scaled(hidden, _rounded(self.embedding_scale, hidden.dtype))
         if self.project_in is not None:
             hidden = self.project_in(hidden)
         if self.embed_positions is not None and self.positions is not None:
             rows = positions + self.positions.offset if self.positions.offset else positions
-            hidden = hidden + self.embed_positions(rows)
+            hidden = added(hidden, self.embed_positions(rows))
         return hidden if self.embed_norm is None else self.embed_norm(hidden)
 
     def spread(self, hidden: Tensor) -> Tensor:
