@@ -227,3 +227,11 @@ def check_dimensions(dimensions: Any, model_config: Any) -> None:
 def _check_positive(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_INTEGER:
         raise VLLMValidationError(f"{name} must be a positive integer up to 2**63 - 1, got {shown(value)}", name, value)
+
+
+def classified_length(ids: Any, padding_id: int | None) -> int:
+    """How many ids there are up to the last one that is not `padding_id`; at least one."""
+    end = len(ids)
+    while end > 1 and ids[end - 1] == padding_id:
+        end -= 1
+    return end

@@ -256,3 +256,49 @@ def test_windows_of_long_sequences(tmp_path):
     for got, want in zip(tensors(half.encode(prompts, TOKENS, use_tqdm=False)), expected, strict=True):
         # Two layers round to 8 bits.
         assert torch.nn.functional.cosine_similarity(got, want, dim=-1).min() > 0.999
+
+
+# Encoders whose types, positions or architectures have names of their own.
+LESS_USUAL = {
+    "xlm": {"emb_dim": 32, "n_layers": 2, "n_heads": 4},
+    "splinter": {},
+    "ibert": {},
+    "bert": {"architectures": ["BertLMHeadModel"]},
+    "roberta": {"pad_token_id": 1},
+}
+
+
+@pytest.mark.parametrize("kind", LESS_USUAL)
+def test_less_usual_encoders(tmp_path, kind):
+    options = {**SIZES, "max_position_embeddings": 66, **LESS_USUAL[kind]}
+    folder = save(tmp_path, transformers.CONFIG_MAPPING[kind](**options))
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {n: v for n, v in options.items() if n == "architectures"}))
+    add_modules(folder, "mean_tokens", normalize=False)
+    llm = LLM(str(folder), skip_tokenizer_init=True)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    # A padding token inside a text, and the longest text.
+    prompts = [*PROMPTS, [5, 1, 7, 1], [index % 190 + 5 for index in range(llm.model_config.max_model_len)]]
+    with torch.no_grad():
+        expected = [model(torch.tensor([ids])).last_hidden_state[0] for ids in prompts]
+    for got, want in zip(tensors(llm.encode(prompts, TOKENS, use_tqdm=False)), expected, strict=True):
+        torch.testing.assert_close(got, want, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        ({"model_type": "bart", "architectures": ["BartForSequenceClassification"]}, "it is an encoder-decoder"),
+        ({"model_type": "funnel", "architectures": ["FunnelForSequenceClassification"]}, "a type of its own"),
+        ({"model_type": "big_bird", "architectures": ["BigBirdForMaskedLM"]}, "hf_overrides.*original_full"),
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "hf_overrides=.*T5EncoderModel"),
+        ({"model_type": "tapas", "architectures": ["TapasModel"]}, "cannot run on token ids alone"),
+    ],
+    ids=lambda value: value.get("model_type") if isinstance(value, dict) else "",
+)
+def test_encoders_that_are_refused(tmp_path, raw, problem):
+    sizes = {name: value for name, value in SIZES.items() if raw["model_type"] != "funnel" or "hidden" not in name}
+    raw = {**sizes, "max_position_embeddings": 64, "type_vocab_sizes": [2], **raw}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match=problem):
+        LLM(str(tmp_path), skip_tokenizer_init=True, load_format="dummy")

@@ -31,6 +31,15 @@ SHARED = list(range(20, 61))
 # The last ones share a prefix of several blocks; the budget of a step is less than the longest.
 PROMPTS = [[5, 7, 9], [11, 12, 13, 14, 15, 16, 17], [3], SHARED, [*SHARED, 8, 9], [*SHARED[:35], 7, *range(60, 90)]]
 BUDGET = 24
+INTERNLM2 = {
+    "self_attn.o_proj": "attention.wo",
+    "self_attn": "attention",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+}
 # float32, summed in another order.
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
 
@@ -144,6 +153,47 @@ def test_rewards_of_tokens_and_of_steps(tmp_path, name):
     assert [len(each) for each in got] == [ids.count(7) for ids in PROMPTS]
     want = values[0][1:2, -1:] if num_labels == 1 else values[0][1:2, -1:].sigmoid()
     torch.testing.assert_close(got[0], want, **TOLERANCE)
+
+
+def test_a_reward_head_of_one_layer(tmp_path):
+    """InternLM2's, in its own names: q, k and v of a group of heads are one after the other in one matrix."""
+    model = save(tmp_path, config_of("LlamaConfig"))
+    own = {}
+    for name, value in load_file(tmp_path / "model.safetensors").items():
+        for before, after in INTERNLM2.items():
+            name = name.replace(before, after)
+        own[name if name.startswith("layers.") else name.replace("embed_tokens", "tok_embeddings")] = value
+    for layer in range(SIZES["num_hidden_layers"]):
+        at = f"layers.{layer}.attention"
+        q, k, v = (own.pop(f"{at}.{name}_proj.weight").unflatten(0, (2, -1, 8)) for name in "qkv")
+        own[f"{at}.wqkv.weight"] = torch.cat([q, k, v], 1).flatten(0, 2)
+    head = nn.Linear(32, 1, bias=False)
+    weights = {f"model.{name}": value for name, value in own.items()} | {"v_head.weight": head.weight.data}
+    save_file({name: value.contiguous() for name, value in weights.items()}, tmp_path / "model.safetensors")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    changed = {"architectures": ["InternLM2ForRewardModel"], "model_type": "internlm2", "bias": False}
+    (tmp_path / "config.json").write_text(json.dumps({**raw, **changed}))
+    llm = run(tmp_path)
+    with torch.no_grad():
+        expected = [head(each) for each in hidden_states(model)]
+    check_twice(lambda: tensors(llm.reward(PROMPTS, use_tqdm=False)), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("LlamaConfig", {}), ("GPT2Config", {}), ("Gemma3TextConfig", {"use_bidirectional_attention": True})],
+)
+def test_a_classifier_looks_past_padding(tmp_path, name, options):
+    """As transformers', which reads the last token that is not the padding one, wherever that is."""
+    model = save(tmp_path, config_of(name, num_labels=3, pad_token_id=9, **options), "ForSequenceClassification")
+    prompts = [[5, 7, 9, 9], [9], [9, 9], [11, 9, 12], [5, 6]]
+    llm = run(tmp_path)
+    with torch.no_grad():
+        expected = [model(torch.tensor([ids])).logits[0].softmax(-1) for ids in prompts]
+    outputs = llm.classify(prompts, use_tqdm=False)
+    for output, ids, want in zip(outputs, prompts, expected, strict=True):
+        torch.testing.assert_close(torch.tensor(output.outputs.probs), want, **TOLERANCE)
+        assert output.prompt_token_ids == ids
 
 
 def test_embedding_gemma_sees_all_tokens(tmp_path):

@@ -150,6 +150,15 @@ class ModelConfig:
         return self.hf_config.raw.get("matryoshka_dimensions") or None
 
     @property
+    def class_padding_id(self) -> int | None:
+        """The token that a decoder's classifier of sequences looks past, as transformers' do: classes are read from the
+        last other one. None: there is none."""
+        is_classifier = self.convert == "classify" and self.architecture.endswith("ForSequenceClassification")
+        if not is_classifier or self.hf_config.is_encoder or self.pooling.modes != ("lasttoken",):
+            return None
+        return None if self.hf_config.raw.get("classifier_from_token") else self.hf_config.raw.get("pad_token_id")
+
+    @property
     def is_multimodal_model(self) -> bool:
         """False."""
         return False

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vllm.model_executor.model_loader.weight_files import iterate_tensors
-from vllm.pooling_params import PoolingParams
+from vllm.pooling_params import PoolingParams, classified_length
 from vllm.transformers_utils.sentence_transformers import PoolingLayer, classifier_activation
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class Pooler:
         self._layers = [_load_layer(layer).to(device) for layer in self.pooling.layers]
         self._classify = classify
         self._activation = _activation(config)
+        # Of decoders whose tokens see those before them alone, what follows is not computed in the first place.
+        self._padding_id = config.class_padding_id if config.attn_type == "encoder_only" else None
 
     def __call__(self, hidden: Tensor, token_ids: TokenIds, params: PoolingParams) -> Tensor:
         """The float32 result of a request: [size], or of token tasks [tokens, size], with late chunking [chunks, size].
@@ -47,6 +49,8 @@ class Pooler:
         """
         activate = self.config.use_activation if params.use_activation is None else params.use_activation
         if params.task == "classify":
+            if self._padding_id is not None:
+                hidden = hidden[: classified_length(token_ids, self._padding_id)]
             return self._activated(self._logits(self.pooled(hidden)[None]), activate)[0]
         if params.task == "token_classify":
             return self._classify_tokens(hidden, token_ids, params, activate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from vllm.distributed.vocab_slice import VocabSlice
 from vllm.model_executor.layers.logits_processor_ext import LogitsProcessorWithIndexedOutput
+from vllm.model_executor.model_loader.weight_files import shard_files, tensor_files
 from vllm.tokenizers.tokenizer import get_tokenizer
 
 if TYPE_CHECKING:
@@ -74,8 +76,7 @@ def use_pooling_head(model: Any, config: ModelConfig) -> None:
             model.classify = model.head.__call__
             return
     elif config.convert == "reward":
-        middle = WideLinear(size, size, bias=True)
-        head = nn.Sequential(middle, nn.ReLU(), WideLinear(size, _num_rewards(config), bias=True))
+        head = _reward_head(config, size)
     elif "embed" not in config.convert:
         head = WideLinear(size, config.hf_config.num_labels, bias=config.convert == "token_classify")
     dropped = model.drop_head()
@@ -84,6 +85,17 @@ def use_pooling_head(model: Any, config: ModelConfig) -> None:
         # Not the module itself, which would be registered twice.
         model.classify = head.__call__
     model.checkpoint_tensors = _with_head(getattr(model, "checkpoint_tensors", None), dropped, head is not None)
+
+
+def _reward_head(config: ModelConfig, size: int) -> nn.Module:
+    """Two layers as Qwen2's, or a linear one where the checkpoint has no more, as InternLM2's."""
+    is_made_up = config.load_format == "dummy"
+    names = () if is_made_up else tensor_files(shard_files(Path(config.path)))
+    single = [match[3] for name in names if (match := _HEAD.match(name)) and not match[2]]
+    if single:
+        return WideLinear(size, _num_rewards(config), bias="bias" in single)
+    middle = WideLinear(size, size, bias=True)
+    return nn.Sequential(middle, nn.ReLU(), WideLinear(size, _num_rewards(config), bias=True))
 
 
 def _num_rewards(config: ModelConfig) -> int:

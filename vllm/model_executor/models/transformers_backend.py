@@ -171,7 +171,11 @@ class TransformersForCausalLM(UpdatableModel):
         return self._finish(hidden).float()
 
     def drop_head(self) -> str:
-        """See CausalLM.drop_head."""
+        """See CausalLM.drop_head. ValueError: there are other layers after the hidden states."""
+        parts = (f"{self.plan.base}.", f"{self._head_name}.")
+        if others := [name for name, _ in self._hf[0].named_parameters() if not name.startswith(parts)]:
+            name = type(self._hf[0]).__name__
+            raise ValueError(f"{name} cannot be served as a pooling model: {others[0]} follows its hidden states")
         _set(self, self._head_name, nn.Identity())
         self.lm_head, self._copied = None, {}  # type: ignore[assignment]
         return f"{self._head_name}."

@@ -20,6 +20,8 @@ from vllm.model_executor.models.transformers_probe import PAGED, PROBED, Attenti
 from vllm.transformers_utils.auto_config import describe, load_auto_config, longest_context
 from vllm.transformers_utils.config import HFConfig
 
+# Of names of encoder-decoders.
+_OTHER_ENDINGS = ("Model", "ForConditionalGeneration", "ForSequenceClassification", "ForTokenClassification")
 # Of a configuration's layer_types: what is attention over a cache of keys and values, and layers without any.
 _LAYER_KINDS = {
     "attention",
@@ -123,10 +125,13 @@ def find_class(auto: Any, raw: dict[str, Any], folder: Path, trust_remote_code: 
         if name in known:
             return getattr(transformers, name)
     given = ", ".join(names) or "none"
+    bases = [name.removesuffix(ending) for name in names for ending in _OTHER_ENDINGS if name.endswith(ending)]
+    encoder = next((f"{base}EncoderModel" for base in bases if hasattr(transformers, f"{base}EncoderModel")), None)
+    advice = f"; its encoder runs with hf_overrides={{'architectures': ['{encoder}']}}" if encoder else ""
     code = f"; it has code of its own ({remote}): pass trust_remote_code=True" if remote else ""
     raise ValueError(
         f"config.json: architectures names {given}, which is no causal language model of transformers "
-        f"{transformers.__version__}, and has no model here{code}"
+        f"{transformers.__version__}, and has no model here{code}{advice}"
     )
 
 

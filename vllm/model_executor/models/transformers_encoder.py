@@ -23,6 +23,17 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
+# Encoders that transformers does not list as models of masked words.
+_OTHERS = frozenset({"splinter"})
+# Those that are no decoders by architectures like BertLMHeadModel.
+_NAMED_AS_CAUSAL = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "xlm", "flaubert"})
+# What cannot be run right here, and why.
+_REFUSED = {
+    "funnel": "its first token has a type of its own",
+    "xlnet": "its first token has a type of its own",
+    "reformer": "its results depend on chance",
+    "perceiver": "it reads bytes",
+}
 
 
 def find_encoder(raw: dict[str, Any], classifies: bool = True) -> str | None:
@@ -33,8 +44,10 @@ def find_encoder(raw: dict[str, Any], classifies: bool = True) -> str | None:
 
     kind, names = str(raw.get("model_type")), raw.get("architectures") or ()
     name = names[0] if names else ""
-    is_known = kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES or name.endswith("EncoderModel")
-    if not is_known or name.endswith(("ForCausalLM", "LMHeadModel")):
+    is_known = kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES or kind in _OTHERS or name.endswith("EncoderModel")
+    # BERT's authors have named models of masked words so, too.
+    is_causal = name.endswith(("ForCausalLM", "LMHeadModel"))
+    if not is_known or (is_causal and (kind not in _NAMED_AS_CAUSAL or raw.get("is_decoder"))):
         return None
     kept = (*_CLASSIFIERS, "EncoderModel") if classifies else ("EncoderModel",)
     if name.endswith(kept) and hasattr(transformers, name):
@@ -47,9 +60,11 @@ def load_encoder_config(raw: dict[str, Any], folder: Path, trust_remote_code: bo
     """The configuration of a model that `find_encoder` finds.
 
     Raises:
-        ValueError: transformers cannot use it.
+        ValueError: transformers cannot use it, or it cannot run right here.
     """
     auto = load_auto_config(raw, folder, trust_remote_code)
+    if problem := _problem(raw, auto):
+        raise ValueError(f"{folder.name}/config.json: {find_encoder(raw)} is not supported: {problem}")
     with torch.device("meta"):
         model = _build(raw, auto)
     embeddings = model.get_input_embeddings()
@@ -68,13 +83,27 @@ def load_encoder_config(raw: dict[str, Any], folder: Path, trust_remote_code: bo
     return replace(config, max_context_len=min(config.max_context_len, _num_positions(model)), is_encoder=True)
 
 
+def _problem(raw: dict[str, Any], auto: Any) -> str | None:
+    kind, name = str(raw.get("model_type")), str(find_encoder(raw))
+    if getattr(auto, "is_encoder_decoder", False) and not name.endswith("EncoderModel"):
+        return "it is an encoder-decoder, whose states are the decoder's"
+    if getattr(auto, "attention_type", None) == "block_sparse":
+        return (
+            "attention_type='block_sparse' chooses tokens by chance: "
+            "hf_overrides={'attention_type': 'original_full'} lets them see all"
+        )
+    return _REFUSED.get(kind)
+
+
 def _num_positions(model: nn.Module) -> int:
     """Rows of the table of positions that are for tokens: in some models they begin after the padding's."""
     tables = [each for name, each in model.named_modules() if name.endswith("position_embeddings")]
+    # Those of I-BERT are no nn.Embedding.
+    paddings = [getattr(each, "padding_idx", None) for each in tables]
     sizes = [
-        each.num_embeddings - (0 if each.padding_idx is None else each.padding_idx + 1)
-        for each in tables
-        if isinstance(each, nn.Embedding)
+        len(each.weight) - (0 if padding is None else padding + 1)
+        for each, padding in zip(tables, paddings, strict=True)
+        if isinstance(getattr(each, "weight", None), Tensor)
     ]
     return min(sizes, default=2**31)
 
@@ -124,7 +153,10 @@ class TransformersEncoder(UpdatableModel):
         self.model = model.to(device).eval()
         self.weight_updater = WeightUpdater(self, UNQUANTIZED)
         self._gives_tokens = not name.endswith(_CLASSIFIERS[0])
-        self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
+        # XLM takes words' embeddings for those of types.
+        has_types = getattr(auto, "type_vocab_size", 0)
+        self._takes_types = bool(has_types) and "token_type_ids" in inspect.signature(model.forward).parameters
+        self._try_out(name, device)
 
     def forward(
         self,
@@ -148,6 +180,18 @@ class TransformersEncoder(UpdatableModel):
             results += self._run(inputs)
             start = rows.stop
         return results
+
+    @torch.inference_mode()
+    def _try_out(self, name: str, device: torch.device) -> None:
+        """ValueError: the module wants more than token ids, or gives something else than a row for each."""
+        ids, length = torch.zeros(3, dtype=torch.long, device=device), 3
+        try:
+            (result,) = self(ids, ids, ids, [length])
+        except Exception as error:  # its code may do anything
+            raise ValueError(f"{name} cannot run on token ids alone ({type(error).__name__}: {error})") from error
+        wanted = length if self._gives_tokens else 1
+        if result.ndim != 2 or len(result) != wanted:
+            raise ValueError(f"{name} is not supported: it gives {list(result.shape)} for {length} tokens")
 
     def classify(self, rows: Tensor) -> Tensor:
         """The module's own logits, which its results are."""

@@ -10,7 +10,7 @@ from typing import Any
 from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.logger import init_logger, warn_once
-from vllm.pooling_params import PoolingParams
+from vllm.pooling_params import PoolingParams, classified_length
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
 from vllm.utils.checks import MAX_INTEGER, check_encodable, check_integer, check_neutral, check_token_id, wrong_type
@@ -166,6 +166,9 @@ class InputProcessor:
             request = EngineCoreRequest(core_id, ids, params, self.eos_token_ids, arrival_time, priority, salt)
             if isinstance(params, PoolingParams):
                 request.pooling_params, request.sampling_params = params, None  # type: ignore[assignment]
+                if params.task == "classify" and self.model_config.attn_type == "decoder":
+                    # A decoder's tokens do not see those after them.
+                    request.prompt_token_ids = ids[: classified_length(ids, self.model_config.class_padding_id)]
             yield request
 
     def _parse(self, prompt: Any) -> tuple[str | None, list[int] | None, str | None]:
